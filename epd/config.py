@@ -129,6 +129,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: Annotated[Count, about("requests waiting or being computed")] = 512
     pool_nbytes: Annotated[NbytesOrNone, about("receive pool of rows, split into slots; 0: 8,192 rows")] = 0
     slot_nbytes: Annotated[NbytesOrNone, fixed("of a slot of the receive pool", ROW_WIDTH)] = 0
+    rows_at_ranks: Annotated[Literal["sharded", "replicated"], about("where an instance is several ranks, what encoders write to each: its part of an image's rows, which ranks then exchange, or all of them; an image of fewer rows than ranks goes to each")] = "sharded"
     max_slots_share_per_peer: Annotated[Share, fixed("of the receive pool, in flight from one encoder (fault F41)", FAIR)] = 0.75
     rows_timeout_s: Annotated[SecondsOrNone, about("of waiting for an encoder, then another is asked; 0: no bound")] = 0.0
     hedge_after_s: Annotated[Seconds, about("rows are late if they take twice as long as 99 % of those that the best encoder sent, and at least so long; then a second encoder is asked (limits.max_hedged_share)")] = 0.25

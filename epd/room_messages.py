@@ -55,6 +55,7 @@ class Grant(Message):
     num_held: int = 0  # slots' worth of KV that the consumer has: `slots` are for what is behind
     parts: tuple[RemoteRegion, ...] = ()  # the region at the other ranks, in their order
     layout: KvLayout | None = None  # of KV: which heads each rank has
+    is_sharded: bool = False  # of rows at several ranks: each gets its part, and not all of them
 
     @property
     def slot_nbytes(self) -> int:

@@ -47,6 +47,11 @@ class Patches:
     num_rows: int  # embedding rows that it will give
 
 
+def part(total: int, index: int, count: int) -> range:
+    """One of `count` parts of so many things in a row, as equal as can be."""
+    return range(total * index // count, total * (index + 1) // count)
+
+
 def owners(batch: Sequence[Patches], num_ranks: int) -> list[int]:
     """Which rank of a group runs the tower over each image: the largest first, each to whoever has
     fewest patches so far."""
@@ -131,6 +136,32 @@ class VisionEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SlotRows:
+    """Rows of an image that each rank of a group has in these slots of its own: its part of them
+    (`part`), or all of them."""
+
+    slots: Sequence[int]
+    num_rows: int
+    is_sharded: bool
+    transport: str = ""  # by which they came: where the slots are
+
+    def held(self, rank: int, num_ranks: int) -> range:
+        """The rows that a rank has."""
+        return part(self.num_rows, rank, num_ranks) if self.is_sharded else range(self.num_rows)
+
+
+class RowMemory(Protocol):
+    """The registered memory in which one rank's embedding rows arrive."""
+
+    @property
+    def buffer(self) -> memoryview:
+        """All of it, of the host."""
+
+    def views(self, rows: SlotRows, nbytes: int) -> Sequence[Buffer]:
+        """So many bytes of an image's rows, where they arrived."""
+
+
+@dataclass(frozen=True, slots=True)
 class RowSpan:
     """Embedding rows that replace placeholders of the chunk.
 
@@ -141,7 +172,7 @@ class RowSpan:
     at: int
     row_start: int
     count: int
-    rows: Any  # Rows, or a list of buffers of whole rows
+    rows: Any  # Rows, a list of buffers of whole rows, or SlotRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +298,8 @@ class LanguageEngine(Protocol):
         """The registered memory, `num_landing_blocks` blocks: the KV pool itself where it is in
         place, else what `land_kv` reads, of the host and of the device.  Once each."""
 
-    def attach_rows(self, buffer: memoryview) -> None:
-        """The registered memory in which embedding rows arrive, so that the device reads it itself.
-        Once."""
+    def attach_rows(self, memory: RowMemory) -> None:
+        """Where embedding rows arrive, so that the device reads it itself.  Once."""
 
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None

@@ -38,6 +38,7 @@ from epd.engine.base import (
     OnLayers,
     Outcome,
     RopePositions,
+    RowMemory,
     StepFailure,
     StepResult,
     StepSequence,
@@ -63,6 +64,8 @@ from epd.messages import TokenLogprobs
 
 class TorchLanguageEngine:
     """`LanguageEngine` over a decoder stack."""
+
+    row_memory: RowMemory  # once attached
 
     def __init__(
         self,
@@ -120,9 +123,10 @@ class TorchLanguageEngine:
         else:
             self.pool.attach(buffer)
 
-    def attach_rows(self, buffer: memoryview) -> None:
+    def attach_rows(self, memory: RowMemory) -> None:
+        self.row_memory = memory
         if self._hop is not None:
-            register(buffer, self)
+            register(memory.buffer, self)
 
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None

@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 
 from epd.config import ConfigError
+from epd.engine.base import part
 
 
 class Collectives(Protocol):
@@ -86,11 +87,6 @@ class Shard:
 
 
 WHOLE = Shard(0, 1, Alone())
-
-
-def part(total: int, index: int, count: int) -> range:
-    """One of `count` parts of so many things in a row, as equal as can be."""
-    return range(total * index // count, total * (index + 1) // count)
 
 
 @dataclass(frozen=True, slots=True)

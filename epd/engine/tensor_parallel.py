@@ -27,7 +27,8 @@ from torch import nn
 from torch.nn.functional import pad
 
 from epd.config import ConfigError
-from epd.engine.sharding import Heads, Shard, part
+from epd.engine.base import part
+from epd.engine.sharding import Heads, Shard
 
 if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter

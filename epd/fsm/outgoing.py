@@ -422,6 +422,13 @@ class Outgoing(Room):
         self.parts: tuple[tuple[int, int], ...] = ()  # bytes and checksum of each write
 
     @property
+    def egress_nbytes(self) -> int:
+        """What left for the consumer: of rows that each rank of a group has, once for each."""
+        assert self.grant is not None
+        is_whole = self.grant.contract is not None and not self.grant.is_sharded
+        return self.sent_nbytes * (1 + len(self.grant.parts) if is_whole else 1)
+
+    @property
     def sent_nbytes(self) -> int:
         """Of the source: what the consumer does not hold already."""
         assert self.grant is not None

@@ -126,8 +126,9 @@ class Instance:
                     config.prefill,
                     config.timing,
                     self.links.is_given_up,
+                    ranks,
                 )
-                engine.attach_rows(self.embeddings.region.buffer)
+                engine.attach_rows(self.embeddings.ranks.own)
             self.prefill = PrefillRole(
                 actor,
                 self.outgoing,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from epd.config import PrefillConfig, Timing
 from epd.failure import Failure, FailureKind
@@ -38,9 +39,9 @@ from epd.messages import Address, CancelTransfer, Grant, MediaItem, RowContract
 from epd.roles.base import Actor, Component, performs
 from epd.roles.incoming import IncomingRooms
 from epd.roles.lateness import Lateness
+from epd.roles.rank_asks import OtherRanks
+from epd.roles.row_ranks import RankRows, RowRanks
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
-from epd.scheduling.slots import POOL_ROWS, rows_per_slot, sized
-from epd.transport.base import Reference
 
 
 class Embeddings(Component[Embedding]):
@@ -56,8 +57,10 @@ class Embeddings(Component[Embedding]):
         config: PrefillConfig,
         timing: Timing,
         is_given_up: Callable[[Address], bool],
+        ranks: OtherRanks | None = None,
     ) -> None:
-        """`is_given_up`: whether an encoder does not answer this instance."""
+        """`is_given_up`: whether an encoder does not answer this instance.  `ranks`: the others of
+        a group."""
         super().__init__(actor)
         self._rooms = incoming
         self._is_given_up = is_given_up
@@ -66,14 +69,10 @@ class Embeddings(Component[Embedding]):
         self._rows_timeout_s = config.rows_timeout_s
         self._lateness = Lateness(actor, self, incoming, config)
         self.extend(self._lateness)
-        self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
-        slot_nbytes = self._rows_per_slot * contract.row_nbytes
-        pool_nbytes = sized(config.pool_nbytes, POOL_ROWS, contract.row_nbytes)
-        num_slots = max(1, pool_nbytes // slot_nbytes)
-        self.region = actor.ports.transfers.allocate(
-            "rows", num_slots, slot_nbytes, by_reference=True
-        )
-        actor.ports.transfers.mirror(self.region)
+        own = RankRows(actor.ports.transfers, config, contract)
+        self._rows_per_slot, self.region = own.rows_per_slot, own.region
+        num_slots = self.region.remote.num_slots
+        self.ranks = RowRanks(own, contract, ranks, shards=config.rows_at_ranks == "sharded")
         self.pool = Pool(num_slots)
         quota = max(1, int(num_slots * config.max_slots_share_per_peer))
         self._leases = LeaseQueue(self.pool, quota)
@@ -338,6 +337,8 @@ class Embeddings(Component[Embedding]):
             contract=self.contract,
             num_rows=incoming.num_rows,
             deadline_s=incoming.deadline_s,
+            parts=self._rooms.parts(self.region, incoming),
+            is_sharded=self.ranks.shards(incoming.num_rows),
         )
 
     def await_landing(self, incoming: Incoming) -> None:
@@ -347,8 +348,9 @@ class Embeddings(Component[Embedding]):
         self._leases.leave(incoming.key)
 
     async def publish(self, incoming: Incoming) -> Event:
-        region = self._rooms.landing(self.region, incoming)
-        return await self._rooms.check_region(incoming, region, incoming.slots)
+        sum_up = partial(self.ranks.sums, incoming)
+        slot_nbytes = self.region.remote.slot_nbytes
+        return await self._rooms.check_bytes(incoming, incoming.slots, slot_nbytes, sum_up)
 
     def release_slots(self, incoming: Incoming) -> None:
         self._return_slots(incoming.key, incoming.slots)
@@ -369,10 +371,7 @@ class Embeddings(Component[Embedding]):
             self.release_slots(incoming)  # another one was first
         elif failure is None and embedding is not None:
             self._lateness.note(incoming, loads)
-            region = self._rooms.landing(self.region, incoming)
-            views = region.views(incoming.slots, incoming.nbytes)
-            is_here = isinstance(views[0], Reference)  # made in this process
-            rows: object = views[0].holder if is_here else views
+            rows = self.ranks.landed(incoming)
             self.fire(embedding, Loaded(rows, incoming.slots, incoming.key))
         elif failure is not None and embedding is not None and incoming.key in loads:
             self.fire(embedding, _load_outcome(incoming, failure))

@@ -30,6 +30,7 @@ from epd.engine.base import (
     OnLayers,
     Patches,
     RopePositions,
+    RowMemory,
     Rows,
     StepResult,
     StepSequence,
@@ -291,8 +292,8 @@ class GroupLanguageEngine:
     def attach_kv(self, buffer: Buffer) -> None:
         self._own.attach_kv(buffer)
 
-    def attach_rows(self, buffer: memoryview) -> None:
-        self._own.attach_rows(buffer)
+    def attach_rows(self, memory: RowMemory) -> None:
+        self._own.attach_rows(memory)
 
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None

@@ -42,6 +42,14 @@ class LandKv(Ask):
     summed: tuple[tuple[int, ...], ...] = ()  # the slots of each write whose sum is wanted
 
 
+class SumRows(Ask):
+    """So many bytes of rows that have landed."""
+
+    transport: str
+    slots: tuple[int, ...]
+    nbytes: int
+
+
 class Settle(Ask):
     """See `TransferEngine.settle`."""
 
@@ -74,7 +82,7 @@ class Fault(Record, tag=True):
     reason: str
 
 
-AnyAsk = WriteKv | LandKv | Settle | Fence
+AnyAsk = WriteKv | LandKv | SumRows | Settle | Fence
 Answer = Written | WriteFailed | WriteUnknown | Sums | Holds | Fault
 
 

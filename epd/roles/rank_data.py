@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
 
+from epd.config import PrefillConfig
 from epd.engine.base import LanguageEngine
 from epd.messages import Address, RemoteRegion, TransportOffer
 from epd.roles.rank_asks import (
@@ -30,9 +31,11 @@ from epd.roles.rank_asks import (
     OtherRanks,
     RankLost,
     Settle,
+    SumRows,
     Sums,
     WriteKv,
 )
+from epd.roles.row_ranks import RankRows
 from epd.scheduling.kv_cells import cut
 from epd.transport.base import Buffer, DataPlane, Region, WriteOutcome
 
@@ -96,10 +99,20 @@ class RankPart:
     """What a rank that does not lead does beside the steps."""
 
     def __init__(
-        self, engine: LanguageEngine | None, transfers: DataPlane, *, takes_kv: bool
+        self,
+        engine: LanguageEngine | None,
+        transfers: DataPlane,
+        config: PrefillConfig | None = None,
+        *,
+        takes_kv: bool,
     ) -> None:
+        """`config`: of a rank that embedding rows come to."""
         self._transfers = transfers
-        self._kv = None if engine is None else RankKv(engine, transfers)
+        self._rows: RankRows | None = None
+        if config is not None and engine is not None and engine.row_contract is not None:
+            self._rows = RankRows(transfers, config, engine.row_contract)
+            engine.attach_rows(self._rows)
+        self._kv = RankKv(engine, transfers) if engine is not None else None
         if self._kv is not None and takes_kv:
             self._kv.take_in()
 
@@ -107,8 +120,10 @@ class RankPart:
         return Joined(regions=tuple(self._regions()))
 
     def _regions(self) -> Iterator[tuple[str, str, RemoteRegion]]:
-        kv = [self._kv.written(by_head=by_head) for by_head in (False, True)] if self._kv else []
-        for region in kv:
+        regions = [] if self._rows is None else [self._rows.region]
+        if self._kv is not None:
+            regions += [self._kv.written(by_head=by_head) for by_head in (False, True)]
+        for region in regions:
             for transport in ("", *(offer.name for offer in self._transfers.offers)):
                 there = self._transfers.descriptor(region, transport)
                 yield region.remote.region_id, transport, there
@@ -122,6 +137,9 @@ class RankPart:
                 case LandKv():
                     assert self._kv is not None
                     return await self._kv.land(ask)
+                case SumRows():
+                    assert self._rows is not None
+                    return await self._rows.sum(ask)
                 case Settle():
                     return Holds(holds=await self._transfers.settle(ask.peer))
                 case Fence():

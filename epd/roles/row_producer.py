@@ -6,14 +6,16 @@ get them from the send ring, if there is one, or from a copy in host memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from epd.engine.base import Rows, VisionEngine
+from epd.engine.base import Rows, SlotRows, VisionEngine
 from epd.failure import Failure
 from epd.fsm.outgoing import Outgoing, SlotsLeased
 from epd.messages import Grant
 from epd.roles.base import Actor
-from epd.roles.outgoing import OutgoingRooms, Staged
+from epd.roles.fan_out import WritePart
+from epd.roles.outgoing import OutgoingRooms, Spread, Staged
 from epd.roles.send_ring import SendRing
 from epd.transport.base import Buffer, Reference
 
@@ -82,7 +84,7 @@ class RowProducer:
         assert outgoing.grant is not None
         return self._actor.ports.transfers.takes_references(outgoing.grant.region)
 
-    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged:
+    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | Spread:
         rows = outgoing.source
         assert isinstance(rows, Rows)
         if self._takes_references(outgoing):
@@ -92,7 +94,22 @@ class RowProducer:
         else:
             host = rows if rows.on_host else await self._engine.to_host(rows)
             views = [host.buffer()]
+        if grant.parts and not self._actor.is_self(outgoing.peer):
+            return Spread(self._parts(rows, views, grant))
         return Staged(views, grant.slots)
+
+    def _parts(self, rows: Rows, views: Sequence[Buffer], grant: Grant) -> list[WritePart]:
+        """To each rank of a group what it is to have."""
+        regions = (grant.region, *grant.parts)
+        told = SlotRows(grant.slots, rows.num_rows, grant.is_sharded)
+        row_nbytes = rows.nbytes // rows.num_rows
+        parts: list[WritePart] = []
+        for rank, region in enumerate(regions):
+            held = told.held(rank, len(regions))
+            source = _of_rows(views, held, row_nbytes)
+            slots = grant.slots[: -(-len(held) * row_nbytes // region.slot_nbytes)]
+            parts.append(partial(self._actor.ports.transfers.write, source, region, slots))
+        return parts
 
     # --- ends -------------------------------------------------------------------------------------
 
@@ -102,3 +119,22 @@ class RowProducer:
     def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
         if outgoing.source is None:  # else it is released when the outcome is known
             self._on_closed(outgoing)
+
+
+def _of_rows(views: Sequence[Buffer], held: range, row_nbytes: int) -> list[Buffer]:
+    """These rows of what is written: views of host memory, or the one reference to all rows."""
+    nbytes = len(held) * row_nbytes
+    if isinstance(views[0], Reference):
+        tensor = views[0].holder.tensor[held.start : held.stop]
+        return [Reference(Rows(tensor, len(held), nbytes), nbytes)]
+    return list(_cut(views, held.start * row_nbytes, held.stop * row_nbytes))
+
+
+def _cut(views: Sequence[memoryview], start: int, stop: int) -> Iterator[memoryview]:
+    """Bytes `[start, stop)` of views, one behind the other."""
+    at = 0
+    for view in views:
+        low, high = max(start - at, 0), min(stop - at, view.nbytes)
+        if low < high:
+            yield view[low:high]
+        at += view.nbytes

@@ -104,7 +104,10 @@ class StageTimes:
         self._observe("epd_hop_seconds", labels, moving_s)
         self._observe("epd_hop_nbytes", labels, outgoing.sent_nbytes)
         link = (("peer", outgoing.peer.instance_id), ("transport", transport))
-        self._totals[LINK_NBYTES, link] += outgoing.sent_nbytes
+        is_here = transport == "local"
+        self._totals[LINK_NBYTES, link] += (
+            outgoing.sent_nbytes if is_here else outgoing.egress_nbytes
+        )
 
     def note_room(self, end: str, room: Room) -> None:
         """Once for each end of a room, in its terminal state."""

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from epd.config import InstanceConfig
-from epd.engine.base import EngineError, Patches, StepSequence
+from epd.engine.base import EngineError, Patches, SlotRows, StepSequence
 from epd.errors import Told, explain
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.fsm.story import RecordingJournal
@@ -60,8 +60,8 @@ class GroupLost(Told):
 
 
 class Numbered(msgspec.Struct, frozen=True, tag=True):
-    """A command, which computes nothing where it has neither.  Rows of images and pixels are not in
-    it: ranks share them (`SharedRows`, `SharedTower`)."""
+    """A command, which computes nothing where it has neither.  Pixels, and rows that the leader
+    has, are not in it: ranks share them (`SharedTower`, `SharedRows`)."""
 
     number: int
     step: list[StepSequence] | None = None
@@ -71,7 +71,7 @@ class Numbered(msgspec.Struct, frozen=True, tag=True):
     @property
     def command(self) -> Command:
         if self.step is not None:
-            return Step(self.step, self.tells_layers)
+            return Step([_with_rows(s, _known) for s in self.step], self.tells_layers)
         return Probe() if self.images is None else Encode(self.images)
 
 
@@ -110,7 +110,7 @@ _decode_reply = msgspec.msgpack.Decoder(Present | Executed | Answered).decode
 def encode_command(number: int, command: Command) -> bytes:
     match command:
         case Step(batch, tells_layers):
-            step = [_without_rows(sequence) for sequence in batch]
+            step = [_with_rows(sequence, _told) for sequence in batch]
             told = Numbered(number, step, tells_layers=tells_layers)
         case Encode(images):
             from epd.engine.shared_tower import kind_of
@@ -121,10 +121,18 @@ def encode_command(number: int, command: Command) -> bytes:
     return _framed(_encode(told))
 
 
-def _without_rows(sequence: StepSequence) -> StepSequence:
-    if not sequence.spans:
-        return sequence
-    return replace(sequence, spans=tuple(replace(span, rows=None) for span in sequence.spans))
+def _with_rows(sequence: StepSequence, change: Callable[[object], SlotRows | None]) -> StepSequence:
+    spans = tuple(replace(span, rows=change(span.rows)) for span in sequence.spans)
+    return replace(sequence, spans=spans) if spans else sequence
+
+
+def _told(rows: object) -> SlotRows | None:
+    return rows if isinstance(rows, SlotRows) else None
+
+
+def _known(rows: object) -> SlotRows | None:
+    """What could be of any type comes as what it is made of."""
+    return None if rows is None else msgspec.convert(rows, SlotRows)
 
 
 def _framed(data: bytes) -> bytes:
@@ -347,7 +355,8 @@ def follow(
 
         transfers = open_transfers(config, rank_name(config.instance_id, rank), epoch)
         engine = own.language.engine if own.language is not None else None
-        part = RankPart(engine, transfers, takes_kv="decode" in config.roles)
+        prefills = config.prefill if "prefill" in config.roles else None
+        part = RankPart(engine, transfers, prefills, takes_kv="decode" in config.roles)
         follower = Follower(own, lambda *executed: tell(Executed(*executed)))
         tell(Present(part.joined()))
         answering: set[asyncio.Task[None]] = set()

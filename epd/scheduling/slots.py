@@ -10,6 +10,8 @@ twenty: a pool that is right for one model holds no image of another.
 
 from __future__ import annotations
 
+from epd.config import PrefillConfig
+
 DEFAULT_ROWS = 64
 POOL_ROWS = 8192  # of a receive pool: four images of 1920x1080
 CACHE_ROWS = 16384  # of an encoder's device tier
@@ -18,6 +20,13 @@ CACHE_ROWS = 16384  # of an encoder's device tier
 def rows_per_slot(slot_nbytes: int, row_nbytes: int) -> int:
     """`slot_nbytes` 0: the default for the model's row width."""
     return max(1, slot_nbytes // row_nbytes) if slot_nbytes else DEFAULT_ROWS
+
+
+def receive_pool(config: PrefillConfig, row_nbytes: int) -> tuple[int, int]:
+    """How many slots, and rows of each."""
+    rows = rows_per_slot(config.slot_nbytes, row_nbytes)
+    nbytes = sized(config.pool_nbytes, POOL_ROWS, row_nbytes)
+    return max(1, nbytes // (rows * row_nbytes)), rows
 
 
 def sized(nbytes: int, num_rows: int, row_nbytes: int) -> int:

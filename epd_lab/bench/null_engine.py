@@ -16,6 +16,7 @@ from epd.engine.base import (
     OnLayers,
     Patches,
     RopePositions,
+    RowMemory,
     Rows,
     StepResult,
     StepSequence,
@@ -78,7 +79,7 @@ class NullLanguage:
     def attach_kv(self, buffer: memoryview) -> None:
         """Nothing is ever stored."""
 
-    def attach_rows(self, buffer: memoryview) -> None:
+    def attach_rows(self, memory: RowMemory) -> None:
         """Nothing is ever read."""
 
     async def fetch_kv(

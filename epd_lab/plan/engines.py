@@ -19,6 +19,7 @@ from epd.engine.base import (
     Outcome,
     Patches,
     RopePositions,
+    RowMemory,
     Rows,
     StepResult,
     StepSequence,
@@ -140,7 +141,7 @@ class PlannedLanguage:
     def attach_kv(self, buffer: memoryview) -> None:
         """Nothing is computed."""
 
-    def attach_rows(self, buffer: memoryview) -> None:
+    def attach_rows(self, memory: RowMemory) -> None:
         """Nothing is computed."""
 
     async def fetch_kv(

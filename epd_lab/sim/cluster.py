@@ -165,7 +165,7 @@ class Cluster:
         self.world = world
         self.settings = settings
         self.instances = dict(parse_topology(topology))
-        self.groups = Groups(world, topology, settings.rank_lingers_s)
+        self.groups = Groups(world, topology, settings.rank_lingers_s, settings.prefill)
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)

@@ -26,6 +26,7 @@ from epd.engine.base import (
     Outcome,
     Patches,
     RopePositions,
+    RowMemory,
     Rows,
     RowSpan,
     StepFailure,
@@ -178,6 +179,7 @@ class SimLanguageEngine:
     row_contract: RowContract | None = golden.ROW_CONTRACT
     max_context = 4096
     kv_in_place = True
+    row_memory: RowMemory  # once attached
 
     def __init__(self, device: SimDevice, costs: Costs, num_blocks: int) -> None:
         self.device = device
@@ -201,8 +203,8 @@ class SimLanguageEngine:
     def attach_kv(self, buffer: memoryview) -> None:
         self._kv = buffer
 
-    def attach_rows(self, buffer: memoryview) -> None:
-        """It reads all memory alike."""
+    def attach_rows(self, memory: RowMemory) -> None:
+        self.row_memory = memory
 
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]

@@ -89,6 +89,18 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         mutants=("a_rank_sorts_its_images",),
     ),
     Drill(
+        "rows-at-ranks",
+        ("F8", "F29"),
+        topology="2e1pd:tp3",
+        work=IMAGES,
+        data=DataConditions(corrupt=0.04, failed=0.02, unknown=0.02, jitter_s=0.02),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet a failed part",
+        faults=(Fault("stall", "pd0.2", point=STEP, nth=6, duration_s=0.3),),
+        calm={"data.corrupt": 0.0, "data.failed": 0.0, "data.unknown": 0.0},
+        mutants=("parts_go_to_the_wrong_ranks", "rows_at_ranks_are_believed"),
+    ),
+    Drill(
         "rank-late",
         ("F30",),
         topology="1e2pd:tp2",

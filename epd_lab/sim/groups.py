@@ -14,15 +14,15 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
-from epd.config import Timing
+from epd.config import PrefillConfig, Timing
 from epd.engine.base import (
     EncodeFailure,
     OnLayers,
     Outcome,
     Patches,
     Rows,
+    SlotRows,
     StepResult,
     owners,
 )
@@ -47,6 +47,7 @@ from epd_lab.sim.device import SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rank_channels import Channel, SimAnswers, SimAsks, with_own_rows
+from epd_lab.sim.rank_rows import RowsAtRanks
 from epd_lab.sim.transfer import SimTransferEngine
 from epd_lab.sim.world import World
 
@@ -56,16 +57,8 @@ MakeEngines = Callable[[SimProcess, SimDevice], Engines]  # of a rank of this le
 _Made = list[Rows | EncodeFailure]
 
 
-class Watch(Protocol):
-    """Sees what ranks do, for checkers."""
-
-    def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None: ...
-
-    def resolved(self, group: SimRanks, number: int) -> None: ...
-
-
-class Unwatched:
-    """Nobody looks."""
+class Watch:
+    """Sees what ranks do, for checkers; this one does not look."""
 
     def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None: ...
 
@@ -80,13 +73,16 @@ def meeting_place(leader: SimProcess) -> str:
 class Groups:
     """Those of a cluster."""
 
-    def __init__(self, world: World, topology: str, linger_s: float) -> None:
+    def __init__(
+        self, world: World, topology: str, linger_s: float, prefill: PrefillConfig
+    ) -> None:
         """`linger_s`: ranks whose leader has died live on for so long, at most."""
+        self.prefill = prefill
         parsed = parse_groups(topology)
         names = [name for name, _ in name_instances([roles for roles, _ in parsed])]
         self._sizes = dict(zip(names, (num_ranks for _, num_ranks in parsed), strict=True))
         self.world = world
-        self.watch: Watch = Unwatched()
+        self.watch = Watch()
         self.at: dict[str, SimRanks] = {}  # by meeting place
         self.followers: dict[SimProcess, SimFollower] = {}
         self._linger_s = linger_s
@@ -120,6 +116,7 @@ class Groups:
             engines.vision = _SharedVision(engines.vision, group)
         if isinstance(own := engines.language, SimLanguageEngine):
             told = partial(self._resolved, group)
+            group.rows.engines[0] = own
             engines.language = _Watched(own, partial(group.step, own), leader, told)
         engines.close = leader.close
         group.start(make)
@@ -139,6 +136,10 @@ class Groups:
         """Who leases the memory of this rank's part; itself, if it has roles."""
         follower = self.followers.get(process)
         return process if follower is None else follower.leader
+
+    def rows_of(self, process: SimProcess, rows: SlotRows) -> list[bytes]:
+        """What each rank of the group that this process leads would read."""
+        return self.at[meeting_place(process)].rows.found(rows)
 
     def living(self) -> list[SimProcess]:
         return [process for process in self.followers if process.alive]
@@ -188,6 +189,7 @@ class SimRanks(SimAsks):
         self.members: dict[int, SimFollower] = {}
         self._groups = groups
         self._back: dict[int, Channel] = {}
+        self.rows = RowsAtRanks(size)
         self.inside: dict[int, set[int]] = defaultdict(set)  # ranks, by the step that they are in
         self.executed: dict[int, dict[int, list[Outcome]]] = defaultdict(dict)  # by step and rank
         self._met: dict[int, asyncio.Future[None]] = {}
@@ -208,6 +210,8 @@ class SimRanks(SimAsks):
     def join(self, rank: int, follower: SimFollower) -> None:
         """It has found this place."""
         self.members[rank] = follower
+        if isinstance(follower.engines.language, SimLanguageEngine):
+            self.rows.engines[rank] = follower.engines.language
         self.to_leader(rank, self.joined.__setitem__, rank, follower.part.joined())
         self.to_leader(rank, self.leader.fire, RankJoined(rank))
 
@@ -247,7 +251,7 @@ class SimRanks(SimAsks):
     ) -> Awaitable[StepResult]:
         """The leader's share."""
         number = self.leader.machine.given + 1
-        step = own.step(batch, on_layers and self.at_layer(number, on_layers))
+        step = own.step(self.rows.given(0, batch), on_layers and self.at_layer(number, on_layers))
         self._groups.watch.entered(self, 0, number, Step(list(batch)))
         return self.together(0, number, step)
 
@@ -331,7 +335,7 @@ class SimFollower:
         self._group: SimRanks
         self._follower = Follower(self, self._answer)
         transfers = SimTransferEngine(groups.world.fabric, process)
-        self.part = RankPart(engines.language, transfers, takes_kv=True)
+        self.part = RankPart(engines.language, transfers, groups.prefill, takes_kv=True)
         self.answers = SimAnswers(self.part, self._answer_ask)
         self._number = 0
         self._open = 0
@@ -359,7 +363,8 @@ class SimFollower:
         group, number = self._group, self._number
         self._groups.watch.entered(group, self.rank, number, Step(list(batch)))
         tell = on_layers and group.at_layer(number, on_layers)
-        return group.together(self.rank, number, self.engines.language.step(batch, tell))
+        step = self.engines.language.step(group.rows.given(self.rank, batch), tell)
+        return group.together(self.rank, number, step)
 
     def encode(self, batch: Sequence[Patches]) -> Awaitable[_Made]:
         vision = self.engines.vision

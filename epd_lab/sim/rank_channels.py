@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from epd.engine.base import EngineError, Rows, RowSpan, StepSequence
+from epd.engine.base import EngineError, Rows, RowSpan, SlotRows, StepSequence
 from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, RankLost
 from epd.roles.rank_data import RankPart
 from epd_lab.sim.process import SimProcess
@@ -103,6 +103,8 @@ def with_own_rows(sequence: StepSequence) -> StepSequence:
 
 
 def _copied(span: RowSpan) -> Any:
+    if isinstance(span.rows, SlotRows):
+        return span.rows
     if isinstance(span.rows, Rows):
         return Rows(bytes(span.rows.buffer()), span.rows.num_rows, span.rows.nbytes)
     return [bytes(piece) for piece in span.rows]

@@ -9,12 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from epd.config import EngineConfig
-from epd.engine.base import PENDING, EncodeFailure, Outcome, Scoring, StepSequence
+from epd.engine.base import PENDING, EncodeFailure, Outcome, Scoring, SlotRows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.language import TorchLanguageEngine
 from epd.engine.sharding import Shard
+from epd.engine.shared_rows import SharedRows
 from epd.engine.shared_tower import kind_of
 from epd.engine.vision import TorchVisionEngine
 from epd.messages import SamplingParams
@@ -70,6 +73,74 @@ def answers(
         return said
 
     return asyncio.run(play())
+
+
+class Slots:
+    """`RowMemory` of one rank: what a test has written there."""
+
+    def __init__(self, slot_nbytes: int, num_slots: int = 64) -> None:
+        self.buffer = memoryview(bytearray(slot_nbytes * num_slots))
+        self._slot_nbytes = slot_nbytes
+
+    def views(self, rows: SlotRows, nbytes: int) -> list[memoryview]:
+        found = []
+        for slot in rows.slots[: -(-nbytes // self._slot_nbytes)]:
+            size = min(nbytes, self._slot_nbytes)
+            found.append(self.buffer[slot * self._slot_nbytes :][:size])
+            nbytes -= size
+        return found
+
+
+def from_slots(
+    shard: Shard, directory: Path, cases: Sequence[Case], kinds: Sequence[str], chunk: int
+) -> list[list[int]]:
+    """Answers where rows have come into slots of the ranks: of image i as `kinds[i % len]` says."""
+
+    async def play() -> list[list[int]]:
+        there = driver(shard, directory)
+        language = there.language
+        contract = language.row_contract
+        assert contract is not None
+        shared = SharedRows(language, language._executor, shard, torch.float32)
+        memory = Slots(3 * contract.row_nbytes)
+        language.attach_rows(memory)
+        serving = Driver(directory, there.vision, _Sharing(language, shared))  # type: ignore[arg-type]
+        free, turn = list(range(64)), 0
+        requests = []
+        for number, case in enumerate(cases):
+            request = await serving.request(str(number), *case, **LIMIT)
+            for index, rows in enumerate(request.rows):
+                kind = kinds[turn % len(kinds)]
+                turn += 1
+                if kind == "first":
+                    request.rows[index] = rows if not shard.rank else None
+                    continue
+                told = SlotRows([], rows.num_rows, kind == "sharded")
+                most = max(len(told.held(r, shard.size)) for r in range(shard.size))
+                slots = [free.pop(turn % len(free)) for _ in range(-(-most // 3))]
+                told = dataclasses.replace(told, slots=slots)
+                held = told.held(shard.rank, shard.size)
+                data = bytes(rows.buffer())[held.start * contract.row_nbytes :]
+                for view in memory.views(told, len(held) * contract.row_nbytes):
+                    view[:], data = data[: len(view)], data[len(view) :]
+                request.rows[index] = told
+            requests.append(request)
+        said = await serving.run(requests, chunk)
+        serving.release(requests)
+        return said
+
+    return asyncio.run(play())
+
+
+class _Sharing:
+    """An engine whose steps share rows first."""
+
+    def __init__(self, engine: TorchLanguageEngine, shared: SharedRows) -> None:
+        self._engine = engine
+        self.step = shared.step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 def preempted(shard: Shard, directory: Path, ids: list[int]) -> list[int]:

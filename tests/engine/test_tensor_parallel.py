@@ -105,6 +105,21 @@ def test_greedy_equals_generate_in_any_chunks(
             assert found == [expected] * size, size
 
 
+@pytest.mark.parametrize(("size", "kinds"), [(2, ("sharded", "all", "first")), (4, ("sharded",))])
+def test_rows_come_into_slots_of_the_ranks(
+    size: int, kinds: tuple[str, ...], ranks: Ranks, model: Callable[[str], Path]
+) -> None:
+    """In chunks that cut images; several images in one gather, of one row and of many."""
+    directory = model("qwen3_vl_moe")
+    asked = [*cases("qwen3_vl_moe"), (chat((1, "tiny")), [drawn_image(5, 32, 32)])]
+    expected = [
+        reference_generate(directory, *case, ranks_cases.LIMIT["max_tokens"]) for case in asked
+    ]
+    for chunk in (7, 4096):
+        found = ranks.run(size, ranks_cases.from_slots, directory, asked, kinds, chunk)
+        assert found == [expected] * size, chunk
+
+
 def test_a_preempted_request_goes_on(ranks: Ranks, model: Callable[[str], Path]) -> None:
     directory = model("llama")
     expected = reference_generate(directory, PROMPT, (), ranks_cases.LIMIT["max_tokens"])

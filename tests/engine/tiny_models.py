@@ -184,7 +184,7 @@ def make_model(
         settings = settings | ({"text_config": settings["text_config"] | text} if sees else text)
     transformers = importlib.import_module("transformers")
     config = getattr(transformers, config_name)(**settings)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(FAMILIES.index(family))
         model = getattr(transformers, class_name)(config)
         _shake(model)

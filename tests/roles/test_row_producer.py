@@ -27,7 +27,7 @@ def made(ring: Any, *, by_reference: bool = False) -> tuple[RowProducer, Any]:
 
 
 def room(**other: Any) -> Any:
-    grant = SimpleNamespace(region="region", slots=(3, 4))
+    grant = SimpleNamespace(region="region", slots=(3, 4), parts=())
     peer = SimpleNamespace(instance_id="p0")
     return SimpleNamespace(key="a", source=ROWS, grant=grant, peer=peer, slots=(), **other)
 

@@ -103,7 +103,9 @@ def test_a_hop_lasts_while_bytes_move(key: str, hop: str) -> None:
         ("WRITTEN", "DELIVERED", 9.0),
     )
     peer = SimpleNamespace(instance_id="d0")
-    transfer: Any = SimpleNamespace(key=key, story=moved, sent_nbytes=5000, peer=peer)
+    transfer: Any = SimpleNamespace(
+        key=key, story=moved, sent_nbytes=5000, egress_nbytes=5000, peer=peer
+    )
     times.note_hop(transfer, "shm")
     (link,) = times.counts()
     assert (link.name, link.value) == ("epd_link_nbytes_total", 5000)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import torch
 
-from epd.engine.base import PENDING, Patches, Rows, RowSpan, Scoring, StepSequence
+from epd.engine.base import PENDING, Patches, Rows, RowSpan, Scoring, SlotRows, StepSequence
 from epd.messages import SamplingParams
 from epd.roles.group import Command, Encode, Probe, Step
 from epd.runtime.ranks import Numbered, encode_command
@@ -61,6 +63,14 @@ def test_positions_may_be_tensors_and_rows_stay_here() -> None:
     assert its.positions == [[0, 1], [2, 3], [4, 5]]
     assert list(its.spans) == [RowSpan(0, 1, 2, None)]
     assert batch[0].spans[0].rows is rows
+
+
+def test_where_rows_are_at_the_ranks_is_told() -> None:
+    rows = SlotRows((3, 5), 7, is_sharded=True, transport="shm")
+    batch = [StepSequence("r", (1, 2), 0, (0,), None, spans=(RowSpan(0, 1, 2, rows),))]
+    ((span,),) = (its.spans for its in _told_step(batch))
+    assert list(span.rows.slots) == [3, 5]
+    assert replace(span.rows, slots=(3, 5)) == rows
 
 
 def test_of_an_image_its_size_travels_and_no_pixels() -> None:

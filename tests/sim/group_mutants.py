@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import msgspec
+
+from epd.engine.base import Rows
 from epd.fsm import fan_out, group
+from epd.fsm.incoming import Incoming, Published
 from epd.fsm.kernel import Effect, Event, State
 from epd.fsm.room import Room
+from epd.messages import Grant
 from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
+from epd.roles.incoming import IncomingRooms
 from epd.roles.rooms import AskOfRank, Rooms
+from epd.roles.row_producer import RowProducer
+from epd.transport.base import Buffer
 from epd_lab.sim import groups
 from epd_lab.sim.groups import SimRanks
 from epd_lab.sim.process import SimProcess
@@ -169,4 +177,33 @@ def a_leader_is_fenced_alone() -> Iterator[None]:
         return await self._holds(room, asked(room.peer, "sim", 0))
 
     with mock.patch.object(Rooms, "_all_hold", of_the_leader):
+        yield
+
+
+@mutant
+def parts_go_to_the_wrong_ranks() -> Iterator[None]:
+    """F29: an encoder and the ranks count the parts of an image from different ends."""
+    parts = RowProducer._parts
+
+    def turned(self: RowProducer, rows: Rows, views: Sequence[Buffer], grant: Grant) -> Any:
+        regions = grant.parts[::-1]
+        turned = msgspec.structs.replace(
+            grant, region=regions[0], parts=(*regions[1:], grant.region)
+        )
+        return parts(self, rows, views, turned)
+
+    with mock.patch.object(RowProducer, "_parts", turned):
+        yield
+
+
+@mutant
+def rows_at_ranks_are_believed() -> Iterator[None]:
+    """F8: what other ranks have is not looked at."""
+
+    check = IncomingRooms.check_bytes
+
+    async def own_alone(self: IncomingRooms, incoming: Incoming, *rest: Any) -> Event:
+        return await check(self, incoming, *rest) if incoming.key.endswith("/kv") else Published()
+
+    with mock.patch.object(IncomingRooms, "check_bytes", own_alone):
         yield

@@ -13,14 +13,14 @@ from epd.engine.base import Outcome, Patches, StepSequence
 from epd.messages import TokenLogprobs
 from epd.roles.group import Command, Encode, Step
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.groups import SimRanks
+from epd_lab.sim.groups import SimRanks, Watch
 
 SLACK_S = 0.1
 
 Told = tuple[tuple[object, ...], ...]
 
 
-class Groups(Checker):
+class Groups(Checker, Watch):
     name = "groups"
 
     def __init__(self, context: Context) -> None:

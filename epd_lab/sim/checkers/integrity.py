@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from epd.engine.base import Rows
+from epd.engine.base import Rows, SlotRows
 from epd.fsm import embedding, incoming
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
@@ -59,8 +59,11 @@ class Integrity(Checker):
     def _published(self, process: SimProcess, machine: embedding.Embedding) -> None:
         expected = self._rows.get(machine.key)
         rows: Any = machine.rows
-        found = b"".join([rows.buffer()] if isinstance(rows, Rows) else rows)
-        if expected is not None and found != expected:
+        if isinstance(rows, SlotRows):  # at several ranks
+            each = self.context.cluster.groups.rows_of(process, rows)
+        else:
+            each = [b"".join([rows.buffer()] if isinstance(rows, Rows) else rows)]
+        if expected is not None and any(found != expected for found in each):
             self.violate(
                 f"{process.name} published {machine.key[:8]} from room {machine.room} with bytes "
                 "that were not encoded for it"
