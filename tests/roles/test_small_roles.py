@@ -20,6 +20,8 @@ from epd.roles.landing import Landing
 from epd.roles.mailbox import Mailbox
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.profiling import ANSWER_TIMEOUT_S, Profiles
+from epd.roles.rank_asks import LandKv
+from epd.roles.rank_data import RankKv
 from epd.roles.step_loop import StepLoop, _Step
 from epd.scheduling.batching import Share
 from epd_lab.sim import golden
@@ -63,7 +65,9 @@ def doubts(answer: Any, *, listed: bool = False, lost: bool = False, known: bool
     plane = Plane(answer)
     actor = mock.MagicMock(ports=SimpleNamespace(transfers=plane))
     actor.is_listed.return_value, actor.is_lost.return_value = listed, lost
-    actor.peer_info.return_value = SimpleNamespace(host_id="h", pid=7) if known else None
+    actor.peer_info.return_value = (
+        SimpleNamespace(host_id="h", pid=7, rank_pids=()) if known else None
+    )
     return OutgoingRooms(actor, Timing(retry_interval_s=3.0)), plane, actor.timers.arm, actor
 
 
@@ -297,33 +301,26 @@ def landing(*, in_place: bool, size: int = 4) -> Landing:
         num_landing_blocks=size,
         kv_in_place=in_place,
         kv_layout=SimpleNamespace(slots_per_block=2),
-        land_kv=mock.AsyncMock(),
     )
     return Landing(engine)
 
 
-async def test_kv_lands_where_it_stays_if_it_can() -> None:
+def test_kv_lands_where_it_stays_if_it_can() -> None:
     made = landing(in_place=True)
     made.join("r", (8, 9))
     assert made.num_leased == 1
     assert list(made.grants()) == [("r", (16, 17, 18, 19))] and made.num_leased == 0
-    await made.land(memoryview(b""), (16, 17, 18, 19), (8, 9))
-    made._engine.land_kv.assert_not_awaited()  # type: ignore[attr-defined]
     made.release((16, 17, 18, 19))
     assert made.fits(4) and not made.fits(5)
 
 
-async def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
+def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
     made = landing(in_place=False)
     for name, blocks in (("a", (10, 11, 12)), ("b", (13, 14)), ("c", (15,))):
         made.join(name, blocks)
     ((room, slots),) = made.grants()
     assert (room, slots) == ("a", (0, 1, 2, 3, 4, 5)), "nobody is overtaken"
     assert made.num_leased == 5
-    memory = memoryview(b"")
-    await made.land(memory, slots, (10, 11, 12))
-    land_kv: Any = made._engine.land_kv
-    land_kv.assert_awaited_once_with(memory, (0, 1, 2), (10, 11, 12))
     made.release(slots)
     assert list(made.grants()) == [("b", (6, 7, 0, 1)), ("c", (2, 3))]
     made.join("d", (16, 17))
@@ -335,3 +332,24 @@ async def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
     for slots in ((6, 7, 0, 1), (2, 3), (4, 5), ()):
         made.release(slots)
     assert made.num_leased == 0
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("heads", [(), ((0, 1),)])
+async def test_what_has_landed_is_copied_or_put_in_order_where_it_has_to_be(
+    *, in_place: bool, heads: tuple[tuple[int, int], ...]
+) -> None:
+    engine, transfers = mock.MagicMock(kv_in_place=in_place), mock.MagicMock()
+    engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
+    engine.num_landing_blocks, engine.land_kv = 4, mock.AsyncMock()
+    kv = RankKv(engine, transfers)
+    ask = LandKv(transport="shm", slots=(4, 5, 0, 1), blocks=(10, 11), heads=heads)
+    assert (await kv.land(ask)).sums == ()
+    memory = transfers.landing.return_value.buffer
+    if in_place and not heads:
+        engine.land_kv.assert_not_awaited()
+    else:
+        engine.land_kv.assert_awaited_once_with(memory, [2, 0], (10, 11), by_head=bool(heads))
+    transfers.recut.assert_called_once_with(kv.region, 2) if heads else (
+        transfers.recut.assert_not_called()
+    )
