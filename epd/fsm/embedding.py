@@ -8,9 +8,10 @@ fails, the next room takes over, so that one lost encoder fails nobody who has a
 are resident, the rooms that were not needed are cancelled.
 
 If an encoder was lost, or does not answer, and no room is left, the gateways of all waiters are
-asked for another one (AWAITING_ROOM): a loss costs its images, not the attempts.  A further room is
-a follower like any other; who brought the room that it stands in for hears of the rows.  A gateway
-that has none ends the attempt, and what it does not answer fails by time.
+asked for another one (AWAITING_ROOM), again and again, for the question or its answer may be lost: a
+loss costs its images, not the attempts.  A further room is a follower like any other; who brought
+the room that it stands in for hears of the rows.  A gateway that has none ends the attempt, and what
+it does not answer fails by time.
 
 If rows take much longer than is usual, one gateway is asked for a room besides (`LoadLate`, timed
 by what loads have taken lately). With that room two transfers race (HEDGED), each with slots of its
@@ -63,7 +64,9 @@ class Do(Effect):
     CANCEL_FOLLOWERS = "tell the encoders of all other rooms that they are not needed"
     KEEP_ROWS = "enter the order of use, from which unreferenced rows are evicted"
     NOTIFY_READY = "tell every waiter that the rows are resident"
-    ASK_ROOM = "ask every waiter's gateway for another room, and bound the wait for it"
+    ASK_ROOM = "ask every waiter's gateway for another room"
+    ARM_RETRY = "fire RetryDue later"
+    ARM_NO_ROOM = "fire NoRoomCame later"
     NOTIFY_ONE = "tell the new waiter that the rows are resident"
     NOTIFY_FAILED = "tell every waiter that the rows will not come"
     RELEASE_ROWS = "return the slots to the pool"
@@ -173,6 +176,11 @@ class EncoderLost(Event):
 
 
 @dataclass(slots=True)
+class RetryDue(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
 class NoRoomCame(Event):
     by_time = True
 
@@ -274,6 +282,7 @@ Failed = LoadFailed | LoadLost | LoadTimedOut | EncoderLost
 _FAILED = (LoadFailed, LoadTimedOut, LoadLost, EncoderLost)
 _IN_LOAD = (S.REQUESTED, S.LOADING)
 _ENDED = (S.FAILED, S.EVICTED)
+_AGAIN = (Do.ASK_ROOM, Do.ARM_RETRY)
 
 # One line per row, as the table that it is.
 # fmt: off
@@ -299,11 +308,12 @@ ROWS = (
     Row(_IN_LOAD, (LoadFailed, LoadTimedOut), S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.REQUESTED, LoadLost, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.LOADING, LoadLost, S.QUARANTINED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
-    Row(_IN_LOAD, EncoderLost, S.AWAITING_ROOM, (Do.ASK_ROOM,), keep_failure, unless(another_room), "its images are encoded elsewhere (F19)"),
+    Row(_IN_LOAD, EncoderLost, S.AWAITING_ROOM, (Do.ARM_NO_ROOM, *_AGAIN), keep_failure, unless(another_room), "its images are encoded elsewhere (F19)"),
     Row(S.AWAITING_ROOM, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
     Row(S.AWAITING_ROOM, Unwanted, None, (), remove_waiter, others_wait),
     Row(S.AWAITING_ROOM, Unwanted, S.EVICTED, (), remove_waiter, unless(others_wait)),
-    Row(S.AWAITING_ROOM, NoRoomCame, S.FAILED, (Do.NOTIFY_FAILED,), note="the question or the answer may be lost"),
+    Row(S.AWAITING_ROOM, RetryDue, None, _AGAIN, note="the question or the answer may be lost"),
+    Row(S.AWAITING_ROOM, NoRoomCame, S.FAILED, (Do.NOTIFY_FAILED,)),
     Row(S.ABANDONED, Wanted, S.LOADING, (), add_waiter, note="resurrection: the same load (F22)"),
     Row(S.ABANDONED, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS), keep_rows, note="kept as cache (F21)"),
     Row(S.ABANDONED, (LoadFailed, LoadTimedOut, EncoderLost), S.FAILED, (), keep_failure),
@@ -325,7 +335,7 @@ IGNORES = (
     Ignore((S.ABANDONED,), (Unwanted,), "the waiter has left once"),
 )
 
-TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES, timers={NoRoomCame: (Do.ASK_ROOM,), LoadLate: (Do.ARM_LATE,)})
+TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES, timers={NoRoomCame: (Do.ARM_NO_ROOM,), RetryDue: (Do.ARM_RETRY,), LoadLate: (Do.ARM_LATE,)})
 # fmt: on
 
 
@@ -369,3 +379,7 @@ class Embedding(Machine):
         """A waiter's rooms, its own first."""
         further = [key for key, want in self.waiters.items() if want.stands_for == room]
         return [room, *further]
+
+    def latest(self, want: Want) -> MediaItem:
+        """Where its rows were to come from in the end."""
+        return self.waiters[self.rooms_for(want.item.room)[-1]].item

@@ -244,9 +244,9 @@ class Dispatcher:
     def move(self, machine: Generation, index: int, encoder: Address) -> None:
         """Send an image to this encoder; its placement says so."""
         self._book(machine, machine.placement)
-        room = self.offers.move(machine, index, encoder)
+        further = self.offers.move(machine, index, encoder)
         if machine.prompt.stage != "encode":
-            self._tell_room(machine, index, room, encoder)
+            self.tell_room(machine, further)
 
     def hedge(self, machine: Generation, index: int, encoder: Address) -> None:
         """Send an image to this encoder, too; who has it is not done with it."""
@@ -255,24 +255,16 @@ class Dispatcher:
         if former is not None:
             mm_hash, num_patches = former.request.mm_hash, prod(former.request.grid_thw)
             self._work.also(machine.key, former.encoder.instance_id, mm_hash, num_patches)
-        room = self.offers.hedge(machine, index, encoder)
-        self._tell_room(machine, index, room, encoder, is_rival=True)
+        self.tell_room(machine, self.offers.hedge(machine, index, encoder), is_rival=True)
 
-    def _tell_room(
-        self,
-        machine: Generation,
-        index: int,
-        room: str,
-        encoder: Address,
-        *,
-        is_rival: bool = False,
-    ) -> None:
+    def tell_room(self, machine: Generation, image: Offered, *, is_rival: bool = False) -> None:
+        """Prefill may have the rows of this image in its room."""
         added = RoomAdded(
             request_id=machine.key,
             attempt=machine.attempt,
-            index=index,
-            room=room,
-            encoder=encoder,
+            index=image.index,
+            room=image.request.room,
+            encoder=image.encoder,
             is_rival=is_rival,
         )
         self._actor.send(machine.placement.prefill, added)

@@ -64,9 +64,12 @@ class Elsewhere(Component[Generation]):
             self.actor.send(received.source, over)
             return
         image = self._dispatcher.offers.latest(machine, message.index)
-        if image is None or image.encoder != message.encoder:
-            return  # nobody wants its rows any more, or its new room is being told
-        if message.failure is None:
+        if image is None:
+            return  # nobody wants its rows any more
+        if image.encoder != message.encoder:
+            if message.failure is not None:  # what told of its new room may be lost
+                self._dispatcher.tell_room(machine, image)
+        elif message.failure is None:
             self._hedge(machine, image, message.waited_s)
         else:
             self._go(machine, image, message.failure)

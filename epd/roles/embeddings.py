@@ -26,7 +26,6 @@ from epd.fsm.embedding import (
     LoadFailed,
     LoadLost,
     LoadTimedOut,
-    NoRoomCame,
     SlotsReturned,
     Unwanted,
     Want,
@@ -65,9 +64,8 @@ class Embeddings(Component[Embedding]):
         self._rooms = incoming
         self._is_given_up = is_given_up
         self.contract = contract
-        self._timing = timing
         self._rows_timeout_s = config.rows_timeout_s
-        self._lateness = Lateness(actor, self, incoming, config)
+        self._lateness = Lateness(actor, self, incoming, config, timing)
         self.extend(self._lateness)
         own = RankRows(actor.ports.transfers, config, contract)
         self._rows_per_slot, self.region = own.rows_per_slot, own.region
@@ -141,13 +139,14 @@ class Embeddings(Component[Embedding]):
     def add_room(self, room: str, item: MediaItem, *, is_rival: bool = False) -> bool:
         """Rows that `room` waits for may come in that of `item`, too; False: it does not wait."""
         embedding = self._embeddings.get(item.mm_hash)
-        own = embedding.waiters.get(room) if embedding is not None else None
-        if own is not None:
+        if embedding is None or (own := embedding.waiters.get(room)) is None:
+            return False
+        if item.room not in embedding.waiters:  # else it was told before
             further = replace(
                 own, item=item, ready=_hear_nothing, failed=_hear_nothing, stands_for=room
             )
             self.want(further, is_rival=is_rival)
-        return own is not None
+        return True
 
     def unwant(self, mm_hash: str, room: str) -> bool:
         """A waiter leaves; False if it was none."""
@@ -278,13 +277,6 @@ class Embeddings(Component[Embedding]):
         for want in map(embedding.waiters.__getitem__, embedding.untried()):
             self.dismiss(want.item, want.attempt)
 
-    @performs(Do.ASK_ROOM)
-    def ask_room(self, embedding: Embedding, event: EncoderLost) -> None:
-        self.arm(embedding, self._timing.accept_timeout_s, NoRoomCame())
-        for want in embedding.waiters.values():
-            if not want.stands_for:
-                want.ask(_latest(embedding, want).encoder, event.failure, 0.0)
-
     @performs(Do.KEEP_ROWS)
     def keep_rows(self, embedding: Embedding, event: Event) -> None:
         self._cache.add(embedding.key, len(embedding.slots))
@@ -307,7 +299,7 @@ class Embeddings(Component[Embedding]):
         for want in list(embedding.waiters.values()):
             is_media = failure.kind is FailureKind.MEDIA
             which = f"image {want.item.index + 1}: " if is_media else ""
-            culprit = _latest(embedding, want).encoder.instance_id
+            culprit = embedding.latest(want).encoder.instance_id
             want.failed(Failure(failure.kind, which + failure.reason, culprit))
 
     @performs(Do.RELEASE_ROWS)
@@ -381,11 +373,6 @@ class Embeddings(Component[Embedding]):
 
 def _hear_nothing(*told: object) -> None:
     """Of a further room: who waits hears by its own."""
-
-
-def _latest(embedding: Embedding, want: Want) -> MediaItem:
-    """Where its rows were to come from in the end."""
-    return embedding.waiters[embedding.rooms_for(want.item.room)[-1]].item
 
 
 def _load_outcome(incoming: Incoming, failure: Failure) -> Event:

@@ -1,13 +1,14 @@
-"""How long rows take at one prefill instance, and when those that are awaited are late.
+"""How long rows take at one prefill instance, and what is asked when they are late or lost.
 
 A load is measured from its grant to its rows (`scheduling/hedging.py`).  One that is late costs its
-gateway a question; the gateway decides.
+gateway a question; the gateway decides.  One whose encoder is lost costs questions until the answer
+is here: any message may be lost.
 """
 
 from __future__ import annotations
 
-from epd.config import PrefillConfig
-from epd.fsm.embedding import Do, Embedding, LoadLate
+from epd.config import PrefillConfig, Timing
+from epd.fsm.embedding import Do, Embedding, LoadLate, NoRoomCame, RetryDue
 from epd.fsm.incoming import Incoming, SlotsLeased
 from epd.fsm.kernel import Event
 from epd.messages import Address
@@ -27,8 +28,10 @@ class Lateness(Component[Embedding]):
         owner: Component[Embedding],
         incoming: IncomingRooms,
         config: PrefillConfig,
+        timing: Timing,
     ) -> None:
         super().__init__(actor)
+        self._no_room_s = timing.accept_timeout_s
         self._owner = owner
         self._rooms = incoming
         self._times = LoadTimes(config.min_measured_loads, config.hedge_after_s)
@@ -55,6 +58,20 @@ class Lateness(Component[Embedding]):
         want, incoming = embedding.item, self._rooms.find(embedding.room)
         if want is not None and incoming is not None:
             want.ask(want.item.encoder, None, self._waited_s(incoming))
+
+    @performs(Do.ASK_ROOM)
+    def ask_room(self, embedding: Embedding, event: Event) -> None:
+        for want in embedding.waiters.values():
+            if not want.stands_for:
+                want.ask(embedding.latest(want).encoder, embedding.failure, 0.0)
+
+    @performs(Do.ARM_RETRY)
+    def arm_retry(self, embedding: Embedding, event: Event) -> None:
+        self._owner.arm(embedding, self._no_room_s / 4, RetryDue())
+
+    @performs(Do.ARM_NO_ROOM)
+    def arm_no_room(self, embedding: Embedding, event: Event) -> None:
+        self._owner.arm(embedding, self._no_room_s, NoRoomCame())
 
     def _waited_s(self, incoming: Incoming) -> float:
         """Since its slots were granted."""

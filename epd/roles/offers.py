@@ -91,19 +91,17 @@ class Offers(Component[Offer]):
             return None
         return next((i for i in reversed(offer.images.values()) if i.index == index), None)
 
-    def move(self, machine: Generation, index: int, encoder: Address) -> str:
-        """Send an image to another encoder instead; returns its new room."""
+    def move(self, machine: Generation, index: int, encoder: Address) -> Image:
+        """Send an image to another encoder instead; returns what was sent."""
         image, further = self._further(machine, index, encoder)
-        room = further.request.room
-        self._tell(machine, RoomReplaced(image.request.room, room, further))
-        return room
+        self._tell(machine, RoomReplaced(image.request.room, further.request.room, further))
+        return further
 
-    def hedge(self, machine: Generation, index: int, encoder: Address) -> str:
+    def hedge(self, machine: Generation, index: int, encoder: Address) -> Image:
         """Likewise, besides the one that has it."""
         further = self._further(machine, index, encoder)[1]
-        room = further.request.room
-        self._tell(machine, RivalAdded(room, further))
-        return room
+        self._tell(machine, RivalAdded(further.request.room, further))
+        return further
 
     def _further(self, machine: Generation, index: int, encoder: Address) -> tuple[Image, Image]:
         """What was sent last, and what is sent now."""

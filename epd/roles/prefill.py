@@ -163,7 +163,7 @@ class PrefillRole(Component[Request]):
                 waited_s=waited_s,
             )
             self.actor.send(message.gateway, wanted)
-            self.actor.doubt(message.gateway)  # it is said once: nothing else would be missed
+            self.actor.doubt(message.gateway)  # whose answer may not come
 
         def granted() -> None:
             for item in message.items:

@@ -72,8 +72,9 @@ def _part(table: Table) -> Part:
             "CANCEL_TRANSFER": ("load = 'none' if load == 'asked' else load",),
             "ASK_ROOM": (
                 "require load == 'none' -- nobody is asked for another room while one loads",
-                "asked = True",
             ),
+            "ARM_RETRY": ("again = True",),
+            "ARM_NO_ROOM": ("asked = True",),
             "KEEP_ROWS": ("require not kept -- rows are kept once", "kept = True"),
             "NOTIFY_READY": ("ready_a = in_a", "ready_b = in_b"),
             "NOTIFY_ONE": ("ready_a = in_a", "ready_b = in_b"),
@@ -99,7 +100,7 @@ def _part(table: Table) -> Part:
             "has_rows = False",
             *NO_WAITERS,
         ),
-        timers={"asked": m.NoRoomCame, "late": m.LoadLate},
+        timers={"asked": m.NoRoomCame, "again": m.RetryDue, "late": m.LoadLate},
     )
 
 
@@ -143,6 +144,7 @@ def _load() -> Iterator[Happening]:
         ("load_is_lost", "fault", under_way, m.LoadLost, (over, "lost = True")),
         ("encoder_is_lost", "fault", under_way, m.EncoderLost, (over, "lost = True")),
         ("rows_are_late", "time", "late", m.LoadLate, ("late = False",)),
+        ("asks_again", "time", "again", m.RetryDue, ("again = False",)),
         ("no_room_comes", "time", "asked", m.NoRoomCame, ("asked = False",)),
         ("load_takes_too_long", "time", under_way, m.LoadTimedOut, (over,)),
         ("slots_come_back", "fault", "lost", m.SlotsReturned, ("lost = False",)),
@@ -223,6 +225,12 @@ def _laws() -> tuple[Law, ...]:
             "state not in (LOADING, HEDGED, ABANDONED) or load == 'open'",
         ),
         Law(
+            "ARoomIsAskedForAgain",
+            7,
+            "a room that does not come is asked for again",
+            "state != AWAITING_ROOM or again",
+        ),
+        Law(
             "TwoRace",
             4,
             "a second load, and slots that are promised for it, are there while two race",
@@ -256,6 +264,7 @@ def embedding_model(table: Table = m.TABLE) -> Model:
             Variable("promised", (False, True), "slots of the second load"),
             Variable("late", (False, True), "armed: it takes longer than is usual"),
             Variable("asked", (False, True), "armed: a room is awaited"),
+            Variable("again", (False, True), "armed: it is asked for again"),
             Variable("lost", (False, True), "slots of a lost load are still fenced"),
             Variable("slots", (False, True), "the machine's own"),
             Variable("kept", (False, True), "in the books"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from epd_lab.sim.cluster import Settings
@@ -54,6 +56,19 @@ ELSEWHERE_DRILLS: tuple[Drill, ...] = (
         mutants=("another_room_is_waited_for",),
     ),
     Drill(
+        "the-room-is-told-again",
+        ("F19", "F59"),
+        topology="2e1p1d",
+        work=FOUR_IMAGES,
+        data=SLOW_LINK,
+        faults=(
+            Fault("kill", "e0", point="EMBEDDING:LOADING>RESIDENT", nth=3, duration_s=0.4),
+            Fault("reset", "here", point="MESSAGE:RoomAdded", nth=2, other="peer"),
+        ),
+        fires=("GENERATION:ImageMoved", "EMBEDDING:RetryDue"),
+        mutants=("a_room_is_asked_for_once", "a_room_is_told_once"),
+    ),
+    Drill(
         "encode-is-late",
         ("F62",),
         topology="2e1p1d",
@@ -95,16 +110,31 @@ ELSEWHERE_DRILLS: tuple[Drill, ...] = (
         must_fire=0.5,
     ),
     Drill(
+        "late-since-its-offer-was-lost",
+        ("F62", "F19"),
+        topology="2e1p1d",
+        work=replace(MANY_IMAGES, num_requests=48),
+        settings=EAGER,
+        faults=(
+            Fault("reset", "here", point="MESSAGE:EncodeRequest", nth=60, other="e0"),
+            Fault("kill", "e1", point="EMBEDDING:LOADING>HEDGED", nth=1, duration_s=0.4),
+        ),
+        fires=("EMBEDDING:HEDGED>LOADING",),
+        mutants=("a_rival_ends_the_offer",),
+        must_fire=0.5,
+    ),
+    Drill(
         "late-and-then-lost",
         ("F62", "F19"),
         topology="3e1p1d",
         work=MANY_IMAGES,
         settings=EAGER,
         faults=(
-            Fault("stall", "e0", at_s=1.0, duration_s=0.8),
-            Fault("kill", "here", point="EMBEDDING:LOADING>HEDGED", nth=3, duration_s=0.4),
+            Fault("stall", "e0", at_s=1.0, duration_s=1.4),
+            Fault("kill", "e1", point="EMBEDDING:LOADING>HEDGED", nth=1, duration_s=0.4),
         ),
-        fires=("EMBEDDING:LOADING>HEDGED",),
+        fires=("EMBEDDING:HEDGED>LOADING",),
+        mutants=("a_lost_rival_keeps_its_promise",),
         to_s=1.3,
         must_fire=0.5,
     ),

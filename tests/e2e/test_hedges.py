@@ -6,6 +6,7 @@ import os
 import signal
 from functools import partial
 
+import psutil
 import pytest
 
 from tests.e2e.client import post_all
@@ -41,6 +42,9 @@ async def test_images_of_an_encoder_that_stands_still_are_encoded_by_the_other_o
         try:
             for body in bodies:  # one after another: the other encoder has time for each
                 replies += await ask_during(server, [body], partial(int), None)
+            # Quick: without it, and long before any time-out, each of which is that deadline.
+            assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+            assert max(reply.lasted_s for reply in replies) < DEADLINE_S / 4
             wait_for(partial(has_won, server), READY_S, "a second encoder was first")
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -18,6 +18,7 @@ from epd.fsm.embedding import (
     LoadLost,
     LoadTimedOut,
     NoRoomCame,
+    RetryDue,
     S,
     SlotsReturned,
     Unwanted,
@@ -28,6 +29,7 @@ from tests.fsm.tables import make_embedding
 
 ROWS = Loaded("rows", (1, 2))
 FAILURE = Failure(FailureKind.LOST, "the encoder is gone")
+ASKED = (Do.ARM_NO_ROOM, Do.ASK_ROOM, Do.ARM_RETRY)
 ARRIVE = (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY)
 
 
@@ -77,8 +79,9 @@ def test_images_of_a_lost_encoder_come_in_another_room(loading: Embedding) -> No
     """F59: LOADING -> AWAITING_ROOM -> REQUESTED -> LOADING -> RESIDENT."""
     follow(
         loading,
-        (EncoderLost(FAILURE), S.AWAITING_ROOM, (Do.ASK_ROOM,)),
+        (EncoderLost(FAILURE), S.AWAITING_ROOM, ASKED),
         (SlotsReturned(), S.AWAITING_ROOM, ()),
+        (RetryDue(), S.AWAITING_ROOM, (Do.ASK_ROOM, Do.ARM_RETRY)),
         (Wanted("a.1", "item a"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
         (LeaseGranted(), S.LOADING, (Do.ARM_LATE,)),
         (ROWS, S.RESIDENT, ARRIVE),
@@ -89,7 +92,7 @@ def test_a_room_that_does_not_come_is_not_waited_for(loading: Embedding) -> None
     """F59, F15: AWAITING_ROOM -> FAILED, with the loss as the reason."""
     follow(
         loading,
-        (EncoderLost(FAILURE), S.AWAITING_ROOM, (Do.ASK_ROOM,)),
+        (EncoderLost(FAILURE), S.AWAITING_ROOM, ASKED),
         (NoRoomCame(), S.FAILED, (Do.NOTIFY_FAILED,)),
     )
     assert loading.failure == FAILURE
@@ -101,7 +104,7 @@ def test_who_leaves_waits_for_no_other_room(loading: Embedding) -> None:
     loading.fire(EncoderLost(FAILURE))
     follow(
         loading,
-        (EncoderLost(FAILURE), S.AWAITING_ROOM, (Do.ASK_ROOM,)),
+        (EncoderLost(FAILURE), S.AWAITING_ROOM, ASKED),
         (Unwanted("a"), S.AWAITING_ROOM, ()),
         (Unwanted("b"), S.EVICTED, ()),
     )

@@ -110,7 +110,7 @@ CLOCKS: dict[State, set[Effect]] = {
     e.S.DEFERRED: {e.Do.ARM_OUTCOME},
     o.S.EXPIRE_PENDING: {o.Do.ARM_GRACE},
     i.S.EXPIRE_PENDING: {i.Do.ARM_GRACE},
-    m.S.AWAITING_ROOM: {m.Do.ASK_ROOM},
+    m.S.AWAITING_ROOM: {m.Do.ARM_NO_ROOM, m.Do.ARM_RETRY},
     k.S.MUTE: {k.Do.ARM_TIMEOUT},
     k.S.UNREACHABLE: {k.Do.ARM_TIMEOUT},
     c.S.PAUSED: {c.Do.ARM_PAUSE},

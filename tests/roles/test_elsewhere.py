@@ -73,10 +73,13 @@ def test_the_former_room_is_over_and_the_new_one_is_wanted() -> None:
         assert one.at.tell("on_encode_accepted", told, one.encoder(1)) == []
 
 
-def test_who_asks_twice_has_been_answered() -> None:
+def test_who_asks_again_is_told_again() -> None:
+    """The answer may be lost."""
     with asked() as one:
         former = one.machine.placement.encoders[1]
-        assert one.wants(1) and one.says(1, former) == []
+        added, _ = one.wants(1)
+        assert one.says(1, former) == [added]
+        assert one.at.actor.counters["images_moved"] == 1
 
 
 def test_what_no_encoder_can_do_fails_the_attempt() -> None:

@@ -21,6 +21,7 @@ from epd_lab.sim import golden
 from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
+from tests.roles.simulated import DEFAULTS
 
 ONE, TWO = Image("one"), Image("two")  # a slot each
 BIG = Image("big", (1, 16, 12))  # all twelve slots
@@ -282,6 +283,28 @@ def test_rows_of_the_lost_come_in_another_room_and_who_waits_hears_of_them() -> 
         own.arrive("a.1")
         assert own.heard == [("ready", "a")], "the further room has nobody of its own"
         assert own.unwant("a") and not embedding.waiters
+
+
+def test_another_room_is_asked_for_until_it_comes() -> None:
+    """The question or its answer may be lost, or come twice."""
+    with pool() as own:
+        own.at.actor.lost.add(("e0", 1))
+        embedding = own.want("a")
+        own.at.cluster.pass_time(DEFAULTS.timing.accept_timeout_s / 4 + 0.01)
+        assert own.asked == [("a", E0, LOST, 0.0)] * 2
+        assert own.add_room("a", "a.1") and own.add_room("a", "a.1")
+        assert embedding.state is S.LOADING and len(embedding.waiters) == 2
+        own.at.cluster.pass_time(DEFAULTS.timing.accept_timeout_s / 2)
+        assert len(own.asked) == 2
+
+
+def test_a_room_that_failed_is_not_tried_again_if_it_is_told_again() -> None:
+    with pool() as own:
+        own.at.actor.lost.add(("e0", 1))
+        embedding = own.want("a")
+        own.add_room("a", "a.1")
+        own.hear("a.1", PeerLost())
+        assert own.add_room("a", "a.1") and embedding.state is S.AWAITING_ROOM
 
 
 def test_who_leaves_takes_its_further_room_along() -> None:

@@ -11,10 +11,11 @@ from epd.fsm import embedding
 from epd.fsm.generation import Generation, ImageMoved
 from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import Event
-from epd.messages import RoomWanted
+from epd.messages import Address, RoomWanted
 from epd.roles.dispatch import Dispatcher
 from epd.roles.elsewhere import Elsewhere
 from epd.roles.embeddings import Embeddings
+from epd.roles.offers import Image, Offers
 from epd.scheduling.hedging import HedgeBudget
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row
@@ -71,6 +72,28 @@ def another_room_is_waited_for() -> Iterator[None]:
 
 
 @mutant
+def a_room_is_asked_for_once() -> Iterator[None]:
+    """F59: the answer is lost, and nobody asks again."""
+    with row(embedding.TABLE, embedding.S.AWAITING_ROOM, embedding.RetryDue, None):
+        yield
+
+
+@mutant
+def a_room_is_told_once() -> Iterator[None]:
+    """F59: who asks again was answered."""
+    on_wanted = Elsewhere.on_room_wanted
+
+    def to_be_told(self: Elsewhere, received: Received) -> None:
+        message: RoomWanted = received.message
+        machine = self._owner.current(message.request_id, message.attempt)
+        if machine is None or machine.placement.encoders[message.index] == message.encoder:
+            on_wanted(self, received)
+
+    with mock.patch.object(Elsewhere, "on_room_wanted", to_be_told):
+        yield
+
+
+@mutant
 def both_loads_are_first() -> Iterator[None]:
     """F62: the winner is taken for the loser, so that both rows are used."""
     state, event = embedding.S.HEDGED, embedding.Loaded
@@ -92,9 +115,31 @@ def a_rivals_promise_is_kept() -> Iterator[None]:
 
 
 @mutant
+def a_lost_rival_keeps_its_promise() -> Iterator[None]:
+    """F62, F24: two raced, one was lost, and slots are promised for it for ever."""
+    with mock.patch.object(Embeddings, "end_race", lambda self, machine, event: None):
+        yield
+
+
+@mutant
 def hedges_have_no_budget() -> Iterator[None]:
     """F62: every image of an encoder that stands still is encoded twice."""
     with mock.patch.object(HedgeBudget, "take", lambda self: True):
+        yield
+
+
+@mutant
+def a_rival_ends_the_offer() -> Iterator[None]:
+    """F62: what is late is the offer itself, and it is not repeated (swarm 46000044)."""
+
+    hedge = Offers.hedge
+
+    def only_rival(self: Offers, machine: Generation, index: int, encoder: Address) -> Image:
+        further = hedge(self, machine, index, encoder)
+        self._offers[machine.key].untaken = {further.request.room: None}
+        return further
+
+    with mock.patch.object(Offers, "hedge", only_rival):
         yield
 
 

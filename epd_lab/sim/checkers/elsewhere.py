@@ -4,16 +4,17 @@ An image goes to another encoder only if prefill said that its rows do not come,
 itself has just learnt that its encoder is lost or silent; and only if they have not come: those of
 the same prompt that are there stay.  A second encoder is asked only if prefill said that rows are
 late, at most once for each time that it says so, and for a share of all images.  An attempt is not
-given up for an image as long as there is an encoder to which it has not been sent.
+given up for an image as long as there is an encoder to which it has not been sent, nor for want of
+a room before prefill has asked for it again, and each question was answered.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from epd.fsm import generation, instance, link
+from epd.fsm import embedding, generation, instance, link
 from epd.fsm.kernel import Event, Machine, State
-from epd.messages import RoomWanted
+from epd.messages import Message, RoomAdded, RoomWanted
 from epd.scheduling.hedging import BURST
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
@@ -41,6 +42,10 @@ class Elsewhere(Checker):
         world.watch(self._hedged, generation.ImageHedged)
         self._failing_s: dict[str, float] = {}  # by gateway: when it learnt last that one fails
         world.network.on_hearing.append(self._hear)
+        self._asked_s: dict[Image, float] = {}
+        self._unanswered: dict[Image, str] = {}  # questions that this gateway has heard
+        world.watch(self._no_room_came, embedding.NoRoomCame)
+        world.network.on_message.append(self._say)
 
     def _hear(self, process: SimProcess, received: Received) -> None:
         message = received.message
@@ -51,6 +56,39 @@ class Elsewhere(Checker):
                 return
             self._heard = self.world.loop.now_s, message
             self._wanted[key] = message
+            self._unanswered[key] = process.name
+
+    def _say(self, source: str, target: str, message: Message) -> None:
+        if isinstance(message, RoomWanted | RoomAdded):
+            key = message.request_id, message.attempt, message.index
+            if isinstance(message, RoomAdded):
+                self._unanswered.pop(key, None)
+            elif message.failure is not None:
+                self._asked_s[key] = self.world.loop.now_s
+
+    def _no_room_came(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        """Or not for want of asking and telling."""
+        assert isinstance(machine, embedding.Embedding)
+        now_s, timing = self.world.loop.now_s, self.context.cluster.settings.timing
+        bound_s = timing.accept_timeout_s
+        for want in machine.waiters.values():
+            request_id, attempt, index = want.item.room.split("/")
+            key = request_id, int(attempt), int(index.partition(".")[0])
+            if want.stands_for or key not in self._asked_s:
+                continue
+            if now_s - self._asked_s[key] > bound_s / 2 and process.resumed_s < now_s - bound_s:
+                self.violate(f"{want.item.room}: nobody has asked again for another room")
+            if self._is_open(key):
+                self.violate(f"{want.item.room}: another room was asked for, and no answer given")
+
+    def _is_open(self, key: Image) -> bool:
+        """Whether the gateway still has a question to answer."""
+        node = self.context.cluster.nodes.get(self._unanswered.get(key, ""))
+        if node is None or node.gateway is None:
+            return False
+        return node.gateway.role.current(key[0], key[1]) is not None
 
     def _placed(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State

@@ -36,6 +36,16 @@ class Mode(Enum):
     TIMERS_LAST = "timers last, all must succeed"
 
 
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """What a search makes it keeps: looking for garbage there takes longer than the search."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @dataclass(slots=True)
 class Space(Generic[Node]):
     """All reachable nodes of a model, with the step that first led to each."""
@@ -57,6 +67,7 @@ class Space(Generic[Node]):
             steps.append(step)
         return steps[::-1]
 
+    @no_collections()
     def stuck(self) -> list[Node]:
         """Nodes from which no continuation ends well; the nearest first."""
         model = self.model
@@ -80,16 +91,6 @@ class Space(Generic[Node]):
         if stuck:
             wanted = "quiescence" if self.mode is Mode.SAFETY else "success"
             raise Violation(_told(f"no way to {wanted}", self.path(stuck[0]), stuck[0]))
-
-
-@contextlib.contextmanager
-def no_collections() -> Iterator[None]:
-    """What a search makes it keeps: looking for garbage there takes longer than the search."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @no_collections()
