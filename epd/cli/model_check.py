@@ -17,6 +17,7 @@ VISION_FAMILIES = (
     "llava_onevision",
     "qwen2_5_vl",
     "qwen2_vl",
+    "qwen3_5",
     "qwen3_vl",
     "qwen3_vl_moe",
 )

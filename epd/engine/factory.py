@@ -6,6 +6,7 @@ captured graphs.  What a caller gets answers its first request as fast as its hu
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -39,8 +40,9 @@ from epd.engine.sharding import WHOLE, Shard
 from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.engine.tensor_parallel import TensorParallel
 from epd.engine.vision import TorchVisionEngine
-from epd.messages import SamplingParams
+from epd.messages import KvLayout, SamplingParams
 
+logger = logging.getLogger(__name__)
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 
@@ -151,8 +153,9 @@ def build_language(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
     attention.register()
+    _check_states(layout, engine_config, shard)
     if engine_config.kv_nbytes:
-        kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
+        kv_blocks(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
     if engine_config.quantization:
         fp8.quantize(adapter.language_model(model).layers)  # type: ignore[arg-type]
@@ -167,7 +170,7 @@ def build_language(
         _touch_sampling(torch.zeros(max_running, vocabulary, device=device))
     row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
     mirrored = mirrored_nbytes(row_nbytes) if on_gpu else 0
-    num_blocks = shard.least(kv_blocks(engine_config, layout.block_nbytes, mirrored), device)
+    num_blocks = shard.least(kv_blocks(engine_config, layout, mirrored), device)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device)
     landing = min(num_blocks, engine_config.kv_landing_nbytes // layout.block_nbytes)
     engine = TorchLanguageEngine(
@@ -203,6 +206,26 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
             "rows; leave it out"
         )
     return FP8
+
+
+def _check_states(layout: KvLayout, config: EngineConfig, shard: Shard) -> None:
+    """Refuse what would compute wrongly with tensors of sequences, and say what they cost.  Raises
+    ConfigError."""
+    if not layout.tensors:
+        return
+    names = " and ".join(tensor.name for tensor in layout.tensors)
+    if shard.size > 1:
+        raise ConfigError(f"{names} states cannot be shared out to ranks; give one device")
+    if config.speculative.num_speculative_tokens:
+        raise ConfigError(
+            f"{names} states cannot take rejected draft tokens back; leave --speculative-config out"
+        )
+    logger.info(
+        "each sequence has %s states in %d blocks of its own; prompts are not found again by their "
+        "beginning (engine.prefix_caching), since no state is kept there",
+        names,
+        layout.num_state_blocks,
+    )
 
 
 def _checkpoint(model_dir: Path | str, config: EngineConfig) -> Any:
@@ -248,6 +271,12 @@ def _forward(
     if device.type == "cuda" and FusedDecoder.fits(stack):
         decoder = FusedDecoder(stack, kernels_for("cuda"))
         return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
+    if device.type == "cuda":
+        logger.warning(
+            "%s runs through transformers' layers, without captured graphs: every step waits for "
+            "the host",
+            adapter.model_type,
+        )
     return SeamForward(model, stack, pool, splicer, multi_axis=multi_axis)
 
 
@@ -256,7 +285,7 @@ def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int
     size = forward.pool.layout.block_size
     count = min(config.max_step_tokens, config.max_chunk_tokens, max_context)
     pool = forward.pool
-    forward.pool = pool.like(-(-count // size))
+    forward.pool = pool.like(pool.layout.num_state_blocks - (-count // size))
     table = list(range(forward.pool.num_blocks))
     with torch.inference_mode():
         part = StepSequence("largest", [0] * count, 0, table, None)

@@ -68,7 +68,11 @@ class SeamForward:
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
+        first = self.pool.layout.num_state_blocks
+        extents = [
+            Extent(s.start, len(s.token_ids), s.block_table[first:], s.block_table[:first])
+            for s in batch
+        ]
         self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
         known = [
             s.token_ids if row < 0 else [self._sampled[row]]

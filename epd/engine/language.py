@@ -96,6 +96,7 @@ class TorchLanguageEngine:
         self._check = StepCheck(
             self.max_context,
             self.kv_layout.block_size,
+            self.kv_layout.num_state_blocks,
             self.num_blocks,
             vocabulary,
             self.row_contract,
@@ -270,11 +271,12 @@ class TorchLanguageEngine:
     def warm_up(self) -> None:
         """One small forward in a pool of its own: first touch of weights and code."""
         pool = self.pool
-        self.forward.pool = pool.like(1)
+        table = list(range(self.kv_layout.num_state_blocks + 1))
+        self.forward.pool = pool.like(len(table))
         try:
             tokens = [0] * min(8, self.kv_layout.block_size)
             with torch.inference_mode():
-                self._logits([StepSequence("warm-up", tokens, 0, [0], None)])
+                self._logits([StepSequence("warm-up", tokens, 0, table, None)])
             self._grammars.warm_up()
         finally:
             self.forward.pool = pool

@@ -15,13 +15,14 @@ import logging
 import torch
 
 from epd.config import ConfigError, EngineConfig
+from epd.messages import KvLayout
 
 logger = logging.getLogger(__name__)
 RESERVE_NBYTES = 2 << 30  # captured graphs, workspaces of libraries, fragments
 
 
-def kv_blocks(config: EngineConfig, block_nbytes: int, mirrored_nbytes: int = 0) -> int:
-    """Blocks of the KV pool.  Raises ConfigError when there is not even one.
+def kv_blocks(config: EngineConfig, layout: KvLayout, mirrored_nbytes: int = 0) -> int:
+    """Blocks of the KV pool.  Raises ConfigError when not even one token has room.
 
     With `kv_nbytes` 0, to be asked when everything else is in place but what the data plane takes
     on the device (`mirrored_nbytes`).
@@ -31,7 +32,8 @@ def kv_blocks(config: EngineConfig, block_nbytes: int, mirrored_nbytes: int = 0)
         free, total = torch.cuda.mem_get_info(config.device)
         nbytes = int(free - (1 - config.gpu_memory_utilization) * total) - RESERVE_NBYTES
         nbytes -= mirrored_nbytes
-    if nbytes < block_nbytes:
+    least_nbytes = (layout.num_state_blocks + 1) * layout.block_nbytes
+    if nbytes < least_nbytes:
         remedy = (
             "raise it"
             if config.kv_nbytes
@@ -39,10 +41,10 @@ def kv_blocks(config: EngineConfig, block_nbytes: int, mirrored_nbytes: int = 0)
             "encode.max_batch_patches"
         )
         raise ConfigError(
-            f"engine.kv_nbytes is {max(nbytes, 0)}, less than one KV block of {block_nbytes} "
-            f"bytes; {remedy}"
+            f"engine.kv_nbytes is {max(nbytes, 0)}, less than the {least_nbytes} bytes of "
+            f"{layout.num_state_blocks + 1} KV blocks that a sequence has at least; {remedy}"
         )
-    return nbytes // block_nbytes
+    return nbytes // layout.block_nbytes
 
 
 def log_table(

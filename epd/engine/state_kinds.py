@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,6 +37,10 @@ class PagedRows:
     head_dim: int
     num_parts: int = 2  # keys and values; 1: a latent row
     first_head: int = 0  # of those here, by its place in the model
+
+    def of(self, num_layers: int) -> PagedRows:
+        """Where only so many layers have them."""
+        return replace(self, num_layers=num_layers)
 
 
 def sequence_tensor(

@@ -17,6 +17,7 @@ class StepCheck:
 
     max_context: int
     block_size: int
+    num_state_blocks: int
     num_blocks: int
     vocabulary: int
     row_contract: RowContract | None
@@ -26,7 +27,7 @@ class StepCheck:
         """What is wrong, or nothing; `sampled`: whose next token the previous step has."""
         count = len(sequence.token_ids)
         total = sequence.start + count
-        blocks = -(-total // self.block_size)
+        blocks = self.num_state_blocks + -(-total // self.block_size)
         table = sequence.block_table
         if count == 0:
             return "the chunk has no tokens"
@@ -34,6 +35,8 @@ class StepCheck:
             return f"{total} tokens where the model takes {self.max_context}"
         if len(table) < blocks:
             return f"{len(table)} KV blocks where {total} tokens need {blocks}"
+        if sequence.num_drafts and self.num_state_blocks:
+            return "draft tokens, which a state that they change would keep"
         if not self._in_pool(table):
             return f"a KV block outside the pool of {self.num_blocks}"
         if sequence.is_pending:

@@ -100,14 +100,14 @@ class DecodeRole(Component[Request]):
             reason = f"KV layouts differ: prefill {message.layout}, decode {own}"
             return Failure(FailureKind.CONTRACT, reason)
         num_tokens = _num_tokens(message)
-        needed, size = self._requests.num_blocks_for(num_tokens), self._requests.pool.size
+        needed, size = self._requests.table_size(num_tokens), self._requests.pool.size
         if needed > size:
             reason = (
                 f"{num_tokens} tokens need {needed} KV blocks and the decode instance has {size}; "
                 "ask for fewer tokens, or raise engine.kv_nbytes"
             )
             return Failure(FailureKind.CAPACITY, reason)
-        if not self._landing.fits(self._requests.num_blocks_for(message.num_prompt_tokens)):
+        if not self._landing.fits(self._requests.table_size(message.num_prompt_tokens)):
             reason = (
                 f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "
                 "landing memory; raise engine.kv_landing_nbytes"
@@ -135,7 +135,7 @@ class DecodeRole(Component[Request]):
     # --- consumer of KV ---------------------------------------------------------------------------
 
     def grant(self, incoming: Incoming) -> Grant:
-        num_slots = self._requests.num_blocks_for(incoming.num_rows) * self._layout.slots_per_block
+        num_slots = self._requests.table_size(incoming.num_rows) * self._layout.slots_per_block
         region = self._requests.kv.written(self._producer(incoming))
         there = self._rooms.descriptor(region, incoming)
         return Grant(
@@ -166,10 +166,10 @@ class DecodeRole(Component[Request]):
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
             return PublishFailed(f"KV state {kv} does not match {expected}")
         size = self._layout.slots_per_block
-        num_held = num_blocks - len(incoming.slots) // size
+        num_held = self._requests.table_size(num_tokens) - len(incoming.slots) // size
         if not num_held <= kv.num_whole <= num_blocks:
             return PublishFailed(f"{kv.num_whole} blocks were not sent whole")
-        order = KvOrder(num_held, kv.num_whole, num_blocks, size)
+        order = KvOrder(num_held, kv.num_whole, num_blocks, size, self._layout.num_state_blocks)
         places = order.places(0, order.num_slots)
         slots = [incoming.slots[place - num_held * size] for place in places]
         land = partial(
@@ -182,9 +182,11 @@ class DecodeRole(Component[Request]):
         return await self._rooms.check_bytes(incoming, slots, self._slot_nbytes, land)
 
     def _received(self, incoming: Incoming) -> tuple[int, ...]:
-        """Of its blocks, those that the transfer fills."""
-        num_blocks = self._requests.num_blocks_for(incoming.num_rows)
-        return incoming.blocks[incoming.num_held : num_blocks]
+        """Of its blocks, those that the transfer fills, in the order of places."""
+        first = self._layout.num_state_blocks
+        last = self._requests.table_size(incoming.num_rows)
+        blocks = incoming.blocks
+        return blocks[first + incoming.num_held : last] + blocks[:first]
 
     def await_landing(self, incoming: Incoming) -> None:
         self._landing.join(incoming.key, self._received(incoming))

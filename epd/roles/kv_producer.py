@@ -101,7 +101,7 @@ class KvProducer(Component[Request]):
                 request.num_whole = max(num_full, num_said)
         else:
             num_full = request.num_computed // self._layout.block_size
-        order = self._order(outgoing, request, min(num_full, len(request.block_table)))
+        order = self._order(outgoing, request, min(num_full, len(self._by_place(request))))
         if num_ready := order.num_ready(num_groups):
             self._rooms.fire(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
 
@@ -126,7 +126,15 @@ class KvProducer(Component[Request]):
         num_blocks = self._requests.num_blocks_for(len(request.prompt))
         num_whole = num_full if request.num_whole is None else request.num_whole
         num_whole = min(max(num_whole, num_held), num_blocks)
-        return KvOrder(num_held, num_whole, num_blocks, self._layout.slots_per_block)
+        layout = self._layout
+        return KvOrder(
+            num_held, num_whole, num_blocks, layout.slots_per_block, layout.num_state_blocks
+        )
+
+    def _by_place(self, request: Request) -> tuple[int, ...]:
+        """Its blocks as they are counted here: those of its state last."""
+        first = self._layout.num_state_blocks
+        return request.block_table[first:] + request.block_table[:first]
 
     def _places(self, outgoing: Outgoing, request: Request, start: int, stop: int) -> list[int]:
         """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
@@ -140,7 +148,7 @@ class KvProducer(Component[Request]):
         request = self._handed_over.get(outgoing.key)
         if request is None:
             return None
-        num_blocks = len(request.block_table)
+        num_blocks = len(request.block_table) - self._layout.num_state_blocks
         return KvState(
             num_tokens=len(request.prompt),
             first_token=request.output[0],
@@ -167,7 +175,8 @@ class KvProducer(Component[Request]):
         places = self._places(outgoing, request, outgoing.written_nbytes, outgoing.ready_nbytes)
         wanted = dict.fromkeys(place // slots_per_block for place in places)
         landed = [held.pop(index) for index in list(held) if index not in wanted]
-        new = {i: request.block_table[i] for i in wanted if i not in held}
+        table = self._by_place(request)
+        new = {i: table[i] for i in wanted if i not in held}
         self._requests.pool.share(new.values())
         held.update(new)
         self._requests.return_blocks(tuple(landed))
@@ -188,7 +197,7 @@ class KvProducer(Component[Request]):
             return None
         places = self._places(outgoing, request, start, start + outgoing.part_nbytes)
         size, held = self._layout.slots_per_block, self._held.get(outgoing.key, {})
-        table = {**dict(enumerate(request.block_table)), **held}
+        table = {**dict(enumerate(self._by_place(request))), **held}
         source = [table[place // size] * size + place % size for place in places]
         target = [grant.slots[place - grant.num_held] for place in places]
         if self._layout.ranks or (grant.layout is not None and grant.layout.ranks):

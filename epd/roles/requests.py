@@ -85,6 +85,7 @@ class Requests(Component[Request]):
                 config.min_partial_tokens,
             ),
             self.cost,
+            engine.kv_layout.num_state_blocks,
         )
         self._requests: dict[str, Request] = {}
         self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
@@ -95,7 +96,8 @@ class Requests(Component[Request]):
         self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=ahead)
         self.on_reserved: Reserved = lambda request, blocks, num_held: None
         self._scores = PromptScores()
-        self.caching = config.prefix_caching
+        # A beginning is found only with the state behind it, and none is kept there.
+        self.caching = config.prefix_caching and not engine.kv_layout.tensors
         self.totals = Counter[str]()  # since the start, for metrics
         self._speculation = Speculation(config.speculative, self.totals)
         self.reports = Reports(actor)
@@ -148,7 +150,12 @@ class Requests(Component[Request]):
             self.actor.send(request.gateway, here)
 
     def num_blocks_for(self, num_tokens: int) -> int:
+        """Those that hold the tokens."""
         return -(-num_tokens // self.engine.kv_layout.block_size)
+
+    def table_size(self, num_tokens: int) -> int:
+        """Blocks of a sequence of so many tokens: those of its state, too."""
+        return self.engine.kv_layout.num_state_blocks + self.num_blocks_for(num_tokens)
 
     def reserve(self, request: Request) -> None:
         """Wait for blocks for its KV, which will be received, and tell `on_reserved` when they are
@@ -270,7 +277,8 @@ class Requests(Component[Request]):
         first, num_full = request.num_published, num_computed // self.engine.kv_layout.block_size
         if self.caching and num_full > first:
             keys = self._keys(request, num_computed)[first:num_full]
-            for block, key in zip(request.block_table[first:], keys, strict=False):
+            table = request.block_table[self.engine.kv_layout.num_state_blocks :]
+            for block, key in zip(table[first:], keys, strict=False):
                 self.pool.publish(block, key)
             request.num_published = num_full
 

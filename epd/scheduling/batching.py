@@ -177,10 +177,17 @@ class BatchScheduler(Generic[T]):
     """Admission by rank and blocks, preemption of the youngest, one token budget per step."""
 
     def __init__(
-        self, pool: BlockPool, block_size: int, bounds: Bounds, cost: StepCost | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        bounds: Bounds,
+        cost: StepCost | None = None,
+        num_state_blocks: int = 0,
     ) -> None:
+        """`num_state_blocks`: the first of every table, which hold no tokens."""
         self._pool = pool
         self._block_size = block_size
+        self._num_state_blocks = num_state_blocks
         self._bounds = bounds
         self._cost = cost
         self._queue = _Queue[T]()  # prompts
@@ -204,7 +211,8 @@ class BatchScheduler(Generic[T]):
         return self.num_running < self._bounds.max_running
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        """Of the table of a sequence with so many tokens."""
+        return self._num_state_blocks - (-num_tokens // self._block_size)
 
     @property
     def decoding(self) -> Iterable[T]:
@@ -240,12 +248,12 @@ class BatchScheduler(Generic[T]):
 
     def _room(self, entry: T) -> int:
         """Tokens behind its last expected one that its blocks have room for."""
-        return len(entry.block_table) * self._block_size - entry.num_expected
+        num_blocks = len(entry.block_table) - self._num_state_blocks
+        return num_blocks * self._block_size - entry.num_expected
 
     def _lacking(self) -> list[T]:
         """Who decodes and has no place for its next token."""
-        size = self._block_size
-        return [e for e in self._decoding.values() if len(e.block_table) * size < e.num_expected]
+        return [entry for entry in self._decoding.values() if self._room(entry) < 0]
 
     def victim(self) -> T | None:
         """Who must give its blocks up now, for decodes to take their next token; None: nobody.
@@ -293,6 +301,8 @@ class BatchScheduler(Generic[T]):
                 return
             line.leave(entry.key)
             blocks, num_found = taken
+            first = len(blocks) - self._num_state_blocks
+            blocks = blocks[first:] + blocks[:first]
             if not reserves:
                 self._prefilling[entry.key] = entry
             yield Admission(entry, blocks, num_found * self._block_size, reserves)
@@ -364,12 +374,7 @@ class BatchScheduler(Generic[T]):
         return step
 
     def _decodes(self, budget: int) -> list[T]:
-        size = self._block_size
-        decodes = [
-            e
-            for e in self._decoding.values()
-            if e.num_left > 0 and len(e.block_table) * size >= e.num_expected
-        ]
+        decodes = [e for e in self._decoding.values() if e.num_left > 0 and self._room(e) >= 0]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget

@@ -10,8 +10,10 @@ KV becomes final in two ways.  When a chunk of the prompt has been computed, all
 filled are final, whole.  While the last chunk is computed, what is left becomes final layer by
 layer, in all of its blocks at once.  So places are sent in this order: the blocks that were full
 before the last chunk, one after the other; then, group by group, the slots of the blocks behind
-them.  What the receiver holds already comes before all of that and is not sent.  How much can be
-sent is then one number, and so is how much has been.
+them.  What the receiver holds already comes before all of that and is not sent.  Blocks of the
+sequence's state, which every token changes, come behind all of it: they are counted behind those of
+the prompt, and final with its last token.  How much can be sent is then one number, and so is how
+much has been.
 
 Both ends know the order from four numbers, and one of them, `num_whole`, is known to the sender
 alone: it travels in the commit.
@@ -32,11 +34,13 @@ class KvOrder:
     num_whole: int  # up to here blocks are sent whole; those behind by groups of layers
     num_blocks: int
     slots_per_block: int
+    num_state_blocks: int = 0  # behind them
 
     @property
     def num_slots(self) -> int:
         """All that is sent."""
-        return (self.num_blocks - self.num_held) * self.slots_per_block
+        num_blocks = self.num_blocks - self.num_held + self.num_state_blocks
+        return num_blocks * self.slots_per_block
 
     def num_ready(self, num_groups: int) -> int:
         """Slots that can be sent when so many groups of the last chunk are computed."""
@@ -50,7 +54,7 @@ class KvOrder:
     def _place(self, index: int) -> int:
         at = self.num_held * self.slots_per_block + index
         behind = at - self.num_whole * self.slots_per_block
-        if behind < 0:
+        if behind < 0 or at >= self.num_blocks * self.slots_per_block:
             return at
         group, block = divmod(behind, self.num_blocks - self.num_whole)
         return (self.num_whole + block) * self.slots_per_block + group

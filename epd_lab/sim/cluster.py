@@ -21,16 +21,6 @@ from epd.config import (
     PrefillConfig,
     Timing,
 )
-from epd.fsm.kernel import Event, Machine, State
-from epd.fsm.outgoing import GrantReceived
-from epd.fsm.request import (
-    DeadlinePassed,
-    LastTokenSampled,
-    Request,
-    S,
-    Scheduled,
-    TokenSampled,
-)
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
@@ -40,7 +30,7 @@ from epd.topology import Roles, name_instances, parse_groups
 from epd.transport import whole_file
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
-from epd_lab.sim import golden
+from epd_lab.sim import golden, signs
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
@@ -100,6 +90,7 @@ class Settings:
     disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
     disk_knows_all: bool = False  # rows of every image that will be asked for, from the start
     num_blocks: int = 64
+    has_state: bool = False  # besides KV, a state of fixed size for each sequence
     costs: Costs = Costs()
     restart_after_s: float = 0.5
     rank_lingers_s: float = 0.0  # a rank whose leader has died, at most
@@ -170,9 +161,7 @@ class Cluster:
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
-        world.watch(
-            self._count, Scheduled, GrantReceived, TokenSampled, LastTokenSampled, DeadlinePassed
-        )
+        world.watch(partial(signs.count, world, settings.has_state), *signs.EVENTS)
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
         self.on_deliver: OnDeliver | None = None  # in place of a role's own
@@ -333,7 +322,9 @@ class Cluster:
             quantum_s = settings.engine.max_quantum_ms / 1e3 if size == 1 else 0.0
             engines.vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
         if "prefill" in roles or "decode" in roles:
-            language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            language = SimLanguageEngine(
+                device, settings.costs, settings.num_blocks, has_state=settings.has_state
+            )
             engines.language = language.share(size) if size > 1 else language
         return engines
 
@@ -346,21 +337,6 @@ class Cluster:
     def _steps(self, process: SimProcess, what: str, batch: Sequence[object]) -> None:
         self.world.fired["full_step"] += len(batch) == self.settings.decode.max_running
         self.on_call(process, what, batch)
-
-    def _count(
-        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
-    ) -> None:
-        """What no transition shows."""
-        if isinstance(event, Scheduled) and event.num_cached:
-            self.world.fired["prefix_hit"] += 1
-        if isinstance(event, GrantReceived) and event.grant.num_held:
-            self.world.fired["kv_held"] += 1
-        if isinstance(event, TokenSampled | LastTokenSampled):
-            self.world.fired["draft_accepted"] += len(event.accepted)
-        if isinstance(event, DeadlinePassed) and target in (S.FINISHED, S.FINISHING):
-            self.world.fired["cut_at_its_deadline"] += 1
-        if isinstance(machine, Request) and machine.num_rejected:
-            self.world.fired["draft_rejected"] += 1
 
     # --- healing ----------------------------------------------------------------------------------
 

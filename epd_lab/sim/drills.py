@@ -19,6 +19,7 @@ from epd_lab.sim.network import Conditions
 from epd_lab.sim.recovery_drills import RECOVERY_DRILLS
 from epd_lab.sim.scheduling_drills import SCHEDULING_DRILLS
 from epd_lab.sim.staged_drills import STAGED_DRILLS
+from epd_lab.sim.state_drills import STATE_DRILLS
 from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.tier_drills import TIER_DRILLS
 from epd_lab.sim.transfer import DataConditions
@@ -300,6 +301,7 @@ DRILLS: tuple[Drill, ...] = (
     *TIER_DRILLS,
     *SCHEDULING_DRILLS,
     *STAGED_DRILLS,
+    *STATE_DRILLS,
     *ANSWER_DRILLS,
     *FAULT_DRILLS,
     *GROUP_DRILLS,

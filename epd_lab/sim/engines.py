@@ -175,13 +175,16 @@ class _Launched:
 class SimLanguageEngine:
     """The `LanguageEngine` port."""
 
-    kv_layout = golden.KV_LAYOUT
     row_contract: RowContract | None = golden.ROW_CONTRACT
     max_context = 4096
     kv_in_place = True
     row_memory: RowMemory  # once attached
 
-    def __init__(self, device: SimDevice, costs: Costs, num_blocks: int) -> None:
+    def __init__(
+        self, device: SimDevice, costs: Costs, num_blocks: int, *, has_state: bool = False
+    ) -> None:
+        self.kv_layout = golden.STATE_LAYOUT if has_state else golden.KV_LAYOUT
+        self._num_state_blocks = self.kv_layout.num_state_blocks
         self.device = device
         self.num_blocks = self.num_landing_blocks = num_blocks
         self.violations: list[str] = []  # what a step found wrong in its own memory
@@ -194,7 +197,7 @@ class SimLanguageEngine:
 
     def share(self, num_ranks: int) -> SimLanguageEngine:
         """Be one of so many ranks, each of which has the one head that there is."""
-        self.kv_layout = msgspec.structs.replace(golden.KV_LAYOUT, ranks=((0, 1),) * num_ranks)
+        self.kv_layout = msgspec.structs.replace(self.kv_layout, ranks=((0, 1),) * num_ranks)
         return self
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
@@ -269,7 +272,8 @@ class SimLanguageEngine:
 
     def _prefix(self, sequence: StepSequence) -> bytes:
         """The records of the tokens before it, put together from both layers."""
-        words = array("Q", b"".join(self.kv_views(sequence.block_table)))
+        table = sequence.block_table[self._num_state_blocks :]
+        words = array("Q", b"".join(self.kv_views(table)))
         records = array("Q", bytes(len(words) * 8))
         for token in range(BLOCK_SIZE):
             for layer in range(NUM_LAYERS):
@@ -278,15 +282,16 @@ class SimLanguageEngine:
         return records.tobytes()[: sequence.start * RECORD_NBYTES]
 
     def _run(self, sequence: StepSequence, prefix: bytes) -> Outcome:
-        start, table = sequence.start, sequence.block_table
+        start, table = sequence.start, sequence.block_table[self._num_state_blocks :]
         needed = start + len(sequence.token_ids)
         if PENDING in sequence.token_ids:
             return StepFailure("it waits for a token that the previous step did not sample")
         if needed > len(table) * BLOCK_SIZE:
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
-        if not self.is_leased(table):
+        if not self.is_leased(sequence.block_table):
             self.violations.append(f"{sequence.request_id}: its blocks were given back in a step")
         written = {table[at // BLOCK_SIZE] for at in range(start, needed)}
+        written.update(sequence.block_table[: self._num_state_blocks])
         if any(map(self.is_published, written)):
             self.violations.append(f"{sequence.request_id}: wrote what others can find")
         if prefix[12::RECORD_NBYTES] != _INDEX_LOW[:start]:
@@ -298,6 +303,7 @@ class SimLanguageEngine:
         records = self._records(sequence, prefix)
         self._store(sequence, records, last_layer=NUM_LAYERS - 1)
         kv = prefix + b"".join(records)
+        self._advance(sequence, prefix, kv[len(prefix) :])
         params, prompt = sequence.sample, _scores(sequence, records)
         if params is None:
             return ChunkScores(prompt) if prompt else None
@@ -329,10 +335,23 @@ class SimLanguageEngine:
             records.append(last)
         return records
 
+    def _advance(self, sequence: StepSequence, prefix: bytes, new: bytes) -> None:
+        """Its state, by the tokens of the chunk: from what is in its blocks, right or wrong."""
+        for index, block in enumerate(sequence.block_table[: self._num_state_blocks]):
+            at = block * BLOCK_NBYTES
+            stored = self._kv[at : at + golden.STATE_NBYTES]
+            before = bytes(stored) if sequence.start else b""
+            if before and before != golden.state(b"", prefix, index):
+                self.violations.append(f"{sequence.request_id}: the state of another text")
+            if sequence.num_drafts:
+                self.violations.append(f"{sequence.request_id}: a state that drafts have changed")
+            stored[:] = golden.state(before, new, index)
+
     def _store(self, sequence: StepSequence, records: list[bytes], last_layer: int) -> None:
         """Each layer's part of them, up to this layer, at the places of the chunk's tokens."""
+        table = sequence.block_table[self._num_state_blocks :]
         for index, record in enumerate(records, sequence.start):
-            block = sequence.block_table[index // BLOCK_SIZE]
+            block = table[index // BLOCK_SIZE]
             for layer in range(last_layer + 1):
                 place = layer * BLOCK_SIZE + index % BLOCK_SIZE
                 at = block * BLOCK_NBYTES + place * PART_NBYTES

@@ -3,8 +3,10 @@
 A key-value record of 16 bytes stands for one token's KV: 12 bytes that depend on every token, every
 embedding row and every rope position before it, and its index.  The next token depends on all
 records, so one wrong, missing or swapped record changes the answer, and on all that the request's
-sampling reads (`sampler.py`).  A row of 32 bytes stands for an embedding: its first half for the
-main embedding, its second for deepstack; both depend on the image and the row's index.
+sampling reads (`sampler.py`).  A model with a state (`STATE_LAYOUT`) keeps running hashes of all
+records besides: one in each block of the state.  A row of 32 bytes stands for an embedding: its
+first half for the main embedding, its second for deepstack; both depend on the image and the row's
+index.
 
 What is right is computed from the request alone, in one place and in one go: no block, no chunk, no
 engine and no message is part of it.
@@ -15,11 +17,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from epd.engine.base import MediaLayout, RopePositions
-from epd.messages import KvLayout, RowContract, SamplingParams, TokenLogprobs
+from epd.messages import KvLayout, RowContract, SamplingParams, StateTensor, TokenLogprobs
 from epd_lab.sim.sampler import Past, sample, score_of
 
 RECORD_NBYTES = 16
@@ -35,6 +40,21 @@ KV_LAYOUT = KvLayout(
     head_dim=1,
     dtype="float32",
     block_nbytes=BLOCK_SIZE * RECORD_NBYTES,
+)
+NUM_STATE_BLOCKS = 2
+STATE_NBYTES = 4  # of each
+STATE_LAYOUT = msgspec.structs.replace(
+    KV_LAYOUT,
+    tensors=(
+        StateTensor(
+            name="hash",
+            num_layers=1,
+            num_pieces=NUM_STATE_BLOCKS,
+            shape=(KV_LAYOUT.block_nbytes,),
+            dtype="uint8",
+            piece_nbytes=KV_LAYOUT.block_nbytes,
+        ),
+    ),
 )
 ROW_CONTRACT = RowContract(hidden=4, row_width=8, num_deepstack=1, dtype="float32", row_nbytes=32)
 
@@ -76,6 +96,12 @@ def record(previous: bytes, index: int, token_id: int, rope: int, row: bytes) ->
     """The KV record of one token, from the record before it."""
     content = previous[:12] + struct.pack("<iq", token_id, rope) + row
     return hashlib.blake2b(content, digest_size=12).digest() + struct.pack("<I", index)
+
+
+def state(previous: bytes, records: bytes, block: int) -> bytes:
+    """One block's running hash, from the hash before these records; of none, if it is empty."""
+    before = int.from_bytes(previous, "little") if previous else block + 1
+    return zlib.crc32(records, before).to_bytes(STATE_NBYTES, "little")
 
 
 def rope_positions(num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:

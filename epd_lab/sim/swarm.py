@@ -162,7 +162,8 @@ def draw_plan(seed: int) -> Plan:
     settings = _draw_settings(random)
     may_fail = excuse(topology, faults, conditions, data)
     if random.chance(0.1, "blocks for few"):
-        settings = replace(settings, num_blocks=12)
+        num_blocks = 12 + golden.NUM_STATE_BLOCKS * settings.has_state
+        settings = replace(settings, num_blocks=num_blocks)
         may_fail = replace(may_fail, kinds=may_fail.kinds | {"capacity"})
     return Plan(
         seed,
@@ -199,7 +200,8 @@ def _num_drafts(random: KeyedRandom) -> int:
 
 
 def _draw_settings(random: KeyedRandom) -> Settings:
-    """Pools that are sometimes too small for everybody at once, not for a single request."""
+    """Pools that are sometimes too small for everybody at once, not for a single request; every
+    fifth model has a state."""
     settings = Settings()
     num_slots = random.pick((12, 24), "slots")
     share = random.pick((0.5, 1.0), "share")
@@ -212,13 +214,16 @@ def _draw_settings(random: KeyedRandom) -> Settings:
         hedge_after_s=0.01 if is_eager else settings.prefill.hedge_after_s,
         min_measured_loads=1 if is_eager else settings.prefill.min_measured_loads,
     )
+    has_state = not _num_drafts(random) and random.chance(0.3, "a state")
+    num_blocks = random.pick((24, 40, 64), "blocks")
     return replace(
         settings,
         prefill=prefill,
         encode=_draw_encode(random, settings.encode),
         engine=_draw_engine(random, settings.engine),
         disk=_draw_disk(random),
-        num_blocks=random.pick((24, 40, 64), "blocks"),
+        num_blocks=num_blocks + golden.NUM_STATE_BLOCKS * has_state,
+        has_state=has_state,
     )
 
 

@@ -151,10 +151,15 @@ class Driver:
         rope = self.language.rope_positions(len(token_ids), layouts)
         params = {"max_tokens": 16, "stop_token_ids": end_tokens(self.model_dir)} | sampling
         request = Request(name, token_ids, layouts, rows, rope, sampling=SamplingParams(**params))
-        total = len(token_ids) + request.sampling.max_tokens
-        size = self.language.kv_layout.block_size
-        request.blocks = [self.free.pop() for _ in range(-(-total // size))]
+        self.lease(request)
         return request
+
+    def lease(self, request: Request) -> None:
+        """All blocks that it can need."""
+        total = len(request.token_ids) + request.sampling.max_tokens
+        layout = self.language.kv_layout
+        num_blocks = layout.num_state_blocks - (-total // layout.block_size)
+        request.blocks = [self.free.pop() for _ in range(num_blocks)]
 
     async def step(self, requests: Sequence[Request], chunk: int) -> None:
         """One step of all unfinished requests."""

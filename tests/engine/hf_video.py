@@ -30,6 +30,7 @@ _CLASSES = {
     "qwen2_5_vl": ("qwen2_vl", "Qwen2VLVideoProcessor"),
     "qwen3_vl": ("qwen3_vl", "Qwen3VLVideoProcessor"),
     "qwen3_vl_moe": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+    "qwen3_5": ("qwen3_vl", "Qwen3VLVideoProcessor"),
 }
 
 

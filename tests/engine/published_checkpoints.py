@@ -10,7 +10,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,16 @@ def _qwen3_vl(tie: bool, *text: int, **more: Any) -> dict[str, Any]:
             "out_hidden_size": text[0], "deepstack_visual_indexes": levels,
         },
     }  # fmt: skip
+
+
+def _qwen3_5(tie: bool, value_heads: int, *text: int) -> dict[str, Any]:
+    types = (["linear_attention"] * 3 + ["full_attention"]) * (text[2] // 4)
+    more = {"layer_types": types, "linear_num_value_heads": value_heads}
+    return {
+        "tie_word_embeddings": tie,
+        "text_config": _text(*text, tie_word_embeddings=tie, **more),
+        "vision_config": {"out_hidden_size": text[0]},
+    }
 
 
 def _llava(vocab: int, tie: bool, *text: int) -> dict[str, Any]:
@@ -141,6 +151,12 @@ PUBLISHED = {
         _qwen3_vl(False, 4096, 12288, 94, 64, 4, moe_intermediate_size=1536),
         1388, 235670022896, _INDEX,
     ),
+    "Qwen/Qwen3.5-9B": Published(
+        "qwen3_5", _qwen3_5(False, 32, 4096, 12288, 32, 16, 4), 775, 9653104368
+    ),
+    "Qwen/Qwen3.5-27B": Published(
+        "qwen3_5", _qwen3_5(False, 48, 5120, 17408, 64, 24, 4), 1199, 27781427952
+    ),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": Published(
         "llava_onevision", _llava(152000, True, 896, 4864, 24, 14, 2), 716, 893675552
     ),
@@ -188,6 +204,8 @@ _REDUCED_TEXT |= {"moe_intermediate_size": 48, "max_position_embeddings": 2048}
 _REDUCED_TEXT |= {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
     "v_head_dim": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
 }  # fmt: skip
 _REDUCED_TOKENS = {
     "vision_start_token_id": 259, "vision_end_token_id": 260, "image_token_id": 262,
@@ -213,6 +231,8 @@ def reduced(published: Published) -> dict[str, Any]:
     if published.family == "kimi_k25":
         text["num_key_value_heads"] = text["num_attention_heads"]
         config["projection_hidden_size"] = vision["hidden_size"]
+    if "partial_rotary_factor" in (text.get("rope_parameters") or ()):
+        text["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
     if "mrope_section" in (text.get("rope_scaling") or ()):
         text["rope_scaling"] = text["rope_scaling"] | {"mrope_section": [2, 3, 3]}
     if "image_grid_pinpoints" in config:
@@ -239,13 +259,26 @@ def tensors_of(published: Published, config: Mapping[str, Any]) -> dict[str, Sha
         name: tuple(_product(word, sizes) for word in shape.split())
         for pattern, shape in patterns.items()
         for name in _names(pattern, sizes)
+        if _is_there(name, text.get("layer_types"))
     }
+
+
+def _is_there(name: str, layer_types: Sequence[str] | None) -> bool:
+    """Each layer of a hybrid has one kind of attention."""
+    found = re.search(r"language_model\.layers\.(\d+)\.(linear|self)_attn", name)
+    if found is None or layer_types is None:
+        return True
+    return layer_types[int(found[1])].startswith("linear") == (found[2] == "linear")
 
 
 def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
     hidden, heads = text["hidden_size"], text["num_attention_heads"]
     head = text.get("head_dim") or hidden // heads
     patch = vision.get("patch_size", 0)
+    keys = text.get("linear_num_key_heads", 0) * text.get("linear_key_head_dim", 0)
+    value_heads, value_head = (
+        text.get(name, 0) for name in ("linear_num_value_heads", "linear_value_head_dim")
+    )
     places = (vision["image_size"] // patch) ** 2 if "image_size" in vision else 0
     return {
         "vocab": text["vocab_size"],
@@ -260,6 +293,11 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "dense": text.get("first_k_dense_replace", 0),
         "sparse": text["num_hidden_layers"],
         **_latent_sizes(text),
+        "value_heads": value_heads,
+        "value_head": value_head,
+        "values": value_heads * value_head,
+        "channels": 2 * keys + value_heads * value_head,
+        "kernel": text.get("linear_conv_kernel_dim", 0),
         "moe": text.get("moe_intermediate_size", 0),
         "tower": vision.get("embed_dim") or vision.get("hidden_size", 0),
         "tower_ffn": vision.get("intermediate_size", 0),

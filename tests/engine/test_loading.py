@@ -340,5 +340,5 @@ def test_rope_that_couples_sequences_is_refused(tmp_path: Path, model_dir: Any) 
 
 
 def test_a_pool_without_a_block_is_refused(model_dir: Any) -> None:
-    with pytest.raises(ConfigError, match="kv_nbytes is 100, less than one KV block"):
+    with pytest.raises(ConfigError, match="kv_nbytes is 100, less than the"):
         build_language(model_dir("llama"), EngineConfig(threads=1, kv_nbytes=100))

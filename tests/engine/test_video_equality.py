@@ -18,7 +18,8 @@ from tests.engine.driver import Driver, Request, end_tokens
 from tests.engine.reference import reference_generate, reference_inputs, reference_logits
 from tests.engine.video_cases import Case, cases
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # tests/roles: the bundled one
+# tests/roles: the bundled one
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 NEW_TOKENS = 8
 NOBODY = Address("e", 1, "")
 
@@ -52,9 +53,7 @@ async def prepared(serving: Driver, name: str, case: Case) -> Request:
     rope = serving.language.rope_positions(len(prompt.token_ids), layouts)
     params = SamplingParams(max_tokens=NEW_TOKENS, stop_token_ids=end_tokens(serving.model_dir))
     request = Request(name, list(prompt.token_ids), layouts, rows, rope, sampling=params)
-    total = len(request.token_ids) + NEW_TOKENS
-    size = serving.language.kv_layout.block_size
-    request.blocks = [serving.free.pop() for _ in range(-(-total // size))]
+    serving.lease(request)
     return request
 
 

@@ -26,10 +26,12 @@ FAMILIES = (
     "qwen3",
     "llama",
     "kimi_k25",
+    "qwen3_5",
 )
-VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25")
+VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25", "qwen3_5")
 WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25")
-SEAM_ONLY = ("kimi_k25",)  # whose layers the fused decoder does not know
+WITH_STATES = ("qwen3_5",)  # which groups refuse
+SEAM_ONLY = ("kimi_k25", "qwen3_5")  # whose layers the fused decoder does not know
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
 
 _IMAGE, _VIDEO, _VISION_START, _VISION_END = 262, 263, 259, 260
@@ -104,6 +106,20 @@ def _qwen3_vl_moe() -> dict[str, Any]:
     return config
 
 
+def _qwen3_5() -> dict[str, Any]:
+    config = _qwen3_vl()
+    rope = config["text_config"]["rope_parameters"] | {"partial_rotary_factor": 0.5}
+    rope["mrope_section"] = [2, 1, 1]
+    config["text_config"] |= {
+        "num_hidden_layers": 4, "head_dim": 16, "rope_parameters": rope,
+        "layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }  # fmt: skip
+    del config["vision_config"]["deepstack_visual_indexes"]
+    return config
+
+
 def _llava_onevision() -> dict[str, Any]:
     vision = {
         "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64,
@@ -155,6 +171,7 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl()),
     "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", _qwen3_vl()),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe()),
+    "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", _qwen3_5()),
     "llava_onevision": (
         "LlavaOnevisionConfig",
         "LlavaOnevisionForConditionalGeneration",

@@ -26,7 +26,13 @@ from epd.engine.base import Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
 from epd.roles.compose import Engines
-from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, WITHOUT_VIDEOS, cached_model
+from tests.engine.tiny_models import (
+    EMBEDDED,
+    VISION_FAMILIES,
+    WITH_STATES,
+    WITHOUT_VIDEOS,
+    cached_model,
+)
 from tests.engine.video_cases import Case
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, ask_case, question
@@ -44,7 +50,8 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "ahead": (False, True),
     "drafting": (False, True),  # speculative decoding by prompt lookup
 }
-WHOLE = {**DIMENSIONS, "chunk": (1, 7, 16, 64, 1024), "family": ("embedded", *VISION_FAMILIES)}
+FAMILIES = [f for f in VISION_FAMILIES if f not in WITH_STATES]  # those: tests/roles/test_states
+WHOLE = {**DIMENSIONS, "chunk": (1, 7, 16, 64, 1024), "family": ("embedded", *FAMILIES)}
 MORE = {**WHOLE, "chunk": (7, 16, 64, 1024)}  # chunks of one token: test_exactness
 IS_WHOLE = os.environ.get("EPD_EXACTNESS") == "whole"
 INSTANCES = {

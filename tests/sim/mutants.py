@@ -41,6 +41,7 @@ from tests.sim import (
     scheduling_mutants,
     speculation_mutants,
     staged_mutants,
+    state_mutants,
     tier_mutants,
     told_mutants,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "scheduling_mutants",
     "speculation_mutants",
     "staged_mutants",
+    "state_mutants",
     "tier_mutants",
     "told_mutants",
 ]

@@ -47,6 +47,8 @@ class ModelAdapter:
         r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.[kv]_scale$"
     )  # fmt: skip
 
+    layer_types: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # that it has, at most
+
     # How weights are cut for tensor parallelism, where transformers does not say so itself: by
     # name, with * for the index of a layer.
     tp_plan: ClassVar[Mapping[str, str]] = {}
@@ -77,11 +79,11 @@ class ModelAdapter:
 
     def _check_supported(self) -> None:
         """Refuse what the common code would compute wrongly.  Raises ModelError."""
-        kinds = set(getattr(self.text_config, "layer_types", None) or ()) - {"full_attention"}
-        if kinds:
+        types = set(getattr(self.text_config, "layer_types", None) or ()) - self.layer_types
+        if types:
             raise ModelError(
-                f"{self.checkpoint.directory} uses {', '.join(sorted(kinds))}, which this engine "
-                "lacks; use a checkpoint with full attention only"
+                f"{self.checkpoint.directory} uses {', '.join(sorted(types))}, which this engine "
+                f"lacks for it; use a checkpoint with {' and '.join(sorted(self.layer_types))} only"
             )
         # Frequencies that depend on the length of the whole row would couple the sequences of a
         # step: an answer would depend on its neighbours.

@@ -11,7 +11,7 @@ from epd.fsm import generation
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Record
-from epd_lab.sim.golden import BLOCK_SIZE, ROW_NBYTES
+from epd_lab.sim.golden import BLOCK_SIZE, NUM_STATE_BLOCKS, ROW_NBYTES
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.workload import Ask
 
@@ -60,5 +60,6 @@ class Answers(Checker):
         slot_rows = settings.prefill.slot_nbytes // ROW_NBYTES
         num_slots = sum(-(-image.num_rows // slot_rows) for _, image in placed)
         num_blocks = -(-(len(token_ids) + ask.max_tokens) // BLOCK_SIZE)
+        num_blocks += NUM_STATE_BLOCKS * settings.has_state
         has_slots = num_slots <= settings.prefill.pool_nbytes // settings.prefill.slot_nbytes
         return num_blocks <= settings.num_blocks and has_slots

@@ -57,17 +57,19 @@ class FirstToken(Checker):
 
     def _work_s(self, ask: Ask) -> float:
         """All that it costs, with nothing shared and nothing at the same time."""
-        costs, data = self.context.cluster.settings.costs, self._data
+        settings, data = self.context.cluster.settings, self._data
+        costs = settings.costs
         token_ids, placed = ask.placed()
         work_s = 0.0
         nbytes = len(token_ids) * BLOCK_NBYTES / golden.BLOCK_SIZE
+        nbytes += golden.NUM_STATE_BLOCKS * BLOCK_NBYTES * settings.has_state
         for _, image in placed:
             patches = image.grid_thw[0] * image.grid_thw[1] * image.grid_thw[2]
             encode_s = costs.encode_base_s + patches * costs.encode_per_patch_s
             work_s += costs.preprocess_s + encode_s * (20 if image.flaw == "slow" else 1)
             work_s += 3 * costs.copy_s
             nbytes += image.num_rows * golden.ROW_NBYTES
-        num_steps = 2 + len(token_ids) // self.context.cluster.settings.engine.max_chunk_tokens
+        num_steps = 2 + len(token_ids) // settings.engine.max_chunk_tokens
         num_steps += ask.max_tokens
         work_s += num_steps * costs.step_base_s
         work_s += (len(token_ids) + ask.max_tokens) * costs.step_per_token_s

@@ -46,7 +46,7 @@ class Scopes(Checker):
         ):
             return
         layout = node.language.kv_layout
-        num_received = len(machine.slots) // layout.slots_per_block
+        num_received = len(machine.slots) // layout.slots_per_block - layout.num_state_blocks
         owner = node.instance.requests.get(machine.owner) if node.instance.requests else None
         if owner is not None:
             num_blocks = -(-len(owner.prompt) // layout.block_size)

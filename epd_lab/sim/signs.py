@@ -1,0 +1,55 @@
+"""What happened in a run that no transition shows, counted for drills."""
+
+from __future__ import annotations
+
+from epd.fsm.kernel import Event, Machine, State
+from epd.fsm.outgoing import GrantReceived
+from epd.fsm.request import (
+    DeadlinePassed,
+    LastTokenSampled,
+    Preempted,
+    RemoteKvArrived,
+    Request,
+    S,
+    Scheduled,
+    TokenSampled,
+)
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.world import World
+
+EVENTS = (
+    Scheduled,
+    GrantReceived,
+    TokenSampled,
+    LastTokenSampled,
+    DeadlinePassed,
+    RemoteKvArrived,
+    Preempted,
+)
+
+
+def count(
+    world: World,
+    has_state: bool,
+    process: SimProcess,
+    machine: Machine,
+    event: Event,
+    source: State,
+    target: State,
+) -> None:
+    """`has_state`: of the model."""
+    fired = world.fired
+    if isinstance(event, Scheduled) and event.num_cached:
+        fired["prefix_hit"] += 1
+    if isinstance(event, GrantReceived) and event.grant.num_held:
+        fired["kv_held"] += 1
+    if isinstance(event, TokenSampled | LastTokenSampled):
+        fired["draft_accepted"] += len(event.accepted)
+    if isinstance(event, DeadlinePassed) and target in (S.FINISHED, S.FINISHING):
+        fired["cut_at_its_deadline"] += 1
+    if isinstance(machine, Request) and machine.num_rejected:
+        fired["draft_rejected"] += 1
+    if has_state and isinstance(event, RemoteKvArrived):
+        fired["state_moved"] += 1
+    if has_state and isinstance(event, Preempted) and source != target:
+        fired["state_given_up"] += 1
