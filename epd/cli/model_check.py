@@ -18,6 +18,7 @@ VISION_FAMILIES = (
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
 )

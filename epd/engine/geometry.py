@@ -212,6 +212,7 @@ _FAMILIES: dict[str, _Family] = {
     "qwen3_vl": _qwen,
     "qwen3_vl_moe": _qwen,
     "qwen3_5": _qwen,
+    "qwen3_5_moe": _qwen,
     "llava_onevision": _llava_onevision,
     "kimi_k25": _kimi,
 }

@@ -89,6 +89,7 @@ _DEFAULTS = {
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
     "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
 }
 
 

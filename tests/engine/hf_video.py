@@ -31,6 +31,7 @@ _CLASSES = {
     "qwen3_vl": ("qwen3_vl", "Qwen3VLVideoProcessor"),
     "qwen3_vl_moe": ("qwen3_vl", "Qwen3VLVideoProcessor"),
     "qwen3_5": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+    "qwen3_5_moe": ("qwen3_vl", "Qwen3VLVideoProcessor"),
 }
 
 

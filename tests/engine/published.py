@@ -10,11 +10,10 @@ GitHub, 730 names).  Names of Qwen3-VL: the index of Cosmos-Reason2, an 8B in 4 
 QwenLM/Qwen3-VL.  `num_parameters` with a source: public scripts that check an index's `total_size`
 or count the numbers of all tensors.
 
-*Derived.*  Names of Qwen2.5-VL, Qwen3.5 (those of its layers that draft: vLLM's), LLaVA-OneVision,
-Qwen3 and Llama: those that transformers' classes had when the checkpoint was saved (that of
-LLaVA-OneVision from its conversion script), which its mappings for old checkpoints turn into
-today's.  Sizes and processors' settings: transformers' defaults and the model cards.  Sizes are not
-taken on trust: with names and shapes they must give
+*Derived.*  Names of Qwen2.5-VL, LLaVA-OneVision, Qwen3 and Llama: those that transformers' classes
+had when the checkpoint was saved (that of LLaVA-OneVision from its conversion script), which its
+mappings for old checkpoints turn into today's.  Sizes and processors' settings: transformers'
+defaults and the model cards.  Sizes are not taken on trust: with names and shapes they must give
 `num_parameters` exactly.  Without a source that number is what the record gives itself.
 
 A pattern has ranges in braces (`{layers}`) and a shape in words; config.json gives the numbers.
@@ -29,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Shape = tuple[int, ...]
-_ATTENTION = {
+ATTENTION = {
     "self_attn.q_proj.weight": "q hidden",
     "self_attn.k_proj.weight": "kv hidden",
     "self_attn.v_proj.weight": "kv hidden",
@@ -49,7 +48,7 @@ _EXPERTS = {
 _BIASES = {
     f"self_attn.{name}_proj.bias": size for name, size in {"q": "q", "k": "kv", "v": "kv"}.items()
 }
-_HEAD_NORMS = {"self_attn.q_norm.weight": "head", "self_attn.k_norm.weight": "head"}
+HEAD_NORMS = {"self_attn.q_norm.weight": "head", "self_attn.k_norm.weight": "head"}
 
 
 def stack(prefix: str, *layer: Mapping[str, str]) -> dict[str, str]:
@@ -96,7 +95,7 @@ _QWEN2_5_TOWER = {
     "visual.merger.ln_q.weight": "tower",
     "visual.patch_embed.proj.weight": "tower 3 2 patch patch",
 }
-_QWEN3_TOWER = {
+QWEN3_TOWER = {
     **with_biases(
         "model.visual.blocks.{blocks}.",
         {"attn.qkv": "3*tower tower", "attn.proj": "tower tower", "norm1": "tower"}
@@ -185,7 +184,7 @@ class Layout:
 
 LAYOUTS = {
     "qwen2_vl": Layout(
-        {**stack("model.", _ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_TOWER},
+        {**stack("model.", ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_TOWER},
         {
             "model_type": "qwen2_vl",
             "architectures": ["Qwen2VLForConditionalGeneration"],
@@ -205,7 +204,7 @@ LAYOUTS = {
         },
     ),
     "qwen2_5_vl": Layout(
-        {**stack("model.", _ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_5_TOWER},
+        {**stack("model.", ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_5_TOWER},
         {
             "model_type": "qwen2_5_vl",
             "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -227,8 +226,8 @@ LAYOUTS = {
     ),
     "qwen3_vl": Layout(
         {
-            **stack("model.language_model.", _ATTENTION, NORMS, MLP, _HEAD_NORMS),
-            **_QWEN3_TOWER,
+            **stack("model.language_model.", ATTENTION, NORMS, MLP, HEAD_NORMS),
+            **QWEN3_TOWER,
         },
         {
             "model_type": "qwen3_vl",
@@ -252,7 +251,7 @@ LAYOUTS = {
     ),
     "llava_onevision": Layout(
         {
-            **stack("language_model.model.", _ATTENTION, NORMS, MLP, _BIASES),
+            **stack("language_model.model.", ATTENTION, NORMS, MLP, _BIASES),
             **_SIGLIP,
         },
         {
@@ -291,7 +290,7 @@ LAYOUTS = {
         others=(*_TOKENIZER, "added_tokens.json", "special_tokens_map.json"),
     ),
     "qwen3": Layout(
-        stack("model.", _ATTENTION, NORMS, MLP, _HEAD_NORMS),
+        stack("model.", ATTENTION, NORMS, MLP, HEAD_NORMS),
         {
             "model_type": "qwen3",
             "architectures": ["Qwen3ForCausalLM"],
@@ -301,7 +300,7 @@ LAYOUTS = {
         template="tokenizer_config.json",
     ),
     "llama": Layout(
-        stack("model.", _ATTENTION, NORMS, MLP),
+        stack("model.", ATTENTION, NORMS, MLP),
         {
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],
@@ -313,55 +312,8 @@ LAYOUTS = {
         template="tokenizer_config.json",
     ),
 }  # fmt: skip
-_GATED = _ATTENTION | {"self_attn.q_proj.weight": "2*q hidden"} | _HEAD_NORMS
-_DELTA_NET = {
-    "linear_attn.in_proj_qkv.weight": "channels hidden",
-    "linear_attn.in_proj_z.weight": "values hidden",
-    "linear_attn.in_proj_a.weight": "value_heads hidden",
-    "linear_attn.in_proj_b.weight": "value_heads hidden",
-    "linear_attn.conv1d.weight": "channels 1 kernel",
-    "linear_attn.A_log": "value_heads",
-    "linear_attn.dt_bias": "value_heads",
-    "linear_attn.norm.weight": "value_head",
-    "linear_attn.out_proj.weight": "hidden values",
-}
-_MTP = {
-    "mtp.fc.weight": "hidden 2*hidden",
-    **{f"mtp.layers.0.{name}": shape for name, shape in (_GATED | NORMS | MLP).items()},
-    **{f"mtp.{name}.weight": "hidden" for name in ("norm", "pre_fc_norm_embedding")},
-    "mtp.pre_fc_norm_hidden.weight": "hidden",
-}
-LAYOUTS["qwen3_5"] = Layout(
-    {
-        **stack("model.language_model.", _GATED, _DELTA_NET, NORMS, MLP),
-        **{name: shape for name, shape in _QWEN3_TOWER.items() if "deepstack" not in name},
-        **_MTP,
-    },
-    {
-        "model_type": "qwen3_5",
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "text_config": {
-            "model_type": "qwen3_5_text", "hidden_act": "silu", "head_dim": 256,
-            "rms_norm_eps": 1e-06, "vocab_size": 248320, "max_position_embeddings": 262144,
-            "attention_bias": False, "attn_output_gate": True, "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-            "rope_parameters": {
-                "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
-                "mrope_interleaved": True, "mrope_section": [11, 11, 10],
-            },
-        },
-        "vision_config": {
-            "model_type": "qwen3_5", "hidden_size": 1152, "intermediate_size": 4304, "depth": 27,
-            "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
-            "num_position_embeddings": 2304, "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
-        },
-        "image_token_id": 248056, "video_token_id": 248057, "vision_start_token_id": 248053,
-        "vision_end_token_id": 248054,
-    },
-    files=LAYOUTS["qwen3_vl"].files,
-)  # fmt: skip
 LAYOUTS["qwen3_vl_moe"] = Layout(
-    {**stack("model.language_model.", _ATTENTION, NORMS, _EXPERTS, _HEAD_NORMS), **_QWEN3_TOWER},
+    {**stack("model.language_model.", ATTENTION, NORMS, _EXPERTS, HEAD_NORMS), **QWEN3_TOWER},
     {
         **LAYOUTS["qwen3_vl"].config,
         "model_type": "qwen3_vl_moe",

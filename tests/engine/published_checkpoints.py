@@ -18,9 +18,15 @@ from typing import Any
 from tests.engine import published as record
 from tests.engine.published import Layout
 from tests.engine.published_kimi import KIMI
+from tests.engine.published_qwen3_5 import QWEN3_5, QWEN3_5_MOE
 
 Shape = tuple[int, ...]
-LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI}
+LAYOUTS = {
+    **record.LAYOUTS,
+    "kimi_k25": KIMI,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5_MOE,
+}
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,12 @@ def _qwen3_vl(tie: bool, *text: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _qwen3_5(tie: bool, value_heads: int, *text: int) -> dict[str, Any]:
+def _qwen3_5(tie: bool, value_heads: int, *text: int, **experts: int) -> dict[str, Any]:
     types = (["linear_attention"] * 3 + ["full_attention"]) * (text[2] // 4)
     more = {"layer_types": types, "linear_num_value_heads": value_heads}
     return {
         "tie_word_embeddings": tie,
-        "text_config": _text(*text, tie_word_embeddings=tie, **more),
+        "text_config": _text(*text, tie_word_embeddings=tie, **more, **experts),
         "vision_config": {"out_hidden_size": text[0]},
     }
 
@@ -157,6 +163,14 @@ PUBLISHED = {
     "Qwen/Qwen3.5-27B": Published(
         "qwen3_5", _qwen3_5(False, 48, 5120, 17408, 64, 24, 4), 1199, 27781427952
     ),
+    "Qwen/Qwen3.5-35B-A3B": Published(
+        "qwen3_5_moe",
+        _qwen3_5(
+            False, 32, 2048, 0, 40, 16, 2,
+            moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        ),
+        1045, 35951822704,
+    ),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": Published(
         "llava_onevision", _llava(152000, True, 896, 4864, 24, 14, 2), 716, 893675552
     ),
@@ -206,6 +220,7 @@ _REDUCED_TEXT |= {
     "v_head_dim": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 _REDUCED_TOKENS = {
     "vision_start_token_id": 259, "vision_end_token_id": 260, "image_token_id": 262,
@@ -298,6 +313,7 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "values": value_heads * value_head,
         "channels": 2 * keys + value_heads * value_head,
         "kernel": text.get("linear_conv_kernel_dim", 0),
+        "shared": text.get("shared_expert_intermediate_size", 0),
         "moe": text.get("moe_intermediate_size", 0),
         "tower": vision.get("embed_dim") or vision.get("hidden_size", 0),
         "tower_ffn": vision.get("intermediate_size", 0),

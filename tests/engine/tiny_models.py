@@ -27,11 +27,12 @@ FAMILIES = (
     "llama",
     "kimi_k25",
     "qwen3_5",
+    "qwen3_5_moe",
 )
-VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25", "qwen3_5")
+VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25", "qwen3_5", "qwen3_5_moe")
 WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25")
-WITH_STATES = ("qwen3_5",)  # which groups refuse
-SEAM_ONLY = ("kimi_k25", "qwen3_5")  # whose layers the fused decoder does not know
+WITH_STATES = ("qwen3_5", "qwen3_5_moe")  # which groups refuse
+SEAM_ONLY = ("kimi_k25", *WITH_STATES)  # whose layers the fused decoder does not know
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
 
 _IMAGE, _VIDEO, _VISION_START, _VISION_END = 262, 263, 259, 260
@@ -113,10 +114,20 @@ def _qwen3_5() -> dict[str, Any]:
     config["text_config"] |= {
         "num_hidden_layers": 4, "head_dim": 16, "rope_parameters": rope,
         "layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
+        # A key of fewer numbers may have hardly any length: rounding decides where it points.
+        "linear_key_head_dim": 16, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
     }  # fmt: skip
     del config["vision_config"]["deepstack_visual_indexes"]
+    return config
+
+
+def _qwen3_5_moe() -> dict[str, Any]:
+    config = _qwen3_5() | {"tie_word_embeddings": False}
+    config["text_config"] |= {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 32,
+    }  # fmt: skip
     return config
 
 
@@ -172,6 +183,11 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", _qwen3_vl()),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe()),
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", _qwen3_5()),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeConfig",
+        "Qwen3_5MoeForConditionalGeneration",
+        _qwen3_5_moe(),
+    ),
     "llava_onevision": (
         "LlavaOnevisionConfig",
         "LlavaOnevisionForConditionalGeneration",

@@ -1,4 +1,5 @@
-"""Qwen3.5: gated delta-net layers beside full attention; a tower without deepstack."""
+"""Qwen3.5, dense and sparse: gated delta-net layers beside full attention; a tower without
+deepstack."""
 
 from __future__ import annotations
 
@@ -47,3 +48,9 @@ class Qwen3_5(Qwen3VL):
 
     def _layers(self, layer_type: str) -> list[int]:
         return [i for i, one in enumerate(self.text_config.layer_types) if one == layer_type]
+
+
+class Qwen3_5Moe(Qwen3_5):
+    model_type = "qwen3_5_moe"
+    modelling = "qwen3_5_moe.modeling_qwen3_5_moe"
+    class_name = "Qwen3_5MoeForConditionalGeneration"

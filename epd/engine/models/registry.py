@@ -6,14 +6,14 @@ from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.kimi import KimiK25
 from epd.engine.models.llava_onevision import LlavaOnevision
-from epd.engine.models.qwen3_5 import Qwen3_5
+from epd.engine.models.qwen3_5 import Qwen3_5, Qwen3_5Moe
 from epd.engine.models.qwen_vl import Qwen2_5VL, Qwen2VL, Qwen3VL, Qwen3VLMoe
 from epd.engine.models.text import Llama, Qwen3
 
 ADAPTERS: dict[str, type[ModelAdapter]] = {
     adapter.model_type: adapter
     for adapter in (
-        *(Qwen2VL, Qwen2_5VL, Qwen3VL, Qwen3VLMoe, Qwen3_5),
+        *(Qwen2VL, Qwen2_5VL, Qwen3VL, Qwen3VLMoe, Qwen3_5, Qwen3_5Moe),
         *(LlavaOnevision, KimiK25, Qwen3, Llama),
     )
 }
