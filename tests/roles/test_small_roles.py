@@ -102,6 +102,16 @@ async def test_who_is_not_listed_is_fenced(*, known: bool) -> None:
     assert not later.called
 
 
+async def test_of_a_group_every_rank_is_fenced() -> None:
+    made, plane, later, actor = doubts(True)
+    actor.peer_info.return_value.rank_pids = (8, 9)
+    plane.fence.side_effect = [True, True, False]
+    assert await made._fence(room(), PeerFenced()) is None and later.called
+    asked = [(one.args[0].instance_id, one.args[2]) for one in plane.fence.await_args_list]
+    name = PEER.instance_id
+    assert asked == [(name, 7), (f"{name}.1", 8), (f"{name}.2", 9)]
+
+
 async def test_who_is_listed_is_never_fenced() -> None:
     made, plane, later, _ = doubts(True, listed=True)
     transfer = room()
