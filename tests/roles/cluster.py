@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from epd.config import EngineConfig, GatewayConfig, InstanceConfig, Timing
 from epd.fsm.story import RecordingJournal
@@ -33,13 +33,17 @@ FAST = Timing(
 class Cluster:
     """A gateway and its instances."""
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Literal["auto", "fixed"] = "auto") -> None:
+        """`placement`: fixed where a test says who serves, since auto goes by how long steps take,
+        which is nobody's to say on a busy machine."""
         self.hub = LocalBusHub()
         self.memory = LocalMemory()
         self.clock = SystemClock()
         self.instances: dict[str, Instance] = {}
         self.gateway = Gateway(
-            self._ports("gateway", 1), GatewayConfig(timing=FAST), fingerprint="model"
+            self._ports("gateway", 1),
+            GatewayConfig(timing=FAST, placement=placement),
+            fingerprint="model",
         )
 
     def _ports(self, name: str, epoch: int) -> Ports:

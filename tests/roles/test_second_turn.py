@@ -95,7 +95,7 @@ async def test_only_what_is_new(topology: str, staged: bool) -> None:
     config = CONFIG
     executor = build_executor(config)
     vision = build_vision(CHECKPOINT, config, executor)
-    cluster = Cluster()
+    cluster = Cluster(placement="fixed")
     for letter, role in ROLES.items():
         for n in range(int(topology[0])):
             engines = Engines(vision=vision) if letter == "e" else Engines()
