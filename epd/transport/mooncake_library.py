@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -124,6 +125,7 @@ class Library:
         self.host = host
         self.config = config
         self.port: int = self._engine.get_rpc_port()
+        self._regions_at: Counter[int] = Counter()  # by address: one memory may be two of them
 
     @classmethod
     def acquire(cls, host: str, config: MooncakeConfig = MOONCAKE_OVER_TCP) -> Library:
@@ -140,14 +142,17 @@ class Library:
 
     def register(self, address: int, nbytes: int) -> None:
         """Peers may write there from now on.  Raises TransportError."""
-        if self._engine.register_memory(address, nbytes) != 0:
+        if not self._regions_at[address] and self._engine.register_memory(address, nbytes):
             raise TransportError(
                 f"mooncake cannot register {nbytes} bytes: raise the limit of locked memory "
                 "(ulimit -l unlimited), or lower pool_nbytes or kv_nbytes"
             )
+        self._regions_at[address] += 1
 
     def unregister(self, address: int) -> None:
-        self._engine.unregister_memory(address)
+        self._regions_at[address] -= 1
+        if not self._regions_at[address]:
+            self._engine.unregister_memory(address)
 
     def transfer(self, peer: str, pieces: Sequence[Piece]) -> End:
         """Write the pieces; blocks its thread, asleep most of the time."""

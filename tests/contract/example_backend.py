@@ -21,7 +21,15 @@ from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Region, TransportError, WriteFailed, WriteOutcome, Written
 from epd.transport.checksum import checksum_of
-from epd.transport.region import RegionIds, SlotRegion, WriteRefused, byte_views, check_shape, plan
+from epd.transport.region import (
+    RECUT,
+    RegionIds,
+    SlotRegion,
+    WriteRefused,
+    byte_views,
+    check_shape,
+    plan,
+)
 
 BOUNDED_S = 0.8
 NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.mem")
@@ -177,9 +185,10 @@ class MappedFiles:
 
 
 def _described(remote: RemoteRegion) -> str:
-    """All that a descriptor says, as the beginning of a file's name."""
-    shape = f"{remote.num_slots}x{remote.slot_nbytes}"
-    return f"{remote.instance_id}-{remote.epoch}-{remote.region_id}-{shape}"
+    """Whose memory, which and how much, as the beginning of a file's name: it may be cut finer."""
+    region_id = remote.region_id.removesuffix(RECUT)
+    nbytes = remote.num_slots * remote.slot_nbytes
+    return f"{remote.instance_id}-{remote.epoch}-{region_id}-{nbytes}"
 
 
 def _mark(path: str, instance_id: str, epoch: int) -> str:

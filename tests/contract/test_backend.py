@@ -26,7 +26,13 @@ from epd.transport.base import TransferEngine, TransportError
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.routing import RoutingTransferEngine
-from tests.contract.transfer_kit import TRANSFER_CHECKS, Check, name_of, pattern
+from tests.contract.transfer_kit import (
+    TRANSFER_CHECKS,
+    Check,
+    heads_land_where_slots_are_cut_into_them,
+    name_of,
+    pattern,
+)
 
 NAME = os.environ.get("EPD_BACKEND", "tests.contract.example_backend:MappedFiles")
 OPTIONS = os.environ.get("EPD_BACKEND_OPTIONS", '{"directory": "{tmp}"}')
@@ -42,7 +48,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class World:
-    """Engines of the named backend."""
+    """Engines of the named backend, and data planes over them."""
+
+    transport = NAME
 
     def __init__(self, tmp: Path) -> None:
         self.options: dict[str, Any] = json.loads(OPTIONS.replace("{tmp}", str(tmp)))
@@ -55,6 +63,15 @@ class World:
         engine = foreign.make(NAME, settings)
         self._engines.append(engine)
         return engine
+
+    def producer(self, instance_id: str) -> RoutingTransferEngine:
+        settings = BackendSettings(instance_id, 1, options=self.options)
+        plane = RoutingTransferEngine(settings, LocalMemory(), [named(NAME)], checksums="always")
+        self._engines.append(plane)
+        return plane
+
+    def consumer(self) -> RoutingTransferEngine:
+        return self.producer("consumer")
 
     async def dead_peer(self) -> tuple[Address, str, int]:
         child = await asyncio.create_subprocess_exec(
@@ -81,15 +98,13 @@ async def test_transfer_contract(world: World, check: Check) -> None:
     await check(world)
 
 
+async def test_heads_land_where_slots_are_cut(world: World) -> None:
+    await heads_land_where_slots_are_cut_into_them(world)
+
+
 async def test_instances_offer_it_and_reach_each_other(world: World) -> None:
     """What it allocates is found by its name; an equal domain is what makes a pair."""
-    ends = [
-        RoutingTransferEngine(
-            BackendSettings(name, 1, options=world.options), LocalMemory(), [named(NAME)]
-        )
-        for name in ("producer", "consumer")
-    ]
-    producer, consumer = ends
+    producer, consumer = world.producer("producer"), world.consumer()
     assert producer.offers[1] == consumer.offers[1]
     assert producer.offers[1].name == NAME
     region = consumer.allocate("rows", 4, 4096)
@@ -97,8 +112,6 @@ async def test_instances_offer_it_and_reach_each_other(world: World) -> None:
     data = pattern(10_000)
     await producer.write([data], region.remote, (2, 0, 3))
     assert b"".join(region.views((2, 0, 3), 10_000)) == data
-    for end in ends:
-        await end.close()
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ import asyncio
 import zlib
 from typing import Any
 
+from epd.scheduling.kv_cells import cut
 from epd.transport.base import WriteFailed, Written
 from tests.contract import transfer_ends as ends
 from tests.contract.transfer_world import (
     GUARD,
     Check,
     Doubt,
+    PlaneWorld,
     TransferWorld,
     guard,
     joined,
@@ -233,6 +235,50 @@ async def memory_that_was_taken_before_has_what_came(world: TransferWorld) -> No
     assert found[3] == bytes(4096)
 
 
+async def heads_land_where_slots_are_cut_into_them(world: PlaneWorld) -> None:
+    """Two ranks write each their heads of the same slots, over a region that is also written whole:
+    the memory that was taken before has every head in its place, and nothing beside them."""
+    consumer = world.consumer()
+    slots, shares, nbytes = (4, 1, 2), (range(1), range(1, 3)), 500
+    region = consumer.allocate("kv", 6, 3 * nbytes)
+    consumer.mirror(region)
+    fine = consumer.recut(region, 3)
+    assert consumer.recut(region, 3) is fine
+    whole, landed = (consumer.landing(each, world.transport) for each in (region, fine))
+    guard(whole)
+    expected = bytearray(whole.buffer)
+    memory = whole.buffer
+    there, finer = (consumer.descriptor(each, world.transport) for each in (region, fine))
+    producers = [world.producer(f"producer-{rank}") for rank in range(2)]
+    async with asyncio.timeout(PATIENCE_S):
+        for turn, its_slots in enumerate((slots, slots[::-1])):  # leased again by the next request
+            sent = [pattern(3 * len(own) * nbytes, 2 * turn + own.start) for own in shares]
+            cells = [cut(its_slots, own, 3) for own in shares]
+            outcomes = await asyncio.gather(
+                *(
+                    producer.write([data[:77], data[77:]], finer, at)
+                    for producer, data, at in zip(producers, sent, cells, strict=True)
+                )
+            )
+            for data, at, outcome in zip(sent, cells, outcomes, strict=True):
+                assert outcome == Written(len(data), zlib.crc32(data))
+                assert await consumer.checksum(landed.views(at, len(data))) == outcome.checksum
+                for index, cell in enumerate(at):
+                    part = data[index * nbytes : (index + 1) * nbytes]
+                    expected[cell * nbytes : (cell + 1) * nbytes] = part
+            assert memory == expected
+        data = pattern(2 * 3 * nbytes, 9)
+        outcome = await producers[1].write([data], there, (1, 5))
+        assert outcome == Written(len(data), zlib.crc32(data))
+        assert joined(whole, (1, 5), len(data)) == data
+        expected[3 * nbytes : 6 * nbytes] = data[: 3 * nbytes]
+        expected[15 * nbytes :] = data[3 * nbytes :]
+        assert memory == expected
+        consumer.revoke(region)
+        for target in (there, finer):
+            assert isinstance(await producers[0].write([b"x"], target, (0,)), WriteFailed)
+
+
 TRANSFER_CHECKS: list[Check] = [
     one_byte,
     memory_that_was_taken_before_has_what_came,
@@ -278,6 +324,7 @@ __all__ = [
     "Doubt",
     "guard",
     "half_a_gibibyte",
+    "heads_land_where_slots_are_cut_into_them",
     "name_of",
     "pattern",
     "sixty_four_mib",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from epd.messages import Address
-from epd.transport.base import Region, TransferEngine, WriteOutcome
+from epd.transport.base import DataPlane, Region, TransferEngine, WriteOutcome
 from tests.patience import PATIENCE_S
 
 WAIT_S = PATIENCE_S
@@ -26,6 +26,16 @@ class TransferWorld(Protocol):
     async def dead_peer(self) -> tuple[Address, str, int]:
         """Address, host id and pid of a peer of this world that died without cleaning up."""
         ...
+
+
+class PlaneWorld(Protocol):
+    """Data planes as roles have them, which reach each other over one transport."""
+
+    transport: str
+
+    def consumer(self) -> DataPlane: ...
+
+    def producer(self, instance_id: str) -> DataPlane: ...
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from epd.transport.file import FileTransferEngine
 from epd.transport.local import LocalMemory
 from epd.transport.mooncake_library import missing
 from epd.transport.routing import RoutingTransferEngine
+from tests.contract.transfer_kit import heads_land_where_slots_are_cut_into_them
 from tests.transport.fake_device import FakeDevice
 
 OTHERS = ("tcp", "file", *(() if missing() else ("mooncake",)))
@@ -155,6 +156,14 @@ async def test_offers_are_told_best_first_whatever_allocates(tmp_path: Path) -> 
     await made.close()
 
 
+def _summed(
+    name: str, directory: Path, *names: str, memory: LocalMemory | None = None
+) -> RoutingTransferEngine:
+    settings = BackendSettings(name, os.getpid(), directory=str(directory))
+    backends = [*map(named, names)]
+    return RoutingTransferEngine(settings, memory or LocalMemory(), backends, checksums="always")
+
+
 def between_devices(
     name: str, directory: Path, *names: str, memory: LocalMemory | None = None
 ) -> RoutingTransferEngine:
@@ -221,3 +230,44 @@ def test_on_a_gpu_the_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     names = [b.name for b in chosen("auto", "ipc:///run/e0.sock", "", "cuda:1")]
     assert names == ["cuda", "shm"]
     assert [b.name for b in chosen("auto", "ipc:///run/e0.sock", "")] == ["shm"]
+
+
+class Planes:
+    """The consumer's memory is made by the first of its backends, and reached over the last."""
+
+    def __init__(self, directory: Path, names: tuple[str, ...]) -> None:
+        self.transport = names[-1]
+        self._names = names
+        self._directory = directory
+        self._memory = LocalMemory() if names == ("local",) else None
+        self.planes: list[RoutingTransferEngine] = []
+
+    def consumer(self) -> RoutingTransferEngine:
+        return self._plane("consumer", *self._names)
+
+    def producer(self, instance_id: str) -> RoutingTransferEngine:
+        return self._plane(instance_id, self.transport)
+
+    def _plane(self, name: str, *names: str) -> RoutingTransferEngine:
+        make = between_devices if "cuda" in names else _summed
+        hosts = (n for n in names if n not in ("cuda", "local"))
+        self.planes.append(make(name, self._directory, *hosts, memory=self._memory))
+        return self.planes[-1]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("local",), ("cuda",), ("cuda", "shm"), ("shm", "cuda"), ("shm",),
+        *((name,) for name in OTHERS), *(("shm", name) for name in OTHERS),
+    ],
+    ids="+".join,
+)  # fmt: skip
+async def test_heads_land_over_every_transport(private: Path, names: tuple[str, ...]) -> None:
+    """Also where the memory of one backend is registered with another, twice."""
+    world = Planes(private, names)
+    try:
+        await heads_land_where_slots_are_cut_into_them(world)
+    finally:
+        for plane in world.planes:
+            await plane.close()
