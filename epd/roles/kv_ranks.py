@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
 from epd.engine.base import LanguageEngine
 from epd.messages import Grant, KvLayout
 from epd.roles.fan_out import WritePart
-from epd.roles.rank_asks import LandKv, OtherRanks, RankLost, Sums, WriteKv
+from epd.roles.rank_asks import LandKv, OtherRanks, RankLost, Sums, WriteKv, of_all
 from epd.roles.rank_data import RankKv
 from epd.scheduling.kv_cells import Cell, cells, cut
 from epd.transport.base import DataPlane, Region, WriteFailed, WriteOutcome, WriteUnknown, Written
@@ -84,8 +83,7 @@ class KvRanks:
             )
             for rank in range(len(self._layout.shares))
         ]
-        own, *others = (self._land(rank, ask) for rank, ask in enumerate(asks))
-        sums = await asyncio.gather(own, *others)
+        sums = await of_all([self._land(rank, ask) for rank, ask in enumerate(asks)])
         return [sum(each) & 0xFFFFFFFF for each in zip(*sums, strict=True)]
 
     def _heads(self, producer: KvLayout, rank: int) -> tuple[tuple[int, int], ...]:

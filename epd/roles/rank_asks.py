@@ -6,13 +6,21 @@ same things without asking.
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
 
 from epd.engine.base import EngineError
 from epd.messages import Address, Record, RemoteRegion
 from epd.transport.base import WriteFailed, WriteUnknown, Written
 
+T = TypeVar("T")
 Heads = tuple[int, int]  # the first, and behind the last; of a rank's own
+
+
+async def of_all(answers: Sequence[Awaitable[T]]) -> list[T]:
+    """What the ranks answer, in their order; one rank costs no task."""
+    return await asyncio.gather(*answers) if len(answers) > 1 else [await answers[0]]
 
 
 class RankLost(EngineError):

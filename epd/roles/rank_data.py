@@ -14,7 +14,6 @@ in their order when it takes in what has landed (`LanguageEngine.land_kv`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
 
 from epd.config import PrefillConfig
@@ -34,6 +33,7 @@ from epd.roles.rank_asks import (
     SumRows,
     Sums,
     WriteKv,
+    of_all,
 )
 from epd.roles.row_ranks import RankRows
 from epd.scheduling.kv_cells import cut
@@ -204,7 +204,7 @@ class GroupDataPlane(DataPlane):
 
     async def _all(self, own: Awaitable[bool], ask: AnyAsk) -> bool:
         others = (self._holds(rank, ask) for rank in sorted(self._others.joined))
-        return all(await asyncio.gather(own, *others))
+        return all(await of_all([own, *others]))
 
     async def _holds(self, rank: int, ask: AnyAsk) -> bool:
         try:

@@ -6,7 +6,6 @@ written is at each rank, all of it or its part; only the sums of it are asked of
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from epd.config import PrefillConfig
@@ -14,7 +13,7 @@ from epd.engine.base import SlotRows
 from epd.fsm.incoming import Incoming
 from epd.messages import RowContract
 from epd.roles.incoming import Written
-from epd.roles.rank_asks import OtherRanks, SumRows, Sums
+from epd.roles.rank_asks import OtherRanks, SumRows, Sums, of_all
 from epd.scheduling.slots import receive_pool
 from epd.transport.base import Buffer, DataPlane, Reference
 
@@ -94,8 +93,8 @@ class RowRanks:
             )
             for rank in range(self.num_ranks)
         ]
-        own, *others = (self._sum(rank, ask) for rank, ask in enumerate(asks))
-        return sum(await asyncio.gather(own, *others)) & 0xFFFFFFFF
+        sums = await of_all([self._sum(rank, ask) for rank, ask in enumerate(asks)])
+        return sum(sums) & 0xFFFFFFFF
 
     async def _sum(self, rank: int, ask: SumRows) -> int:
         if not rank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -45,9 +46,12 @@ async def test_slices_change_no_row(family: str, driver: Callable[[str], Driver]
     executor = build_executor(config)
     sliced = build_vision(serving.model_dir, config, executor, max_batch_patches=256)
     batch = await patches_of(serving, *SIZES)
+    queued = threading.Event()
+    executor.launch(queued.wait)
     launched = asyncio.ensure_future(sliced.encode(batch))
     await asyncio.sleep(0)
     others = [executor.launch(torch.ones, 8) for _ in range(4)]
+    queued.set()
     for rows, expected in zip(await launched, await vision_of(serving).encode(batch), strict=True):
         assert isinstance(rows, Rows) and isinstance(expected, Rows)
         assert torch.equal(rows.tensor, expected.tensor)
