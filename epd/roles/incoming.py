@@ -36,6 +36,7 @@ from epd.messages import (
     TransferInDoubt,
 )
 from epd.roles.base import performs, receives
+from epd.roles.rank_asks import RankLost
 from epd.roles.rooms import Rooms
 from epd.scheduling.pairing import common
 from epd.transport.base import Received, Region
@@ -153,6 +154,8 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     async def publish(self, incoming: Incoming, event: Event) -> Event:
         try:
             return await self._owners[incoming.key].publish(incoming)
+        except RankLost as lost:  # the group ends, as it should
+            return PublishFailed(str(lost))
         except Exception as error:
             self.actor.fault(f"publish {incoming.key}", error)
             return PublishFailed(repr(error))

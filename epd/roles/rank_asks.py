@@ -19,8 +19,13 @@ Heads = tuple[int, int]  # the first, and behind the last; of a rank's own
 
 
 async def of_all(answers: Sequence[Awaitable[T]]) -> list[T]:
-    """What the ranks answer, in their order; one rank costs no task."""
-    return await asyncio.gather(*answers) if len(answers) > 1 else [await answers[0]]
+    """What the ranks answer, in their order, when all have: whose memory it is waits for those that
+    did not fail.  One rank costs no task."""
+    if len(answers) == 1:
+        return [await answers[0]]
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]
 
 
 class RankLost(EngineError):

@@ -34,7 +34,7 @@ from epd_lab.sim import golden, signs
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
-from epd_lab.sim.groups import Groups
+from epd_lab.sim.groups import Groups, meeting_place
 from epd_lab.sim.network import SimBus
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
@@ -211,6 +211,11 @@ class Cluster:
         found = (self.node(name) for name in (GATEWAY, *self.instances))
         return [node for node in found if node is not None]
 
+    def is_formed(self, process: SimProcess) -> bool:
+        """Whether the ranks that it leads, if any, have all been there."""
+        group = self.groups.at.get(meeting_place(process))
+        return group is None or group.leader.ready.done()
+
     @property
     def idle(self) -> bool:
         """Everyone is there, and nothing is left that could cause anything: no message or write
@@ -220,6 +225,8 @@ class Cluster:
         if len(nodes) <= len(self.instances) or self.world.fabric.writes:
             return False
         if any(link.num_in_flight or link.held for link in links) or self.world.network.withheld:
+            return False
+        if not all(self.is_formed(node.process) for node in nodes):
             return False
         return not any(node.live() or node.tasks() or node.timers(HOUSEKEEPING) for node in nodes)
 

@@ -175,6 +175,9 @@ class Injector:
         if node is None or node.instance is None or node.process.stalled:
             return False
         instance, process = node.instance, node.process
+        if not self.cluster.is_formed(process):
+            self.world.exit(process)  # while ranks load, nobody listens to the signal
+            return True
 
         async def leave() -> None:
             await instance.drain()

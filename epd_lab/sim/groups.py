@@ -228,7 +228,7 @@ class SimRanks(SimAsks):
         if isinstance(command, Probe):
             self._groups.watch.entered(self, 0, number, command)
         for member in self.members.values():
-            member.commands.send(member.process, member.take, number, command)
+            member.commands.send_command(member.process, member.take, number, command)
 
     def send_ask(self, rank: int, serial: int, ask: AnyAsk) -> None:
         member = self.members[rank]

@@ -27,12 +27,17 @@ class Channel:
         self._count = 0
         self.lose_next = 0
 
-    def send(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
-        self._count += 1
+    def send_command(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
+        """Unless a fault takes it: its number says so to who gets the next one."""
         if self.lose_next:
             self.lose_next -= 1
+            self._count += 1
             self._world.fired["command_lost"] += 1
             return
+        self.send(to, take, *what)
+
+    def send(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
+        self._count += 1
         loop = self._world.loop
         arrives_s = loop.now_s + DELAY_S * self._random.uniform(self._count)
         self._arrives_s = max(self._arrives_s, arrives_s)

@@ -29,6 +29,7 @@ HEAL_SETTLE_S = 5.0
 REST_S = 3.0
 WAITED_OUT = 8  # every so many seeds the silence is waited out
 STAY = {"jump", "skew", "raise", "raise_late", "corrupt", "oom", "slow", "hang"}  # nobody ends
+ENDS_GROUP = {"raise", "raise_late", "oom", "slow", "hang"}  # but what fails at one rank alone
 
 
 def nothing_may_fail(record: object) -> str:
@@ -65,7 +66,7 @@ class Plan:
     def all_stay(self) -> bool:
         """Whether all processes live, and run whenever one of them does."""
         together = all(
-            fault.kind in STAY or (fault.kind == "sleep" and fault.target == "all")
+            self._stays(fault) or (fault.kind == "sleep" and fault.target == "all")
             for fault in self.faults
         )
         return together and not self.bus_loses
@@ -75,11 +76,15 @@ class Plan:
         """Whether every instance lives and is heard, but for a short while without a gateway."""
         most_s = self.settings.timing.lost_after_s
         together = all(
-            fault.kind in STAY
+            self._stays(fault)
             or (fault.kind == "kill" and fault.target == "gateway" and fault.duration_s < most_s)
             for fault in self.faults
         )
         return together and not self.bus_loses and not self.devices_hang
+
+    def _stays(self, fault: Fault) -> bool:
+        has_groups = ":" in self.topology
+        return fault.kind in STAY and not (has_groups and fault.kind in ENDS_GROUP)
 
     @property
     def undisturbed(self) -> bool:

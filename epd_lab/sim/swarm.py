@@ -20,6 +20,7 @@ from epd_lab.sim.network import Conditions
 from epd_lab.sim.rand import KeyedRandom
 from epd_lab.sim.run import Plan
 from epd_lab.sim.storage import DiskConditions
+from epd_lab.sim.swarm_ranks import draw_rank_fault, with_ranks
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.wishes import LOOKING_BACK, MIXED
 from epd_lab.sim.workload import Workload
@@ -119,8 +120,9 @@ def excuse(
     refusals = False
     alone = _single_points(topology)
     for fault in faults:
-        if fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
-            if fault.target in alone or fault.other in alone or fault.point:
+        target, _, rank = fault.target.partition(".")
+        if rank or fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
+            if target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
             if len(faults) > 1:
                 kinds.add("unavailable")
@@ -149,7 +151,8 @@ def _single_points(topology: str) -> set[str]:
     return single
 
 
-def draw_plan(seed: int) -> Plan:
+def draw_plan(seed: int, *, groups: bool = False) -> Plan:
+    """`groups`: some have groups of ranks; without, they are what they were before there were."""
     random = KeyedRandom(seed, "swarm")
     topology = random.pick(TOPOLOGIES, "topology")
     asks = _draw_workload(random).draw(random.stream("work"))
@@ -160,6 +163,12 @@ def draw_plan(seed: int) -> Plan:
         faults += (_draw_undeclared(random.stream("undeclared"), names),)
     conditions, data = _draw_conditions(random)
     settings = _draw_settings(random)
+    ranks = random.stream("ranks")
+    if groups and not settings.has_state and ranks.chance(0.25, "groups"):
+        topology = with_ranks(ranks, topology)
+        settings = replace(settings, rank_lingers_s=ranks.pick((0.0, 1.0), "lingers"))
+        if ranks.chance(0.7, "a fault"):
+            faults += (draw_rank_fault(ranks, topology),)
     may_fail = excuse(topology, faults, conditions, data)
     if random.chance(0.1, "blocks for few"):
         num_blocks = 12 + golden.NUM_STATE_BLOCKS * settings.has_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from epd.engine.base import Rows, SlotRows
 from epd.roles.outgoing import Spread
+from epd.roles.rank_asks import RankLost, of_all
 from epd.roles.row_producer import RowProducer
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.golden import ROW_NBYTES, Image
@@ -132,3 +134,19 @@ async def test_what_is_written_to_each_rank(
     for rank in range(num_ranks):
         held = layout.held(rank, num_ranks)
         assert told.get(rank, b"") == data[held.start * row_nbytes : held.stop * row_nbytes]
+
+
+async def test_what_one_rank_failed_at_is_over_when_it_is_at_all() -> None:
+    """Slots that another rank still reads are not free."""
+    reads = asyncio.get_running_loop().create_future()
+
+    async def lost() -> int:
+        raise RankLost("rank 1 has ended")
+
+    asked = asyncio.ensure_future(of_all([lost(), reads]))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    reads.set_result(3)
+    with pytest.raises(RankLost):
+        await asked
