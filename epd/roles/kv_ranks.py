@@ -8,7 +8,7 @@ from functools import partial
 from epd.engine.base import LanguageEngine
 from epd.messages import Grant, KvLayout
 from epd.roles.fan_out import WritePart
-from epd.roles.rank_asks import LandKv, OtherRanks, RankLost, Sums, WriteKv, of_all
+from epd.roles.rank_asks import LandKv, OtherRanks, RankLost, WriteKv, added_up
 from epd.roles.rank_data import RankKv
 from epd.scheduling.kv_cells import Cell, cells, cut
 from epd.transport.base import DataPlane, Region, WriteFailed, WriteOutcome, WriteUnknown, Written
@@ -83,21 +83,12 @@ class KvRanks:
             )
             for rank in range(len(self._layout.shares))
         ]
-        sums = await of_all([self._land(rank, ask) for rank, ask in enumerate(asks)])
-        return [sum(each) & 0xFFFFFFFF for each in zip(*sums, strict=True)]
+        return await added_up(self.own.land, self._others, asks)
 
     def _heads(self, producer: KvLayout, rank: int) -> tuple[tuple[int, int], ...]:
         """What comes to a rank head by head, from each rank of the producer that writes to it."""
         to_it = [c for c in cells(producer.shares, self._layout.shares) if c.consumer == rank]
         return tuple(_ends(cell.target) for cell in to_it) if _is_cut(to_it) else ()
-
-    async def _land(self, rank: int, ask: LandKv) -> tuple[int, ...]:
-        if not rank:
-            return (await self.own.land(ask)).sums
-        assert self._others is not None
-        answer = await self._others.ask(rank, ask)
-        assert isinstance(answer, Sums)
-        return answer.sums
 
 
 def _is_cut(to_one_rank: Sequence[Cell]) -> bool:

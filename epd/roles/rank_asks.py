@@ -7,7 +7,7 @@ same things without asking.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from epd.engine.base import EngineError
@@ -114,3 +114,24 @@ class OtherRanks(Protocol):
     async def ask(self, rank: int, ask: AnyAsk) -> Answer:
         """Raises RankLost; and EngineError for a fault."""
         ...
+
+
+A = TypeVar("A", LandKv, SumRows)
+
+
+async def added_up(
+    own: Callable[[A], Awaitable[Sums]], others: OtherRanks | None, asks: Sequence[A]
+) -> list[int]:
+    """Of each write the checksum of what landed at all ranks; `asks`: of each rank, whose first is
+    the `own` one."""
+
+    async def at(rank: int, ask: A) -> tuple[int, ...]:
+        if not rank:
+            return (await own(ask)).sums
+        assert others is not None
+        answer = await others.ask(rank, ask)
+        assert isinstance(answer, Sums)
+        return answer.sums
+
+    sums = await of_all([at(rank, ask) for rank, ask in enumerate(asks)])
+    return [sum(each) & 0xFFFFFFFF for each in zip(*sums, strict=True)]

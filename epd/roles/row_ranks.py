@@ -13,7 +13,7 @@ from epd.engine.base import SlotRows
 from epd.fsm.incoming import Incoming
 from epd.messages import RowContract
 from epd.roles.incoming import Written
-from epd.roles.rank_asks import OtherRanks, SumRows, Sums, of_all
+from epd.roles.rank_asks import OtherRanks, SumRows, Sums, added_up
 from epd.scheduling.slots import receive_pool
 from epd.transport.base import Buffer, DataPlane, Reference
 
@@ -93,14 +93,5 @@ class RowRanks:
             )
             for rank in range(self.num_ranks)
         ]
-        sums = await of_all([self._sum(rank, ask) for rank, ask in enumerate(asks)])
-        return sum(sums) & 0xFFFFFFFF
-
-    async def _sum(self, rank: int, ask: SumRows) -> int:
-        if not rank:
-            (found,) = (await self.own.sum(ask)).sums
-            return found
-        assert self._others is not None
-        answer = await self._others.ask(rank, ask)
-        assert isinstance(answer, Sums)
-        return answer.sums[0]
+        (found,) = await added_up(self.own.sum, self._others, asks)
+        return found
