@@ -317,6 +317,11 @@ class Generation(Machine):
         return self.placed
 
     @property
+    def has_attempt(self) -> bool:
+        """Whether its present attempt is at its instances, and was not given up."""
+        return Own.ATTEMPT in self.state.owns
+
+    @property
     def token_ids_of_attempt(self) -> int:
         """How many tokens the present attempt has delivered."""
         return len(self.token_ids) - self.num_before

@@ -16,7 +16,7 @@ from epd.config import Limits, Timing
 from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Do, Generation, ImageHedged, ImageMoved
 from epd.fsm.kernel import Event
-from epd.messages import AbortRequest, Address, RoomWanted
+from epd.messages import Address, RoomWanted
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.dispatch import Dispatcher
 from epd.roles.offers import Image
@@ -29,6 +29,14 @@ class Generations(Protocol):
 
     def current(self, request_id: str, attempt: int) -> Generation | None:
         """The open generation, if that is its present attempt."""
+        ...
+
+    def at_work(self, request_id: str, attempt: int) -> Generation | None:
+        """Likewise, unless that was given up."""
+        ...
+
+    def over(self, source: str, request_id: str, attempt: int) -> None:
+        """Tell so who works on it."""
         ...
 
     def attempt_failed(self, machine: Generation, blamed: set[str], failure: Failure) -> None:
@@ -58,14 +66,13 @@ class Elsewhere(Component[Generation]):
     @receives(RoomWanted)
     def on_room_wanted(self, received: Received) -> None:
         message: RoomWanted = received.message
-        machine = self._owner.current(message.request_id, message.attempt)
+        machine = self._owner.at_work(message.request_id, message.attempt)
         if machine is None:
-            over = AbortRequest(request_id=message.request_id, attempt=message.attempt)
-            self.actor.send(received.source, over)
+            self._owner.over(received.source, message.request_id, message.attempt)
             return
         image = self._dispatcher.offers.latest(machine, message.index)
         if image is None:
-            return  # nobody wants its rows any more
+            return  # the attempt goes on, and its rows have been used
         if image.encoder != message.encoder:
             if message.failure is not None:  # what told of its new room may be lost
                 self._dispatcher.tell_room(machine, image)

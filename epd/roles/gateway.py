@@ -28,7 +28,7 @@ from epd.api.port import (
 from epd.config import Limits, Timing
 from epd.failure import Failure, FailureKind
 from epd.fsm import generation as generation_fsm
-from epd.fsm.generation import Do, Generation
+from epd.fsm.generation import Do, FinalTokensArrived, Generation, TokensArrived
 from epd.fsm.kernel import Event
 from epd.messages import (
     AbortEncode,
@@ -208,10 +208,10 @@ class GatewayRole(Component[Generation]):
     def on_tokens(self, received: Received) -> None:
         for chunk in received.message.chunks:
             machine = self.current(chunk.request_id, chunk.attempt)
-            if machine is not None:
+            if machine is not None and (machine.has_attempt or chunk.finish_reason):
                 self._take(machine, chunk)
             elif not chunk.finish_reason:
-                self._over(received.source, chunk.request_id, chunk.attempt)
+                self.over(received.source, chunk.request_id, chunk.attempt)
 
     def _take(self, machine: Generation, chunk: TokenChunk) -> None:
         """Numbered tokens: new ones are delivered once, copies dropped, a hole is an outcome.
@@ -224,25 +224,21 @@ class GatewayRole(Component[Generation]):
                 machine, generation_fsm.TokensMissed(f"tokens {have} to {chunk.start} were lost")
             )
         elif chunk.start == have:
-            if not machine.token_ids_of_attempt:
+            if machine.has_attempt and not machine.token_ids_of_attempt:
                 self._dispatcher.began(machine)
-            arrived = (
-                generation_fsm.FinalTokensArrived
-                if chunk.finish_reason
-                else generation_fsm.TokensArrived
-            )
+            arrived = FinalTokensArrived if chunk.finish_reason else TokensArrived
             self.fire(machine, arrived(chunk))
 
     @receives(RequestAccepted)
     def on_accepted(self, received: Received) -> None:
         message: RequestAccepted = received.message
-        machine = self.current(message.request_id, message.attempt)
+        machine = self.at_work(message.request_id, message.attempt)
         if machine is not None:
             self.fire(machine, generation_fsm.Accepted())
         else:
-            self._over(received.source, message.request_id, message.attempt)
+            self.over(received.source, message.request_id, message.attempt)
 
-    def _over(self, source: str, request_id: str, attempt: int) -> None:
+    def over(self, source: str, request_id: str, attempt: int) -> None:
         """It works on an attempt that is over: the message that said so was lost, or crossed
         this."""
         self.actor.send(source, AbortRequest(request_id=request_id, attempt=attempt))
@@ -275,7 +271,7 @@ class GatewayRole(Component[Generation]):
             token_ids=(),
             finish_reason="length",
         )
-        self.fire(machine, generation_fsm.FinalTokensArrived(chunk))
+        self.fire(machine, FinalTokensArrived(chunk))
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:
@@ -321,6 +317,11 @@ class GatewayRole(Component[Generation]):
         machine = self._open.get(request_id)
         return machine if machine is not None and machine.attempt == attempt else None
 
+    def at_work(self, request_id: str, attempt: int) -> Generation | None:
+        """Likewise, unless that was given up: who works on it missed that, and is told again."""
+        machine = self.current(request_id, attempt)
+        return machine if machine is not None and machine.has_attempt else None
+
     def attempt_failed(
         self, machine: Generation, blamed: AbstractSet[str], failure: Failure
     ) -> None:
@@ -345,11 +346,11 @@ class GatewayRole(Component[Generation]):
     # --- effects ----------------------------------------------------------------------------------
 
     @performs(Do.DELIVER)
-    def deliver(self, machine: Generation, event: generation_fsm.TokensArrived) -> None:
+    def deliver(self, machine: Generation, event: TokensArrived) -> None:
         self._push(machine, event.chunk)
 
     @performs(Do.DELIVER_FINAL)
-    def deliver_final(self, machine: Generation, event: generation_fsm.FinalTokensArrived) -> None:
+    def deliver_final(self, machine: Generation, event: FinalTokensArrived) -> None:
         self._push(machine, event.chunk)
 
     def _push(self, machine: Generation, chunk: TokenChunk) -> None:

@@ -269,6 +269,7 @@ class Cluster:
         ports = self._ports(process)
         gateway = Gateway(ports, self._gateway_config(), FINGERPRINT)
         self.nodes[process.name] = Node(process, gateway.actor, ports, gateway=gateway)
+        self._look_at_messages(process, gateway.actor)
         gateway.start()
 
     def _run_instance(self, process: SimProcess) -> None:
@@ -290,15 +291,18 @@ class Cluster:
         ends = partial(self._ends, "expelled", node)
         instance.member.on_rejected = instance.member.on_expelled = ends
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
-        if self.on_deliver is not None:
-            take = partial(self.on_deliver, process, instance.actor.take)
-            instance.actor.take = take  # type: ignore[method-assign]
+        self._look_at_messages(process, instance.actor)
         if engines.leader is None:
             instance.start()
         else:
             lost = engines.leader.lost
             lost.add_done_callback(lambda lost: self._ends("group_lost", node, lost.result()))
             engines.leader.ready.add_done_callback(lambda _: instance.start())
+
+    def _look_at_messages(self, process: SimProcess, actor: Actor) -> None:
+        if self.on_deliver is not None:
+            take = partial(self.on_deliver, process, actor.take)
+            actor.take = take  # type: ignore[method-assign]
 
     def _engines(
         self, process: SimProcess, roles: tuple[str, ...]

@@ -69,6 +69,18 @@ ELSEWHERE_DRILLS: tuple[Drill, ...] = (
         mutants=("a_room_is_asked_for_once", "a_room_is_told_once"),
     ),
     Drill(
+        "no-encoder-and-no-abort",
+        ("F42", "F59"),
+        work=FOUR_IMAGES,
+        data=SLOW_LINK,
+        faults=(
+            Fault("kill", "e0", point="EMBEDDING:LOADING>RESIDENT", nth=3, duration_s=4.0),
+            Fault("reset", "here", point="MESSAGE:AbortRequest", nth=1, other="peer"),
+        ),
+        fires=("GENERATION:MIGRATING>AWAITING_TOPOLOGY",),
+        mutants=("what_was_given_up_is_served_until_the_next",),
+    ),
+    Drill(
         "encode-is-late",
         ("F62",),
         topology="2e1p1d",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from epd.failure import Failure, FailureKind
+from epd.fsm.generation import S
 from epd.messages import (
     AbortEncode,
     AbortRequest,
@@ -104,6 +105,15 @@ def test_who_asks_for_what_is_over_is_told_so() -> None:
         assert one.wants(0, attempt=2) == [AbortRequest(request_id=one.key, attempt=2)]
         one.tokens(0, 21)
         assert one.wants(0) == [], "its rows have been used"
+
+
+def test_who_asks_for_what_was_given_up_is_told_so_before_the_next_attempt() -> None:
+    """No attempt follows until there is an encoder, and what gave this one up may be lost."""
+    with asked() as one:
+        for _ in range(2):
+            one.fails(one.prefill, "engine")
+        assert one.machine.state is S.MIGRATING
+        assert one.wants(0, attempt=2) == [AbortRequest(request_id=one.key, attempt=2)]
 
 
 def test_prefill_calls_off_a_room_that_nobody_waits_for() -> None:

@@ -182,6 +182,48 @@ def test_who_works_on_what_is_over_is_told_so() -> None:
         assert one.machine.accepted
 
 
+def test_who_works_on_what_was_given_up_is_told_so_before_the_next_attempt() -> None:
+    """The message that gave it up may be lost, and the next one may be long in coming."""
+    with gateway() as at:
+        one = Open(at)
+        one.fails(one.prefill, "engine")
+        one.fails(one.prefill, "engine")
+        assert one.machine.state is S.MIGRATING, "it pauses"
+        over = AbortRequest(request_id=one.key, attempt=2)
+        here = RequestAccepted(request_id=one.key, attempt=2)
+        assert at.tell("on_accepted", here, one.prefill) == [over]
+        assert one.tokens(0, 21) == [over]
+        assert one.tokens(0, 21, finish_reason="stop") == []
+        assert not one.updates() and not one.machine.accepted
+
+
+def test_who_works_for_a_client_that_left_is_told_so_again() -> None:
+    with gateway() as at:
+        one = Open(at)
+        at.cluster.within(GATEWAY, one.stream.cancel, Leave.GONE, "the client left")
+        over = AbortRequest(request_id=one.key, attempt=1)
+        here = RequestAccepted(request_id=one.key, attempt=1)
+        assert at.tell("on_accepted", here, one.prefill) == [over]
+        assert one.tokens(0, 21) == [over]
+        assert one.machine.state is S.CANCELLING
+        assert one.tokens(1, 22, finish_reason="stop") == []
+        assert one.machine.state is S.CANCELLING, "tokens before these may be on their way"
+        assert one.tokens(0, 21, 22, finish_reason="stop") == []
+        assert one.machine.state is S.CANCELLED
+
+
+def test_what_comes_too_late_takes_no_held_prompt() -> None:
+    with gateway() as at:
+        held = Open(at, "prefill")
+        held.tokens(0, 21, finish_reason="length")
+        one = Open(at)
+        one.machine.asked = dataclasses.replace(one.prepared, claim=held.key)
+        one.fails(one.prefill, "engine")
+        one.fails(one.prefill, "engine")
+        assert one.tokens(0, 21, finish_reason="stop") == []
+        assert at.role._dispatcher.holds.claimed_by(one.machine)
+
+
 def test_with_its_first_token_a_request_needs_no_rows_any_more() -> None:
     with gateway() as at:
         one = Open(at, "", IMAGES[0])

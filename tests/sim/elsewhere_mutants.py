@@ -94,6 +94,14 @@ def a_room_is_told_once() -> Iterator[None]:
 
 
 @mutant
+def what_was_given_up_is_served_until_the_next() -> Iterator[None]:
+    """F42, F59: who asks about an attempt that failed hears nothing until another one begins (swarm
+    59000296)."""
+    with mock.patch.object(Generation, "has_attempt", True):
+        yield
+
+
+@mutant
 def both_loads_are_first() -> Iterator[None]:
     """F62: the winner is taken for the loser, so that both rows are used."""
     state, event = embedding.S.HEDGED, embedding.Loaded

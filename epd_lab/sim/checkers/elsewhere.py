@@ -10,11 +10,12 @@ a room before prefill has asked for it again, and each question was answered.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from epd.fsm import embedding, generation, instance, link
 from epd.fsm.kernel import Event, Machine, State
-from epd.messages import Message, RoomAdded, RoomWanted
+from epd.messages import AbortRequest, Address, Message, RoomAdded, RoomWanted
 from epd.scheduling.hedging import BURST
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
@@ -22,6 +23,14 @@ from epd_lab.sim.process import SimProcess
 
 _LOST = (instance.HeartbeatsEnded, instance.EpochReplaced, instance.LeftReceived)
 Image = tuple[str, int, int]  # generation, attempt, index
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """That a gateway has heard."""
+
+    gateway: SimProcess
+    asker: Address
 
 
 class Elsewhere(Checker):
@@ -43,7 +52,7 @@ class Elsewhere(Checker):
         self._failing_s: dict[str, float] = {}  # by gateway: when it learnt last that one fails
         world.network.on_hearing.append(self._hear)
         self._asked_s: dict[Image, float] = {}
-        self._unanswered: dict[Image, str] = {}  # questions that this gateway has heard
+        self._unanswered: dict[Image, Question] = {}
         world.watch(self._no_room_came, embedding.NoRoomCame)
         world.network.on_message.append(self._say)
 
@@ -56,9 +65,15 @@ class Elsewhere(Checker):
                 return
             self._heard = self.world.loop.now_s, message
             self._wanted[key] = message
-            self._unanswered[key] = process.name
+            asker = Address(received.source, received.epoch, "")
+            self._unanswered[key] = Question(process, asker)
 
     def _say(self, source: str, target: str, message: Message) -> None:
+        if isinstance(message, AbortRequest):
+            attempt = message.request_id, message.attempt
+            for key, question in list(self._unanswered.items()):
+                if key[:2] == attempt and question.asker.instance_id == target:
+                    del self._unanswered[key]
         if isinstance(message, RoomWanted | RoomAdded):
             key = message.request_id, message.attempt, message.index
             if isinstance(message, RoomAdded):
@@ -84,11 +99,11 @@ class Elsewhere(Checker):
                 self.violate(f"{want.item.room}: another room was asked for, and no answer given")
 
     def _is_open(self, key: Image) -> bool:
-        """Whether the gateway still has a question to answer."""
-        node = self.context.cluster.nodes.get(self._unanswered.get(key, ""))
-        if node is None or node.gateway is None:
+        """Whether a gateway still has a question to answer: with a room, or that it is over."""
+        if (question := self._unanswered.get(key)) is None or not question.gateway.runs:
             return False
-        return node.gateway.role.current(key[0], key[1]) is not None
+        gateway = self.context.cluster.nodes[question.gateway.name]
+        return not gateway.actor.is_lost(question.asker)
 
     def _placed(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State

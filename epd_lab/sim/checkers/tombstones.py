@@ -5,6 +5,9 @@ A room is remembered for `tombstone_s`, an attempt at an instance for as long as
 has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each message
 that may come late; what counts as ended is what this checker has seen to end.
 
+A gateway knows whom it serves. Who works on an attempt that it gave up is told so, also while no
+other one follows.
+
 Nor is a copy taken for news while what it asks for is open: nobody refuses what it has (`ASKS`).
 """
 
@@ -14,16 +17,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from epd.fsm import incoming, outgoing, request
+from epd.fsm import generation, incoming, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
 from epd.fsm.room import Room
 from epd.messages import (
+    AbortEncode,
     AbortRequest,
     Address,
     CancelAck,
     CancelTransfer,
     Commit,
     CommitAck,
+    EncodeAccepted,
     EncodeRejected,
     EncodeRequest,
     Grant,
@@ -31,8 +36,11 @@ from epd.messages import (
     Message,
     PrefillRequest,
     RequestAborted,
+    RequestAccepted,
     RequestFailed,
     RequestInquiry,
+    RoomWanted,
+    Tokens,
     TransferAborted,
 )
 from epd.transport.base import Received
@@ -56,7 +64,12 @@ PROMISED: dict[type[Message], type[Message]] = {
     PrefillRequest: RequestAborted,
     KvOffer: CancelTransfer,
     RequestInquiry: RequestFailed,
+    EncodeAccepted: AbortEncode,
+    RequestAccepted: AbortRequest,
+    RoomWanted: AbortRequest,
+    Tokens: AbortRequest,
 }
+_AT_WORK = (EncodeAccepted, RequestAccepted, RoomWanted, Tokens)  # what a gateway hears
 ASKS: dict[type[Message], type[Message]] = {  # and how that is refused
     EncodeRequest: EncodeRejected,
     PrefillRequest: RequestFailed,
@@ -76,10 +89,12 @@ class Tombstones(Checker):
         self._tombstone_s = context.cluster.settings.timing.tombstone_s
         self._requests: dict[tuple[str, str], request.Request] = {}
         self._rooms: dict[tuple[str, str, type[Room]], Room] = {}
+        self._generations: dict[tuple[str, str], generation.Generation] = {}
         self._over: set[tuple[str, str]] = set()  # by process: what it said is over
         self._sent: Counter[tuple[str, str, type[Message]]] = Counter()
         context.world.watch(self._opened, *OPENED)
         context.world.watch(self._begun, *BEGUN)
+        context.world.watch(self._placed, generation.Placed)
         context.world.network.on_message.append(self._says)
         context.cluster.on_deliver = self._delivered
 
@@ -95,6 +110,12 @@ class Tombstones(Checker):
             self.violate(f"{process.name} opens {machine.key} a second time (F42)")
         if name in self._over:
             self.violate(f"{process.name} opens {machine.key}, and has said that it is over (F42)")
+
+    def _placed(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        assert isinstance(machine, generation.Generation)
+        self._generations[process.name, machine.key] = machine
 
     def _begun(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
@@ -139,20 +160,22 @@ class Tombstones(Checker):
         if kind not in _LOOKED_AT or received.source == process.instance_id:
             deliver(received)
             return
-        key = _key_of(received.message)
         sender = Address(received.source, received.epoch, "")
         is_owed = not self.context.cluster.nodes[process.name].actor.is_lost(sender)
-        is_late = is_owed and kind in PROMISED and self._is_late(process, received, key)
-        is_copy = kind in ASKS and self._is_open(process, received.message)
-        before = self._num_said(process, key, kind)
+        keys = _keys_of(received.message)
+        late = [k for k in keys if is_owed and self._is_late(process, received, k)]
+        copies = [k for k in keys if kind in ASKS and self._is_open(process, received.message)]
+        before = {key: self._num_said(process, key, kind) for key in keys}
         deliver(received)
-        answers, refusals = self._num_said(process, key, kind)
-        if is_late and answers == before[0]:
-            what = f"does not answer {kind.__name__} of {key}, which is over"
-            self.violate(f"{process.name} {what} (F42)")
-        if is_copy and refusals > before[1]:
-            what = f"refuses a copy of {kind.__name__} of {key}, which it has open"
-            self.violate(f"{process.name} {what} (F42)")
+        after = {key: self._num_said(process, key, kind) for key in keys}
+        for key in late:
+            if after[key][0] == before[key][0]:
+                what = f"does not answer {kind.__name__} of {key}, which is over"
+                self.violate(f"{process.name} {what} (F42)")
+        for key in copies:
+            if after[key][1] > before[key][1]:
+                what = f"refuses a copy of {kind.__name__} of {key}, which it has open"
+                self.violate(f"{process.name} {what} (F42)")
 
     def _num_said(self, process: SimProcess, key: str, kind: type[Message]) -> tuple[int, int]:
         """How many answers to this message it has said, or could not say, and how many refusals."""
@@ -171,11 +194,20 @@ class Tombstones(Checker):
         machine = self._requests.get((process.name, f"{message.request_id}/{message.attempt}"))
         return machine is not None and not machine.terminal
 
+    def _is_given_up(self, process: SimProcess, key: str) -> bool:
+        """Whether this gateway serves nobody with the attempt of this key, or of this room."""
+        request_id, attempt, *_ = key.split("/")
+        machine = self._generations.get((process.name, request_id))
+        if machine is None or machine.attempt != int(attempt):
+            return True
+        return machine.state not in (generation.S.PLACED, generation.S.STREAMING)
+
     def _is_late(self, process: SimProcess, received: Received, key: str) -> bool:
         message: Any = received.message
+        if isinstance(message, _AT_WORK):
+            return self._is_given_up(process, key)
         if isinstance(message, AbortRequest | PrefillRequest | KvOffer | RequestInquiry):
-            attempt = f"{message.request_id}/{message.attempt}"
-            machine = self._requests.get((process.name, attempt))
+            machine = self._requests.get((process.name, key))
             if machine is None or not machine.terminal:
                 return False
             is_inquiry = isinstance(message, RequestInquiry)
@@ -193,3 +225,10 @@ def _key_of(message: Any) -> str:
     """Its room; of a message about an attempt, that."""
     room: str = getattr(message, "room", "")
     return room or f"{message.request_id}/{message.attempt}"
+
+
+def _keys_of(message: Message) -> list[str]:
+    """Of what it asks for an answer."""
+    if isinstance(message, Tokens):
+        return [_key_of(chunk) for chunk in message.chunks if not chunk.finish_reason]
+    return [_key_of(message)]
