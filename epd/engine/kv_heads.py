@@ -54,5 +54,5 @@ def _by_slot(pool: KvPool) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def _places(slots: torch.Tensor, heads: range) -> tuple[torch.Tensor, torch.Tensor]:
     """Slot and head of each piece, in order."""
-    head = torch.tensor(list(heads), device=slots.device)
+    head = torch.arange(heads.start, heads.stop, device=slots.device)  # no copy to wait for
     return slots.repeat_interleave(len(heads)), head.repeat(len(slots))

@@ -68,7 +68,7 @@ def goldens(family: str) -> tuple[Golden, ...]:
     directory = directory_of(family)
     found = [
         _golden(
-            directory, name, reference_inputs(directory, messages, images), _sent(messages, images)
+            directory, name, reference_inputs(directory, messages, images), sent(messages, images)
         )
         for name, messages, images in conversations()
     ]
@@ -84,11 +84,11 @@ def heavy_goldens(family: str, count: int) -> list[Golden]:
     for number in range(count):
         messages, images = chat((1, "read")), [drawn_image(500 + number, 500, 400)]
         inputs = reference_inputs(directory, messages, images)
-        found.append(_golden(directory, f"heavy {number}", inputs, _sent(messages, images)))
+        found.append(_golden(directory, f"heavy {number}", inputs, sent(messages, images)))
     return found
 
 
-def _golden(directory: Path, name: str, inputs: dict[str, Any], sent: Messages) -> Golden:
+def _golden(directory: Path, name: str, inputs: dict[str, Any], messages: Messages) -> Golden:
     """By a greedy search of transformers that no end token stops."""
     model = reference_model(directory)
     model.model.rope_deltas = None
@@ -110,7 +110,7 @@ def _golden(directory: Path, name: str, inputs: dict[str, Any], sent: Messages) 
         for logits, token in zip(output.logits, ids, strict=True)
     ]
     body = {
-        "messages": sent,
+        "messages": messages,
         "max_tokens": NEW_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
@@ -119,10 +119,10 @@ def _golden(directory: Path, name: str, inputs: dict[str, Any], sent: Messages) 
     return Golden(name, body, length, tuple(ids), tuple(logprobs))
 
 
-def _sent(messages: Messages, images: Sequence[Any]) -> Messages:
+def sent(messages: Messages, images: Sequence[Any]) -> Messages:
     """The same conversation as a client sends it."""
     remaining = iter(images)
-    sent = []
+    found = []
     for message in messages:
         content = message["content"]
         if not isinstance(content, str):
@@ -130,8 +130,8 @@ def _sent(messages: Messages, images: Sequence[Any]) -> Messages:
                 image_part(png(next(remaining))) if part["type"] == "image" else part
                 for part in content
             ]
-        sent.append({"role": message["role"], "content": content})
-    return sent
+        found.append({"role": message["role"], "content": content})
+    return found
 
 
 def differences(family: str, golden: Golden, reply: Any) -> list[str]:

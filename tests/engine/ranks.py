@@ -26,8 +26,16 @@ IMPORTED = [  # once for all
 class Ranks:
     """As many processes as the largest group has ranks; smaller groups are the first of them."""
 
-    def __init__(self, directory: Path, count: int = SIZES[-1], backend: str = "gloo") -> None:
-        """`directory`: where they find each other; `backend`: nccl, with a GPU for each."""
+    def __init__(
+        self,
+        directory: Path,
+        count: int = SIZES[-1],
+        backend: str = "gloo",
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`directory`: where they find each other; `backend`: nccl, with a GPU for each.
+        `patience_s`: for what they are asked to do."""
+        self._patience_s = patience_s
         context = multiprocessing.get_context("forkserver")  # a fork of threads would be unsound
         context.set_forkserver_preload(IMPORTED)
         self._pipes: list[Connection] = []
@@ -35,7 +43,9 @@ class Ranks:
         for rank in range(count):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, count, backend, directory, there), daemon=True
+                target=_serve,
+                args=(rank, count, backend, directory, there, patience_s),
+                daemon=True,
             )
             process.start()
             there.close()  # so that the end of the process is seen
@@ -52,7 +62,7 @@ class Ranks:
     def _results(self, size: int) -> list[Any]:
         results = []
         for rank, pipe in enumerate(self._pipes[:size]):
-            assert pipe.poll(PATIENCE_S), f"rank {rank} of {size} does not answer"
+            assert pipe.poll(self._patience_s), f"rank {rank} of {size} does not answer"
             works, result = pipe.recv()
             assert works, f"rank {rank} of {size}: {result}"
             results.append(result)
@@ -64,7 +74,9 @@ class Ranks:
             process.join(PATIENCE_S)
 
 
-def _serve(rank: int, count: int, backend: str, directory: Path, pipe: Connection) -> None:
+def _serve(
+    rank: int, count: int, backend: str, directory: Path, pipe: Connection, patience_s: float
+) -> None:
     import os
 
     import torch
@@ -81,7 +93,7 @@ def _serve(rank: int, count: int, backend: str, directory: Path, pipe: Connectio
         init_method=f"file://{directory / 'ranks'}",
         rank=rank,
         world_size=count,
-        timeout=timedelta(seconds=PATIENCE_S),
+        timeout=timedelta(seconds=patience_s),
     )
     shards = {1: WHOLE}
     for size in (size for size in SIZES[1:] if size <= count):

@@ -95,16 +95,22 @@ def from_slots(
     shard: Shard, directory: Path, cases: Sequence[Case], kinds: Sequence[str], chunk: int
 ) -> list[list[int]]:
     """Answers where rows have come into slots of the ranks: of image i as `kinds[i % len]` says."""
+    return answers_from_slots(driver(shard, directory), shard, cases, kinds, chunk)
+
+
+def answers_from_slots(
+    there: Driver, shard: Shard, cases: Sequence[Case], kinds: Sequence[str], chunk: int
+) -> list[list[int]]:
+    """In fp32."""
 
     async def play() -> list[list[int]]:
-        there = driver(shard, directory)
         language = there.language
         contract = language.row_contract
         assert contract is not None
         shared = SharedRows(language, language._executor, shard, torch.float32)
         memory = Slots(3 * contract.row_nbytes)
         language.attach_rows(memory)
-        serving = Driver(directory, there.vision, _Sharing(language, shared))  # type: ignore[arg-type]
+        serving = Driver(there.model_dir, there.vision, _Sharing(language, shared))  # type: ignore[arg-type]
         free, turn = list(range(64)), 0
         requests = []
         for number, case in enumerate(cases):
@@ -120,7 +126,7 @@ def from_slots(
                 slots = [free.pop(turn % len(free)) for _ in range(-(-most // 3))]
                 told = dataclasses.replace(told, slots=slots)
                 held = told.held(shard.rank, shard.size)
-                data = bytes(rows.buffer())[held.start * contract.row_nbytes :]
+                data = rows.tensor.cpu().numpy().tobytes()[held.start * contract.row_nbytes :]
                 for view in memory.views(told, len(held) * contract.row_nbytes):
                     view[:], data = data[: len(view)], data[len(view) :]
                 request.rows[index] = told

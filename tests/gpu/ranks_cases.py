@@ -19,7 +19,7 @@ from epd.engine.sharding import WHOLE, Shard
 from epd.engine.shared_tower import kind_of
 from tests.engine.conftest import chat
 from tests.engine.driver import Driver, expand, png
-from tests.engine.ranks_cases import Case
+from tests.engine.ranks_cases import Case, answers_from_slots
 
 MAX_RUNNING = 16
 
@@ -53,6 +53,14 @@ def answers(
         return said
 
     return asyncio.run(play())
+
+
+def from_slots(
+    shard: Shard, directory: Path, cases: Sequence[Case], kinds: Sequence[str], chunk: int
+) -> list[list[int]]:
+    """Answers where rows lie in slots of the ranks, which are the host's and are pinned."""
+    there = _driver(directory, shard, "float32", shared=False)
+    return answers_from_slots(there, shard, cases, kinds, chunk)
 
 
 def logits(shard: Shard, directory: Path, cases: Sequence[Case]) -> list[list[float]]:

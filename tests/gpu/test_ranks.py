@@ -10,16 +10,20 @@ import torch
 
 from tests.engine.conftest import drawn_image, model_dir  # noqa: F401  (a fixture)
 from tests.engine.ranks import Ranks
+from tests.engine.ranks_cases import LIMIT
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.gpu import ranks_cases
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+PATIENCE_S = 200.0  # graphs of all sizes are captured first, of each family and number of ranks
 
 
 @pytest.fixture(scope="module")
 def ranks(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device; two are needed")
-    started = Ranks(tmp_path_factory.mktemp("ranks"), 2, "nccl")
+    started = Ranks(tmp_path_factory.mktemp("ranks"), 2, "nccl", PATIENCE_S)
     yield started
     started.close()
 
@@ -39,6 +43,23 @@ def test_greedy_equals_generate(
                 size, ranks_cases.answers, directory, cases(family), NEW_TOKENS, chunk
             )
             assert found == [expected] * size, (size, chunk)
+
+
+@pytest.mark.parametrize("family", ["embedded", "qwen3_vl"])
+def test_rows_come_into_slots_of_the_ranks(
+    family: str,
+    ranks: Ranks,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    """Parts of images from the host's slots of both ranks, joined by a gather; whole images; and
+    those that the first rank has."""
+    directory, asked = model_dir(family), cases(family)
+    expected = [reference_generate(directory, *case, LIMIT["max_tokens"]) for case in asked]
+    for chunk in (7, 4096):
+        found = ranks.run(
+            2, ranks_cases.from_slots, directory, asked, ("sharded", "all", "first"), chunk
+        )
+        assert found == [expected] * 2, chunk
 
 
 def test_logits_in_bf16_are_close(
