@@ -150,4 +150,30 @@ ELSEWHERE_DRILLS: tuple[Drill, ...] = (
         to_s=1.3,
         must_fire=0.5,
     ),
+    Drill(
+        "late-and-prefill-dies",
+        ("F62", "F20", "F44"),
+        topology="2e2p1d",
+        work=MANY_IMAGES,
+        settings=EAGER,
+        faults=(
+            Fault("stall", "e0", duration_s=1.4),
+            Fault("kill", "here", point="EMBEDDING:LOADING>HEDGED", nth=3, duration_s=0.3),
+        ),
+        fires=("GENERATION:MIGRATING>PLACED", "INSTANCE:EpochReplaced"),
+        to_s=1.3,
+    ),
+    Drill(
+        "late-and-a-group-dies",
+        ("F62", "F20", "F29"),
+        topology="2e2p:tp2,1d",
+        work=MANY_IMAGES,
+        settings=replace(EAGER, rank_lingers_s=1.0, restart_after_s=0.1),
+        faults=(
+            Fault("stall", "e0", duration_s=1.4),
+            Fault("kill", "here", point="EMBEDDING:LOADING>HEDGED", nth=3, duration_s=0.3),
+        ),
+        fires=("GENERATION:MIGRATING>PLACED", "INSTANCE:EpochReplaced"),
+        to_s=1.3,
+    ),
 )

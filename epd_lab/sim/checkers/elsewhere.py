@@ -152,12 +152,13 @@ class Elsewhere(Checker):
             self._failing_s[process.name] = self.world.loop.now_s
 
     def _failed(
-        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+        self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
     ) -> None:
         if not isinstance(machine, generation.Generation) or self._heard is None:
             return
         heard_s, wanted = self._heard
         is_why = (wanted.request_id, wanted.attempt) == (machine.key, machine.attempt)
+        is_why = is_why and event.failure == wanted.failure  # and not of what comes behind it
         if is_why and heard_s == self.world.loop.now_s and self._may_move(process, machine, wanted):
             self.violate(
                 f"{machine.key}/{machine.attempt} is given up for its image {wanted.index}, and "
