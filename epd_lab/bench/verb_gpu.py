@@ -37,6 +37,9 @@ def add_to(kinds: Any) -> None:
         "--shape", choices=("4b", "32b"), default="4b", help="without --model; default 4b"
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="of each stream, at most; default: all"
+    )
     parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
     parser.add_argument(
         "--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help="default bench-gpu"
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from epd_lab.bench import gpu, shape
     from epd_lab.bench.machine import gpus
     from epd_lab.bench.serve import Plan
-    from epd_lab.bench.workload import named
+    from epd_lab.bench.workload import at_most, named
 
     here = len(gpus())
     number = args.gpus or max((n for n in gpu.SUITES if n <= here), default=0)
@@ -75,11 +78,14 @@ def run(args: argparse.Namespace) -> int:
         directory = shape.write(args.out.absolute() / name, tiny.CHECKPOINT, args.shape)
         given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
     topologies, workloads = gpu.SUITES[number]
-    args.rate = args.concurrency = args.requests = None
+    if args.requests is not None and args.requests < 1:
+        raise UsageError(f"--requests {args.requests}: send at least one")
     try:
         chosen = tuple(named(name) for name in args.workloads or workloads)
     except ValueError as error:
         raise UsageError(f"--workload: {error}") from None
+    if args.requests is not None:
+        chosen = tuple(at_most(workload, args.requests) for workload in chosen)
     plan = Plan(
         tuple(target_of(args, name) for name in args.topologies or topologies),
         chosen,

@@ -145,6 +145,12 @@ def changed(workload: Workload, arrival: Arrival | None, count: int | None) -> W
     return replace(workload, streams=(first, *rest))
 
 
+def at_most(workload: Workload, count: int) -> Workload:
+    """The same with no more requests in each stream."""
+    streams = (replace(stream, count=min(stream.count, count)) for stream in workload.streams)
+    return replace(workload, streams=tuple(streams))
+
+
 # --- bodies ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import xml.etree.ElementTree as ET
@@ -13,9 +14,10 @@ import pytest
 
 from epd import tiny
 from epd.api.prepare import Preparer
+from epd.cli.parser import UsageError
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_config, read_preprocessor
-from epd_lab.bench import gpu, serve_plot, shape
+from epd_lab.bench import gpu, serve_plot, shape, verb_gpu
 from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of
 from epd_lab.bench.serve import Plan, Target
@@ -89,6 +91,23 @@ def test_status(
 ) -> None:
     measured({"a": told("a", 1.0, errors)})
     assert gpu.run(plan("a"), tmp_path, as_json=True) == status
+
+
+def test_a_short_run_sends_less_of_each_stream(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr(gpu, "run", lambda plan, *args, **flags: plans.append(plan) or 0)
+    parser = argparse.ArgumentParser()
+    verb_gpu.add_to(parser.add_subparsers())
+    given = ["gpu", "--gpus", "2", "--device", "cpu", "--out", str(tmp_path)]
+    given += ["--topology", "1epd:tp2", "--workload", "mixed", "--workload", "text-c1"]
+    given += ["--model", str(tiny.CHECKPOINT)]
+    verb_gpu.run(parser.parse_args([*given, "--requests", "30"]))
+    counts = [[stream.count for stream in workload.streams] for workload in plans[0].workloads]
+    assert counts == [[30, 24], [6]]
+    with pytest.raises(UsageError, match="at least one"):
+        verb_gpu.run(parser.parse_args([*given, "--requests", "0"]))
 
 
 def test_the_image_has_a_bar_per_server_and_figure() -> None:
