@@ -205,6 +205,7 @@ class StepSequence:
     output_ids: Sequence[int] = ()  # said so far and known here: penalties and grammars read them
     num_drafts: int = 0  # the last of `token_ids` are drafts: each is sampled behind, too
     scoring: Scoring | None = None  # of a prompt's chunk
+    copies: Sequence[tuple[int, int]] = ()  # blocks, from and to, before anything of the step runs
 
     @property
     def is_pending(self) -> bool:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import torch
 
+from epd.engine.copies import to_device
 from epd.engine.eight_bits import FP8, scaled
 from epd.messages import KvLayout
 
@@ -203,6 +204,13 @@ class KvPool:
         """Zero whole blocks."""
         for block in blocks:
             self.memory[block].zero_()
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Whole blocks, from and to; none is both."""
+        if pairs:
+            memory = self.memory
+            index = to_device(pairs, torch.int64, memory.device)
+            memory[index[:, 1]] = memory[index[:, 0]]
 
     def _placed(self) -> _Memory:
         """Own memory unless `attach` came first."""

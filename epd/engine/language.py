@@ -256,6 +256,7 @@ class TorchLanguageEngine:
     def _logits(
         self, batch: Sequence[StepSequence], sampled: Mapping[str, int] = MappingProxyType({})
     ) -> tuple[torch.Tensor, list[Scores]]:
+        self.pool.copy([pair for sequence in batch for pair in sequence.copies])
         sources = [sampled[s.request_id] if s.is_pending else -1 for s in batch]
         return self.forward(batch, sources)
 

@@ -43,6 +43,7 @@ from epd.roles.step_loop import Part, Plan, StepLoop
 from epd.scheduling.batching import BatchScheduler, Bounds
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
+from epd.scheduling.snapshots import Snapshots
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
@@ -96,8 +97,8 @@ class Requests(Component[Request]):
         self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=ahead)
         self.on_reserved: Reserved = lambda request, blocks, num_held: None
         self._scores = PromptScores()
-        # A beginning is found only with the state behind it, and none is kept there.
-        self.caching = config.prefix_caching and not engine.kv_layout.tensors
+        self.caching = config.prefix_caching
+        self._snapshots = Snapshots(self.pool, engine.kv_layout.num_state_blocks)
         self.totals = Counter[str]()  # since the start, for metrics
         self._speculation = Speculation(config.speculative, self.totals)
         self.reports = Reports(actor)
@@ -174,13 +175,13 @@ class Requests(Component[Request]):
 
     def pump(self) -> None:
         """Something may fit now."""
-        for request, blocks, num_cached, reserves in self._scheduler.admissions():
+        for request, blocks, num_cached, reserves, found, kept in self._scheduler.admissions():
             self.totals["prefix_cache_queried_tokens"] += request.num_tokens
             self.totals["prefix_cache_hit_tokens"] += num_cached
             if reserves:
                 self.on_reserved(request, blocks, self.num_blocks_for(num_cached))
             else:
-                self.fire(request, request_fsm.Scheduled(blocks, num_cached))
+                self.fire(request, request_fsm.Scheduled(blocks, num_cached, found, kept))
         if self._scheduler.num_running:
             self._loop.wake()
 
@@ -281,6 +282,20 @@ class Requests(Component[Request]):
             for block, key in zip(table[first:], keys, strict=False):
                 self.pool.publish(block, key)
             request.num_published = num_full
+            for num_tokens, blocks in request.states_kept.items():
+                self._snapshots.publish(self._key_before(request, num_tokens), blocks)
+                self.totals["state_snapshots"] += 1
+            self._let_go_of_states(request)
+
+    def _key_before(self, request: Request, num_tokens: int) -> Key:
+        return self._keys(request, num_tokens)[-1]
+
+    def _let_go_of_states(self, request: Request) -> None:
+        """They are read and written; what is not published is forgotten."""
+        states = [request.states_found, *request.states_kept.values()]
+        request.states_found, request.states_kept = (), {}
+        for blocks in filter(None, states):
+            self.return_blocks(blocks)
 
     def _keys(self, request: Request, num_tokens: int) -> Sequence[Key]:
         keys = request.prefix if self.caching else None
@@ -311,6 +326,7 @@ class Requests(Component[Request]):
     @performs(Do.RELEASE_BLOCKS)
     def release_blocks(self, request: Request, event: Event) -> None:
         blocks, request.block_table = request.block_table, ()
+        self._let_go_of_states(request)
         self.return_blocks(blocks)
 
     @performs(Do.EMIT_TOKENS)

@@ -42,7 +42,15 @@ def sequence_of(request: Request, count: int, drafts: Sequence[int] = ()) -> Ste
         output_ids=_said(request) if looks_back else (),
         num_drafts=len(drafts),
         scoring=scoring_of(request, start, stop),
+        copies=_copies(request, start),
     )
+
+
+def _copies(request: Request, start: int) -> list[tuple[int, int]]:
+    """Of states, before the chunk that begins at `start`: a table begins with its own."""
+    if start == request.num_found:
+        return list(zip(request.states_found, request.block_table, strict=False))
+    return list(zip(request.block_table, request.states_kept.get(start, ()), strict=False))
 
 
 def _said(request: Request) -> Sequence[int]:

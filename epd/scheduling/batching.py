@@ -39,12 +39,13 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from epd.scheduling.block_pool import BlockPool, Key
+from epd.scheduling.snapshots import Snapshots, Taken
 from epd.scheduling.step_cost import StepCost
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
@@ -108,13 +109,17 @@ T = TypeVar("T", bound=Schedulable)
 class Admission(NamedTuple, Generic[T]):
     """A request gets these blocks; the first `num_cached` tokens are computed already.
 
-    `reserves`: for KV that will be received; it has no place in the batch.
+    `reserves`: for KV that will be received; it has no place in the batch.  Of a family with
+    states: `states_found` has the blocks of the state behind the cached tokens, `states_kept` those
+    where states are to be kept, by the number of tokens before them.
     """
 
     entry: T
     blocks: tuple[int, ...]
     num_cached: int
     reserves: bool
+    states_found: tuple[int, ...] = ()
+    states_kept: Mapping[int, tuple[int, ...]] = {}
 
 
 class Share(NamedTuple, Generic[T]):
@@ -188,6 +193,7 @@ class BatchScheduler(Generic[T]):
         self._pool = pool
         self._block_size = block_size
         self._num_state_blocks = num_state_blocks
+        self._snapshots = Snapshots(pool, num_state_blocks)
         self._bounds = bounds
         self._cost = cost
         self._queue = _Queue[T]()  # prompts
@@ -296,16 +302,26 @@ class BatchScheduler(Generic[T]):
             if self.num_running and not reserves:
                 spare += self._watermark
             usable = (entry.num_tokens - 1) // self._block_size  # the last token gives the logits
-            taken = self._pool.take_prefix(head.keys[:usable], count, spare)
+            taken = self._take(head.keys[:usable], count, spare, with_state=not reserves)
             if taken is None:
                 return
             line.leave(entry.key)
-            blocks, num_found = taken
-            first = len(blocks) - self._num_state_blocks
-            blocks = blocks[first:] + blocks[:first]
+            first = count - self._num_state_blocks
+            blocks = taken.blocks[first:] + taken.blocks[:first]
             if not reserves:
                 self._prefilling[entry.key] = entry
-            yield Admission(entry, blocks, num_found * self._block_size, reserves)
+            size = self._block_size
+            kept = {place * size: states for place, states in taken.kept.items()}
+            yield Admission(entry, blocks, taken.num_found * size, reserves, taken.found, kept)
+
+    def _take(
+        self, keys: Sequence[Key], count: int, spare: int, *, with_state: bool
+    ) -> Taken | None:
+        """A state that will be received need not be found."""
+        if with_state and self._num_state_blocks:
+            return self._snapshots.take(keys, count, spare)
+        taken = self._pool.take_prefix(keys, count, spare)
+        return Taken(*taken) if taken is not None else None
 
     def _next(self) -> _Queue[T] | None:
         """The queue whose head is next."""

@@ -79,9 +79,7 @@ class BlockPool(Pool):
         num_idle = sum([block in self._idle for block in found])
         if count - len(found) + spare > self.num_free - num_idle:
             return None
-        for block in found:
-            self._idle.pop(block, None)
-            self._references[block] = self._references.get(block, 0) + 1
+        self.hold(found)
         rest = self.take(count - len(found))
         assert rest is not None  # counted above
         return (*found, *rest), len(found)
@@ -95,6 +93,12 @@ class BlockPool(Pool):
                 break
             found.append(block)
         return found
+
+    def hold(self, found: Iterable[int]) -> None:
+        """One more owner for each of these, which were found just now."""
+        for block in found:
+            self._idle.pop(block, None)
+            self._references[block] = self._references.get(block, 0) + 1
 
     def publish(self, block: int, key: Key) -> None:
         """The block is full and has this content from now on; the first of equal blocks is kept."""

@@ -259,6 +259,9 @@ class SimLanguageEngine:
         `before`: the step launched before this one.
         """
         known = [before.known(sequence) for sequence in batch]
+        for sequence in known:
+            if sequence.request_id not in before.failed:
+                self._copy(sequence)
         prefixes = [self._prefix(sequence) for sequence in known]
         outcomes = [
             StepFailure("the step before has failed")
@@ -334,6 +337,16 @@ class SimLanguageEngine:
             last = golden.record(last, start + at, token_id, rope, rows.get(at, b""))
             records.append(last)
         return records
+
+    def _copy(self, sequence: StepSequence) -> None:
+        """Blocks of states, before anything of the step is read."""
+        for pair in sequence.copies:
+            if not self.is_leased(pair):
+                self.violations.append(f"{sequence.request_id}: a state was given away in a step")
+            if self.is_published(pair[1]):
+                self.violations.append(f"{sequence.request_id}: wrote what others can find")
+        for source, target in zip(*map(self.kv_views, zip(*sequence.copies)), strict=True):
+            target[:] = source
 
     def _advance(self, sequence: StepSequence, prefix: bytes, new: bytes) -> None:
         """Its state, by the tokens of the chunk: from what is in its blocks, right or wrong."""

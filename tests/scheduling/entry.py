@@ -41,7 +41,7 @@ class Entry:
 def admit(scheduler: BatchScheduler[Entry]) -> list[str]:
     """Who enters, with what it is given."""
     entered = []
-    for entry, blocks, num_cached, _ in scheduler.admissions():
+    for entry, blocks, num_cached, *_ in scheduler.admissions():
         entry.block_table, entry.num_computed = blocks, num_cached
         entered.append(entry.key)
     return entered

@@ -143,6 +143,8 @@ def keep_rows(request: Request, event: EmbeddingReady) -> None:
 
 def keep_blocks(request: Request, event: Scheduled) -> None:
     request.block_table, request.num_computed = event.blocks, event.num_cached
+    request.states_found, request.states_kept = event.states_found, event.states_kept
+    request.num_found = event.num_cached
     request.num_published = 0
     if request.num_cached is None:
         request.num_cached = event.num_cached

@@ -8,7 +8,7 @@ their step has returned, and for the scheduler from its launch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from epd.failure import Failure
@@ -58,6 +58,7 @@ class Context(Machine):
         "num_computed",
         "num_accepted",
         "num_published",
+        "num_found",
         "num_rejected",
         "num_sent",
         "num_under_way",
@@ -71,6 +72,8 @@ class Context(Machine):
         "rows",
         "said",
         "sampling",
+        "states_found",
+        "states_kept",
     )
 
     def __init__(
@@ -92,6 +95,11 @@ class Context(Machine):
         self.min_early_tokens = 1  # it begins before its images if so much can be computed
         self.rows: dict[str, object] = {}  # room to rows
         self.block_table: tuple[int, ...] = ()
+        # Of a family with states: the blocks of the state behind the first `num_found` tokens, which
+        # it begins with a copy of, and those that get a copy of its own, by the tokens before it.
+        self.num_found = 0
+        self.states_found: tuple[int, ...] = ()
+        self.states_kept: Mapping[int, tuple[int, ...]] = {}
         self.num_computed = 0
         self.num_cached: int | None = None  # of its prompt, when prefill first took it
         self.prefix: Keys | None = None  # the keys of its blocks' contents
@@ -161,13 +169,15 @@ class Context(Machine):
 
     @property
     def num_left(self) -> int:
-        """Tokens that a further step could compute now."""
+        """Tokens that a further step could compute now; a chunk ends where a state is kept."""
         stop = len(self.prompt) + len(self.output)
         if not self.awaits_token:
             stop += self.num_coming
         if self.missing and (num_ready := self.num_ready()) is not None:
             stop = min(stop, num_ready)
-        return stop - self.num_computed - self.num_under_way
+        start = self.num_computed + self.num_under_way
+        stop = min((n for n in self.states_kept if start < n < stop), default=stop)
+        return stop - start
 
     @property
     def lacks_rows(self) -> bool:

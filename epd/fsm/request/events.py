@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from epd.failure import Failure
 from epd.fsm.kernel import Event
@@ -53,6 +54,8 @@ class Scheduled(Event):
     ends = (Own.QUEUE_PLACE,)
     blocks: tuple[int, ...]
     num_cached: int = 0  # tokens whose KV the first blocks hold already
+    states_found: tuple[int, ...] = ()  # where the state behind them is, to be read
+    states_kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # see `Context`
 
 
 @dataclass(slots=True)

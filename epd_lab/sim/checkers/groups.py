@@ -87,6 +87,7 @@ def _sequence(sequence: StepSequence) -> tuple[object, ...]:
         sequence.start,
         tuple(sequence.block_table),
         sequence.num_drafts,
+        [tuple(pair) for pair in sequence.copies],
         [(span.at, span.row_start, span.count) for span in sequence.spans],
     )
 
