@@ -41,6 +41,9 @@ def count(
     fired = world.fired
     if isinstance(event, Scheduled) and event.num_cached:
         fired["prefix_hit"] += 1
+    if isinstance(event, Scheduled):
+        fired["state_found"] += bool(event.states_found)
+        fired["state_kept"] += bool(event.states_kept)
     if isinstance(event, GrantReceived) and event.grant.num_held:
         fired["kv_held"] += 1
     if isinstance(event, TokenSampled | LastTokenSampled):

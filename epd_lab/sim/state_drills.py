@@ -1,14 +1,22 @@
-"""Drills of states: what a sequence has besides KV moves last, and who gives way begins anew."""
+"""Drills of states: what a sequence has besides KV moves last, and who gives way begins anew, or
+where a copy was kept."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from epd.config import EngineConfig
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.workload import Workload
 
 STATE = Settings(has_state=True, num_blocks=128)
-NO_STATE = {"settings.has_state": False}
+WHOLE = EngineConfig(max_step_tokens=96, max_chunk_tokens=96, async_scheduling=True)
+BITS = EngineConfig(max_step_tokens=16, max_chunk_tokens=8)
+NO_STATE: dict[str, object] = {"settings.has_state": False}
+AGAIN = Workload(30, image_share=0.5, num_texts=3, num_images=8, max_text=60, spread_s=2.0)
+ALL_DIFFER: dict[str, object] = {"work.num_texts": 0, "work.num_images": 1 << 30}
 LONG = Workload(24, image_share=0.5, max_text=60, spread_s=1.0)
 
 STATE_DRILLS: tuple[Drill, ...] = (
@@ -57,5 +65,40 @@ STATE_DRILLS: tuple[Drill, ...] = (
         fires=("state_moved", "GENERATION:MIGRATING>PLACED"),
         mutants=("a_state_lands_in_another_order",),
         calm=NO_STATE,
+    ),
+    Drill(
+        "a-state-is-found-again",
+        ("F63",),
+        topology="1epd",
+        work=AGAIN,
+        settings=replace(STATE, engine=WHOLE),
+        fires=("state_found",),
+        mutants=(
+            "a_state_is_kept_of_a_longer_beginning",
+            "a_state_is_found_before_it_is_there",
+            "a_state_that_is_read_may_be_given_away",
+            "a_state_that_is_found_is_not_read",
+            "a_chunk_passes_where_a_state_is_kept",
+        ),
+        calm=ALL_DIFFER,
+    ),
+    Drill(
+        "a-state-is-found-by-who-gave-way",
+        ("F63", "F24"),
+        topology="1epd",
+        work=replace(AGAIN, num_requests=40, image_share=0.2, max_tokens=50, cancel_share=0.5),
+        settings=Settings(has_state=True, num_blocks=40, engine=BITS),
+        fires=("state_found", "state_given_up"),
+        mutants=("who_is_called_off_keeps_the_copies", "a_state_is_kept_of_a_longer_beginning"),
+        calm=NO_STATE,
+    ),
+    Drill(
+        "a-state-is-found-at-prefill",
+        ("F63", "F53"),
+        work=replace(AGAIN, image_share=0.3, num_tenants=2),
+        settings=STATE,
+        fires=("state_found", "state_moved", "kv_held"),
+        mutants=("a_state_is_not_sent", "a_state_that_is_found_is_not_read"),
+        calm=NO_STATE | ALL_DIFFER,
     ),
 )

@@ -7,11 +7,16 @@ from typing import Any
 from unittest import mock
 
 from epd.fsm import request
+from epd.fsm.request.context import Context
 from epd.fsm.kernel import Event
 from epd.roles.kv_producer import KvProducer
+from epd.roles import step
+from epd.roles.requests import Requests
 from epd.scheduling.kv_order import KvOrder
+from epd.scheduling.snapshots import Snapshots, Taken
 from epd_lab.sim.engines import SimLanguageEngine
-from tests.sim.planting import mutant
+from epd_lab.sim.golden import BLOCK_SIZE
+from tests.sim.planting import mutant, several
 
 
 @mutant
@@ -79,4 +84,91 @@ def who_begins_reads_the_state_that_was_there() -> Iterator[None]:
             advance(self, sequence, prefix, new)
 
     with mock.patch.object(SimLanguageEngine, "_advance", stale):
+        yield
+
+
+@mutant
+def a_state_is_kept_of_a_longer_beginning() -> Iterator[None]:
+    """F63: it is kept under the key of the block before."""
+    key_before = Requests._key_before
+
+    def earlier(self: Requests, request: Any, num_tokens: int) -> bytes:
+        return key_before(self, request, max(BLOCK_SIZE, num_tokens - BLOCK_SIZE))
+
+    with mock.patch.object(Requests, "_key_before", earlier):
+        yield
+
+
+@mutant
+def a_state_is_found_before_it_is_there() -> Iterator[None]:
+    """F63: it can be found as soon as it has blocks."""
+    take = Snapshots.take
+
+    def early(self: Snapshots, keys: Any, count: int, spare: int) -> Taken | None:
+        if (taken := take(self, keys, count, spare)) is not None:
+            for place, blocks in taken.kept.items():
+                self.publish(keys[place - 1], blocks)
+        return taken
+
+    with mock.patch.object(Snapshots, "take", early):
+        yield
+
+
+@mutant
+def a_state_that_is_read_may_be_given_away() -> Iterator[None]:
+    """F63: nobody holds it for the step that copies it."""
+    take, let_go = Snapshots.take, Requests._let_go_of_states
+
+    def unheld(self: Snapshots, keys: Any, count: int, spare: int) -> Taken | None:
+        if (taken := take(self, keys, count, spare)) is not None:
+            self._pool.give_back(taken.found)
+        return taken
+
+    def without(self: Requests, request: Any) -> None:
+        request.states_found = ()
+        let_go(self, request)
+
+    with several(
+        mock.patch.object(Snapshots, "take", unheld),
+        mock.patch.object(Requests, "_let_go_of_states", without),
+    ):
+        yield
+
+
+@mutant
+def a_state_that_is_found_is_not_read() -> Iterator[None]:
+    """F63: it goes on from whatever its own blocks held before."""
+    copies = step._copies
+
+    def none(request: Any, start: int) -> list[tuple[int, int]]:
+        return [] if start == request.num_found else copies(request, start)
+
+    with mock.patch.object(step, "_copies", none):
+        yield
+
+
+@mutant
+def a_chunk_passes_where_a_state_is_kept() -> Iterator[None]:
+    """F63: no chunk begins there, and what the blocks held before is taken for the state."""
+    num_left = Context.num_left.fget  # type: ignore[attr-defined]
+
+    def all_of_it(self: Context) -> int:
+        kept, self.states_kept = self.states_kept, {}
+        left: int = num_left(self)
+        self.states_kept = kept
+        return left
+
+    with mock.patch.object(Context, "num_left", property(all_of_it)):
+        yield
+
+
+@mutant
+def who_is_called_off_keeps_the_copies() -> Iterator[None]:
+    """F24: blocks of states that were to be kept go with nobody."""
+
+    def release(self: Requests, request: Any, event: Any) -> None:
+        blocks, request.block_table = request.block_table, ()
+        self.return_blocks(blocks)
+
+    with mock.patch.object(Requests, "release_blocks", release):
         yield

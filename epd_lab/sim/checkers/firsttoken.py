@@ -70,7 +70,7 @@ class FirstToken(Checker):
             work_s += 3 * costs.copy_s
             nbytes += image.num_rows * golden.ROW_NBYTES
         num_steps = 2 + len(token_ids) // settings.engine.max_chunk_tokens
-        num_steps += ask.max_tokens
+        num_steps += ask.max_tokens + 2 * settings.has_state  # a chunk ends where one is kept
         work_s += num_steps * costs.step_base_s
         work_s += (len(token_ids) + ask.max_tokens) * costs.step_per_token_s
         num_rooms = len(placed) + 1
