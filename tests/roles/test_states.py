@@ -15,10 +15,11 @@ from epd.config import ConfigError, EncodeConfig, EngineConfig, PrefillConfig, S
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.sharding import Alone, Shard
 from epd.roles.compose import Engines
+from tests.engine.conftest import drawn_image
 from tests.engine.tiny_models import make_model
 from tests.roles.cluster import Cluster
-from tests.roles.golden import Question, answer, assert_exact, question
-from tests.roles.test_exactness import EVERY, total
+from tests.roles.golden import Question, answer, ask, assert_exact, question
+from tests.roles.test_exactness import EVERY, LONG, total
 
 BLOCK_NBYTES = 8192
 NUM_STATE_BLOCKS = 2
@@ -30,11 +31,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("qwen3_5", tmp_path_factory.mktemp("qwen3_5"))
 
 
-@pytest.fixture(scope="module")
-def shared(model_dir: Path) -> dict[str, Any]:
+def load(model_dir: Path) -> dict[str, Any]:
     executor = build_executor(SMALL)
     vision = build_vision(model_dir, SMALL, executor)
     return {"executor": executor, "vision": vision, "model_dir": model_dir}
+
+
+@pytest.fixture(scope="module")
+def shared(model_dir: Path) -> dict[str, Any]:
+    return load(model_dir)
 
 
 @asynccontextmanager
@@ -77,7 +82,61 @@ async def test_every_cut_says_what_transformers_says(
         for _ in range(2):
             await ask_all(cluster, asked)
         assert total(cluster, "preemptions") == 0
-        assert total(cluster, "prefix_cache_hit_tokens") == 0, "no state is kept there"
+        assert total(cluster, "prefix_cache_hit_tokens") > 0
+        assert total(cluster, "state_snapshots") > 0
+
+
+def count_computed(cluster: Cluster) -> list[int]:
+    """Tokens of each step of each sequence, from now on."""
+    computed: list[int] = []
+    for instance in cluster.instances.values():
+        if instance.requests is not None:
+            engine = instance.requests.engine
+
+            def step(batch: Any, on_layers: Any = None, step: Any = engine.step) -> Any:
+                computed.extend(len(sequence.token_ids) for sequence in batch)
+                return step(batch, on_layers)
+
+            engine.step = step  # type: ignore[method-assign]
+    return computed
+
+
+@pytest.mark.parametrize(
+    ("family", "topology"),
+    [
+        ("qwen3_5", "1epd"),
+        pytest.param("qwen3_5", "1e1p1d", marks=LONG),
+        pytest.param("qwen3_5_moe", "1epd", marks=LONG),
+        pytest.param("qwen3_5_moe", "1e1p1d", marks=LONG),
+    ],
+)
+async def test_a_beginning_is_computed_once(
+    family: str, topology: str, shared: dict[str, Any], tmp_path: Path
+) -> None:
+    """A second turn goes on where the prompt of the first ended.  Of texts that begin alike the
+    second shows how far, and the third goes on there.  Another image of one size is no beginning
+    of theirs."""
+    if family != "qwen3_5":
+        shared = load(make_model(family, tmp_path))
+    images = [drawn_image(1, 64, 64), drawn_image(2, 48, 80)]
+    first, others = (2, "what is this? " * 4), [drawn_image(3, 64, 64), images[1]]
+    system = "a system prompt that many share, and which takes some blocks. "
+    told: list[tuple[list[Any], list[Any], int]] = [
+        ([first], images, 0),
+        ([first, "two images", "and now?"], images, 96),
+        ([first], others, 0),
+        ([system + "who?"], [], 0),
+        ([system + "and where was that?"], [], 0),
+        ([system + "when?"], [], 64),
+    ]
+    async with serving(shared, topology) as cluster:
+        computed = count_computed(cluster)
+        for turns, pictures, num_found in told:
+            one = await ask(turns, pictures, max_tokens=3, model_dir=shared["model_dir"])
+            await ask_all(cluster, [one])
+            num_prompt = len(one.generation.token_ids)
+            assert sum(computed) == num_prompt - num_found + 2, "the last token needs no step"
+            computed.clear()
 
 
 @pytest.mark.parametrize(("topology", "ahead"), [("1epd", True), ("1e1p1d", False)])
