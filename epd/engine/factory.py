@@ -221,10 +221,11 @@ def _check_states(layout: KvLayout, config: EngineConfig, shard: Shard) -> None:
             f"{names} states cannot take rejected draft tokens back; leave --speculative-config out"
         )
     logger.info(
-        "each sequence has %s states in %d blocks of its own; prompts are not found again by their "
-        "beginning (engine.prefix_caching), since no state is kept there",
+        "each sequence has %s states in %d blocks of its own; copies of them are kept where they "
+        "save %d tokens, for prompts with the same beginning (engine.prefix_caching)",
         names,
         layout.num_state_blocks,
+        layout.num_state_blocks * layout.block_size,
     )
 
 

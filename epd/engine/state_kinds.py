@@ -8,6 +8,7 @@ values of each head, or one latent row of which both are made).  A block holds t
 for another instance while the prompt is still being computed.  *Sequence tensors*: for each
 sequence and layer a tensor of fixed size that every token overwrites (recurrent and convolution
 states).  It is that of the last token: it can be neither shared nor cut, and leaves last.
+Copies of it are kept behind some blocks for the prefix cache (`scheduling/snapshots.py`).
 
 Both lie in blocks of one pool, and a sequence owns all of its blocks in one table, those of its
 tensors first.  So admission, preemption, conservation and transfer know blocks only, and memory is

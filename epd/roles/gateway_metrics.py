@@ -19,6 +19,7 @@ TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
     "prefix_cache_queried_tokens": "prompt tokens that were looked for in the prefix cache",
     "prefix_cache_hit_tokens": "of them, tokens whose KV was found",
+    "state_snapshots": "copies of states that were kept behind beginnings of prompts",
     "spec_decode_num_drafts": "parts of steps that verified drafts of a request",
     "spec_decode_num_draft_tokens": "drafts that were verified",
     "spec_decode_num_accepted_tokens": "drafts that were right; each part says one more",

@@ -94,7 +94,7 @@ class PrefillRole(Component[Request]):
         request = Request(key, message, message.token_ids, self.actor.journal)
         remaining = message.sampling.max_tokens - message.num_emitted
         request.decode_here = self.actor.is_self(message.decode) or remaining <= 1
-        request.lease_s = message.lease_s if self._requests.caching else 0.0
+        request.lease_s = message.lease_s if self._requests.can_hold else 0.0
         rope = self._requests.engine.rope_positions(
             len(message.token_ids), layouts_of(message.items)
         )

@@ -98,6 +98,8 @@ class Requests(Component[Request]):
         self.on_reserved: Reserved = lambda request, blocks, num_held: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching
+        # Held KV is no use without the state behind it, which may not be there.
+        self.can_hold = self.caching and not engine.kv_layout.tensors
         self._snapshots = Snapshots(self.pool, engine.kv_layout.num_state_blocks)
         self.totals = Counter[str]()  # since the start, for metrics
         self._speculation = Speculation(config.speculative, self.totals)

@@ -345,7 +345,7 @@ class SimLanguageEngine:
                 self.violations.append(f"{sequence.request_id}: a state was given away in a step")
             if self.is_published(pair[1]):
                 self.violations.append(f"{sequence.request_id}: wrote what others can find")
-        for source, target in zip(*map(self.kv_views, zip(*sequence.copies)), strict=True):
+            source, target = self.kv_views(pair)
             target[:] = source
 
     def _advance(self, sequence: StepSequence, prefix: bytes, new: bytes) -> None:

@@ -158,6 +158,16 @@ def test_tensors_of_sequences_lie_in_whole_pieces_in_the_first_blocks_of_a_table
     assert not torch.equal(large.read(1, moved[1:]), last[1:])
 
 
+def test_blocks_are_copied_whole() -> None:
+    layout = layout_of(PagedRows(2, 1, 8), (), torch.float32, 4, 4)
+    kv = KvPool(layout, 5, torch.float32, "cpu")
+    kv.memory.random_(256)
+    before = kv.memory.clone()
+    kv.copy([])
+    kv.copy([(0, 3), (4, 1), (0, 2)])
+    assert torch.equal(kv.memory, before[[0, 4, 0, 0, 4]])
+
+
 def test_a_block_that_cannot_hold_a_piece_of_a_state_is_refused() -> None:
     tensor = sequence_tensor("recurrent", 1, 1, (64, 64), torch.float32)
     with pytest.raises(ConfigError, match=r"engine\.block_size"):

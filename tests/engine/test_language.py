@@ -47,6 +47,7 @@ BAD: dict[str, Callable[[TorchLanguageEngine], dict[str, Any]]] = {
     "token outside the vocabulary": lambda _: {"token_ids": [5, 272]},
     "negative token": lambda _: {"token_ids": [-1]},
     "too few blocks": lambda _: {"block_table": [1]},
+    "copy from outside the pool": lambda engine: {"copies": [(engine.num_blocks, 1)]},
     "block outside the pool": lambda engine: {"block_table": [1, engine.num_blocks]},
     "beyond the context": lambda _: {"start": 2047, "block_table": list(range(140))},
     "positions of another length": lambda _: {"positions": [[0], [0], [0]]},

@@ -75,6 +75,19 @@ def test_what_a_step_computes_counts_from_its_launch() -> None:
     assert (made.in_flight, made.num_left, made.num_expected) == (0, 1, 3)
 
 
+def test_a_chunk_ends_where_a_state_is_kept() -> None:
+    made = make_request()
+    made.fire(TextOnly())
+    made.fire(Scheduled((3,), 1, (7,), {2: (8,)}))
+    assert (made.num_found, made.states_found, made.states_kept) == (1, (7,), {2: (8,)})
+    assert (made.num_left, made.num_tokens) == (1, 3)
+    made.launched(1, ahead=False)
+    assert made.num_left == 1, "behind it the next one begins"
+    made.fire(Preempted())
+    made.fire(Scheduled((3,)))
+    assert (made.num_found, made.states_found, made.states_kept) == (0, (), {})
+
+
 def test_an_image_that_lacks_bounds_what_can_be_computed() -> None:
     made = make_request()
     image = SimpleNamespace(room="x", offset=1, end=2)

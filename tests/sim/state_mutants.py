@@ -7,10 +7,10 @@ from typing import Any
 from unittest import mock
 
 from epd.fsm import request
-from epd.fsm.request.context import Context
 from epd.fsm.kernel import Event
-from epd.roles.kv_producer import KvProducer
+from epd.fsm.request.context import Context
 from epd.roles import step
+from epd.roles.kv_producer import KvProducer
 from epd.roles.requests import Requests
 from epd.scheduling.kv_order import KvOrder
 from epd.scheduling.snapshots import Snapshots, Taken
