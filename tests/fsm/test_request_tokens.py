@@ -83,6 +83,7 @@ def test_a_chunk_ends_where_a_state_is_kept() -> None:
     assert (made.num_left, made.num_tokens) == (1, 3)
     made.launched(1, ahead=False)
     assert made.num_left == 1, "behind it the next one begins"
+    made.returned(1, ahead=False)
     made.fire(Preempted())
     made.fire(Scheduled((3,)))
     assert (made.num_found, made.states_found, made.states_kept) == (0, (), {})
