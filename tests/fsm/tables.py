@@ -130,6 +130,7 @@ CARRIES: dict[str, Any] = {
     "slots": (1, 2),
     "source": "source",
     "start": 0,
+    "states_kept": {2: (8,)},
     "token": TokenLogprobs(9, 0.0),
 }
 
