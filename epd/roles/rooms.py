@@ -150,5 +150,5 @@ class Rooms(Component[R], Generic[R, Owner]):
             return False
 
     def _ask_again(self, room: R) -> None:
-        if not room.terminal:
-            self.arm(room, self._timing.retry_interval_s, RetryDue())
+        if not room.terminal:  # the peer's own message may end it sooner, if it can arrive
+            self.arm_retry(room, None)

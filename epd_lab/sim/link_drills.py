@@ -7,6 +7,7 @@ import msgspec
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill, replace_timing
 from epd_lab.sim.faults import Fault
+from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 
@@ -101,6 +102,22 @@ LINK_DRILLS: tuple[Drill, ...] = (
             "LINK:MUTE>CARRIES",
             "links_opened_anew",
         ),
+    ),
+    Drill(
+        "mute-while-in-doubt",
+        ("F8", "F48"),
+        topology="1e2p2d",
+        work=Workload(4, image_share=0.0, max_tokens=4, spread_s=0.1),
+        data=DataConditions(kind="rdma", unknown=0.3, linger_s=2.0),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet a write in doubt",
+        faults=(Fault("mute", "p0", other="d0"), Fault("mute", "p1", other="d1")),
+        mutants=("who_is_in_doubt_trusts_the_link",),
+        fires=("INCOMING:DoubtReceived", "LINK:MUTE>CARRIES"),
+        calm={"data.unknown": 0.0},
+        from_s=1.5,
+        to_s=1.9,
+        must_fire=0.5,
     ),
     Drill(
         "stall-until-given-up",

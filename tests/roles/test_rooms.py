@@ -230,6 +230,19 @@ def test_ended_rooms_are_remembered_for_a_while_and_have_no_timers() -> None:
         assert not at.actor.timers.will_call(at.role._forget)
 
 
+def test_who_asks_about_a_doubt_again_doubts_the_link_each_time() -> None:
+    """The writer's last message may wait in a link that carries nothing."""
+    with rooms() as at:
+        doubt = at.actor.doubt = mock.Mock()
+        produce(at)
+        transfer = at.role.find("r")
+        for _ in range(2):
+            doubt.reset_mock()
+            at.do(at.role._ask_again, transfer)
+            at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
+            doubt.assert_called_with(transfer.peer)
+
+
 def test_a_late_message_makes_no_tombstone_last_longer() -> None:
     with rooms() as at:
         for room in "ab":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 from epd.fsm import link
+from epd.fsm.room import RetryDue, Room
 from epd.messages import Address, LinkEcho
 from epd.roles.links import Links
+from epd.roles.rooms import Rooms
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row
 
@@ -23,6 +26,19 @@ def no_link_is_doubted() -> Iterator[None]:
         return
 
     with mock.patch.object(Links, "doubt", trust):
+        yield
+
+
+@mutant
+def who_is_in_doubt_trusts_the_link() -> Iterator[None]:
+    """F8, F48: who waits for the writer's last message asks once why it does not come (swarm
+    61001035)."""
+
+    def ask(self: Rooms[Any, Any], room: Room) -> None:
+        if not room.terminal:
+            self.arm(room, self._timing.retry_interval_s, RetryDue())
+
+    with mock.patch.object(Rooms, "_ask_again", ask):
         yield
 
 
