@@ -16,6 +16,11 @@ IMAGES = Workload(num_requests=16, image_share=0.9, max_tokens=12, spread_s=0.5)
 MANY = Workload(num_requests=32, image_share=0.2, max_tokens=8, spread_s=1.0)
 AHEAD = Settings(engine=msgspec.structs.replace(Settings().engine, async_scheduling=True))
 """Two steps are under way."""
+SLOW_PROMPTS = Settings(
+    num_blocks=36,
+    engine=msgspec.structs.replace(Settings().engine, max_step_tokens=12, max_chunk_tokens=4),
+)
+"""Others take the blocks of a prompt whose image has been read."""
 STEP = "GROUP:CommandGiven"
 PUSHES = "OUTGOING:GRANTED>STREAMING"
 LINGERING = Settings(rank_lingers_s=1.0, restart_after_s=0.1)
@@ -99,6 +104,17 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("stall", "pd0.2", point=STEP, nth=6, duration_s=0.3),),
         calm={"data.corrupt": 0.0, "data.failed": 0.0, "data.unknown": 0.0},
         mutants=("parts_go_to_the_wrong_ranks", "rows_at_ranks_are_believed"),
+    ),
+    Drill(
+        "ranks-give-way",
+        ("F24", "F29"),
+        topology="1e1pd:tp3",
+        work=Workload(24, image_share=0.4, max_images=1, spread_s=0.2, max_text=60, max_tokens=48),
+        settings=SLOW_PROMPTS,
+        fires=("rows_read_again",),
+        must_fire=0.25,
+        calm={"settings.num_blocks": 1024},
+        mutants=("rows_of_the_preempted_are_given_up", "a_rank_is_told_of_rows_once"),
     ),
     Drill(
         "rank-late",

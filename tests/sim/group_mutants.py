@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import msgspec
 
-from epd.engine.base import Rows
-from epd.fsm import fan_out, group
+from epd.engine.base import Rows, RowSpan, StepSequence
+from epd.fsm import fan_out, group, request
 from epd.fsm.incoming import Incoming, Published
 from epd.fsm.kernel import Effect, Event, State
+from epd.fsm.request import Request
 from epd.fsm.room import Room
 from epd.messages import Grant
 from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
@@ -177,6 +180,52 @@ def a_leader_is_fenced_alone() -> Iterator[None]:
         return await self._holds(room, asked(room.peer, "sim", 0))
 
     with mock.patch.object(Rooms, "_all_hold", of_the_leader):
+        yield
+
+
+@mutant
+def rows_of_the_preempted_are_given_up() -> Iterator[None]:
+    """F24: who gives its blocks up gives up its images, too, and reads the same slots later."""
+    kept: dict[str, dict[str, object]] = {}
+
+    def remember(machine: Request, event: Event) -> None:
+        kept[machine.key] = dict(machine.rows)
+
+    def begin_again(machine: Request, event: request.Scheduled) -> None:
+        request.keep_blocks(machine, event)
+        machine.rows.update(kept.pop(machine.key, {}))
+
+    do = request.Do
+    effects = (do.DEQUEUE, do.RELEASE_BLOCKS, do.RELEASE_EMBEDDINGS, do.ENQUEUE)
+    gives_way = request.TABLE, request.S.RUNNING, request.Preempted, request.S.PREEMPTED
+    goes_on = request.TABLE, request.S.PREEMPTED, request.Scheduled, request.S.RUNNING
+    with several(row(*gives_way, effects, remember), row(*goes_on, (), begin_again)):
+        yield
+
+
+@mutant
+def a_rank_is_told_of_rows_once() -> Iterator[None]:
+    """F29: a rank is not told of rows that a sequence has read before, and was preempted since."""
+    send = SimRanks.send
+    known: WeakKeyDictionary[SimRanks, set[tuple[str, int]]] = WeakKeyDictionary()
+
+    def is_new(self: SimRanks, sequence: StepSequence, span: RowSpan) -> bool:
+        key = sequence.request_id, sequence.start + span.at
+        told = known.setdefault(self, set())
+        told_before = key in told
+        told.add(key)
+        return not told_before
+
+    def send_new(self: SimRanks, number: int, command: Command) -> None:
+        if isinstance(command, Step):
+            batch = [
+                replace(each, spans=[span for span in each.spans if is_new(self, each, span)])
+                for each in command.batch
+            ]
+            command = replace(command, batch=batch)
+        send(self, number, command)
+
+    with mock.patch.object(SimRanks, "send", send_new):
         yield
 
 

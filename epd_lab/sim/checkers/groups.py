@@ -2,18 +2,22 @@
 
 Every rank's steps are compared with what the others were told under the same number; what roles
 were told of must have been executed by every rank of this very life, with the same tokens; and
-nobody waits in a collective for a rank that does not come, longer than the bound.
+nobody waits in a collective for a rank that does not come, longer than the bound.  Slots that a
+rank reads rows from have an image whose rows are here and wanted, also where they are read again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from epd.engine.base import Outcome, Patches, StepSequence
+from epd.engine.base import Outcome, Patches, RowSpan, SlotRows, StepSequence
+from epd.fsm import embedding
+from epd.fsm.kernel import Event, Machine, State
 from epd.messages import TokenLogprobs
 from epd.roles.group import Command, Encode, Step
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.groups import SimRanks, Watch
+from epd_lab.sim.process import SimProcess
 
 SLACK_S = 0.1
 
@@ -28,7 +32,16 @@ class Groups(Checker, Watch):
         self._timing = context.cluster.settings.timing
         self._told: dict[tuple[SimRanks, int], Told] = {}
         self._last: Counter[tuple[SimRanks, int]] = Counter()
+        self._images: dict[tuple[SimProcess, int], embedding.Embedding] = {}  # by slot
+        self._read: dict[tuple[SimRanks, str], int] = {}  # of a request: its last row, by token
         context.cluster.groups.watch = self
+        context.world.watch(self._loaded, embedding.Loaded)
+
+    def _loaded(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if isinstance(machine, embedding.Embedding):
+            self._images |= {(process, slot): machine for slot in machine.slots}
 
     def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None:
         """A rank begins what it was told."""
@@ -38,6 +51,8 @@ class Groups(Checker, Watch):
         self._last[group, rank] += 1
         if self._last[group, rank] != number:
             self.violate(f"{who} executes {number} where {self._last[group, rank]} is next")
+        for sequence in command.batch if isinstance(command, Step) else ():
+            self._look_at_rows(group, rank, sequence)
         told = _told(command)
         if (group, number) not in self._told:
             self._told[group, number] = told
@@ -46,6 +61,21 @@ class Groups(Checker, Watch):
             loop.call_outside(loop.now_s + bound_s, self._look, group, number, loop.now_s)
         elif self._told[group, number] != told:
             self.violate(f"{who} was told another command {number} than the others")
+
+    def _look_at_rows(self, group: SimRanks, rank: int, sequence: StepSequence) -> None:
+        spans = [span for span in sequence.spans if isinstance(span.rows, SlotRows)]
+        for span in spans:
+            for slot in span.rows.slots:
+                image = self._images.get((group.process, slot))
+                is_here = image is not None and image.state is embedding.S.RESIDENT
+                if image is None or not is_here or not image.waiters:
+                    who = f"rank {rank} of {group.process.name}"
+                    self.violate(f"{who} reads slot {slot}, whose rows nobody keeps")
+        if spans and not rank:
+            first, last = (sequence.start + at for at in (spans[0].at, _end(spans[-1]) - 1))
+            if first <= self._read.get((group, sequence.request_id), -1):
+                self.world.fired["rows_read_again"] += 1
+            self._read[group, sequence.request_id] = last
 
     def resolved(self, group: SimRanks, number: int) -> None:
         """Roles were told of a step."""
@@ -67,6 +97,10 @@ class Groups(Checker, Watch):
         for follower in self.context.cluster.groups.followers.values():
             if follower.process.alive and not follower.leader.alive:
                 self.violate(f"{follower.process.name} outlives its leader")
+
+
+def _end(span: RowSpan) -> int:
+    return span.at + span.count
 
 
 def _told(command: Command) -> Told:
