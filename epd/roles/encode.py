@@ -33,6 +33,7 @@ from epd.roles.askers import Asker, Askers
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.cache_events import CachePublisher
 from epd.roles.outgoing import OutgoingRooms
+from epd.roles.rank_asks import RankLost
 from epd.roles.row_producer import RowProducer
 from epd.roles.row_tiers import RowTiers, rows_of
 from epd.roles.send_ring import SendRing
@@ -291,6 +292,8 @@ class EncodeRole(Component[Encoding]):
     async def _encode(self, patches: list[Patches]) -> list[Event]:
         try:
             results = await self._engine.encode(patches)
+        except RankLost as lost:  # this instance ends, as it should
+            return [encoding_fsm.EncodeFailed(str(lost)) for _ in patches]
         except Exception as error:
             self.actor.fault("vision batch", error)
             return [encoding_fsm.EncodeFailed(f"the vision batch failed: {error}") for _ in patches]

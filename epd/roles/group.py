@@ -49,6 +49,7 @@ from epd.fsm.group import (
     ProbeDue,
 )
 from epd.fsm.kernel import Effect, Event, Journal
+from epd.roles.rank_asks import RankLost
 from epd.transport.base import Clock, TimerHandle
 
 END_S = 5.0  # ranks that were asked to end have so long for what they still compute
@@ -171,9 +172,11 @@ class Leader:
 
     def execute(self, command: Command, run: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
         """Run the leader's own share, and have the other ranks run theirs; what the own one gave,
-        when all are done.  Raises EngineError; no rank was told then."""
+        when all are done.  Raises RankLost or EngineError; no rank was told then."""
         if not self.machine.takes_commands:
-            raise EngineError(f"the group takes no commands: {self.machine.reason or 'it ends'}")
+            if reason := self.machine.reason:
+                raise RankLost(f"the group was lost: {reason}")
+            raise EngineError("the group takes no commands: it ends")
         own = asyncio.ensure_future(run())
         over: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._open[self.machine.given + 1] = _Given(

@@ -29,7 +29,7 @@ async def of_all(answers: Sequence[Awaitable[T]]) -> list[T]:
 
 
 class RankLost(EngineError):
-    """The rank has ended, and its group with it: whatever it was doing is unknown."""
+    """A rank has ended, and its group with it: what it was doing is unknown."""
 
 
 class Ask(Record, tag=True):

@@ -35,6 +35,7 @@ from typing import Protocol
 from epd.engine.base import LanguageEngine, Outcome, StepFailure, StepResult
 from epd.fsm.request import Request
 from epd.roles.base import Actor
+from epd.roles.rank_asks import RankLost
 from epd.roles.step import runs_ahead, sequence_of
 from epd.scheduling.batching import Share
 from epd.scheduling.step_cost import StepCost
@@ -165,7 +166,8 @@ class StepLoop:
             result = step.result.result()
             settled = list(zip(step.parts, result.outcomes, strict=True))
         except Exception as error:
-            self._actor.fault("step", error)
+            if not isinstance(error, RankLost):  # with which this instance ends, as it should
+                self._actor.fault("step", error)
             settled = [(part, StepFailure(f"the step failed: {error}")) for part in step.parts]
         else:
             elapsed_s = result.elapsed_s

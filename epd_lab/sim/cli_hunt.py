@@ -1,4 +1,4 @@
-"""`epd sim mutants`: bugs put back, until each is noticed by a drill that names it."""
+"""`epd sim mutants`: bugs put back, until each is noticed by a drill or a seed that names it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epd_lab.sim.runner import Summary
 
 
 def mutants_caught(args: argparse.Namespace) -> int:
-    """Each mutant under the drills that name it, until one of them notices."""
+    """Each mutant under the drills that name it, or the swarm, until one of them notices."""
     names = sorted(mutants.load()) if args.name == "all" else [args.name]
     for name in names:
         mutants.by_name(name)  # a wrong name is told before anything runs
@@ -39,7 +39,8 @@ def _told(catch: Catch) -> str:
     if catch.report is None:
         return f"{catch.mutant:32} SURVIVED {catch.runs} runs"
     first = catch.report.violations[0].split(": ", 1)[-1][:60]
-    return f"{catch.mutant:32} caught by {catch.report.job.name} in {catch.runs} runs ({first})"
+    job = catch.report.job
+    return f"{catch.mutant:32} caught by {job.name or job.kind} in {catch.runs} runs ({first})"
 
 
 def _conclude(args: argparse.Namespace, total: Summary, catches: list[Catch]) -> int:

@@ -5,10 +5,12 @@ It ends with the first seed that some drill notices.  How sharp each drill is co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from epd_lab.sim import drills
 from epd_lab.sim.runner import SIMULATOR, Job, Report, execute
+from epd_lab.sim.swarm_ranks import NOTICED
 
 
 def noticed(report: Report) -> bool:
@@ -18,7 +20,7 @@ def noticed(report: Report) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """A mutant under the drills that name it, seed by seed."""
+    """A mutant under the drills that name it, seed by seed; then under the swarm's seed for it."""
 
     mutant: str
     seeds: range
@@ -36,10 +38,16 @@ class Catch:
 def hunt(task: Hunt) -> Catch:
     """Runs in a worker."""
     runs = 0
+    for runs, job in enumerate(_jobs(task), 1):
+        report = execute(job)
+        if noticed(report):
+            return Catch(task.mutant, runs, report)
+    return Catch(task.mutant, runs, None)
+
+
+def _jobs(task: Hunt) -> Iterator[Job]:
     for seed in task.seeds:
         for drill in drills.naming(task.mutant):
-            runs += 1
-            report = execute(Job("drill", drill.name, seed, task.mutant))
-            if noticed(report):
-                return Catch(task.mutant, runs, report)
-    return Catch(task.mutant, runs, None)
+            yield Job("drill", drill.name, seed, task.mutant)
+    if task.mutant in NOTICED:
+        yield Job("swarm", "", NOTICED[task.mutant], task.mutant)

@@ -21,6 +21,11 @@ POINTS = (
     "MESSAGE:Commit",
     "ENCODING:PREPARED>ENCODING",
 )
+NOTICED = {
+    "a_rank_that_ends_is_a_fault": 57004534,
+    "a_group_that_is_lost_is_a_fault": 61001206,
+}
+"""Bugs of groups (tests/sim/mutants.py) that no drill notices, and a seed that must notice each."""
 
 
 def with_ranks(random: KeyedRandom, topology: str) -> str:

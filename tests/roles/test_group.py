@@ -23,6 +23,7 @@ from epd.roles.group import (
     Probe,
     Step,
 )
+from epd.roles.rank_asks import RankLost
 from epd.runtime.system import SystemClock
 from epd_lab.bench.null_engine import NullLanguage, NullVision
 from tests.patience import PATIENCE_S
@@ -92,6 +93,13 @@ async def test_it_is_ready_when_all_ranks_have_joined() -> None:
         group.engine.step(BATCH)
     group.leader.fire(RankJoined(1))
     assert group.state is S.READY and group.leader.ready.done()
+
+
+async def test_who_asks_a_group_that_was_lost_is_told_so() -> None:
+    group = Played().joined()
+    group.leader.fire(RankEnded(1, "killed"))
+    with pytest.raises(RankLost, match="the group was lost: rank 1: killed"):
+        group.engine.step(BATCH)
 
 
 async def test_a_step_is_over_when_every_rank_has_executed_it() -> None:

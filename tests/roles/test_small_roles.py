@@ -20,7 +20,7 @@ from epd.roles.landing import Landing
 from epd.roles.mailbox import Mailbox
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.profiling import ANSWER_TIMEOUT_S, Profiles
-from epd.roles.rank_asks import LandKv
+from epd.roles.rank_asks import LandKv, RankLost
 from epd.roles.rank_data import RankKv
 from epd.roles.step_loop import StepLoop, _Step
 from epd.scheduling.batching import Share
@@ -266,6 +266,24 @@ async def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> Non
             loop._launch([Share(request, 3, decoding)])
         made.assert_called_once_with(request, known, drafts)
         request.launched.assert_called_with(3, ahead=False)
+
+
+async def test_a_step_fails_with_its_group_and_that_is_no_slip() -> None:
+    """Of an engine that raises anything else it is."""
+    batch, engine = mock.MagicMock(), mock.MagicMock()
+    batch.plan.return_value = []
+    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
+    loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
+    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock())
+    for num_faults, error in enumerate((RankLost("gone"), OSError("planned"))):
+        engine.step.side_effect = error
+        with mock.patch("epd.roles.step_loop.sequence_of") as made:
+            made.return_value.sample = None
+            loop._launch([Share(request, 1, decodes=True)])
+        await asyncio.sleep(0)
+        ((part, outcome),) = batch.settle.call_args.args[0]
+        assert part.request is request and outcome == StepFailure(f"the step failed: {error}")
+        assert actor.fault.call_count == num_faults
 
 
 @pytest.mark.parametrize(("samples", "here"), [(True, False), (True, True), (False, False)])

@@ -19,6 +19,7 @@ from epd.fsm.kernel import Effect, Event, State
 from epd.fsm.request import Request
 from epd.fsm.room import Room
 from epd.messages import Grant
+from epd.roles import encode, incoming, rank_asks
 from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
 from epd.roles.incoming import IncomingRooms
 from epd.roles.rooms import AskOfRank, Rooms
@@ -255,4 +256,34 @@ def rows_at_ranks_are_believed() -> Iterator[None]:
         return await check(self, incoming, *rest) if incoming.key.endswith("/kv") else Published()
 
     with mock.patch.object(IncomingRooms, "check_bytes", own_alone):
+        yield
+
+
+# --- noticed by the swarm -------------------------------------------------------------------------
+
+
+class _Another(Exception):
+    """Is raised nowhere."""
+
+
+@mutant
+def a_rank_that_ends_is_a_fault() -> Iterator[None]:
+    """F13, F29: a rank ends while its group takes KV in, and the others are not waited for: that is
+    called a slip of the leader (swarm 57004534)."""
+
+    async def at_once(answers: Sequence[Any]) -> list[Any]:
+        return list(await asyncio.gather(*answers))
+
+    with several(
+        mock.patch.object(incoming, "RankLost", _Another),
+        mock.patch.object(rank_asks, "of_all", at_once),
+    ):
+        yield
+
+
+@mutant
+def a_group_that_is_lost_is_a_fault() -> Iterator[None]:
+    """F13, F29: images that are to be encoded when the group has just ended fail by a slip (swarm
+    61001206)."""
+    with mock.patch.object(encode, "RankLost", _Another):
         yield
