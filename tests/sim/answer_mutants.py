@@ -222,9 +222,10 @@ def log_probabilities_of_other_tokens() -> Iterator[None]:
 
 @mutant
 def who_has_enough_is_computed_on() -> Iterator[None]:
-    """F43: instances are not told that a client has found its stop string."""
+    """F43: instances are not told that a client has found its stop string, whatever they say."""
     do = (generation.Do.ARM_ABORT,)
     with several(
+        mock.patch.object(generation.Generation, "has_attempt", True),
         row(generation.TABLE, G.STREAMING, generation.StopRequested, G.STOPPING, do),
         row(generation.TABLE, G.PLACED, generation.StopRequested, G.STOPPING, do),
     ):
