@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from tests.e2e.client import post_all
+from tests.e2e.client import post_all, question
 from tests.e2e.server import READY_S, STOP_S, Server, serving, wait_for
 from tests.e2e.streams import (
+    DRAWN,
     PATIENT,
+    TOLD,
     all_have_said,
     ask_during,
     check_same_afterwards,
@@ -21,6 +23,7 @@ from tests.e2e.streams import (
 )
 
 pytestmark = pytest.mark.timeout(400)
+FEW_NBYTES = "4MiB"
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,22 @@ async def test_kv_is_sliced_on_its_way(topology: str, together: Server) -> None:
         replies = [await post_all(one.base_url, bodies) for one in (server, together)]
         answers = [[reply.text for reply in each] for each in replies]
         assert answers[0] == answers[1] and all(answers[0])
+        server.check_all_returned()
+
+
+@pytest.mark.long
+async def test_who_gives_way_in_a_group_says_the_same(together: Server) -> None:
+    """Blocks for an answer and a half: texts and prompts with images at the ranks give way."""
+    seen = questions(350, 8, side=260, num_tokens=40)
+    texts = [question(f"{n} " * 60, **TOLD | {"max_tokens": 200} | DRAWN[n % 3]) for n in range(8)]
+    bodies = [body for pair in zip(texts, seen, strict=True) for body in pair]
+    few = {"engine__kv_nbytes": FEW_NBYTES, "engine__max_chunk_tokens": 32}
+    with serving("1e1pd:tp2", **few, **PATIENT) as server:
+        replies = [await post_all(one.base_url, bodies) for one in (server, together)]
+        answers = [[reply.text for reply in each] for each in replies]
+        assert answers[0] == answers[1] and all(answers[0])
+        gave_way = [n for name, n in server.metrics().items() if "preemptions" in name]
+        assert sum(gave_way) > 0, gave_way
         server.check_all_returned()
 
 

@@ -22,7 +22,7 @@ from epd.engine.shared_tower import kind_of
 from epd.engine.vision import TorchVisionEngine
 from epd.messages import SamplingParams
 from tests.engine.conftest import CONFIG, chat
-from tests.engine.driver import Driver, expand, png
+from tests.engine.driver import Driver, Request, expand, png
 from tests.engine.test_decoder import fuse
 from tests.engine.test_speculation import oracle, third
 
@@ -92,14 +92,27 @@ class Slots:
 
 
 def from_slots(
-    shard: Shard, directory: Path, cases: Sequence[Case], kinds: Sequence[str], chunk: int
+    shard: Shard,
+    directory: Path,
+    cases: Sequence[Case],
+    kinds: Sequence[str],
+    chunk: int,
+    steps: int = 0,
 ) -> list[list[int]]:
-    """Answers where rows have come into slots of the ranks: of image i as `kinds[i % len]` says."""
-    return answers_from_slots(driver(shard, directory), shard, cases, kinds, chunk)
+    """Answers where rows have come into slots of the ranks: of image i as `kinds[i % len]` says.
+
+    `steps`: after so many, whose prompt is computed up to the midst of its images gives way.
+    """
+    return answers_from_slots(driver(shard, directory), shard, cases, kinds, chunk, steps)
 
 
 def answers_from_slots(
-    there: Driver, shard: Shard, cases: Sequence[Case], kinds: Sequence[str], chunk: int
+    there: Driver,
+    shard: Shard,
+    cases: Sequence[Case],
+    kinds: Sequence[str],
+    chunk: int,
+    steps: int = 0,
 ) -> list[list[int]]:
     """In fp32."""
 
@@ -131,11 +144,24 @@ def answers_from_slots(
                     view[:], data = data[: len(view)], data[len(view) :]
                 request.rows[index] = told
             requests.append(request)
+        for step in range(steps):
+            await serving.step(requests[: step + 1], chunk)
+        young = [request for request in requests if _has_read_rows(request)]
+        assert bool(young) == bool(steps)
+        for request in young:
+            blocks, request.computed = request.blocks, 0
+            serving.lease(request)  # others
+            serving.free.extend(blocks)
         said = await serving.run(requests, chunk)
         serving.release(requests)
         return said
 
     return asyncio.run(play())
+
+
+def _has_read_rows(request: Request) -> bool:
+    in_prompt = request.computed < len(request.token_ids)
+    return in_prompt and any(layout.offset < request.computed for layout in request.layouts)
 
 
 class _Sharing:

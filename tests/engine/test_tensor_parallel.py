@@ -110,14 +110,28 @@ def test_rows_come_into_slots_of_the_ranks(
     size: int, kinds: tuple[str, ...], ranks: Ranks, model: Callable[[str], Path]
 ) -> None:
     """In chunks that cut images; several images in one gather, of one row and of many."""
-    directory = model("qwen3_vl_moe")
-    asked = [*cases("qwen3_vl_moe"), (chat((1, "tiny")), [drawn_image(5, 32, 32)])]
-    expected = [
-        reference_generate(directory, *case, ranks_cases.LIMIT["max_tokens"]) for case in asked
-    ]
+    directory, asked, expected = with_images(model)
     for chunk in (7, 4096):
         found = ranks.run(size, ranks_cases.from_slots, directory, asked, kinds, chunk)
         assert found == [expected] * size, chunk
+
+
+def test_who_gives_way_reads_its_rows_again(ranks: Ranks, model: Callable[[str], Path]) -> None:
+    """Its images are partly read when its blocks go; ranks join the same rows once more, beside
+    those who go on."""
+    directory, asked, expected = with_images(model)
+    given = (ranks_cases.from_slots, directory, asked, ("sharded", "first"), 16, 4)
+    assert ranks.run(2, *given) == [expected] * 2
+
+
+def with_images(
+    model: Callable[[str], Path],
+) -> tuple[Path, list[ranks_cases.Case], list[list[int]]]:
+    """A model, what it is asked, and what transformers answers."""
+    directory = model("qwen3_vl_moe")
+    asked = [*cases("qwen3_vl_moe"), (chat((1, "tiny")), [drawn_image(5, 32, 32)])]
+    most = ranks_cases.LIMIT["max_tokens"]
+    return directory, asked, [reference_generate(directory, *case, most) for case in asked]
 
 
 def test_a_preempted_request_goes_on(ranks: Ranks, model: Callable[[str], Path]) -> None:
