@@ -98,8 +98,7 @@ class Requests(Component[Request]):
         self.on_reserved: Reserved = lambda request, blocks, num_held: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching
-        # Held KV is no use without the state behind it, which may not be there.
-        self.can_hold = self.caching and not engine.kv_layout.tensors
+        self._has_states = bool(engine.kv_layout.tensors)
         self._snapshots = Snapshots(self.pool, engine.kv_layout.num_state_blocks)
         self.totals = Counter[str]()  # since the start, for metrics
         self._speculation = Speculation(config.speculative, self.totals)
@@ -116,6 +115,12 @@ class Requests(Component[Request]):
         }
 
     # --- for prefill and decode -------------------------------------------------------------------
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether KV is kept for who goes on: not without the state behind it, which may not be
+        there."""
+        return self.caching and not self._has_states
 
     def get(self, key: str) -> Request | None:
         return self._requests.get(key)

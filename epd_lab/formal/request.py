@@ -248,6 +248,12 @@ def _laws() -> tuple[Law, ...]:
             "in_flight == 0 or blocks == 'owned'",
         ),
         Law(
+            "StepsHaveRows",
+            3,
+            "a step before the first token reads rows that the request holds (F24)",
+            "in_flight == 0 or output > 0 or rows or not IMAGES",
+        ),
+        Law(
             "ATimerIsArmed",
             7,
             "as long as it is not over, some timer of its is armed (F15)",

@@ -23,6 +23,8 @@ ACTIONS: Mapping[str, Body] = {
     "never_again": ("in_batch = False",),
     "append_later_token": ("said = True",),
     "mark": ("computed = 0",),
+    "remember": (),
+    "begin_again": ("computed = 0",),
 }
 
 
@@ -32,6 +34,7 @@ SHOWN_IN = {
     "an abort of a preempted request leaves its offer standing": "REQUEST_KV_LEAVES",
     "leaving_mid_prompt_keeps_blocks": "REQUEST_IMAGES",
     "mid_prompt_is_forgotten": "REQUEST_IMAGES",
+    "rows_of_the_preempted_are_given_up": "REQUEST_IMAGES",
     "answer_without_image": "REQUEST_IMAGES",
     "a_lease_has_no_end": "REQUEST_HELD",
     "F6: a last token frees the blocks that the step ahead writes into": "REQUEST_AHEAD",

@@ -99,11 +99,15 @@ class Elsewhere(Checker):
                 self.violate(f"{want.item.room}: another room was asked for, and no answer given")
 
     def _is_open(self, key: Image) -> bool:
-        """Whether a gateway still has a question to answer: with a room, or that it is over."""
+        """Whether a gateway still has a question to answer: with a room, or that it is over.
+
+        A new gateway cannot answer who has not joined it yet.
+        """
         if (question := self._unanswered.get(key)) is None or not question.gateway.runs:
             return False
-        gateway = self.context.cluster.nodes[question.gateway.name]
-        return not gateway.actor.is_lost(question.asker)
+        gateway = self.context.cluster.nodes[question.gateway.name].gateway
+        assert gateway is not None
+        return gateway.registry.is_present(question.asker.instance_id, question.asker.epoch)
 
     def _placed(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
