@@ -269,8 +269,8 @@ def _forward(
     if adapter.has_vision:
         splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
-    if device.type == "cuda" and FusedDecoder.fits(stack):
-        decoder = FusedDecoder(stack, kernels_for("cuda"))
+    if device.type == "cuda" and FusedDecoder.fits(stack, adapter):
+        decoder = FusedDecoder(stack, kernels_for("cuda"), adapter)
         return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
     if device.type == "cuda":
         logger.warning(

@@ -13,6 +13,12 @@ without tokens and tiles of no sequence.  How many decodes there are stands in t
 the first token behind them is one of a prompt.  Nothing is written for what pads, and nothing of it
 is read (fault F25).
 
+Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table;
+the row of a sequence that only pads has -1 in it, and who finds that reads and writes nothing.
+
+The host knows one thing more, `chunks`: who needs it (`mixers.Mixer.reads_chunks`) is not captured
+in steps with prompts.
+
 A token may not be known on the host yet: the step that samples it is still running.  Then `sources`
 names its row among the tokens that the previous step has sampled, which never leave the device.
 """
@@ -36,6 +42,17 @@ class Shape(NamedTuple):
     num_sequences: int
     num_decodes: int  # sequences with one query: the first ones
     num_tiles: int
+    num_state_blocks: int = 0  # of each sequence
+
+
+@dataclass(frozen=True, slots=True)
+class FlatChunk:
+    """A sequence with several queries, as the host knows it."""
+
+    sequence: int  # its place among the sequences
+    at: int  # of its first token in the row
+    count: int
+    start: int  # tokens before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,7 @@ class FlatSequence:
     table: Ints
     positions: Any  # int `[3, len(ids)]`, or the first position of a line
     source: int = -1  # row of the previous step that samples the only token; -1: `ids` has it
+    state: Ints | tuple[()] = ()  # blocks of what layers keep of it besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +82,9 @@ class FlatBatch:
     cu_q: torch.Tensor  # [S + 1]
     indptr: torch.Tensor  # [S + 1]
     tiles: torch.Tensor  # [num_tiles, 2]: sequence (-1: none), first query
+    states: torch.Tensor  # [S, num_state_blocks]; -1: nobody's
     indices: torch.Tensor  # [sum of blocks]
+    chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
 
 
 ALIGNED = 4  # integers: fields begin at 16 bytes, or a kernel would be compiled for each offset
@@ -79,14 +99,26 @@ def _sizes(shape: Shape) -> list[int]:
     """Integers of each field before the blocks, in order."""
     tokens, sequences = shape.num_tokens, shape.num_sequences
     sizes = [1, tokens, tokens, 3 * tokens, tokens, sequences]
-    return [*sizes, sequences + 1, sequences + 1, 2 * shape.num_tiles]
+    sizes += [sequences + 1, sequences + 1, 2 * shape.num_tiles]
+    return [*sizes, sequences * shape.num_state_blocks]
 
 
-def shape_of(counts: Sequence[int], tile_size: int) -> Shape:
+def shape_of(counts: Sequence[int], tile_size: int, num_state_blocks: int = 0) -> Shape:
     """What sequences with so many tokens each need."""
     decodes = sum(count == 1 for count in counts)
     tiles = sum(-(-count // tile_size) for count in counts if count > 1)
-    return Shape(sum(counts), len(counts), decodes, tiles)
+    return Shape(sum(counts), len(counts), decodes, tiles, num_state_blocks)
+
+
+def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
+    """In order."""
+    chunks, at = [], 0
+    for i, sequence in enumerate(sequences):
+        count = len(sequence.ids)
+        if count > 1:
+            chunks.append(FlatChunk(i, at, count, sequence.start))
+        at += count
+    return tuple(chunks)
 
 
 def pack(
@@ -95,7 +127,8 @@ def pack(
     """The integers and their shape: `room`, which must hold them, or what they need."""
     counts = np.fromiter((len(s.ids) for s in sequences), np.int32, len(sequences))
     starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
-    needed = shape_of(counts.tolist(), tile_size)
+    num_state_blocks = len(sequences[0].state) if sequences else 0
+    needed = shape_of(counts.tolist(), tile_size, num_state_blocks)
     shape = room or needed
     assert all(has >= needs for has, needs in zip(shape, needed, strict=True)), (shape, needed)
     assert (counts[: needed.num_decodes] == 1).all(), "sequences with one query come first"
@@ -107,6 +140,7 @@ def pack(
     f.sources[:] = -1
     f.slots[:] = -1
     f.tiles[:] = -1
+    f.states[:] = -1
     _fill_decodes(f, sequences[: needed.num_decodes], block_size)
     at = needed.num_decodes
     for sequence in sequences[needed.num_decodes :]:
@@ -114,6 +148,8 @@ def pack(
     if sequences:
         tables = [s.table[:n] for s, n in zip(sequences, blocks.tolist(), strict=True)]
         np.concatenate(tables, out=f.indices)
+    if num_state_blocks:
+        f.states[: len(sequences), :num_state_blocks] = [s.state for s in sequences]
     known = len(sequences)
     f.seq_lens[:known] = lengths
     f.cu_q[1 : known + 1] = np.cumsum(counts)
@@ -157,7 +193,7 @@ def _fill_chunk(f: FlatBatch, at: int, sequence: FlatSequence, block_size: int) 
     return count
 
 
-def view(data: Any, shape: Shape, tile_size: int) -> FlatBatch:
+def view(data: Any, shape: Shape, tile_size: int, chunks: tuple[FlatChunk, ...] = ()) -> FlatBatch:
     """The packed integers, cut: a tensor on the device, or what is filled in on the host."""
     parts: list[Any] = []
     at = 0
@@ -166,7 +202,8 @@ def view(data: Any, shape: Shape, tile_size: int) -> FlatBatch:
         at += -(-size // ALIGNED) * ALIGNED
     parts[3] = parts[3].reshape(3, shape.num_tokens)
     parts[8] = parts[8].reshape(shape.num_tiles, 2)
-    parts.append(data[at:])
+    parts[9] = parts[9].reshape(shape.num_sequences, shape.num_state_blocks)
+    parts += [data[at:], chunks]
     return FlatBatch(shape, tile_size, *parts)
 
 

@@ -18,7 +18,15 @@ from epd.engine.attention import Extent
 from epd.engine.base import StepSequence
 from epd.engine.copies import to_device, upload
 from epd.engine.decoder import AddedRows, FusedDecoder
-from epd.engine.flat_batch import FlatBatch, FlatSequence, Ints, pack, shape_of, view
+from epd.engine.flat_batch import (
+    FlatBatch,
+    FlatSequence,
+    Ints,
+    chunks_of,
+    pack,
+    shape_of,
+    view,
+)
 from epd.engine.graphs import DecodeGraphs, PromptGraphs, Recorder, Rooms
 from epd.engine.kv_pool import KvPool
 from epd.engine.row_splice import RowSplicer
@@ -181,7 +189,7 @@ class FusedForward:
         size = self.pool.layout.block_size
         max_indices = max(4 * self.pool.num_blocks, 1 << 16)
         with torch.inference_mode():
-            if max_prompt_tokens:
+            if max_prompt_tokens and self._decoder.captures_prompts:
                 self.prompt_graphs = PromptGraphs(
                     self._layers,
                     self._embedding.weight[:1],
@@ -199,6 +207,7 @@ class FusedForward:
                 max_running,
                 max_indices,
                 record,
+                self.pool.layout.num_state_blocks,
             )
 
     def keep(self, tokens: torch.Tensor) -> None:
@@ -232,7 +241,7 @@ class FusedForward:
                 embeds = self._embeds(flat)
                 return self.prompt_graphs.replay(flat, embeds, self._splice(embeds, batch))
         data, shape = pack(parts, self.pool.layout.block_size, self._tile_size)
-        flat = view(upload(data, self._device), shape, self._tile_size)
+        flat = view(upload(data, self._device), shape, self._tile_size, chunks_of(parts))
         embeds = self._embeds(flat)
         return self._layers(embeds, flat, self._splice(embeds, batch))
 
@@ -257,8 +266,9 @@ class FusedForward:
         positions = sequence.positions
         if positions is None:
             positions = sequence.start + sequence.rope_delta
+        first, table = self.pool.layout.num_state_blocks, self._table(sequence.block_table)
         return FlatSequence(
-            sequence.token_ids, sequence.start, self._table(sequence.block_table), positions, source
+            sequence.token_ids, sequence.start, table[first:], positions, source, table[:first]
         )
 
     def _table(self, table: Any) -> Ints:

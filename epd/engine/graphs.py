@@ -131,9 +131,10 @@ class DecodeGraphs:
         max_running: int,
         max_indices: int,
         record: Recorder,
+        num_state_blocks: int = 0,
     ) -> None:
         sizes = [size for size in SIZES if size <= max_running] or [1]
-        self._rooms = {size: Shape(size, size, size, 0) for size in sizes}
+        self._rooms = {size: Shape(size, size, size, 0, num_state_blocks) for size in sizes}
         header = header_size(self._rooms[sizes[-1]])
         self._integers = _Integers(header, max_indices, block_size, 1, device)
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}

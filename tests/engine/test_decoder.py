@@ -42,12 +42,12 @@ def fused(driver: Callable[[str], Driver]) -> Callable[[str], Driver]:
 def fuse(language: TorchLanguageEngine) -> FusedForward:
     adapter: Any = language._adapter
     stack = adapter.language_model(language.model)
-    assert FusedDecoder.fits(stack)
+    assert FusedDecoder.fits(stack, adapter)
     contract = language.row_contract
     return FusedForward(
         language.model,
         stack,
-        FusedDecoder(stack, kernels_for("cpu")),
+        FusedDecoder(stack, kernels_for("cpu"), adapter),
         language.pool,
         RowSplicer(contract, torch.float32) if contract else None,
         multi_axis=adapter.rope_positions(1, ()).positions is not None,

@@ -14,7 +14,16 @@ import torch
 
 from epd.engine.base import StepSequence
 from epd.engine.decoder import AddedRows
-from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, pack, shape_of, view
+from epd.engine.flat_batch import (
+    FlatBatch,
+    FlatChunk,
+    FlatSequence,
+    Shape,
+    chunks_of,
+    pack,
+    shape_of,
+    view,
+)
 from epd.engine.graphs import COARSE_STEP, FINE_STEP, FINE_TOKENS, MAX_CHUNKS, PromptGraphs, Rooms
 from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate
@@ -192,3 +201,20 @@ def test_more_blocks_than_there_is_room_for_are_not_captured() -> None:
     for start, fits in ((0, True), (32, True), (260, False)):
         part = FlatSequence([7] * 31, start, table, 0)
         assert (graphs.fill([part], shape_of([31], TILE)) is not None) is fits, start
+
+
+def test_blocks_of_states_are_a_row_for_each_sequence() -> None:
+    """Who pads has nobody's; what the host knows of chunks is behind the decodes."""
+    table = np.arange(20, dtype=np.int32)
+    states = [np.array([50 + i, 60 + i], dtype=np.int32) for i in range(3)]
+    counts, starts = (1, 1, 5), (7, 0, 3)
+    sequences = [
+        FlatSequence([7] * count, start, table, start, state=state)
+        for count, start, state in zip(counts, starts, states, strict=True)
+    ]
+    room = Shape(12, 6, 4, 3, 2)
+    padded = view(*_tensor(pack(sequences, 16, TILE, room)), TILE, chunks_of(sequences))
+    assert padded.states.tolist() == [[50, 60], [51, 61], [52, 62], *[[-1, -1]] * 3]
+    assert padded.chunks == (FlatChunk(2, 2, 5, 3),)
+    _, needed = pack(sequences, 16, TILE)
+    assert needed == shape_of(counts, TILE, 2) == Shape(7, 3, 2, 1, 2)

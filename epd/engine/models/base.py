@@ -21,6 +21,7 @@ from torch import nn
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.engine.graphs import PartsRecorder
+from epd.engine.mixers import Mixer, Norm, PagedAttention, plain_norm
 from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.engine.slices import Slices
 from epd.engine.state_kinds import PagedRows, layout_of
@@ -48,6 +49,9 @@ class ModelAdapter:
     )  # fmt: skip
 
     layer_types: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # that it has, at most
+
+    # What mixers its layers may have; a stack with others runs through transformers' layers.
+    mixers: ClassVar[tuple[type[Mixer], ...]] = (PagedAttention,)
 
     # How weights are cut for tensor parallelism, where transformers does not say so itself: by
     # name, with * for the index of a layer.
@@ -182,6 +186,10 @@ class ModelAdapter:
 
     def adopt_language(self, model: Any) -> None:
         """Exchange modules of a loaded decoder stack for the engine's own."""
+
+    def fused_norm(self, module: Any) -> Norm:
+        """Of an RMS norm of the stack."""
+        return plain_norm(module)
 
     # --- vision -----------------------------------------------------------------------------------
 

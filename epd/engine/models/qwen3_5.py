@@ -22,6 +22,7 @@ class Qwen3_5(Qwen3VL):
     skipped = (*ModelAdapter.skipped, r"^mtp\.")  # layers that draft
     layer_types = frozenset({"full_attention", "linear_attention"})
     num_deepstack = 0
+    mixers = ()
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
         return super().paged_rows(shard).of(len(self._layers("full_attention")))
