@@ -5,10 +5,11 @@ in which of them the drill's faults happened and in which each mutant was notice
 seeds by what they cover: the first one takes the most edges of the tables and pairs of edges that
 follow each other in one process, each further one adds the most to those before it.
 
-CI runs the first seeds of that order, as many as the drill's weakest mutant needs: so many that a
-bug as hard to notice as that one is missed in fewer than `MISSED` of all choices of seeds.  Where
-all N are too few, those behind them are run as well; a drill whose weakest mutant needs more than
-`MOST` times N is not good enough.
+The tests run the first seeds of that order, as many as the drill's weakest mutant needs: so many
+that a bug as hard to notice as that one is missed in fewer than `MISSED` of all choices of seeds.
+Where all N are too few, those behind them are run as well; a drill whose weakest mutant needs more
+than `MOST` times N is not good enough.  The quick tests run fewer (`MISSED_BY_FEW`), and among them
+one that notices each mutant.
 
 It takes minutes, so its outcome is stored beside the mutants (`STORE`).
 """
@@ -36,6 +37,7 @@ from epd_lab.sim.world import World
 STORE = Path(__file__).resolve().parents[2] / "tests" / "sim" / "measured.json"
 COMMAND = "python -m epd sim list --measure 20 --write"
 MISSED = 0.001
+MISSED_BY_FEW = 0.05
 MOST = 3  # times the measured seeds: more are run of no drill
 UNMEASURED = range(5)  # what CI runs of a drill that nobody has measured yet
 
@@ -75,14 +77,14 @@ def ranked(covered: Sequence[set[Edge | tuple[Edge, Edge]]]) -> list[int]:
     return order
 
 
-def seeds_needed(caught: int, num_seeds: int) -> int:
-    """So many that a bug noticed in `caught` of `num_seeds` is missed less often than `MISSED`.
+def seeds_needed(caught: int, num_seeds: int, missed: float = MISSED) -> int:
+    """So many that a bug noticed in `caught` of `num_seeds` is missed less often than `missed`.
 
     The share is estimated low, as if one seed more had noticed nothing: no bug is certain.
     """
     if not caught:
         return MOST * num_seeds + 1
-    return math.ceil(math.log(MISSED) / math.log(1 - caught / (num_seeds + 1)))
+    return math.ceil(math.log(missed) / math.log(1 - caught / (num_seeds + 1)))
 
 
 @dataclass(slots=True)
@@ -95,21 +97,28 @@ class Measured:
     ranked: dict[str, list[int]] = field(default_factory=dict)  # by drill
     caught: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # by drill and mutant
 
-    def seeds(self, drill: str) -> Sequence[int]:
-        """What CI runs of a drill: one of them waits until timers and tombstones have gone."""
+    def seeds(self, drill: str, missed: float = MISSED) -> Sequence[int]:
+        """What the tests run of a drill: one waits until timers and tombstones have gone, and each
+        mutant is noticed in one."""
         order = self.ranked.get(drill)
         if order is None:
             return UNMEASURED
-        needed = self.needed(drill)
+        needed = self.needed(drill, missed)
         chosen = [*order[:needed], *range(self.num_seeds, needed)]
         if all(seed % WAITED_OUT for seed in chosen):
             chosen[-1] = next(seed for seed in order if seed % WAITED_OUT == 0)
+        for caught in self._caught_by(drill):
+            if caught and not {*caught} & {*chosen}:
+                chosen.append(min(caught, key=order.index))
         return chosen
 
-    def needed(self, drill: str) -> int:
+    def needed(self, drill: str, missed: float) -> int:
         """How many seeds the weakest of its mutants needs."""
-        found = [len(seeds) for (name, _), seeds in self.caught.items() if name == drill]
-        return max((seeds_needed(count, self.num_seeds) for count in found), default=3)
+        found = [len(seeds) for seeds in self._caught_by(drill)] or [self.num_seeds]
+        return max(seeds_needed(count, self.num_seeds, missed) for count in found)
+
+    def _caught_by(self, drill: str) -> list[list[int]]:
+        return [seeds for (name, _), seeds in self.caught.items() if name == drill]
 
     def fired_told(self, drill: str) -> str:
         return f"{self.fired[drill]} of {self.num_seeds}" if drill in self.fired else "not measured"

@@ -10,7 +10,15 @@ import pytest
 from epd.fsm.outgoing import S
 from epd_lab.sim import coverage, drills
 from epd_lab.sim.cli_list import DOCUMENT
-from epd_lab.sim.measure import MISSED, UNMEASURED, Measured, measure, ranked, seeds_needed
+from epd_lab.sim.measure import (
+    MISSED,
+    MISSED_BY_FEW,
+    UNMEASURED,
+    Measured,
+    measure,
+    ranked,
+    seeds_needed,
+)
 from epd_lab.sim.model.check import check_models
 from epd_lab.sim.model.ends import Scenario
 from epd_lab.sim.model.pair import PairModel
@@ -66,7 +74,9 @@ def test_a_mutant_that_a_drill_seldom_notices_fails_the_measurement() -> None:
     assert list(measured(0, 1, 2).seeds("quiet")) == list(range(45))
     for count in range(3, 21):
         seeds = measured(*range(20 - count, 20))
-        assert set(seeds.seeds("quiet")) & set(seeds.caught[pair]), "the last that are run"
+        for missed in (MISSED, MISSED_BY_FEW):
+            run = seeds.seeds("quiet", missed)
+            assert set(run) & set(seeds.caught[pair]), "the last that are run"
 
 
 def test_as_many_seeds_are_run_as_the_weakest_mutant_needs() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from epd_lab.sim import drills
 from epd_lab.sim.hunt import noticed
-from epd_lab.sim.measure import Measured
+from epd_lab.sim.measure import MISSED_BY_FEW, Measured
 from epd_lab.sim.run import run
 from epd_lab.sim.runner import Job, execute
 from epd_lab.sim.swarm import draw_plan
@@ -20,9 +20,11 @@ PAIRS = [(drill.name, mutant) for drill in drills.DRILLS for mutant in drill.mut
 
 @pytest.mark.parametrize(("drill", "mutant"), PAIRS)
 def test_mutant_is_caught(drill: str, mutant: str) -> None:
-    """In one of the very seeds that are run of the drill."""
-    seeds = MEASURED.seeds(drill) if (drill, mutant) in MEASURED.caught else NOT_MEASURED
-    assert any(noticed(execute(Job("drill", drill, seed, mutant))) for seed in seeds)
+    """In one of the very seeds that are run of the drill; first in those that noticed it before."""
+    caught = MEASURED.caught.get((drill, mutant))
+    seeds = NOT_MEASURED if caught is None else MEASURED.seeds(drill, MISSED_BY_FEW)
+    likely = sorted(seeds, key=lambda seed: seed not in (caught or ()))
+    assert any(noticed(execute(Job("drill", drill, seed, mutant))) for seed in likely)
 
 
 @pytest.mark.parametrize("mutant", NOTICED)
