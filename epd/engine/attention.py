@@ -30,7 +30,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from epd.engine.kv_pool import KvLayer, KvPool
-from epd.engine.linear_attention import StateBatch, StateExtent, plan_states
 
 NAME = "epd_paged"
 
@@ -64,18 +63,15 @@ class PagedBatch:
     slot_offsets: torch.Tensor  # [T] int64: its place in the block
     chunks: list[Chunk]
     decodes: list[DecodeGroup]
-    states: StateBatch | None  # of layers that keep tensors of sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """One sequence's part of a step: tokens `[start, start + count)` in the blocks of `table`;
-    what it keeps besides is in those of `state`."""
+    """One sequence's part of a step: tokens `[start, start + count)` in the blocks of `table`."""
 
     start: int
     count: int
     table: Sequence[int]
-    state: Sequence[int] = ()
 
 
 def register() -> None:
@@ -121,12 +117,7 @@ def plan(extents: Sequence[Extent], pool: KvPool) -> PagedBatch:
         slot_offsets=torch.from_numpy(np.concatenate(slot_offsets)).to(device),
         chunks=chunks,
         decodes=[_group(members, size, device) for _, members in sorted(groups.items())],
-        states=_states(extents, pool) if pool.layout.tensors else None,
     )
-
-
-def _states(extents: Sequence[Extent], pool: KvPool) -> StateBatch:
-    return plan_states([StateExtent(e.start, e.count, e.state) for e in extents], pool)
 
 
 def _chunk(

@@ -37,6 +37,24 @@ class Tokens(NamedTuple):
         return Tokens(*(part[places] for part in self))
 
 
+class Heads(NamedTuple):
+    """Of a layer: sizes, and what is the same for every token."""
+
+    num_keys: int
+    num_values: int  # a multiple: neighbours share a key
+    key_dim: int
+    value_dim: int
+    rate: torch.Tensor  # float32 [num_values]: of decay, below 0
+    bias: torch.Tensor  # float32 [num_values]: of decay
+    gain: torch.Tensor  # [value_dim], of the norm of answers
+    eps: float
+
+    @property
+    def values(self) -> int:
+        """Numbers of all heads' values."""
+        return self.num_values * self.value_dim
+
+
 def step(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A token of each of n sequences: what it answers, `[n, heads, value_dim]`, and the states
     behind it, `[n, heads, key_dim, value_dim]`."""
@@ -49,9 +67,9 @@ def step(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return (state * query[..., None]).sum(-2).to(value.dtype), state
 
 
-def chunk(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def chunk(tokens: Tokens, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of one sequence: what they answer, `[n, heads, value_dim]`, and the state behind them,
-    `[heads, key_dim, value_dim]`."""
+    `[heads, key_dim, value_dim]`; before them there is this one, or zeros."""
     query, key, value, g, beta = tokens
     count, dtype = len(query), value.dtype
     query, key = _spans(_unit(query) * query.shape[-1] ** -0.5), _spans(_unit(key))
@@ -69,6 +87,8 @@ def chunk(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     key = key * (decay[..., -1:] - decay).exp()[..., None]
     whole = decay[..., -1].exp()[..., None, None]
     answers = torch.empty_like(value)
+    if state is None:
+        state = value.new_zeros(len(value), key.shape[-1], value.shape[-1])
     for span in range(value.shape[1]):
         corrections = new_values[:, span] - old_keys[:, span] @ state
         answers[:, span] = query[:, span] @ state + attended[:, span] @ corrections

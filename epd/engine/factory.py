@@ -262,16 +262,20 @@ def _forward(
     dtype: torch.dtype,
     streams: DeviceStreams | None,
 ) -> Forward:
-    """The fast path where the device has kernels for it and the stack has their shape."""
+    """The fast path where the device has kernels for it and the stack has their shape; there alone
+    are states of sequences known, so that stacks with these take it on every device."""
     stack: Any = adapter.language_model(model)
     device = stack.embed_tokens.weight.device
     splicer = None
     if adapter.has_vision:
         splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
-    if device.type == "cuda" and FusedDecoder.fits(stack, adapter):
-        decoder = FusedDecoder(stack, kernels_for("cuda"), adapter)
+    has_states = bool(pool.layout.tensors)
+    if (device.type == "cuda" or has_states) and FusedDecoder.fits(stack, adapter):
+        decoder = FusedDecoder(stack, kernels_for(device.type), adapter)
         return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
+    if has_states:
+        raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")
     if device.type == "cuda":
         logger.warning(
             "%s runs through transformers' layers, without captured graphs: every step waits for "

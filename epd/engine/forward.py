@@ -1,7 +1,7 @@
 """From a batch of sequences to logits: through transformers' own code, or as few kernels.
 
-`SeamForward` runs any supported stack on any device: transformers' layers, with paged attention
-behind its seam.  `FusedForward` runs stacks of the common shape (`FusedDecoder`) and, on CUDA,
+`SeamForward` runs a stack without states of sequences on any device: transformers' layers, with
+paged attention behind its seam.  `FusedForward` runs stacks that `FusedDecoder` knows and, on CUDA,
 replays captured graphs where a step fits one.
 """
 
@@ -76,11 +76,7 @@ class SeamForward:
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        first = self.pool.layout.num_state_blocks
-        extents = [
-            Extent(s.start, len(s.token_ids), s.block_table[first:], s.block_table[:first])
-            for s in batch
-        ]
+        extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
         self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
         known = [
             s.token_ids if row < 0 else [self._sampled[row]]

@@ -29,6 +29,9 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.products import side_by_side
 
 
+Foreign = Any  # a module of transformers, or of kernels: what it has, it has by name only
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a mixer is told of a step; the same for every layer."""
@@ -46,11 +49,16 @@ class Norm(NamedTuple):
     eps: float
 
 
-NormOf = Callable[[Any], Norm]  # of a module
+NormOf = Callable[[Foreign], Norm]  # of a module
 
 
-def plain_norm(module: Any) -> Norm:
+def plain_norm(module: Foreign) -> Norm:
     return Norm(module.weight, float(module.variance_epsilon))
+
+
+def zero_centred_norm(module: Foreign) -> Norm:
+    """Whose weight is what the gain has more than one."""
+    return Norm(1.0 + module.weight.float(), float(module.eps))
 
 
 class Mixer(Protocol):
@@ -59,10 +67,10 @@ class Mixer(Protocol):
     takes_fp8: bool  # its first product, rows of eight bits
     reads_chunks: bool  # so steps with prompts are not captured
 
-    def __init__(self, layer: Any, kernels: Any, norm_of: NormOf) -> None: ...
+    def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None: ...
 
     @staticmethod
-    def fits(layer: Any) -> bool:
+    def fits(layer: Foreign) -> bool:
         """Whether it knows this layer's module, which is named neither norm nor MLP."""
 
     def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
@@ -76,7 +84,7 @@ class Family(Protocol):
     def mixers(self) -> Sequence[type[Mixer]]:
         """Those that its layers may have."""
 
-    def fused_norm(self, module: Any) -> Norm: ...
+    def fused_norm(self, module: Foreign) -> Norm: ...
 
 
 class PagedAttention:
@@ -84,10 +92,11 @@ class PagedAttention:
     and the write into the pool one kernel."""
 
     reads_chunks = False
+    is_gated = False  # a gate beside each query
     _NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
     _KNOWN = _NEEDED | {"q_norm", "k_norm", "rotary_emb", "rotary_fn"}
 
-    def __init__(self, layer: Any, kernels: Any, norm_of: NormOf) -> None:
+    def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None:
         attention = layer.self_attn
         self._kernels = kernels
         self._index = int(attention.layer_idx)
@@ -101,16 +110,22 @@ class PagedAttention:
         self.takes_fp8 = isinstance(self._qkv, Fp8Linear)
 
     @staticmethod
-    def fits(layer: Any) -> bool:
+    def fits(layer: Foreign) -> bool:
         attention = getattr(layer, "self_attn", None)
         names = {name for name, _ in attention.named_children()} if attention is not None else set()
         return PagedAttention._NEEDED <= names <= PagedAttention._KNOWN
 
     def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
         ops, layer = self._kernels, step.pool.layer(self._index)
-        query = ops.rope_and_store(
-            self._qkv(x), self._head_norms, self._eps, step.cos, step.sin, step.batch.slots, layer
-        )
+        qkv, place = self._qkv(x), (step.cos, step.sin, step.batch.slots, layer)
+        query = ops.rope_and_store(qkv, self._head_norms, self._eps, *place, gated=self.is_gated)
         attended = ops.attend(query, layer, step.batch, self._scaling)
-        out: torch.Tensor = self._output(attended.flatten(1))
+        rows = ops.gate_heads(attended, qkv) if self.is_gated else attended.flatten(1)
+        out: torch.Tensor = self._output(rows)
         return out
+
+
+class GatedAttention(PagedAttention):
+    """The query's projection gives queries and gates by turns, a head each."""
+
+    is_gated = True

@@ -29,7 +29,7 @@ from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate
 from tests.engine.test_decoder import fuse, fused  # noqa: F401  (a fixture)
 from tests.engine.test_equality import NEW_TOKENS, cases
-from tests.engine.tiny_models import FAMILIES, SEAM_ONLY
+from tests.engine.tiny_models import FAMILIES, SEAM_ONLY, WITH_STATES
 
 TILE = 64
 
@@ -68,7 +68,8 @@ async def test_answers_are_the_same(
     ]
     used = {block for request in requests for block in request.blocks}
     assert await serving.run(requests, 16) == golden
-    assert again.replays > NEW_TOKENS
+    # Of families with states, steps of decodes alone.
+    assert again.replays > (NEW_TOKENS - 2 if family in WITH_STATES else NEW_TOKENS)
     others = [block for block in range(language.num_blocks) if block not in used]
     assert others and bool((language.pool.tensor[others] == 3.0).all())
 

@@ -24,7 +24,7 @@ from tests.engine.driver import Driver, expand, png
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.engine.test_image_ops import NUM_IMAGES, check_images
-from tests.engine.tiny_models import SEAM_ONLY, VISION_FAMILIES
+from tests.engine.tiny_models import SEAM_ONLY, VISION_FAMILIES, WITH_STATES
 
 FUSED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen3", "llama", "embedded")
 
@@ -48,14 +48,14 @@ def gpu_driver(
     return make
 
 
-@pytest.mark.parametrize("family", [*FUSED, "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", [*FUSED, "qwen3_vl_moe", *WITH_STATES])
 async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., Driver]) -> None:
     """Greedy tokens of mixed batches in several chunk sizes, graphs included, and logits."""
     serving = gpu_driver(family)
     forward = serving.language.forward
     assert isinstance(forward, FusedForward)
-    for graphs in (forward.graphs, forward.prompt_graphs):
-        assert (graphs is not None) == (family != "qwen3_vl_moe")
+    assert (forward.graphs is not None) == ("moe" not in family)
+    assert (forward.prompt_graphs is not None) == ("moe" not in family and "3_5" not in family)
     await check_equals_transformers(serving, family)
 
 

@@ -197,7 +197,8 @@ LARGE = [(1300 + 7 * i, 1) for i in range(24)] + [(0, 1024), (512, 777), (3000, 
 
 @pytest.mark.parametrize("padded", [0, 10, 200])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 2, 80), (8, 8, 96), (32, 8, 128)]
+    ("heads", "kv_heads", "dim"),
+    [(4, 2, 64), (6, 2, 80), (8, 8, 96), (32, 8, 128), (8, 2, 256)],
 )
 def test_attention(heads: int, kv_heads: int, dim: int, padded: int, kernel_device: str) -> None:
     """Mixed chunk lengths with history, decodes, grouped heads, rows of padding, NaN elsewhere.

@@ -14,14 +14,15 @@ import torch
 from torch.nn import functional
 
 from epd.engine.eight_bits import Scaled, scaled
+from epd.engine.kernels.torch_delta import convolve, recall
 
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
     from epd.engine.kv_pool import KvLayer
 
 __all__ = [
-    "add_rms_norm", "attend", "rms_norm", "rope_and_store", "rotate_pair", "scaled",
-    "scaled_product", "silu_mul",
+    "add_rms_norm", "attend", "convolve", "gate_heads", "recall", "rms_norm", "rope_and_store",
+    "rotate_pair", "scaled", "scaled_product", "silu_mul",
 ]  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def scaled_product(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, fp8: bool = False
 ) -> torch.Tensor | Scaled:
-    """`[..., H]`: x over its root mean square (in fp32), times the weight."""
+    """`[..., H]`: x over its root mean square (in fp32), times the weight, in whose precision."""
     normed = _rms_norm(x, weight, eps)
     return scaled(normed) if fp8 else normed
 
@@ -44,7 +45,7 @@ def rms_norm(
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
+    return (weight * (wide * scale).to(weight.dtype)).to(x.dtype)
 
 
 def add_rms_norm(
@@ -75,18 +76,23 @@ def rope_and_store(
     sin: torch.Tensor,
     slots: torch.Tensor,
     layer: KvLayer,
+    *,
+    gated: bool = False,
 ) -> torch.Tensor:
     """Norm of queries and keys, rope, and the write of keys and values into the pool.
 
-    qkv `[T, (num_heads + 2 num_kv_heads) D]`, contiguous; `norms`: weights `[D]` of query and key
-    norm; cos and sin `[T, D]`; slots `[T]`, below 0: written nowhere.  Gives the queries,
-    `[T, num_heads, D]`.
+    qkv `[T, (num_heads + 2 num_kv_heads) D]`, contiguous; `gated`: behind each query head there is
+    one of its gate; `norms`: weights `[D]` of query and key norm; cos and sin `[T, at most D]`, of
+    the first numbers of a head, which turn; slots `[T]`, below 0: written nowhere.  Gives the
+    queries, `[T, num_heads, D]`.
     """
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     query, key, value = heads.split(
         [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1
     )
+    if gated:
+        query = query[:, ::2]
     if norms is not None:
         query, key = _rms_norm(query, norms[0], eps), _rms_norm(key, norms[1], eps)
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
@@ -99,8 +105,17 @@ def rope_and_store(
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+    turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
+    low, high = turned.chunk(2, dim=-1)
+    turned = turned * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+    return torch.cat([turned, rest], dim=-1)
+
+
+def gate_heads(attended: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+    """`[T, num_heads D]`: attended `[T, num_heads, D]` times the sigmoid of its gates, which stand
+    behind the queries of `qkv`."""
+    gates = qkv.unflatten(-1, (-1, attended.shape[-1]))[:, 1 : 2 * attended.shape[1] : 2]
+    return (attended * gates.sigmoid()).flatten(1)
 
 
 def rotate_pair(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

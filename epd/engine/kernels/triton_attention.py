@@ -343,10 +343,12 @@ class _Tiling(NamedTuple):
 def _prompt_tiling(device: torch.device, block_d: int) -> _Tiling:
     """Blocks are looked up one stage ahead of their keys, so 7 stages bring two tiles ahead of the
     one that is summed, where there is memory for them."""
+    if block_d > 128:
+        return WIDE_PROMPTS
     if device.type == "cpu":
         return _Tiling(64, 8, 2)
     has = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return _Tiling(64, 8, 7 if has >= 170_000 and block_d <= 128 else 3)
+    return _Tiling(64, 8, 7 if has >= 170_000 else 3)
 
 
 def _launch_prefill(
@@ -360,7 +362,9 @@ def _launch_prefill(
     is_fp8 = layer.keys.scales is not None
     exact = query.dtype == torch.float32 and not is_fp8
     block_d = triton.next_power_of_2(head_dim)
-    tiling = FP8_PROMPTS if is_fp8 else _prompt_tiling(query.device, block_d)
+    tiling = _prompt_tiling(query.device, block_d)
+    if is_fp8 and block_d <= 128:
+        tiling = FP8_PROMPTS
     if exact:
         tiling = _Tiling(32, 4, 2)
     max_rows = 0
@@ -378,4 +382,5 @@ def _launch_prefill(
     )  # fmt: skip
 
 
+WIDE_PROMPTS = _Tiling(32, 8, 3)  # heads of more than 128: what registers and memory have room for
 FP8_PROMPTS = _Tiling(128, 8, 3)  # the best that was measured on an H200; its pipeline has scales

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from epd.engine.eight_bits import Scaled
 from epd.engine.kernels.triton_attention import attend
+from epd.engine.kernels.triton_delta import convolve, recall
 from epd.engine.kernels.triton_fp8 import (
     PART,
     SMALLEST,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from epd.engine.kv_pool import KvLayer
 
 __all__ = [
-    "add_rms_norm", "attend", "rms_norm", "rope_and_store", "rotate_pair", "scaled",
-    "scaled_product", "silu_mul",
+    "add_rms_norm", "attend", "convolve", "gate_heads", "recall", "rms_norm", "rope_and_store",
+    "rotate_pair", "scaled", "scaled_product", "silu_mul",
 ]  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def _rms_norm(
         tl.store(residual + row + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    normed = (wide * scale).to(value.dtype).to(tl.float32)
+    normed = (wide * scale).to(weight.dtype.element_ty).to(tl.float32)
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     normed = (normed * gain).to(value.dtype)
     if FP8:
@@ -137,8 +138,9 @@ def silu_mul(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Scal
 
 
 @triton.jit
-def _store_kv(place, factors, low, high, slot, stored, FP8: tl.constexpr, HALF: tl.constexpr):
-    """Both halves of the rows of some heads; `factors`: where each row's goes, a column."""
+def _store_kv(place, other, factors, low, high, slot, stored, FP8: tl.constexpr):
+    """Both halves of the rows of some heads, to `place` and `other`; `factors`: where each row's
+    goes, a column."""
     if FP8:
         a, b = low.to(tl.float32), high.to(tl.float32)
         peak = tl.maximum(tl.max(tl.abs(a), axis=1), tl.max(tl.abs(b), axis=1))
@@ -146,27 +148,34 @@ def _store_kv(place, factors, low, high, slot, stored, FP8: tl.constexpr, HALF: 
         tl.store(factors, factor, mask=slot >= 0)
         inverse = tl.div_rn(1.0, factor)
         tl.store(place, (a * inverse).to(tl.float8e4nv), mask=stored)
-        tl.store(place + HALF, (b * inverse).to(tl.float8e4nv), mask=stored)
+        tl.store(other, (b * inverse).to(tl.float8e4nv), mask=stored)
     else:
         tl.store(place, low, mask=stored)
-        tl.store(place + HALF, high, mask=stored)
+        tl.store(other, high, mask=stored)
 
 
 @triton.jit
 def _rope_and_store(
     qkv, q_weight, k_weight, cos, sin, slots, query, keys, values, key_scales, value_scales, eps,
     stride, scale_stride, NORM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, FP8: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, TURNED: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, FP8: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * GROUP  # of the heads of q, k and v side by side
     head = first + tl.arange(0, GROUP)[:, None]
     at = tl.arange(0, BLOCK_HALF)[None, :]
     inside = (at < HALF) & (head >= 0)
-    source = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM + head * HEAD_DIM + at
-    low = tl.load(source, mask=inside, other=0.0)
-    high = tl.load(source + HALF, mask=inside, other=0.0)
+    turns = at < TURNED
+    low_at, high_at = at, at + HALF  # numbers that turn together stand at the same place of both
+    if TURNED < HALF:
+        low_at, high_at = tl.where(turns, at, at + TURNED), tl.where(turns, at + TURNED, at + HALF)
+    column, width = head, NUM_HEADS + 2 * NUM_KV_HEADS
+    if GATED:
+        column, width = head + tl.minimum(head, NUM_HEADS), width + NUM_HEADS
+    source = qkv + token * width * HEAD_DIM + column * HEAD_DIM
+    low = tl.load(source + low_at, mask=inside, other=0.0)
+    high = tl.load(source + high_at, mask=inside, other=0.0)
     kind = low.dtype
     slot = tl.load(slots + token).to(tl.int64)
     stored = inside & (slot >= 0)  # a padded row has no slot
@@ -175,8 +184,8 @@ def _rope_and_store(
     if first >= NUM_HEADS + NUM_KV_HEADS:
         kv_head = head - NUM_HEADS - NUM_KV_HEADS
         factors = value_scales + scale_at + kv_head * BLOCK_SIZE
-        place = row + kv_head * HEAD_DIM + at
-        _store_kv(values + place, factors, low, high, slot, stored, FP8, HALF)
+        place = values + row + kv_head * HEAD_DIM
+        _store_kv(place + low_at, place + high_at, factors, low, high, slot, stored, FP8)
     else:
         a, b = low.to(tl.float32), high.to(tl.float32)
         if NORM:
@@ -184,28 +193,28 @@ def _rope_and_store(
             weight = q_weight
             if first >= NUM_HEADS:
                 weight = k_weight
-            a = (a * scale[:, None]).to(kind).to(tl.float32)
-            b = (b * scale[:, None]).to(kind).to(tl.float32)
-            gain = tl.load(weight + at, mask=at < HALF, other=0.0).to(tl.float32)
+            a = (a * scale[:, None]).to(weight.dtype.element_ty).to(tl.float32)
+            b = (b * scale[:, None]).to(weight.dtype.element_ty).to(tl.float32)
+            gain = tl.load(weight + low_at, mask=at < HALF, other=0.0).to(tl.float32)
             a = (a * gain).to(kind).to(tl.float32)
-            gain = tl.load(weight + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
+            gain = tl.load(weight + high_at, mask=at < HALF, other=0.0).to(tl.float32)
             b = (b * gain).to(kind).to(tl.float32)
-        angle = token * HEAD_DIM + at
-        c = tl.load(cos + angle, mask=at < HALF, other=0.0).to(tl.float32)
-        s = tl.load(sin + angle, mask=at < HALF, other=0.0).to(tl.float32)
+        angle = token * 2 * TURNED + at
+        c = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
+        s = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
         low = (a * c - b * s).to(kind)
-        c = tl.load(cos + angle + HALF, mask=at < HALF, other=0.0).to(tl.float32)
-        s = tl.load(sin + angle + HALF, mask=at < HALF, other=0.0).to(tl.float32)
+        c = tl.load(cos + angle + TURNED, mask=turns, other=1.0).to(tl.float32)
+        s = tl.load(sin + angle + TURNED, mask=turns, other=0.0).to(tl.float32)
         high = (b * c + a * s).to(kind)
         if first >= NUM_HEADS:
             kv_head = head - NUM_HEADS
             factors = key_scales + scale_at + kv_head * BLOCK_SIZE
-            place = row + kv_head * HEAD_DIM + at
-            _store_kv(keys + place, factors, low, high, slot, stored, FP8, HALF)
+            place = keys + row + kv_head * HEAD_DIM
+            _store_kv(place + low_at, place + high_at, factors, low, high, slot, stored, FP8)
         else:
-            place = (token * NUM_HEADS + head) * HEAD_DIM + at
-            tl.store(query + place, low, mask=inside)
-            tl.store(query + place + HALF, high, mask=inside)
+            place = query + (token * NUM_HEADS + head) * HEAD_DIM
+            tl.store(place + low_at, low, mask=inside)
+            tl.store(place + high_at, high, mask=inside)
 
 
 def rope_and_store(
@@ -216,9 +225,11 @@ def rope_and_store(
     sin: torch.Tensor,
     slots: torch.Tensor,
     layer: KvLayer,
+    *,
+    gated: bool = False,
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
-    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    num_heads = (qkv.shape[1] // head_dim - 2 * num_kv_heads) // (2 if gated else 1)
     group = math.gcd(num_heads, num_kv_heads)
     group = min(16, group & -group)  # a power of two that divides both
     query = qkv.new_empty(qkv.shape[0], num_heads, head_dim)
@@ -226,10 +237,38 @@ def rope_and_store(
     _rope_and_store[(qkv.shape[0], (num_heads + 2 * num_kv_heads) // group)](
         qkv, q_weight, k_weight, cos, sin, slots, query, *pointers(layer), eps, *strides(layer),
         NORM=norms is not None, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, GROUP=group,
-        HEAD_DIM=head_dim, HALF=head_dim // 2, BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
-        BLOCK_SIZE=block_size, FP8=layer.keys.scales is not None, num_warps=2,
+        HEAD_DIM=head_dim, HALF=head_dim // 2, TURNED=cos.shape[1] // 2,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size,
+        FP8=layer.keys.scales is not None, GATED=gated, num_warps=2,
     )  # fmt: skip
     return query
+
+
+@triton.jit
+def _gate_heads(
+    attended, qkv, out, stride, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < NUM_HEADS * HEAD_DIM
+    here = token * NUM_HEADS * HEAD_DIM + at
+    value = tl.load(attended + here, mask=inside, other=0.0)
+    behind = (2 * (at // HEAD_DIM) + 1) * HEAD_DIM + at % HEAD_DIM
+    gate = tl.load(qkv + token * stride + behind, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.sigmoid(gate).to(value.dtype).to(tl.float32)
+    tl.store(out + here, (value.to(tl.float32) * gate).to(value.dtype), mask=inside)
+
+
+def gate_heads(attended: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+    num_tokens, num_heads, head_dim = attended.shape
+    out = attended.new_empty(num_tokens, num_heads * head_dim)
+    block = min(1024, triton.next_power_of_2(out.shape[1]))
+    _gate_heads[(num_tokens, triton.cdiv(out.shape[1], block))](
+        attended, qkv, out, qkv.stride(0), NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK=block,
+        num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit

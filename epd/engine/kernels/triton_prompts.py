@@ -36,6 +36,7 @@ MAX_NBYTES = 128 << 20  # of all prompts of a step: 32,768 tokens with 8 heads o
 PARTS = 64  # programs that copy one sequence
 BOX_NBYTES = 16  # what rows must be a multiple of, for the copy engine
 BLOCK_N, NUM_WARPS, NUM_STAGES = 64, 8, 3  # the best that was measured on an H200
+WIDE_STAGES = 2  # heads of more than 128: what memory has room for
 
 
 @triton.jit
@@ -201,6 +202,7 @@ def attend_gathered(
     _prompts[(query.shape[1], batch.shape.num_tiles)](
         query, *boxes, batch.tiles, batch.decodes, batch.cu_q, batch.indptr, batch.seq_lens, out,
         scaling, max_rows, **sizes, NUM_HEADS=query.shape[1], BLOCK_M=batch.tile_size,
-        BLOCK_N=BLOCK_N, num_warps=NUM_WARPS, num_stages=NUM_STAGES,
+        BLOCK_N=BLOCK_N, num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES if block_d <= 128 else WIDE_STAGES,
     )  # fmt: skip
     return max_rows

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from epd.engine.linear_attention import GatedDeltaNet
+from epd.engine.mixers import GatedAttention, Norm, zero_centred_norm
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.qwen_vl import Qwen3VL
 from epd.engine.sharding import WHOLE, Shard
@@ -22,7 +23,7 @@ class Qwen3_5(Qwen3VL):
     skipped = (*ModelAdapter.skipped, r"^mtp\.")  # layers that draft
     layer_types = frozenset({"full_attention", "linear_attention"})
     num_deepstack = 0
-    mixers = ()
+    mixers = (GatedAttention, GatedDeltaNet)
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
         return super().paged_rows(shard).of(len(self._layers("full_attention")))
@@ -41,11 +42,14 @@ class Qwen3_5(Qwen3VL):
 
     def adopt_language(self, model: Any) -> None:
         """Layers are numbered among those of their kind: so the pool counts them."""
-        layers = self.language_model(model).layers
+        layers: Any = self.language_model(model).layers
         for index, at in enumerate(self._layers("full_attention")):
-            layers[at].self_attn.layer_idx = index  # type: ignore[index]
+            layers[at].self_attn.layer_idx = index
         for index, at in enumerate(self._layers("linear_attention")):
-            layers[at].linear_attn = GatedDeltaNet(layers[at].linear_attn, index)  # type: ignore[index]
+            layers[at].linear_attn.layer_idx = index
+
+    def fused_norm(self, module: Any) -> Norm:
+        return zero_centred_norm(module)
 
     def _layers(self, layer_type: str) -> list[int]:
         return [i for i, one in enumerate(self.text_config.layer_types) if one == layer_type]
