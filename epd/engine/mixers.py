@@ -28,7 +28,6 @@ from epd.engine.fp8 import Fp8Linear
 from epd.engine.kv_pool import KvPool
 from epd.engine.products import side_by_side
 
-
 Foreign = Any  # a module of transformers, or of kernels: what it has, it has by name only
 
 
