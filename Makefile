@@ -34,7 +34,8 @@ demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three images
 
 .PHONY: test
 test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
-	$(PYTEST) -m "not e2e and not gpu and not long and not clients"
+	$(PYTEST) -m "not e2e and not gpu and not long and not clients" \
+	  --ignore tests/test_imports.py --ignore tests/test_tidy.py  # `make check` has them
 	$(PYTEST) -m "not long" tests/e2e
 
 .PHONY: test-long

@@ -11,6 +11,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from epd_lab.sim import checkers
 from epd_lab.sim.checkers.base import Checker, Context, MayFail
@@ -148,13 +149,20 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*kept)
 
 
-def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Result:
-    """Run a plan.  `keep`: leave the world open for whoever wants to look (trace, stories)."""
+class _Noticed(Exception):
+    """Something is wrong, and that is all that was asked."""
+
+
+def run(
+    plan: Plan, *, keep: bool = False, prepare: Prepare | None = None, only_whether: bool = False
+) -> Result:
+    """Run a plan.  `keep`: leave the world open for whoever wants to look (trace, stories).
+    `only_whether`: end soon after the first violation."""
     with rare_collections():
-        return _run(plan, prepare, keep=keep)
+        return _run(plan, prepare, keep=keep, only_whether=only_whether)
 
 
-def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
+def _run(plan: Plan, prepare: Prepare | None, *, keep: bool, only_whether: bool) -> Result:
     world = World(
         plan.seed, network=plan.network, data=plan.data, keep_trace=keep, max_steps=3_000_000
     )
@@ -182,7 +190,9 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
         prepare(world, cluster)
     try:
         with no_escape():
-            _play(plan, world, cluster, clients, injector, watching)
+            _play(plan, world, cluster, clients, injector, watching, only_whether=only_whether)
+    except _Noticed:
+        pass
     except (Deadlock, StepLimitReached) as error:
         world.violate(f"[liveness] {error}")
     else:
@@ -220,6 +230,8 @@ def _play(
     clients: Clients,
     injector: Injector,
     watching: list[Checker],
+    *,
+    only_whether: bool,
 ) -> None:
     """Faults and work, then healing, then probes, then silence.
 
@@ -228,34 +240,37 @@ def _play(
     """
     cluster.waited_out = plan.seed % WAITED_OUT == 0
     is_over = (lambda: False) if cluster.waited_out else (lambda: cluster.idle)
+    run_until = partial(_run_until, world, only_whether)
     timing = plan.settings.timing
     cluster.start()
     last_ask_s = max((ask.at_s for ask in plan.asks), default=0.0)
     last_fault_s = max((f.at_s + f.duration_s for f in plan.faults), default=0.0)
     limit_s = max(last_ask_s, last_fault_s) + timing.request_timeout_s + 5.0
-    _run_until(world, limit_s, lambda: clients.all_ended and world.loop.now_s > last_fault_s)
+    run_until(limit_s, lambda: clients.all_ended and world.loop.now_s > last_fault_s)
     injector.enabled = False
     cluster.heal()
     settle_s = timing.lost_after_s + HEAL_SETTLE_S if plan.faults or plan.bus_loses else 0.5
-    world.loop.run_until(world.loop.now_s + settle_s)
+    run_until(world.loop.now_s + settle_s, lambda: False)
     probes = [clients.add(ask) for ask in _probes(world.loop.now_s)]
     for checker in watching:
         if isinstance(checker, checkers.Liveness):
             checker.probes = probes
-    _run_until(world, world.loop.now_s + timing.request_timeout_s + 2, lambda: clients.all_ended)
-    _run_until(world, world.loop.now_s + REST_S, is_over)
+    run_until(world.loop.now_s + timing.request_timeout_s + 2, lambda: clients.all_ended)
+    run_until(world.loop.now_s + REST_S, is_over)
     for checker in watching:
         checker.at_rest()
     quiet_s = timing.tombstone_s + 2 * timing.abort_timeout_s
     if any(node.live() for node in cluster.living()):
         quiet_s += timing.request_timeout_s  # what is left must be back by its deadline
-    _run_until(world, world.loop.now_s + quiet_s, is_over)
+    run_until(world.loop.now_s + quiet_s, is_over)
 
 
-def _run_until(world: World, limit_s: float, done: Callable[[], bool]) -> None:
+def _run_until(world: World, only_whether: bool, limit_s: float, done: Callable[[], bool]) -> None:
     """In slices of virtual time, so that `done` is not asked at every step."""
     while world.loop.now_s < limit_s and not done():
         world.loop.run_until(min(limit_s, world.loop.now_s + 0.25))
+        if only_whether and world.violations:
+            raise _Noticed
 
 
 def _probes(now_s: float) -> list[Ask]:

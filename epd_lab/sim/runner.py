@@ -106,10 +106,13 @@ def _time_limit() -> Iterator[None]:
 
 
 def execute(job: Job) -> Report:
-    """Run one job; an exception of the simulator itself is a failure of that seed."""
+    """Run one job; an exception of the simulator itself is a failure of that seed.
+
+    Of a run with a bug put back only that is asked whether it is noticed.
+    """
     try:
         with planted(job.mutant), _time_limit():
-            result = run(job.plan())
+            result = run(job.plan(), only_whether=bool(job.mutant))
     except RunTooLong:
         told = f"[liveness] it did not end within {RUN_LIMIT_S} s: something goes round for ever"
         return Report(job, (told,), False, 0, "")

@@ -182,7 +182,15 @@ PATHS = {
     "items": "/v1/responses",
     "prompts": "/v1/completions",
 }
-QUICK = ("messages", "ids", "text", "keys", "metadata", "parts that are counted", "whole image")
+QUICK = (
+    "messages",
+    "ids that are counted",
+    "text",
+    "keys",
+    "metadata",
+    "parts that are counted",
+    "whole image",
+)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ async def test_answers_are_those_of_one_process_and_right(
     assert rate >= 0.95 * evaluated()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alone", [(), pytest.param(("1epd",), marks=pytest.mark.long)])
 async def test_kv_in_eight_bits_moves_between_processes(alone: tuple[str, ...]) -> None:
     """What decode reads is what prefill wrote, scales too: nearly all answers are right, and all

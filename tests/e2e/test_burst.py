@@ -46,6 +46,7 @@ def check_each_has_one_end(replies: list[Reply]) -> Counter[int]:
     return statuses
 
 
+@pytest.mark.long
 async def test_200_at_once(server: Server, asked: list[tuple[Body, str]]) -> None:
     began_s = time.monotonic()
     replies = await post_all(server.base_url, [body for body, _ in asked])

@@ -42,6 +42,7 @@ async def test_a_connector_of_others_moves_rows_and_kv(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "and it is gone with its owners"
 
 
+@pytest.mark.long
 async def test_rows_and_kv_go_between_the_memories_of_devices(tmp_path: Path) -> None:
     """Where host memory stands for a device's; `tests/gpu` has the real ones."""
     os.chmod(tmp_path, 0o700)

@@ -48,6 +48,7 @@ def shared_storage(directory: Path, role: str) -> tuple[str, str]:
     return "--ec-transfer-config", json.dumps({**names, "ec_connector_extra_config": extra})
 
 
+@pytest.mark.long
 async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
     tmp_path: Path,
 ) -> None:

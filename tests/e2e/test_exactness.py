@@ -83,6 +83,7 @@ async def test_chunked_prefill() -> None:
         assert await burst(server, "qwen3_vl", goldens("qwen3_vl") * 2) == []
 
 
+@pytest.mark.long
 async def test_small_pools_and_a_loaded_encoder() -> None:
     """Faults F2, F3, F4, F18: few slots and much to encode delay and change nothing, neither what
     is asked beside it nor the answers about what is encoded."""

@@ -116,7 +116,7 @@ def kill_follower(server: Server) -> None:
     ("kill", "when"),
     [
         (kill_follower, first_has_said),
-        (kill_leader, all_have_said),
+        pytest.param(kill_leader, all_have_said, marks=pytest.mark.long),
         pytest.param(kill_follower, all_have_said, marks=pytest.mark.long),
         pytest.param(kill_leader, first_has_said, marks=pytest.mark.long),
     ],
@@ -136,6 +136,7 @@ async def test_the_loss_of_a_rank_is_the_loss_of_the_group(
     group.check_all_returned()
 
 
+@pytest.mark.long
 async def test_a_rank_that_hangs_ends_its_group() -> None:
     """F29: the others are in a collective without it, and not for long."""
     with serving("2epd:tp2", timing__group_step_timeout_s=8, **PATIENT) as server:

@@ -63,6 +63,7 @@ def status_of(url: str) -> int:
         return 0
 
 
+@pytest.mark.long
 def test_rendered_command_lines_serve_and_drain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def wait_until_replaced(server: Server, name: str, epoch: int) -> None:
     wait_for(healthy, READY_S, f"{name} serves again")
 
 
-@pytest.mark.parametrize("name", [pytest.param("e0", marks=LONG), "p0", "d0"])
+@pytest.mark.parametrize("name", [*(pytest.param(n, marks=LONG) for n in ("e0", "p0")), "d0"])
 async def test_kill_of_the_only_one(server: Server, name: str) -> None:
     """Faults F19, F20 without a second instance: what it had waits for its successor, and goes on
     with the very next token, be it seeded, penalised or bound by a grammar."""
@@ -114,6 +114,7 @@ async def test_kill_with_other_state(name: str, family: str) -> None:
         server.check_all_returned()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["p0", *(pytest.param(n, marks=LONG) for n in ("e0", "d0"))])
 async def test_stopped_for_too_long(server: Server, name: str) -> None:
     """A worker that is silent for longer than allowed is expelled when it wakes, and replaced."""

@@ -78,6 +78,7 @@ def test_workers_before_the_gateway_and_a_new_gateway() -> None:
         gateway.check_nothing_left()
 
 
+@pytest.mark.long
 def test_who_was_expelled_after_a_cut_joins_again() -> None:
     """A worker by hand that stood still for too long: a new life, and nobody has to start it."""
     with DiscardingAll() as started:

@@ -49,6 +49,7 @@ def asking(server: Server, *bodies: dict[str, Any]) -> Iterator[None]:
     assert [reply.status for reply in replies] == [200] * len(bodies)
 
 
+@pytest.mark.long
 def test_states_light_up_while_a_request_is_served(browser: Browser, apart: Server) -> None:
     body = question("Tell me more.", IMAGES[0]) | {"max_tokens": 1500, "ignore_eos": True}
     with window(browser) as page:
@@ -114,6 +115,7 @@ def load_on(server: Server, num_clients: int) -> Iterator[None]:
     assert statuses == {200}
 
 
+@pytest.mark.long
 def test_under_load_the_rooms_of_a_stopped_encoder_are_two_clicks_or_one_command_away(
     browser: Browser,
 ) -> None:

@@ -51,6 +51,7 @@ def hunted(*arguments: str, limit_s: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_no_mutant_of_a_module_is_lost(tmp_path: Path) -> None:
     where = ["--target", LEDGER, "--test", "tests/mutation/sample/check_ledger.py"]

@@ -95,6 +95,7 @@ def test_a_quarantined_room_is_found_in_two_clicks_and_by_keys_alone(browser: Br
         expect(page.get_by_role("heading", name="INCOMING AWAITING_LANDING")).to_be_visible()
 
 
+@pytest.mark.long
 def test_rates_and_latencies_over_time(browser: Browser) -> None:
     """100 of 200 are at 100/120 of the first bucket, 198 at 8/10 of the last one."""
     with page_of(browser) as page:

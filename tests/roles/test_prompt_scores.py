@@ -59,7 +59,7 @@ def assert_scored(said: list[TokenLogprobs], asked: Question, expected: torch.Te
             assert entry.top[entry.rank - 1] == (entry.token_id, entry.logprob)
 
 
-@pytest.mark.parametrize("chunk", [7, 1024])
+@pytest.mark.parametrize("chunk", [7, pytest.param(1024, marks=pytest.mark.long)])
 @pytest.mark.parametrize("topology", EVERY)
 async def test_prompts_are_scored(topology: str, chunk: int, shared: dict[str, Any]) -> None:
     """With images and without, in company, and again when their blocks are in the cache."""

@@ -33,7 +33,7 @@ def test_an_interrupted_search_still_sums_up(workers: int) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def spin(plan: object) -> None:
+def spin(plan: object, *, only_whether: bool) -> None:
     while True:
         pass
 
@@ -47,7 +47,7 @@ def test_a_run_without_an_end_fails_and_the_others_go_on(monkeypatch: pytest.Mon
 
 
 def test_failures_end_a_search_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan: 1 / 0)
+    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan, **_: 1 / 0)
     all_jobs = [Job("drill", "quiet", seed) for seed in range(30)]
     assert len(execute_all(all_jobs, 30, 1).failures) == 30
     assert len(execute_all(all_jobs, 30, 1, stop_after=2).failures) == 2
@@ -71,7 +71,7 @@ def test_all_drills_are_one_search_and_the_summary_is_one_object(
 def test_a_failing_seed_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan: 1 / 0)
+    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan, **_: 1 / 0)
     summary = execute_all([Job("drill", "quiet", 3)], 1, 1)
     assert summary.failures[0].violations[0].startswith("[simulator]")
     assert "replay drill quiet --seed 3" in capsys.readouterr().err

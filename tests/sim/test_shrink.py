@@ -14,13 +14,14 @@ from epd_lab.sim.shrink import MAX_RUNS, Shrinker, checker_of
 NUM_REQUESTS = 24
 PLANTED = [  # (drill, mutant): bugs that need no fault, one, or memory that runs out
     ("slow-bytes", "publish_before_commit"),
+    ("kill-decode", "migration_restarts_numbering"),
+    ("few-blocks", "preempted_keeps_blocks"),
     ("late-images", "mid_prompt_is_forgotten"),
     ("same-image", "deepstack_is_dropped"),
     ("kill-encode", "grants_reach_the_successor"),
-    ("kill-decode", "migration_restarts_numbering"),
     ("hang-up-storm", "abort_frees_blocks"),
-    ("few-blocks", "preempted_keeps_blocks"),
 ]
+QUICK = 3  # the first
 
 
 def first_failing(name: str) -> tuple[Plan, Shrinker]:
@@ -33,7 +34,13 @@ def first_failing(name: str) -> tuple[Plan, Shrinker]:
     raise AssertionError("no seed notices the bug")
 
 
-@pytest.mark.parametrize(("drill", "mutant"), PLANTED)
+@pytest.mark.parametrize(
+    ("drill", "mutant"),
+    [
+        pytest.param(*pair, marks=[] if n < QUICK else [pytest.mark.long])
+        for n, pair in enumerate(PLANTED)
+    ],
+)
 def test_a_planted_bug_comes_down_to_few_requests_and_one_fault(drill: str, mutant: str) -> None:
     with planted(mutant):
         plan, shrinker = first_failing(drill)

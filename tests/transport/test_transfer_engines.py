@@ -169,9 +169,10 @@ async def test_contract(check: Check, world: World) -> None:
     await check(world)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "check",
-    [sixty_four_mib, pytest.param(half_a_gibibyte, marks=pytest.mark.long)],
+    [sixty_four_mib, half_a_gibibyte],
     ids=name_of,
 )
 async def test_contract_with_big_buffers(
