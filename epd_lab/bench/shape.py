@@ -2,9 +2,9 @@
 
 Speed depends on shapes, not on what the weights say, so that `--load-format dummy` (random weights,
 made on the device) measures a model that need not be downloaded.  The shapes are those of
-Qwen3-VL-4B-Instruct and -32B-Instruct (their published config.json); words come from the bundled
-model's tokenizer, filled up to the vocabulary with words of their own, so that every token has a
-text.
+Qwen3-VL-4B-Instruct and -32B-Instruct (their published config.json) and of Qwen3.5-9B (from
+transformers' defaults and public scripts); words come from the bundled model's tokenizer, filled up
+to the vocabulary with words of their own, so that every token has a text.
 """
 
 from __future__ import annotations
@@ -65,11 +65,46 @@ _LARGE_VISION = {
     "out_hidden_size": 5120,
     "deepstack_visual_indexes": [8, 16, 24],
 }
-SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "4b": ({}, {}),
-    "32b": (_LARGE_TEXT, _LARGE_VISION),
+_HYBRID_TEXT = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
 }
-"""What each has instead of the first's."""
+_HYBRID_VISION = {
+    "model_type": "qwen3_5",
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "out_hidden_size": 4096,
+    "deepstack_visual_indexes": None,
+}
+_HYBRID = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "4b": ({}, {}, {}),
+    "32b": (_LARGE_TEXT, _LARGE_VISION, {}),
+    "qwen3.5-9b": (_HYBRID_TEXT, _HYBRID_VISION, _HYBRID),
+}
+"""What each has instead of the first's: of the text, of the vision, and of both."""
 _IMAGES = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
@@ -83,7 +118,7 @@ _IMAGES = {
 
 def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
     """Make `directory`, with the words and the chat template of the `bundled` checkpoint."""
-    text, vision = SIZES[size]
+    text, vision, whole = SIZES[size]
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copyfile(bundled / name, directory / name)
@@ -92,7 +127,7 @@ def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
     # Added tokens must be among the words too: those that are not are numbered behind them.
     words.update({added["content"]: added["id"] for added in tokenizer["added_tokens"]})
     taken = set(words.values())
-    words.update({f"Ġw{i}": i for i in range(VOCABULARY) if i not in taken})
+    words.update({f"Ġw{i}": i for i in range(text.get("vocab_size", VOCABULARY)) if i not in taken})
     _write(directory / "tokenizer.json", tokenizer)
     _write(directory / "preprocessor_config.json", _IMAGES)
     own = json.loads((bundled / "config.json").read_text())
@@ -103,9 +138,9 @@ def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
         "model_type": own["model_type"],
         "tie_word_embeddings": text.get("tie_word_embeddings", True),
         "text_config": _TEXT | text | {"eos_token_id": end},
-        "vision_config": _VISION | vision,
+        "vision_config": {k: v for k, v in (_VISION | vision).items() if v is not None},
     }
-    _write(directory / "config.json", config | special)
+    _write(directory / "config.json", config | special | whole)
     return directory
 
 

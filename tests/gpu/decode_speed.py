@@ -1,8 +1,10 @@
 """What a step of decodes takes: its graph, the step as the engine runs it, and gaps between steps.
 
-`python -m tests.gpu.decode_speed [fp8]`, on a CUDA device: the 4B shape with random weights, in
-bf16 or with `--quantization fp8`; steps are queued two ahead, as a server does.  Tables come last:
-milliseconds, and for a few steps of 64 where the device waited and which kernels it ran.
+`python -m tests.gpu.decode_speed [fp8] [SHAPE]`, on a CUDA device: the 4B shape or another of
+`epd_lab.bench.shape` with random weights, in bf16 or with `--quantization fp8`; steps are queued
+two ahead, as a server does.  Tables come last: milliseconds, the bytes that a step must read and
+write and what share of the graph they would take at the rate of a large copy, and for a few steps
+of 64 where the device waited and which kernels it ran.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from epd.config import EngineConfig
 from epd.engine.base import PENDING, LanguageEngine, StepSequence
 from epd.engine.factory import build_executor, build_language
 from epd.engine.forward import FusedForward
+from epd.engine.language import TorchLanguageEngine
 from epd.messages import SamplingParams
 from epd_lab.bench import shape
 
@@ -34,9 +37,9 @@ LEAST_GAP_US = 3
 GREEDY = SamplingParams(max_tokens=9999)
 
 
-def batch(decodes: int, context: int, number: int) -> list[StepSequence]:
+def batch(language: LanguageEngine, decodes: int, context: int, number: int) -> list[StepSequence]:
     """Step `number`; what it reads is on its way, but for the first."""
-    size = -(-(context + STEPS) // 16)
+    size = language.kv_layout.num_state_blocks - (-(context + STEPS) // 16)
     token = (PENDING,) if number else (7,)
     return [
         StepSequence(
@@ -53,7 +56,7 @@ async def steps(
     """Milliseconds from one to the next, and of the device."""
     waiting: list[asyncio.Future[Any]] = []
     ends_s, took_s = [], []
-    for one in [batch(decodes, context, number) for number in range(count)]:
+    for one in [batch(language, decodes, context, number) for number in range(count)]:
         waiting.append(asyncio.ensure_future(language.step(one)))
         await asyncio.sleep(0)
         if len(waiting) > AHEAD:
@@ -65,9 +68,11 @@ async def steps(
     return 1e3 * (ends_s[-1] - ends_s[1]) / (len(ends_s) - 2), 1e3 * statistics.median(took_s)
 
 
-def graph_ms(forward: FusedForward, decodes: int, context: int) -> float:
+def graph_ms(language: TorchLanguageEngine, decodes: int, context: int) -> float:
     """Of a replay, back to back with others."""
-    parts = [forward._flat(one, -1) for one in batch(decodes, context, 0)]
+    forward = language.forward
+    assert isinstance(forward, FusedForward)
+    parts = [forward._flat(one, -1) for one in batch(language, decodes, context, 0)]
     assert forward.graphs is not None
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.inference_mode():
@@ -78,6 +83,30 @@ def graph_ms(forward: FusedForward, decodes: int, context: int) -> float:
         ended.record()
     torch.cuda.synchronize()
     return began.elapsed_time(ended) / STEPS
+
+
+def step_nbytes(language: TorchLanguageEngine, decodes: int, context: int) -> int:
+    """That a step must read and write at least: weights and head once, keys and values of what is
+    behind each, and states twice."""
+    layout, model = language.kv_layout, language.model
+    layers = language._adapter.language_model(model).layers
+    weights = [*layers.parameters(), model.lm_head.weight]
+    states = sum(t.num_layers * t.num_pieces * t.piece_nbytes for t in layout.tensors)
+    rows = context * layout.block_nbytes // layout.block_size
+    return sum(w.numel() * w.element_size() for w in weights) + decodes * (rows + 2 * states)
+
+
+def copied_nbytes_per_s() -> float:
+    """Read and written by a large copy."""
+    source, target = torch.empty(2, 1 << 30, dtype=torch.int32, device="cuda")
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    target.copy_(source)
+    began.record()
+    for _ in range(10):
+        target.copy_(source)
+    ended.record()
+    torch.cuda.synchronize()
+    return 1e3 * 10 * 2 * source.nbytes / began.elapsed_time(ended)
 
 
 def told(work: Iterable[tuple[float, float, str]]) -> list[str]:
@@ -100,20 +129,24 @@ def told(work: Iterable[tuple[float, float, str]]) -> list[str]:
 
 async def main() -> None:
     quantization: Any = "fp8" if "fp8" in sys.argv[1:] else ""
-    directory = shape.write(Path(mkdtemp()) / "4b", tiny.CHECKPOINT)
+    size = next((size for size in shape.SIZES if size in sys.argv[1:]), "4b")
+    directory = shape.write(Path(mkdtemp()) / size, tiny.CHECKPOINT, size)
     config = EngineConfig(
         device="cuda", dtype="bfloat16", kv_nbytes=24 << 30, load_format="dummy",
         max_captured_tokens=0, quantization=quantization,
     )  # fmt: skip
+    rate = copied_nbytes_per_s()
+    torch.cuda.empty_cache()
     language = build_language(directory, config, build_executor(config), 64)
-    forward = language.forward
-    assert isinstance(forward, FusedForward)
-    lines = ["decodes      graph, ms  from step to step  of the device"]
+    lines = [f"{size}, a copy moves {rate / 1e9:.0f} GB/s"]
+    lines.append("decodes      graph, ms  from step to step  of the device       MB  share")
     for case in CASES:
         whole_ms, device_ms = await steps(language, *case, STEPS)
-        name = f"{case[0]}@{case[1]}"
+        name, took_ms = f"{case[0]}@{case[1]}", graph_ms(language, *case)
+        nbytes = step_nbytes(language, *case)
         lines.append(
-            f"{name:12} {graph_ms(forward, *case):8.2f} {whole_ms:18.2f} {device_ms:14.2f}"
+            f"{name:12} {took_ms:8.2f} {whole_ms:18.2f} {device_ms:14.2f} {nbytes / 1e6:8.0f} "
+            f"{1e3 * nbytes / rate / took_ms:6.2f}"
         )
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         await steps(language, *CASES[-1], SHOWN)
