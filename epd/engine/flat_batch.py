@@ -13,6 +13,8 @@ without tokens and tiles of no sequence.  How many decodes there are stands in t
 the first token behind them is one of a prompt.  Nothing is written for what pads, and nothing of it
 is read (fault F25).
 
+How decodes' keys are cut into parts (`decode_parts`) is listed for all layers at once.
+
 Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table;
 the row of a sequence that only pads has -1 in it, and who finds that reads and writes nothing.
 
@@ -32,6 +34,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from epd.engine import decode_parts
+
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -43,6 +47,12 @@ class Shape(NamedTuple):
     num_decodes: int  # sequences with one query: the first ones
     num_tiles: int
     num_state_blocks: int = 0  # of each sequence
+    at_once: int = 1  # parts of decodes that the device runs
+
+    @property
+    def num_parts(self) -> int:
+        """Of decodes, at most."""
+        return decode_parts.room(self.num_decodes, self.at_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,8 @@ class FlatBatch:
     indptr: torch.Tensor  # [S + 1]
     tiles: torch.Tensor  # [num_tiles, 2]: sequence (-1: none), first query
     states: torch.Tensor  # [S, num_state_blocks]; -1: nobody's
+    parts: torch.Tensor  # [num_parts, 3]: decode (-1: none), first key, the one behind the last
+    first_parts: torch.Tensor  # [num_decodes + 1]: where each decode's parts begin
     indices: torch.Tensor  # [sum of blocks]
     chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
 
@@ -100,14 +112,17 @@ def _sizes(shape: Shape) -> list[int]:
     tokens, sequences = shape.num_tokens, shape.num_sequences
     sizes = [1, tokens, tokens, 3 * tokens, tokens, sequences]
     sizes += [sequences + 1, sequences + 1, 2 * shape.num_tiles]
-    return [*sizes, sequences * shape.num_state_blocks]
+    sizes += [sequences * shape.num_state_blocks]
+    return [*sizes, 3 * shape.num_parts, shape.num_decodes + 1]
 
 
-def shape_of(counts: Sequence[int], tile_size: int, num_state_blocks: int = 0) -> Shape:
+def shape_of(
+    counts: Sequence[int], tile_size: int, num_state_blocks: int = 0, at_once: int = 1
+) -> Shape:
     """What sequences with so many tokens each need."""
     decodes = sum(count == 1 for count in counts)
     tiles = sum(-(-count // tile_size) for count in counts if count > 1)
-    return Shape(sum(counts), len(counts), decodes, tiles, num_state_blocks)
+    return Shape(sum(counts), len(counts), decodes, tiles, num_state_blocks, at_once)
 
 
 def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
@@ -141,6 +156,7 @@ def pack(
     f.slots[:] = -1
     f.tiles[:] = -1
     f.states[:] = -1
+    f.parts[:, 0] = -1
     _fill_decodes(f, sequences[: needed.num_decodes], block_size)
     at = needed.num_decodes
     for sequence in sequences[needed.num_decodes :]:
@@ -157,6 +173,10 @@ def pack(
     f.indptr[1 : known + 1] = np.cumsum(blocks)
     f.indptr[known + 1 :] = len(f.indices)
     f.tiles[: needed.num_tiles] = _tiles(counts, lengths, tile_size)
+    parts, first = decode_parts.parts_of(lengths[: needed.num_decodes], shape.at_once)
+    f.parts[: len(parts)] = parts
+    f.first_parts[: len(first)] = first
+    f.first_parts[len(first) :] = len(parts)
     return data, shape
 
 
@@ -195,16 +215,17 @@ def _fill_chunk(f: FlatBatch, at: int, sequence: FlatSequence, block_size: int) 
 
 def view(data: Any, shape: Shape, tile_size: int, chunks: tuple[FlatChunk, ...] = ()) -> FlatBatch:
     """The packed integers, cut: a tensor on the device, or what is filled in on the host."""
-    parts: list[Any] = []
+    fields: list[Any] = []
     at = 0
     for size in _sizes(shape):
-        parts.append(data[at : at + size])
+        fields.append(data[at : at + size])
         at += -(-size // ALIGNED) * ALIGNED
-    parts[3] = parts[3].reshape(3, shape.num_tokens)
-    parts[8] = parts[8].reshape(shape.num_tiles, 2)
-    parts[9] = parts[9].reshape(shape.num_sequences, shape.num_state_blocks)
-    parts += [data[at:], chunks]
-    return FlatBatch(shape, tile_size, *parts)
+    fields[3] = fields[3].reshape(3, shape.num_tokens)
+    fields[8] = fields[8].reshape(shape.num_tiles, 2)
+    fields[9] = fields[9].reshape(shape.num_sequences, shape.num_state_blocks)
+    fields[10] = fields[10].reshape(shape.num_parts, 3)
+    fields += [data[at:], chunks]
+    return FlatBatch(shape, tile_size, *fields)
 
 
 def _tiles(counts: Ints, lengths: Ints, tile_size: int) -> Ints:

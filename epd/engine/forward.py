@@ -17,6 +17,7 @@ from epd.engine import attention
 from epd.engine.attention import Extent
 from epd.engine.base import StepSequence
 from epd.engine.copies import to_device, upload
+from epd.engine.decode_parts import parts_at_once
 from epd.engine.decoder import AddedRows, FusedDecoder
 from epd.engine.flat_batch import (
     FlatBatch,
@@ -190,7 +191,7 @@ class FusedForward:
                     self._layers,
                     self._embedding.weight[:1],
                     self._splicer.num_deepstack if self._splicer is not None else 0,
-                    Rooms(max_prompt_tokens, max_running, self._tile_size),
+                    Rooms(max_prompt_tokens, max_running, self._tile_size, self._at_once(True)),
                     size,
                     self._tile_size,
                     max_indices,
@@ -204,6 +205,7 @@ class FusedForward:
                 max_indices,
                 record,
                 self.pool.layout.num_state_blocks,
+                self._at_once(False),
             )
 
     def keep(self, tokens: torch.Tensor) -> None:
@@ -230,13 +232,16 @@ class FusedForward:
 
     def _hidden(self, parts: list[FlatSequence], batch: list[StepSequence]) -> torch.Tensor:
         """Hidden states of all tokens; whoever is told of layers sees them launched one by one."""
+        counts = [len(part.ids) for part in parts]
         if self.prompt_graphs is not None and self.pool.on_layer is None:
-            needed = shape_of([len(part.ids) for part in parts], self._tile_size)
+            needed = shape_of(counts, self._tile_size)
             flat = self.prompt_graphs.fill(parts, needed)
             if flat is not None:
                 embeds = self._embeds(flat)
                 return self.prompt_graphs.replay(flat, embeds, self._splice(embeds, batch))
-        data, shape = pack(parts, self.pool.layout.block_size, self._tile_size)
+        num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
+        room = shape_of(counts, self._tile_size, num_states, at_once)
+        data, shape = pack(parts, self.pool.layout.block_size, self._tile_size, room)
         flat = view(upload(data, self._device), shape, self._tile_size, chunks_of(parts))
         embeds = self._embeds(flat)
         return self._layers(embeds, flat, self._splice(embeds, batch))
@@ -257,6 +262,9 @@ class FusedForward:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.lm_head(hidden).float()
+
+    def _at_once(self, beside_prompts: bool) -> int:
+        return parts_at_once(self.pool.layout.num_kv_heads, beside_prompts=beside_prompts)
 
     def _flat(self, sequence: StepSequence, source: int) -> FlatSequence:
         positions = sequence.positions

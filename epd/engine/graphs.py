@@ -33,7 +33,7 @@ from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, header_size, p
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FINE_STEP, FINE_TOKENS = 64, 1024  # of the sizes of steps with prompts: what pads is computed, too
 COARSE_STEP = 128
-DECODES = (8, 32, 64)  # beside prompts, or as many as may run: the fewer, the finer they are cut
+DECODES = (8, 32, 64)  # beside prompts, or as many as may run: programs of those that pad only end
 MAX_CHUNKS = 16  # prompts in a captured step
 
 
@@ -132,9 +132,13 @@ class DecodeGraphs:
         max_indices: int,
         record: Recorder,
         num_state_blocks: int = 0,
+        at_once: int = 1,
     ) -> None:
+        """`at_once`: parts of decodes (`decode_parts`)."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
-        self._rooms = {size: Shape(size, size, size, 0, num_state_blocks) for size in sizes}
+        self._rooms = {
+            size: Shape(size, size, size, 0, num_state_blocks, at_once) for size in sizes
+        }
         header = header_size(self._rooms[sizes[-1]])
         self._integers = _Integers(header, max_indices, block_size, 1, device)
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
@@ -156,12 +160,13 @@ class DecodeGraphs:
 class Rooms:
     """The shapes in which steps with prompts are captured."""
 
-    def __init__(self, max_tokens: int, max_decodes: int, tile_size: int) -> None:
+    def __init__(self, max_tokens: int, max_decodes: int, tile_size: int, at_once: int = 1) -> None:
         fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
         sizes = [*fine, *range(FINE_TOKENS, max_tokens + COARSE_STEP, COARSE_STEP)]
         self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
+        self._at_once = at_once
 
     def __iter__(self) -> Iterator[Shape]:
         """The largest first."""
@@ -180,7 +185,7 @@ class Rooms:
 
     def _shape(self, tokens: int, decodes: int) -> Shape:
         tiles = tokens // self._tile_size + MAX_CHUNKS  # each chunk may end in a tile of its own
-        return Shape(tokens, decodes + MAX_CHUNKS, decodes, tiles)
+        return Shape(tokens, decodes + MAX_CHUNKS, decodes, tiles, at_once=self._at_once)
 
 
 def _next(sizes: Sequence[int], least: int) -> int | None:

@@ -1,0 +1,77 @@
+"""How the keys of decodes are cut into parts of about one length, for kernels that sum each apart.
+
+Theory of operation
+-------------------
+A decode has one query, and reading its keys is all the work.  A program for each sequence would not
+fill a device when there are few, and all would wait for the longest.  So keys are cut into parts no
+longer than one length, which is the same for all sequences of a step.
+
+A device runs so many parts at once (`at_once`, of every KV head), and what is more in further
+rounds.  A round takes as long as its longest part, so the estimate of a length is that times the
+rounds that its parts need.  Two lengths are weighed: the shortest with which the parts need no more
+rounds than whole sequences would, and the shortest with at most `room` parts, as many as there are
+sequences and parts at once.  The even share of all keys is among the latter (each sequence has less
+than one part beyond its share) and needs one round more at most.  So however long one sequence is,
+no part is longer than two such shares.
+
+The parts of one sequence are as even as units allow.  The host lists them, since it knows the
+lengths: a captured step has a program for each part that there is room for, and those that are no
+sequence's end at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+UNIT = 64  # keys: parts are multiples of it, since kernels read as many at a time
+NUM_PROGRAMS = 4 * 132  # of decodes alone: that fit the multiprocessors of a Hopper device at once
+NUM_PROGRAMS_BESIDE = 6 * 132  # beside prompts, where few fit at once
+
+
+def parts_at_once(num_kv_heads: int, *, beside_prompts: bool) -> int:
+    """How many the device runs, with a program for each KV head."""
+    return max(1, (NUM_PROGRAMS_BESIDE if beside_prompts else NUM_PROGRAMS) // num_kv_heads)
+
+
+def room(num_decodes: int, at_once: int) -> int:
+    """Parts that so many sequences have at most."""
+    return num_decodes + at_once if num_decodes else 0
+
+
+def parts_of(lengths: Ints, at_once: int) -> tuple[Ints, Ints]:
+    """Of sequences of these lengths, in their order: `[parts, 3]`, each part's sequence, its first
+    key and the one behind its last; and `[sequences + 1]`, where each sequence's parts begin."""
+    units = -(-lengths // UNIT)
+    size = _size(units, at_once) if len(units) else 1
+    even = -(-units // -(-units // size))
+    first = np.zeros(len(units) + 1, np.int32)
+    np.cumsum(-(-units // even), out=first[1:])
+    sequence = np.repeat(np.arange(len(units)), np.diff(first))
+    size_of = even[sequence] * UNIT
+    parts = np.empty((len(sequence), 3), np.int32)
+    parts[:, 0] = sequence
+    parts[:, 1] = (np.arange(len(sequence)) - first[sequence]) * size_of
+    np.minimum(parts[:, 1] + size_of, lengths[sequence], out=parts[:, 2])
+    return parts, first
+
+
+def _size(units: Ints, at_once: int) -> int:
+    """Units of a part, at most."""
+    total, longest, count = int(units.sum()), int(units.max()), len(units)
+
+    def needed(size: int) -> int:
+        return int((-(-units // size)).sum())
+
+    def shortest(most: int) -> int:
+        enough = min(longest, -(-total // max(1, most - count)))
+        sizes = range(-(-total // most), enough)
+        return sizes.start + bisect_left(sizes, True, key=lambda size: needed(size) <= most)
+
+    whole = -(-count // at_once) * at_once
+    choices = shortest(whole), shortest(room(count, at_once))
+    return min(choices, key=lambda size: -(-needed(size) // at_once) * size)

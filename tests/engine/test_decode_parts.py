@@ -1,0 +1,83 @@
+"""Parts of decodes: every key in one of them, and none so long that the others wait for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from epd.engine.decode_parts import UNIT, parts_at_once, parts_of, room
+from epd.engine.flat_batch import FlatSequence, Shape, pack, view
+
+AT_ONCE = parts_at_once(8, beside_prompts=False)
+
+
+def cut(lengths: list[int], at_once: int = AT_ONCE) -> list[list[int]]:
+    """Lengths of each sequence's parts, which are all of its keys, in order."""
+    parts, first = parts_of(np.array(lengths, np.int32), at_once)
+    assert first[0] == 0 and first[-1] == len(parts) <= room(len(lengths), at_once)
+    found = []
+    for i, length in enumerate(lengths):
+        mine = parts[first[i] : first[i + 1]]
+        assert (mine[:, 0] == i).all()
+        ends = [0, *mine[:, 2].tolist()]
+        assert mine[:, 1].tolist() == ends[:-1] and ends[-1] == length
+        assert all(begin % UNIT == 0 for begin in ends[:-1])
+        found.append(np.diff(ends).tolist())
+        assert min(found[-1]) > 0
+    return found
+
+
+def test_every_key_is_in_one_part_and_no_part_is_longer_than_two_even_shares() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        count, at_once = int(rng.integers(1, 257)), int(rng.choice([1, 4, 66, 99, 528]))
+        lengths = np.exp(rng.uniform(0, rng.uniform(0.1, 11), count)).astype(int) + 1
+        longest = max(max(parts) for parts in cut(lengths.tolist(), at_once))
+        share = -(-int((-(-lengths // UNIT)).sum()) // at_once) * UNIT
+        rounds = -(-count // at_once)
+        assert longest * rounds <= (rounds + 1) * share
+
+
+def test_one_long_sequence_among_short_ones_is_cut_and_they_are_not_made_to_wait() -> None:
+    """The batch that was profiled: what is longest falls from 2,944 keys to 512."""
+    *short, long = cut([1150] * 16 + [8700])
+    assert len(long) == 17 and max(long) == 512
+    assert all(parts == [384, 384, 382] for parts in short)
+    *short, long = cut([1150] * 255 + [8700])
+    assert max(long) <= 1152 and all(len(parts) == 1 for parts in short)
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "parts"),
+    [(1, 1450, 23), (8, 1300, 7), (16, 1150, 4), (32, 1300, 2), (64, 1150, 1), (256, 1150, 1)],
+)
+def test_equal_sequences_fill_the_device_in_as_few_rounds_as_they_can(
+    count: int, length: int, parts: int
+) -> None:
+    assert [len(found) for found in cut([length] * count)] == [parts] * count
+
+
+def test_lengths_at_the_edges_of_parts() -> None:
+    full = AT_ONCE * UNIT
+    more = AT_ONCE // 2 + 1
+    for length, parts in ((1, 1), (UNIT, 1), (UNIT + 1, 2), (full, AT_ONCE), (full + 1, more)):
+        (found,) = cut([length])
+        assert len(found) == parts, length
+    assert cut([1, 1, 1]) == [[1], [1], [1]]
+    assert parts_of(np.empty(0, np.int32), 4)[0].shape == (0, 3)
+
+
+def test_a_captured_step_has_room_for_every_list() -> None:
+    """What pads is no sequence's, and decodes that are not there have no parts."""
+    lengths, table = [900, 1, 64], np.arange(60, dtype=np.int32)
+    sequences = [FlatSequence([0], length - 1, table, 0) for length in lengths]
+    shape = Shape(8, 8, 5, 2, at_once=7)
+    data, _ = pack([*sequences, FlatSequence([0, 0], 3, table, 0)], 16, 64, shape)
+    batch = view(data, shape, 64)
+    expected, first = parts_of(np.array(lengths, np.int32), 7)
+    assert len(expected) < len(batch.parts) == 5 + 7
+    assert batch.parts[: len(expected)].tolist() == expected.tolist()
+    assert (batch.parts[len(expected) :, 0] == -1).all()
+    assert batch.first_parts.tolist() == [*first.tolist(), first[-1], first[-1]]
+    empty = view(pack([], 16, 64, shape)[0], shape, 64)
+    assert (empty.parts[:, 0] == -1).all() and not empty.first_parts.any()
