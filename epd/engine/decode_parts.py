@@ -43,21 +43,37 @@ def room(num_decodes: int, at_once: int) -> int:
     return num_decodes + at_once if num_decodes else 0
 
 
+def join_room(num_decodes: int, at_once: int) -> int:
+    """Sequences of several parts: each has one at least of those that are beyond one for each."""
+    return min(num_decodes, at_once)
+
+
+def sum_room(num_decodes: int, at_once: int) -> int:
+    """Parts of such sequences, at most."""
+    return join_room(num_decodes, at_once) + at_once if num_decodes else 0
+
+
 def parts_of(lengths: Ints, at_once: int) -> tuple[Ints, Ints]:
-    """Of sequences of these lengths, in their order: `[parts, 3]`, each part's sequence, its first
-    key and the one behind its last; and `[sequences + 1]`, where each sequence's parts begin."""
+    """Of sequences of these lengths, in their order: `[parts, 4]`, each part's sequence, its first
+    key, the one behind its last, and its place among the sums that are to be joined, -1 if it is
+    all of its sequence; and `[joins, 3]`, each sequence of several parts, its first place and the
+    one behind its last."""
+    if not len(lengths):
+        return np.empty((0, 4), np.int32), np.empty((0, 3), np.int32)
     units = -(-lengths // UNIT)
-    size = _size(units, at_once) if len(units) else 1
-    even = -(-units // -(-units // size))
-    first = np.zeros(len(units) + 1, np.int32)
-    np.cumsum(-(-units // even), out=first[1:])
-    sequence = np.repeat(np.arange(len(units)), np.diff(first))
-    size_of = even[sequence] * UNIT
-    parts = np.empty((len(sequence), 3), np.int32)
+    even = -(-units // -(-units // _size(units, at_once)))  # units of each sequence's parts
+    counts = -(-units // even)
+    sequence = np.repeat(np.arange(len(units)), counts)
+    number = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    parts = np.empty((len(sequence), 4), np.int32)
     parts[:, 0] = sequence
-    parts[:, 1] = (np.arange(len(sequence)) - first[sequence]) * size_of
-    np.minimum(parts[:, 1] + size_of, lengths[sequence], out=parts[:, 2])
-    return parts, first
+    parts[:, 1] = number * even[sequence] * UNIT
+    parts[:, 2] = np.minimum(parts[:, 1] + even[sequence] * UNIT, lengths[sequence])
+    is_cut = counts > 1
+    parts[:, 3] = np.where(is_cut[sequence], np.cumsum(is_cut[sequence]) - 1, -1)
+    ends = np.cumsum(counts[is_cut])
+    joins = np.stack([np.flatnonzero(is_cut), ends - counts[is_cut], ends], axis=1)
+    return parts, joins.astype(np.int32)
 
 
 def _size(units: Ints, at_once: int) -> int:

@@ -54,6 +54,16 @@ class Shape(NamedTuple):
         """Of decodes, at most."""
         return decode_parts.room(self.num_decodes, self.at_once)
 
+    @property
+    def num_joins(self) -> int:
+        """Decodes of several parts, at most."""
+        return decode_parts.join_room(self.num_decodes, self.at_once)
+
+    @property
+    def num_sums(self) -> int:
+        """Parts of such decodes, at most."""
+        return decode_parts.sum_room(self.num_decodes, self.at_once)
+
 
 @dataclass(frozen=True, slots=True)
 class FlatChunk:
@@ -93,8 +103,9 @@ class FlatBatch:
     indptr: torch.Tensor  # [S + 1]
     tiles: torch.Tensor  # [num_tiles, 2]: sequence (-1: none), first query
     states: torch.Tensor  # [S, num_state_blocks]; -1: nobody's
-    parts: torch.Tensor  # [num_parts, 3]: decode (-1: none), first key, the one behind the last
-    first_parts: torch.Tensor  # [num_decodes + 1]: where each decode's parts begin
+    parts: torch.Tensor  # [num_parts, 4]: decode (-1: none), first key, the one behind the last,
+    # and the place of its sum (-1: it is all of its decode)
+    joins: torch.Tensor  # [num_joins, 3]: decode (-1: none), first place of its sums, and their end
     indices: torch.Tensor  # [sum of blocks]
     chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
 
@@ -113,7 +124,7 @@ def _sizes(shape: Shape) -> list[int]:
     sizes = [1, tokens, tokens, 3 * tokens, tokens, sequences]
     sizes += [sequences + 1, sequences + 1, 2 * shape.num_tiles]
     sizes += [sequences * shape.num_state_blocks]
-    return [*sizes, 3 * shape.num_parts, shape.num_decodes + 1]
+    return [*sizes, 4 * shape.num_parts, 3 * shape.num_joins]
 
 
 def shape_of(
@@ -156,7 +167,8 @@ def pack(
     f.slots[:] = -1
     f.tiles[:] = -1
     f.states[:] = -1
-    f.parts[:, 0] = -1
+    f.parts[:] = -1
+    f.joins[:] = -1
     _fill_decodes(f, sequences[: needed.num_decodes], block_size)
     at = needed.num_decodes
     for sequence in sequences[needed.num_decodes :]:
@@ -173,10 +185,9 @@ def pack(
     f.indptr[1 : known + 1] = np.cumsum(blocks)
     f.indptr[known + 1 :] = len(f.indices)
     f.tiles[: needed.num_tiles] = _tiles(counts, lengths, tile_size)
-    parts, first = decode_parts.parts_of(lengths[: needed.num_decodes], shape.at_once)
+    parts, joins = decode_parts.parts_of(lengths[: needed.num_decodes], shape.at_once)
     f.parts[: len(parts)] = parts
-    f.first_parts[: len(first)] = first
-    f.first_parts[len(first) :] = len(parts)
+    f.joins[: len(joins)] = joins
     return data, shape
 
 
@@ -223,7 +234,8 @@ def view(data: Any, shape: Shape, tile_size: int, chunks: tuple[FlatChunk, ...] 
     fields[3] = fields[3].reshape(3, shape.num_tokens)
     fields[8] = fields[8].reshape(shape.num_tiles, 2)
     fields[9] = fields[9].reshape(shape.num_sequences, shape.num_state_blocks)
-    fields[10] = fields[10].reshape(shape.num_parts, 3)
+    fields[10] = fields[10].reshape(shape.num_parts, 4)
+    fields[11] = fields[11].reshape(shape.num_joins, 3)
     fields += [data[at:], chunks]
     return FlatBatch(shape, tile_size, *fields)
 

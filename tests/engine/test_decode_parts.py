@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from epd.engine.decode_parts import UNIT, parts_at_once, parts_of, room
+from epd.engine.decode_parts import UNIT, join_room, parts_at_once, parts_of, room, sum_room
 from epd.engine.flat_batch import FlatSequence, Shape, pack, view
 
 AT_ONCE = parts_at_once(8, beside_prompts=False)
@@ -13,12 +13,17 @@ AT_ONCE = parts_at_once(8, beside_prompts=False)
 
 def cut(lengths: list[int], at_once: int = AT_ONCE) -> list[list[int]]:
     """Lengths of each sequence's parts, which are all of its keys, in order."""
-    parts, first = parts_of(np.array(lengths, np.int32), at_once)
-    assert first[0] == 0 and first[-1] == len(parts) <= room(len(lengths), at_once)
+    parts, joins = parts_of(np.array(lengths, np.int32), at_once)
+    assert len(parts) <= room(len(lengths), at_once)
+    assert len(joins) <= join_room(len(lengths), at_once)
+    assert parts[:, 0].tolist() == sorted(parts[:, 0].tolist())
+    places = {i: list(range(*span)) for i, *span in joins.tolist()}
+    assert [place for span in places.values() for place in span] == sorted(set(parts[:, 3]) - {-1})
+    assert parts[:, 3].max() < sum_room(len(lengths), at_once)
     found = []
     for i, length in enumerate(lengths):
-        mine = parts[first[i] : first[i + 1]]
-        assert (mine[:, 0] == i).all()
+        mine = parts[parts[:, 0] == i]
+        assert mine[:, 3].tolist() == places.get(i, [-1])
         ends = [0, *mine[:, 2].tolist()]
         assert mine[:, 1].tolist() == ends[:-1] and ends[-1] == length
         assert all(begin % UNIT == 0 for begin in ends[:-1])
@@ -64,7 +69,6 @@ def test_lengths_at_the_edges_of_parts() -> None:
         (found,) = cut([length])
         assert len(found) == parts, length
     assert cut([1, 1, 1]) == [[1], [1], [1]]
-    assert parts_of(np.empty(0, np.int32), 4)[0].shape == (0, 3)
 
 
 def test_a_captured_step_has_room_for_every_list() -> None:
@@ -74,10 +78,10 @@ def test_a_captured_step_has_room_for_every_list() -> None:
     shape = Shape(8, 8, 5, 2, at_once=7)
     data, _ = pack([*sequences, FlatSequence([0, 0], 3, table, 0)], 16, 64, shape)
     batch = view(data, shape, 64)
-    expected, first = parts_of(np.array(lengths, np.int32), 7)
-    assert len(expected) < len(batch.parts) == 5 + 7
-    assert batch.parts[: len(expected)].tolist() == expected.tolist()
-    assert (batch.parts[len(expected) :, 0] == -1).all()
-    assert batch.first_parts.tolist() == [*first.tolist(), first[-1], first[-1]]
+    parts, joins = parts_of(np.array(lengths, np.int32), 7)
+    assert len(parts) < len(batch.parts) == 5 + 7 and len(joins) == 1 < len(batch.joins) == 5
+    assert batch.parts[: len(parts)].tolist() == parts.tolist()
+    assert batch.joins[: len(joins)].tolist() == joins.tolist()
+    assert (batch.parts[len(parts) :] == -1).all() and (batch.joins[len(joins) :] == -1).all()
     empty = view(pack([], 16, 64, shape)[0], shape, 64)
-    assert (empty.parts[:, 0] == -1).all() and not empty.first_parts.any()
+    assert (empty.parts == -1).all() and (empty.joins == -1).all()

@@ -198,8 +198,8 @@ def test_more_blocks_than_there_is_room_for_are_not_captured() -> None:
         lambda embeds, flat, added: embeds, torch.zeros(1, 4), 0, Rooms(64, 4, TILE), 16, TILE, 4,
         Again(),
     )  # fmt: skip
-    table = np.arange(40, dtype=np.int32)
-    for start, fits in ((0, True), (32, True), (560, False)):
+    table = np.arange(60, dtype=np.int32)
+    for start, fits in ((0, True), (32, True), (900, False)):
         part = FlatSequence([7] * 31, start, table, 0)
         assert (graphs.fill([part], shape_of([31], TILE)) is not None) is fits, start
 
