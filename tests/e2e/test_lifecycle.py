@@ -106,6 +106,7 @@ def all_joined(server: Server) -> bool:
     return server.get("/ready")[0] == 200 and len(server.instances()) == 2
 
 
+@pytest.mark.long
 def test_join_over_tcp_with_a_key(tmp_path: Path) -> None:
     """As between hosts: who has the key is a member, who has another one is not heard."""
     key, other_key = str(tmp_path / "key.json"), str(tmp_path / "other.json")
@@ -162,6 +163,7 @@ def test_open_requests_are_finished_first() -> None:
         assert "Traceback" not in server.text
 
 
+@pytest.mark.long
 def test_a_second_interrupt_ends_at_once() -> None:
     body = RECEIPT | {"max_tokens": 3500, "ignore_eos": True, "stream": True}
     with discarding(Server("1e1p1d").wait_ready()) as server:
@@ -359,6 +361,7 @@ def damage_model(model: Path, damage: str) -> str:
     return name
 
 
+@pytest.mark.long
 def test_full_shared_memory() -> None:
     """A pool larger than /dev/shm: the size, what is free, and the setting are named."""
     free = psutil.disk_usage("/dev/shm").free

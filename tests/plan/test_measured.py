@@ -23,7 +23,15 @@ ALLOWED = {  # measured over predicted, for every workload of one GPU
 }
 
 
-@pytest.mark.parametrize("workload", ["text", "3x560", "1x1080p", "4x1080p", "mixed", "3x560-c1"])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        "3x560",
+        "mixed",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("text", "1x1080p", "4x1080p")),
+        "3x560-c1",
+    ],
+)
 def test_one_gpu_is_predicted(workload: str) -> None:
     rows = run(Plan(read(BUNDLED), "1epd", named(workload), gpu_settings()))
     print(compared.table(rows, MEASURED))

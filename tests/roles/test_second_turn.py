@@ -84,8 +84,8 @@ async def plain(config: EngineConfig, executor: Any) -> AsyncIterator[Cluster]:
 @pytest.mark.parametrize(
     ("topology", "staged"),
     [
-        ("1e1p1d", False),
         ("2e2p2d", True),
+        pytest.param("1e1p1d", False, marks=pytest.mark.long),
         pytest.param("1e1p1d", True, marks=pytest.mark.long),
         pytest.param("2e2p2d", False, marks=pytest.mark.long),
     ],
