@@ -183,7 +183,8 @@ class FusedForward:
         there.  Nothing, where the layers cannot be captured."""
         if not self._decoder.is_dense:
             return
-        size = self.pool.layout.block_size
+        layout = self.pool.layout
+        size, states = layout.block_size, layout.num_state_blocks
         max_indices = max(4 * self.pool.num_blocks, 1 << 16)
         with torch.inference_mode():
             if max_prompt_tokens and self._decoder.captures_prompts:
@@ -191,7 +192,13 @@ class FusedForward:
                     self._layers,
                     self._embedding.weight[:1],
                     self._splicer.num_deepstack if self._splicer is not None else 0,
-                    Rooms(max_prompt_tokens, max_running, self._tile_size, self._at_once(True)),
+                    Rooms(
+                        max_prompt_tokens,
+                        max_running,
+                        self._tile_size,
+                        states,
+                        self._at_once(True),
+                    ),
                     size,
                     self._tile_size,
                     max_indices,
@@ -204,7 +211,7 @@ class FusedForward:
                 max_running,
                 max_indices,
                 record,
-                self.pool.layout.num_state_blocks,
+                states,
                 self._at_once(False),
             )
 

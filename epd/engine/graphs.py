@@ -160,13 +160,20 @@ class DecodeGraphs:
 class Rooms:
     """The shapes in which steps with prompts are captured."""
 
-    def __init__(self, max_tokens: int, max_decodes: int, tile_size: int, at_once: int = 1) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        max_decodes: int,
+        tile_size: int,
+        num_state_blocks: int = 0,
+        at_once: int = 1,
+    ) -> None:
         fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
         sizes = [*fine, *range(FINE_TOKENS, max_tokens + COARSE_STEP, COARSE_STEP)]
         self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
-        self._at_once = at_once
+        self._of_all = num_state_blocks, at_once
 
     def __iter__(self) -> Iterator[Shape]:
         """The largest first."""
@@ -185,7 +192,7 @@ class Rooms:
 
     def _shape(self, tokens: int, decodes: int) -> Shape:
         tiles = tokens // self._tile_size + MAX_CHUNKS  # each chunk may end in a tile of its own
-        return Shape(tokens, decodes + MAX_CHUNKS, decodes, tiles, at_once=self._at_once)
+        return Shape(tokens, decodes + MAX_CHUNKS, decodes, tiles, *self._of_all)
 
 
 def _next(sizes: Sequence[int], least: int) -> int | None:

@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 Such a layer keeps two tensors of a sequence (`state_kinds`): the last inputs of a short convolution
-and the matrices of the delta rule.  All projections of a layer's input are one product, whose rows
-the convolution changes in place; the delta rule reads them, norms and gates what it answers, and
-the output's product is the rest.  Sequences with one token in a step are computed together, in
-kernels that change the states where they lie; chunks one by one, each from the state behind the
-chunk before it.  The first token of a sequence reads no state, so a block needs no clearing.
+and the matrices of the delta rule.  All projections of a layer's input are one product; then come
+the convolution, the delta rule, which norms and gates what it answers, and the output's product.
+A sequence with one token in a step changes its state in one pass over it; the tokens of a chunk
+are computed a span at a time, from the state behind the chunk before it.  Both change states where
+they lie.  The first token of a sequence reads no state, so a block needs no clearing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class GatedDeltaNet:
     """The mixer of a gated delta-net layer; `layer_idx` counts those of its kind."""
 
     takes_fp8 = False
-    reads_chunks = True
+    reads_chunks = False
 
     def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None:
         net = layer.linear_attn
         self._kernels = kernels
         self._index = int(net.layer_idx)
         self._inputs = side_by_side(net.in_proj_qkv, net.in_proj_z, net.in_proj_b, net.in_proj_a)
-        self._rows = net.conv_dim + net.value_dim
+        self._parts = [net.conv_dim, net.conv_dim + net.value_dim]
         self._taps = net.conv1d.weight[:, 0].t().contiguous()
         self._output = net.out_proj
         self._heads = Heads(
@@ -53,8 +53,9 @@ class GatedDeltaNet:
     def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
         ops, batch = self._kernels, step.batch
         inputs, matrices = step.pool.sequence_tensors()
-        rows, strengths = self._inputs(x).tensor_split([self._rows], -1)
-        ops.convolve(rows, self._taps, inputs, self._index, batch)
-        answers = ops.recall(rows, strengths, self._heads, matrices, self._index, batch)
+        rows, gates, strengths = self._inputs(x).tensor_split(self._parts, -1)
+        mixed = ops.convolve(rows, self._taps, inputs, self._index, batch)
+        told = gates, strengths, self._heads
+        answers = ops.recall(mixed, *told, matrices, self._index, batch)
         out: torch.Tensor = self._output(answers)
         return out

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from epd.engine.delta_rule import Heads
-from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, chunks_of, pack, view
+from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, pack, view
 from epd.engine.kernels import kernels_for, torch_ops
 from epd.engine.kv_pool import KvPool
 from epd.engine.state_kinds import PagedRows, layout_of, sequence_tensor
@@ -18,7 +18,7 @@ from tests.gpu.test_kernels import dtypes, relative
 
 BLOCK, TILE, INPUTS, LAYERS = 16, 64, 4, 3
 SIZES = {"cpu": [(2, 4, 16, 12), (1, 3, 8, 32)], "cuda": [(16, 32, 128, 128), (2, 4, 16, 12)]}
-EXTENTS = [(40, 1), (0, 1), (130, 1), (0, 3), (33, 70)]
+EXTENTS = [(40, 1), (0, 1), (130, 1), (0, 3), (33, 70), (9, 2), (0, 200)]
 
 
 def make_heads(sizes: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Heads:
@@ -59,7 +59,7 @@ def make_batch(
     _, exact = pack(sequences, BLOCK, TILE)
     room = Shape(*(n + padded for n in exact[:4]), size)
     data, _ = pack(sequences, BLOCK, TILE, room)
-    batch = view(torch.from_numpy(data).to(pool.tensor.device), room, TILE, chunks_of(sequences))
+    batch = view(torch.from_numpy(data).to(pool.tensor.device), room, TILE)
     for tensor in pool.sequence_tensors():
         for layer in range(LAYERS):
             tables = batch.states[: len(extents)].long()
@@ -71,7 +71,7 @@ def make_batch(
 def test_states_are_read_and_written_in_place(padded: int, kernel_device: str) -> None:
     """Beginnings and later tokens, chunks behind them, pieces over several blocks; no block of
     nobody is read or written, and what pads answers nothing."""
-    extents = EXTENTS[:3] if padded else EXTENTS  # chunks are never captured
+    extents = EXTENTS
     for (dtype, limit), sizes in zip(dtypes(kernel_device), 2 * SIZES[kernel_device], strict=False):
         heads = make_heads(sizes, dtype, kernel_device)
         pool = make_pool(heads, dtype, kernel_device, len(extents))
@@ -79,37 +79,36 @@ def test_states_are_read_and_written_in_place(padded: int, kernel_device: str) -
         other, before = (pool.like(pool.num_blocks) for _ in range(2))
         for copy in (other, before):
             copy.memory.copy_(pool.memory)
-        rows = torch.randn(len(batch.ids), heads.values + tap_channels(heads), device=kernel_device)
-        rows = rows.to(dtype)
-        taps = torch.randn(INPUTS, tap_channels(heads), device=kernel_device).to(dtype)
-        strengths = torch.randn(len(rows), 2 * heads.num_values, device=kernel_device).to(dtype)
+        make = lambda size: torch.randn(len(batch.ids), size, device=kernel_device).to(dtype)  # noqa: B023, E731
+        channels = 2 * heads.num_keys * heads.key_dim + heads.values
+        whole = make(channels + heads.values + 2 * heads.num_values)
+        rows, gates, strengths = whole.tensor_split([channels, channels + heads.values], -1)
+        taps = torch.randn(INPUTS, channels, device=kernel_device).to(dtype)
         found = []
         for ops, kept in ((kernels_for("cuda"), pool), (torch_ops, other)):
             inputs, matrices = kept.sequence_tensors()
-            mixed = rows.clone()
-            ops.convolve(mixed, taps, inputs, 1, batch)
-            answers = ops.recall(mixed, strengths, heads, matrices, 1, batch)
+            mixed = ops.convolve(rows, taps, inputs, 1, batch)
+            answers = ops.recall(mixed, gates, strengths, heads, matrices, 1, batch)
             found.append((mixed, answers))
         known = sum(count for _, count in extents)
         for one, right in zip(*found, strict=True):
             assert relative(one[:known], right[:known]) < 3 * limit, dtype
-        ones = [n for n, (_, count) in enumerate(extents) if count == 1]
-        pads = slice(len(ones), len(ones) + padded)
-        assert not padded or not found[0][1][pads].any()
-        _check_states(pool, other, before, batch, owned)
-
-
-def tap_channels(heads: Heads) -> int:
-    return 2 * heads.num_keys * heads.key_dim + heads.values
+        assert not found[0][1][known:].any()
+        _check_states(pool, other, before, batch, owned, 5 * limit)
 
 
 def _check_states(
-    pool: KvPool, other: KvPool, before: KvPool, batch: FlatBatch, owned: list[int]
+    pool: KvPool,
+    other: KvPool,
+    before: KvPool,
+    batch: FlatBatch,
+    owned: list[int],
+    limit: float,
 ) -> None:
     tables = batch.states[batch.states[:, 0] >= 0].long()
     tensors = (each.sequence_tensors() for each in (pool, other, before))
     for found, expected, was in zip(*tensors, strict=True):
-        assert relative(found.read(1, tables), expected.read(1, tables)) < 4e-3
+        assert relative(found.read(1, tables), expected.read(1, tables)) < limit
         assert not torch.equal(found.read(1, tables), was.read(1, tables))
         for layer in (0, 2):
             assert torch.equal(found.read(layer, tables), was.read(layer, tables))

@@ -1,12 +1,13 @@
 """Gated delta-net layers over the states of a step, in plain torch: what `triton_delta` computes.
 
-Rows of a layer's projection are `[queries and keys | values | gates]`; the first two pass a short
-convolution, whose last inputs are kept of each sequence, and then the delta rule (`delta_rule`),
-whose matrices are.  A sequence that begins in this step reads neither.
+A layer's projection gives queries, keys and values, which pass a short convolution, whose last
+inputs are kept of each sequence, and then the delta rule (`delta_rule`), whose matrices are.  A
+sequence that begins in this step reads neither.  Sequences with one token come first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,96 +17,80 @@ from epd.engine import delta_rule
 from epd.engine.delta_rule import Heads, Tokens
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch, FlatChunk
+    from epd.engine.flat_batch import FlatBatch
     from epd.engine.kv_pool import SequenceTensor
 
-__all__ = ["convolve", "convolve_chunks", "recall", "recall_chunks"]
+__all__ = ["convolve", "recall"]
 
 
 def convolve(
     rows: torch.Tensor, taps: torch.Tensor, kept: SequenceTensor, layer: int, batch: FlatBatch
-) -> None:
-    """SiLU of the causal convolution of each sequence's rows, in place.
+) -> torch.Tensor:
+    """SiLU of the causal convolution of each sequence's rows, `[T, channels]`.
 
-    rows `[T, at least channels]`, taps `[inputs, channels]`; `kept`: the last inputs but one.
+    rows `[T, channels]`, taps `[inputs, channels]`; `kept`: the last inputs but one.  What pads
+    comes out as anything.
     """
-    known, tables = _decodes(batch)
-    if len(known):
-        channels = taps.shape[1]
-        before = _begun(kept.read(layer, tables), batch.seq_lens[known] > 1).to(rows.dtype)
-        window = torch.cat([before, rows[known, None, :channels]], 1)
-        rows[known, :channels] = _convolved(window, taps)[:, 0]
+    out, last = torch.zeros_like(rows), len(taps) - 1
+    ones, tables = _ones(batch)
+    if ones:
+        before = _begun(kept.read(layer, tables), batch.seq_lens[:ones] > 1).to(rows.dtype)
+        window = torch.cat([before, rows[:ones, None]], 1)
+        out[:ones] = _convolved(window, taps)[:, 0]
         kept.write(layer, tables, window[:, 1:])
-    convolve_chunks(rows, taps, kept, layer, batch)
-
-
-def convolve_chunks(
-    rows: torch.Tensor, taps: torch.Tensor, kept: SequenceTensor, layer: int, batch: FlatBatch
-) -> None:
-    """Of sequences with several rows, one by one."""
-    last, channels = len(taps) - 1, taps.shape[1]
-    for chunk in batch.chunks:
-        table, here = _table(batch, chunk), rows[chunk.at : chunk.at + chunk.count, :channels]
-        before = rows.new_zeros(last, channels)
-        if chunk.start:
+    for here, table, has_begun in _chunks(batch):
+        before = rows.new_zeros(last, rows.shape[1])
+        if has_begun:
             before = kept.read(layer, table)[0].to(rows.dtype)
-        window = torch.cat([before, here])[None]
-        here.copy_(_convolved(window, taps)[0])
+        window = torch.cat([before, rows[here]])[None]
+        out[here] = _convolved(window, taps)[0]
         kept.write(layer, table, window[:, window.shape[1] - last :])
+    return out
 
 
 def recall(
-    rows: torch.Tensor,
+    mixed: torch.Tensor,
+    gates: torch.Tensor,
     strengths: torch.Tensor,
     heads: Heads,
     kept: SequenceTensor,
     layer: int,
     batch: FlatBatch,
 ) -> torch.Tensor:
-    """What the states answer, normed and gated, `[T, values]`.
+    """What the states answer, normed and gated, `[T, values]`; what pads, zeros.
 
-    rows `[T, channels + values]`; strengths `[T, 2 num_values]`: of writing and of decay.
+    mixed `[T, channels]`, as convolved; gates `[T, values]`; strengths `[T, 2 num_values]`: of
+    writing and of decay.
     """
-    out = torch.zeros(len(rows), heads.values, dtype=rows.dtype, device=rows.device)
-    known, tables = _decodes(batch)
-    if len(known):
-        before = _begun(kept.read(layer, tables), batch.seq_lens[known] > 1)
-        tokens = _tokens(rows[known], strengths[known], heads)
-        answers, after = delta_rule.step(tokens, before)
-        out[known] = _gated(answers, rows[known], heads)
+    out = torch.zeros_like(gates)
+    ones, tables = _ones(batch)
+    if ones:
+        before = _begun(kept.read(layer, tables), batch.seq_lens[:ones] > 1)
+        answers, after = delta_rule.step(_tokens(mixed[:ones], strengths[:ones], heads), before)
+        out[:ones] = _gated(answers, gates[:ones], heads)
         kept.write(layer, tables, after)
-    recall_chunks(rows, strengths, heads, kept, layer, batch, out)
+    for here, table, has_begun in _chunks(batch):
+        before = kept.read(layer, table)[0] if has_begun else None
+        answers, after = delta_rule.chunk(_tokens(mixed[here], strengths[here], heads), before)
+        out[here] = _gated(answers, gates[here], heads)
+        kept.write(layer, table, after[None])
     return out
 
 
-def recall_chunks(
-    rows: torch.Tensor,
-    strengths: torch.Tensor,
-    heads: Heads,
-    kept: SequenceTensor,
-    layer: int,
-    batch: FlatBatch,
-    out: torch.Tensor,
-) -> None:
-    """Of sequences with several rows, one by one."""
-    for chunk in batch.chunks:
-        table, here = _table(batch, chunk), slice(chunk.at, chunk.at + chunk.count)
-        before = kept.read(layer, table)[0] if chunk.start else None
-        tokens = _tokens(rows[here], strengths[here], heads)
-        answers, after = delta_rule.chunk(tokens, before)
-        out[here] = _gated(answers, rows[here], heads)
-        kept.write(layer, table, after[None])
+def _ones(batch: FlatBatch) -> tuple[int, torch.Tensor]:
+    """How many sequences have one token, and the blocks of their states."""
+    count = int(batch.decodes)
+    return count, batch.states[:count].long()
 
 
-def _decodes(batch: FlatBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences with one row, which is that of their number, and the blocks of their states."""
-    states = batch.states[: batch.shape.num_decodes].long()
-    known = (states[:, 0] >= 0).nonzero()[:, 0]
-    return known, states[known]
-
-
-def _table(batch: FlatBatch, chunk: FlatChunk) -> torch.Tensor:
-    return batch.states[chunk.sequence][None].long()
+def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool]]:
+    """Of sequences with several tokens: where they are, the blocks of the state, and whether there
+    are tokens before them."""
+    cu_q, lengths = batch.cu_q.tolist(), batch.seq_lens.tolist()
+    for i in range(int(batch.decodes), len(lengths)):
+        if cu_q[i] < cu_q[i + 1]:
+            has_begun = lengths[i] > cu_q[i + 1] - cu_q[i]
+            yield slice(cu_q[i], cu_q[i + 1]), batch.states[i][None].long(), has_begun
 
 
 def _begun(kept: torch.Tensor, has_begun: torch.Tensor) -> torch.Tensor:
@@ -119,9 +104,9 @@ def _convolved(window: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
     return functional.silu(out).transpose(1, 2)
 
 
-def _tokens(rows: torch.Tensor, strengths: torch.Tensor, heads: Heads) -> Tokens:
+def _tokens(mixed: torch.Tensor, strengths: torch.Tensor, heads: Heads) -> Tokens:
     keys = heads.num_keys * heads.key_dim
-    query, key, value, _ = rows.split([keys, keys, heads.values, heads.values], -1)
+    query, key, value = mixed.split([keys, keys, heads.values], -1)
     repeats = heads.num_values // heads.num_keys
     query, key = (
         part.unflatten(-1, (heads.num_keys, -1)).repeat_interleave(repeats, 1)
@@ -133,9 +118,9 @@ def _tokens(rows: torch.Tensor, strengths: torch.Tensor, heads: Heads) -> Tokens
     return Tokens(query, key, value, heads.rate * steps, writing.sigmoid())
 
 
-def _gated(answers: torch.Tensor, rows: torch.Tensor, heads: Heads) -> torch.Tensor:
-    gates = rows[:, -heads.values :].unflatten(-1, (heads.num_values, -1))
+def _gated(answers: torch.Tensor, gates: torch.Tensor, heads: Heads) -> torch.Tensor:
     wide = answers.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + heads.eps)
     normed = (heads.gain * wide.to(answers.dtype)).float()
-    return (normed * functional.silu(gates.float())).to(answers.dtype).flatten(1)
+    gates = gates.unflatten(-1, (heads.num_values, -1)).float()
+    return (normed * functional.silu(gates)).to(answers.dtype).flatten(1)
