@@ -18,7 +18,9 @@ from epd.config import ConfigError, EngineConfig
 from epd.messages import KvLayout
 
 logger = logging.getLogger(__name__)
-RESERVE_NBYTES = 2 << 30  # captured graphs, workspaces of libraries, fragments
+# Captured graphs, workspaces of libraries, fragments, and sums of decodes' parts: some MiB, however
+# many sequences there are.
+RESERVE_NBYTES = 2 << 30
 
 
 def kv_blocks(config: EngineConfig, layout: KvLayout, mirrored_nbytes: int = 0) -> int:

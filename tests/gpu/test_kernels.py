@@ -175,10 +175,10 @@ def make_pool(dtype: torch.dtype, kv_heads: int, dim: int, device: str, blocks: 
 
 
 def make_batch(
-    extents: list[tuple[int, int]], device: str, tile: int, padded: int = 0
+    extents: list[tuple[int, int]], device: str, tile: int, padded: int = 0, at_once: int = 66
 ) -> tuple[FlatBatch, int]:
     """Sequences of (start, count) over scattered blocks, with room for so many more of everything,
-    and how many blocks there are."""
+    and how many blocks there are; decodes in parts for a device that runs so many at once."""
     rng = random.Random(str(extents))
     needed = [-(-(start + count) // BLOCK) for start, count in extents]
     free = rng.sample(range(sum(needed) + 3), sum(needed))
@@ -187,7 +187,8 @@ def make_batch(
         table = np.array([free.pop() for _ in range(blocks)], np.int32)
         sequences.append(FlatSequence([0] * count, start, table, start))
     exact = shape_of([count for _, count in extents], tile)
-    data, shape = pack(sequences, BLOCK, tile, Shape(*(size + padded for size in exact)))
+    room = Shape(*(size + padded for size in exact))._replace(at_once=at_once)
+    data, shape = pack(sequences, BLOCK, tile, room)
     return view(torch.from_numpy(data).to(device), shape, tile), sum(needed) + 3
 
 
@@ -236,18 +237,24 @@ def test_attention_over_eight_bits(
         tile = 32 if small else 128
         batch, num_blocks = make_batch(extents, kernel_device, tile, padded)
         pool = make_pool(FP8, kv_heads, dim, kernel_device, num_blocks)
-        pool.memory.fill_(0xFF)
-        for first, length in zip(batch.indptr.tolist(), batch.seq_lens.tolist(), strict=False):
-            at = torch.arange(length, device=kernel_device)
-            place = batch.indices[first + at // BLOCK].long(), at % BLOCK
-            for part in pool.layer(1):
-                rows = torch.randn(length, kv_heads, dim, device=kernel_device)
-                part.write(*place, rows * torch.rand(length, 1, 1, device=kernel_device) * 3)
+        fill_eight_bits(pool, batch)
         query = torch.randn(len(batch.ids), heads, dim, dtype=dtype, device=kernel_device)
         found = ops.attend(query, pool.layer(1), batch, dim**-0.5)
         expected = torch_ops.attend(query.double(), pool.layer(1), batch, dim**-0.5)
         known = sum(count for _, count in extents)
         assert relative(found[:known], expected[:known]) < limit, (dtype, extents)
+
+
+def fill_eight_bits(pool: KvPool, batch: FlatBatch) -> None:
+    """Keys and values of every token that a sequence has, and NaN elsewhere."""
+    pool.memory.fill_(0xFF)
+    device, _, num_kv_heads, head_dim = pool.memory.device, *pool.layer(1).keys.numbers.shape[1:]
+    for first, length in zip(batch.indptr.tolist(), batch.seq_lens.tolist(), strict=False):
+        at = torch.arange(length, device=device)
+        place = batch.indices[first + at // BLOCK].long(), at % BLOCK
+        for part in pool.layer(1):
+            rows = torch.randn(length, num_kv_heads, head_dim, device=device)
+            part.write(*place, rows * torch.rand(length, 1, 1, device=device) * 3)
 
 
 def test_prompts_that_find_no_room_are_read_in_their_blocks(

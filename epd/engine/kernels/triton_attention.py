@@ -1,4 +1,4 @@
-"""Paged attention in Triton: split-KV for one query per sequence, tiles of queries for prompts.
+"""Paged attention in Triton: of decodes beside that of prompts, and prompts in tiles of queries.
 
 Theory of operation
 -------------------
@@ -6,13 +6,7 @@ Keys and values are read where they lie: a token's row is found through the sequ
 one entry per `block_size` tokens.  New keys and values are in the pool already.  Those of eight
 bits become fp16, which holds them exactly, before they are multiplied; a key's scale is multiplied
 into its score and a value's into its weight, so a scale costs a product a head and token, not one a
-number.  Decodes over them have a kernel of their own (`triton_decode_fp8`).
-
-*Decode* has one query per sequence and all time goes into reading KV, so the queries that share a
-KV head are one tile (its rows padded to what a matrix unit takes), and a sequence's keys are cut
-into parts, so that few long sequences fill the device too.  Each part leaves an unnormalised sum
-with its maximum and weight; `_combine` joins them (FlashDecoding).  How many parts there are is
-decided on the device, from the number of decodes: a captured step has room for more than there are.
+number.  *Decodes* have kernels of their own (`triton_decode`).
 
 *Prefill* works on tiles of queries of one head (FlashAttention 2).  The host lists the tiles of all
 chunks, so chunks of any lengths, with any history, are one launch.  Keys that all queries of a tile
@@ -38,15 +32,8 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels.triton_decode_fp8 import decode_fp8
-from epd.engine.kernels.triton_paged import (
-    RAISED,
-    num_parts,
-    pointers,
-    rows,
-    scales_at,
-    strides,
-)
+from epd.engine.kernels.triton_decode import attend_decodes
+from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, strides
 from epd.engine.kernels.triton_prompts import ALIGNED, attend_gathered, first_row, fits
 
 if TYPE_CHECKING:
@@ -54,97 +41,6 @@ if TYPE_CHECKING:
     from epd.engine.kv_pool import KvLayer
 
 LOG2E = 1.4426950408889634
-NUM_PROGRAMS = 4 * 132  # of decodes alone: that fit the multiprocessors of a Hopper device at once
-NUM_PROGRAMS_BESIDE = 6 * 132  # beside prompts, where few fit at once
-MAX_SPLITS = 64
-
-
-@triton.jit(do_not_specialize=["max_splits"])
-def _decode(
-    query, keys, values, decodes, indptr, indices, seq_lens, out, parts, stats, scale,
-    stride, max_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    sequence = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    num_decodes = tl.load(decodes)
-    num_splits = num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
-    if (sequence >= num_decodes) | (split >= num_splits):
-        return
-    length = tl.load(seq_lens + sequence)
-    first = tl.load(indptr + sequence)
-    part = tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N) * BLOCK_N
-    begin = split * part
-    end = tl.minimum(begin + part, length)
-    g = tl.arange(0, BLOCK_G)
-    d = tl.arange(0, BLOCK_D)
-    head = kv_head * GROUP + g
-    q_mask = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
-    q_at = (sequence.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
-    q = tl.load(query + q_at, mask=q_mask, other=0.0)
-    top = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    weight = tl.zeros([BLOCK_G], tl.float32)
-    total = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for start in range(begin, end, BLOCK_N):
-        position = start + tl.arange(0, BLOCK_N)
-        ok = position < end
-        block = tl.load(indices + first + position // BLOCK_SIZE, mask=ok, other=0).to(tl.int64)
-        row = rows(block, position, kv_head, stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)
-        mask = ok[:, None] & (d < HEAD_DIM)[None, :]
-        k = tl.load(keys + row[:, None] + d[None, :], mask=mask, other=0.0)
-        v = tl.load(values + row[:, None] + d[None, :], mask=mask, other=0.0)
-        if EXACT:
-            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        else:
-            score = tl.dot(q, tl.trans(k)) * scale
-        score = tl.where(ok[None, :], score, float("-inf"))
-        above = tl.maximum(top, tl.max(score, axis=1))
-        p = tl.exp2(score - above[:, None])
-        shrink = tl.exp2(top - above)
-        weight = weight * shrink + tl.sum(p, axis=1)
-        if EXACT:
-            total = total * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
-        else:
-            total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v)
-        top = above
-    if SPLIT:
-        at = (sequence * NUM_HEADS + head).to(tl.int64) * max_splits + split
-        tl.store(parts + at[:, None] * BLOCK_D + d[None, :], total, mask=(g < GROUP)[:, None])
-        tl.store(stats + at * 2, top, mask=g < GROUP)
-        tl.store(stats + at * 2 + 1, weight, mask=g < GROUP)
-    else:
-        weight = tl.where(weight > 0, weight, 1.0)
-        tl.store(out + q_at, (total / weight[:, None]).to(q.dtype), mask=q_mask)
-
-
-@triton.jit(do_not_specialize=["max_splits"])
-def _combine(
-    parts, stats, out, decodes, max_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64)  # sequence and head
-    num_decodes = tl.load(decodes)
-    if at >= num_decodes * NUM_HEADS:
-        return
-    num_splits = num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
-    s = tl.arange(0, BLOCK_S)
-    d = tl.arange(0, BLOCK_D)
-    ok = s < num_splits
-    top = tl.load(stats + (at * max_splits + s) * 2, mask=ok, other=float("-inf"))
-    weight = tl.load(stats + (at * max_splits + s) * 2 + 1, mask=ok, other=0.0)
-    highest = tl.max(top, axis=0)
-    share = tl.where(top == float("-inf"), 0.0, tl.exp2(top - highest))
-    part = tl.load(
-        parts + (at * max_splits + s)[:, None] * BLOCK_D + d[None, :], mask=ok[:, None], other=0.0
-    )
-    total = tl.sum(part * share[:, None], axis=0)
-    norm = tl.sum(weight * share, axis=0)
-    norm = tl.where(norm > 0, norm, 1.0)
-    tl.store(out + at * HEAD_DIM + d, (total / norm).to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
 
 @triton.jit
@@ -258,7 +154,7 @@ def attend(
         _launch_prefill(query, layer, batch, scaling, out)
     if has_decodes:
         with branch or contextlib.nullcontext():
-            _launch_decode(query, layer, batch, scaling, out)
+            attend_decodes(query, layer, batch, scaling * LOG2E, out)
     return out
 
 
@@ -286,49 +182,6 @@ class _Branch:
 @functools.cache
 def _branch_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
-
-
-def _launch_decode(
-    query: torch.Tensor,
-    layer: KvLayer,
-    batch: FlatBatch,
-    scaling: float,
-    out: torch.Tensor,
-) -> None:
-    block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
-    num_heads, count = query.shape[1], batch.shape.num_decodes
-    # Beside prompts there may be room for more decodes than there are: parts for a quarter of them.
-    programs = NUM_PROGRAMS_BESIDE if batch.shape.num_tiles else NUM_PROGRAMS
-    fewest = -(-count // 4) if batch.shape.num_tiles else count
-    splits = max(1, min(MAX_SPLITS, programs // (fewest * num_kv_heads)))
-    block_d = triton.next_power_of_2(head_dim)
-    exact = query.dtype == torch.float32
-    parts = stats = out
-    if splits > 1:
-        parts = query.new_empty(count * num_heads * splits * block_d, dtype=torch.float32)
-        stats = query.new_empty(count * num_heads * splits * 2, dtype=torch.float32)
-    sizes = {
-        "NUM_HEADS": num_heads, "NUM_KV_HEADS": num_kv_heads, "GROUP": num_heads // num_kv_heads,
-        "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SIZE": block_size, "SPLIT": splits > 1,
-        "NUM_PROGRAMS": programs,
-    }  # fmt: skip
-    grid, scale = (count, num_kv_heads, splits), scaling * LOG2E
-    if layer.keys.scales is not None:
-        decode_fp8(grid, query, layer, batch, out, parts, stats, scale, sizes)
-    else:
-        _decode[grid](
-            query, layer.keys.numbers, layer.values.numbers, batch.decodes, batch.indptr,
-            batch.indices, batch.seq_lens, out, parts, stats, scale, layer.keys.numbers.stride(0),
-            splits, **sizes, BLOCK_G=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
-            BLOCK_N=32 if exact else 64, EXACT=exact, num_warps=4,
-            num_stages=2 if exact or batch.shape.num_tiles else 3,
-        )  # fmt: skip
-    if splits > 1:
-        _combine[(count * num_heads,)](
-            parts, stats, out, batch.decodes, splits, NUM_HEADS=num_heads,
-            NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_S=MAX_SPLITS,
-            NUM_PROGRAMS=programs, num_warps=4,
-        )  # fmt: skip
 
 
 class _Tiling(NamedTuple):

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-As `triton_attention._decode`, and half of the bytes: what was hidden behind reading no longer is,
+As `triton_decode`, and half of the bytes: what was hidden behind reading no longer is,
 so little may be done for each number.
 
 - Keys and values are the left operands: scores are `[tokens, queries]`, sums `[D, queries]`.  A
@@ -17,13 +17,14 @@ so little may be done for each number.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels.triton_paged import RAISED, num_parts, pointers, rows, scales_at, strides
+from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, strides
+from epd.engine.kernels.triton_parts import Sums, leave, part_at
 
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
@@ -56,24 +57,18 @@ def _pairs(x):
     )
 
 
-@triton.jit(do_not_specialize=["max_splits"])
+@triton.jit
 def _decode(
-    query, keys, values, key_scales, value_scales, decodes, indptr, indices, seq_lens, out, parts,
-    stats, scale, stride, pair_stride, scale_stride, max_splits, NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+    query, keys, values, key_scales, value_scales, parts, indptr, indices, out, totals, stats,
+    scale, stride, pair_stride, scale_stride, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_decodes = tl.load(decodes)
-    num_splits = num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
-    if (sequence >= num_decodes) | (split >= num_splits):
+    kv_head = tl.program_id(0)
+    sequence, begin, end, place = part_at(parts, tl.program_id(1))
+    if sequence < 0:
         return
-    length = tl.load(seq_lens + sequence)
     first = tl.load(indptr + sequence)
-    part = tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N) * BLOCK_N
-    begin = split * part
-    end = tl.minimum(begin + part, length)
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
     pair = tl.arange(0, BLOCK_D // 2)
@@ -109,33 +104,28 @@ def _decode(
         odd = tl.dot(tl.trans(v_odd), p, odd * shrink[None, :])
         top = above
     total = tl.join(tl.trans(even), tl.trans(odd)).reshape(BLOCK_G, BLOCK_D) / RAISED
-    if SPLIT:
-        at = (sequence * NUM_HEADS + head).to(tl.int64) * max_splits + split
-        tl.store(parts + at[:, None] * BLOCK_D + d[None, :], total, mask=(g < GROUP)[:, None])
-        tl.store(stats + at * 2, top, mask=g < GROUP)
-        tl.store(stats + at * 2 + 1, weight, mask=g < GROUP)
-    else:
-        total /= tl.where(weight > 0, weight, 1.0)[:, None]
-        tl.store(out + q_at, total.to(out.dtype.element_ty), mask=q_mask)
+    leave(
+        total, top, weight, place, head, g < GROUP, out, q_at, q_mask, totals, stats, NUM_HEADS,
+        BLOCK_D,
+    )  # fmt: skip
 
 
 def decode_fp8(
-    grid: tuple[int, int, int],
     query: torch.Tensor,
     layer: KvLayer,
     batch: FlatBatch,
-    out: torch.Tensor,
-    parts: torch.Tensor,
-    stats: torch.Tensor,
     scale: float,
-    sizes: dict[str, Any],
+    out: torch.Tensor,
+    sums: Sums,
 ) -> None:
-    """`grid`: decodes, KV heads and parts; `sizes`: as those of `triton_attention._decode`."""
     keys, values, *scales = pointers(layer)
     stride, scale_stride = strides(layer)
-    _decode[grid](
-        query, keys, values.view(torch.int16), *scales, batch.decodes, batch.indptr, batch.indices,
-        batch.seq_lens, out, parts, stats, scale, stride, stride // 2, scale_stride, grid[2],
-        **sizes, BLOCK_G=max(8, triton.next_power_of_2(sizes["GROUP"])), BLOCK_N=BLOCK_N,
+    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    group = query.shape[1] // num_kv_heads
+    _decode[(num_kv_heads, batch.shape.num_parts)](
+        query, keys, values.view(torch.int16), *scales, batch.parts, batch.indptr, batch.indices,
+        out, *sums, scale, stride, stride // 2, scale_stride, NUM_HEADS=query.shape[1],
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_G=max(8, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim, BLOCK_D=sums.totals.shape[2], BLOCK_SIZE=block_size, BLOCK_N=BLOCK_N,
         STAGES=STAGES, num_warps=NUM_WARPS,
     )  # fmt: skip

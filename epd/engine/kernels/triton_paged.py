@@ -1,4 +1,4 @@
-"""Where kernels of attention find the keys and values of a sequence, and how decodes are cut."""
+"""Where kernels of attention find the keys and values of a sequence."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def scales_at(  # noqa: ANN201
     """Of tokens in eight bits."""
     at = block * stride + kv_head * BLOCK_SIZE + position % BLOCK_SIZE
     return tl.load(scales + at, mask=ok, other=0.0)
-
-
-@triton.jit
-def num_parts(  # noqa: ANN201
-    num_decodes, most, NUM_KV_HEADS: tl.constexpr, NUM_PROGRAMS: tl.constexpr
-):  # fmt: skip
-    """Of each decode's keys: as many as give the device its programs."""
-    parts = NUM_PROGRAMS // tl.maximum(num_decodes * NUM_KV_HEADS, 1)
-    return tl.minimum(tl.maximum(parts, 1), most)
 
 
 def pointers(layer: KvLayer) -> tuple[torch.Tensor, ...]:
