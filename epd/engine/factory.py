@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from epd.config import ConfigError, EngineConfig
-from epd.engine import attention, fp8
+from epd.engine import attention, few_rows, fp8
 from epd.engine.base import Progress, StepSequence, no_progress
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.cuda_events import CudaEventBridge
@@ -157,8 +157,7 @@ def build_language(
     if engine_config.kv_nbytes:
         kv_blocks(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
-    if engine_config.quantization:
-        fp8.quantize(adapter.language_model(model).layers)  # type: ignore[arg-type]
+    _exchange_products(adapter.language_model(model).layers, engine_config)
     TensorParallel(adapter, model, shard).join()
     adapter.adopt_language(model)
     small = KvPool(layout, 1, kv_dtype, device)
@@ -193,6 +192,13 @@ def build_language(
         tokens = num_blocks * layout.block_size
         log_table(device, weights, forward.pool.nbytes, tokens, rows_nbytes)
     return engine
+
+
+def _exchange_products(layers: Any, config: EngineConfig) -> None:
+    if config.quantization:
+        fp8.quantize(layers)
+    if config.few_row_products == "triton":
+        few_rows.exchange(layers)
 
 
 def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

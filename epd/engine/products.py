@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from epd.engine.few_rows import FewRowsLinear
 from epd.engine.fp8 import Fp8Linear
 
 
@@ -23,7 +24,8 @@ def side_by_side(*projections: Any) -> nn.Module:
         if bias is not None:
             projection.bias.data = bias[at:end]
         at = end
-    joined = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+    kind = FewRowsLinear if isinstance(projections[0], FewRowsLinear) else nn.Linear
+    joined = kind(weight.shape[1], len(weight), bias=False, device="meta")
     joined.weight = nn.Parameter(weight, requires_grad=False)
     joined.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
     return joined

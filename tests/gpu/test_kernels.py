@@ -98,6 +98,26 @@ def test_products_of_eight_bits(rows: int, kernel_device: str) -> None:
                 assert torch.equal(out, ops.scaled_product(x, weight, bias, dtype))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 8, 64])
+def test_products_of_few_rows_in_16_bits(rows: int, kernel_device: str) -> None:
+    """In parts and whole, sizes that fill no tile; the same bits every time."""
+    ops = kernels_for("cuda")
+    small = kernel_device == "cpu"
+    sizes = (
+        [(48, 64), (272, 1040)] if small else [(48, 64), (272, 1040), (9728, 2560), (2560, 9728)]
+    )
+    for dtype, limit in dtypes(kernel_device)[1:]:
+        for size, depth in sizes:
+            x = torch.randn(rows, depth, dtype=dtype, device=kernel_device)
+            weight = torch.randn(size, depth, dtype=dtype, device=kernel_device)
+            for bias in (None, torch.randn(size, dtype=dtype, device=kernel_device)):
+                wide = None if bias is None else bias.double()
+                expected = torch_ops.product_of_few(x.double(), weight.double(), wide)
+                out = ops.product_of_few(x, weight, bias)
+                assert out.dtype == dtype and relative(out, expected) < limit
+                assert torch.equal(out, ops.product_of_few(x, weight, bias))
+
+
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 2, 80), (8, 8, 96)])
 def test_rope_and_store(

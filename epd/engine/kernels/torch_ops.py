@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from epd.engine.kv_pool import KvLayer
 
 __all__ = [
-    "add_rms_norm", "attend", "convolve", "gate_heads", "recall", "rms_norm", "rope_and_store",
-    "rotate_pair", "scaled", "scaled_product", "silu_mul",
+    "add_rms_norm", "attend", "convolve", "gate_heads", "product_of_few", "recall", "rms_norm",
+    "rope_and_store", "rotate_pair", "scaled", "scaled_product", "silu_mul",
 ]  # fmt: skip
 
 
@@ -32,6 +32,13 @@ def scaled_product(
     """`[T, N]` in `dtype`: x `[T, H]` by each row of weight `[N, H]`, summed in fp32."""
     out = (x.values.float() @ weight.values.float().t()) * x.scales * weight.scales.t()
     return (out if bias is None else out + bias.float()).to(dtype)
+
+
+def product_of_few(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`[T, N]`: x `[T, H]` by each row of weight `[N, H]`, summed in fp32."""
+    return functional.linear(x, weight, bias)
 
 
 def rms_norm(

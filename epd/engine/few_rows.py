@@ -1,0 +1,52 @@
+"""Linear layers whose products of few rows are a kernel of our own.
+
+`engine.few_row_products` chooses it, for steps of few decodes in 16 bits.  It is no choice by time
+at start: instances that chose differently would round differently, and so might answer the same
+request with other tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from epd.engine.fp8 import LAYERS
+from epd.engine.kernels import kernels_for
+
+logger = logging.getLogger(__name__)
+MOST_ROWS = 8
+
+
+class FewRowsLinear(nn.Linear):
+    """More rows, and those of 32 bits, are multiplied by torch."""
+
+    @classmethod
+    def of(cls, plain: nn.Linear) -> FewRowsLinear:
+        """With the same weights."""
+        layer = cls(plain.in_features, plain.out_features, bias=False, device="meta")
+        layer.weight, layer.bias = plain.weight, plain.bias
+        return layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)
+        if not 0 < len(rows) <= MOST_ROWS or x.itemsize != 2:
+            return super().forward(x)
+        ops = kernels_for(x.device.type)
+        product: torch.Tensor = ops.product_of_few(rows.contiguous(), self.weight, self.bias)
+        return product.view(*x.shape[:-1], -1)
+
+
+def exchange(layers: Iterable[Any]) -> None:
+    """The linear modules of loaded layers."""
+    changed = 0
+    for layer in layers:
+        for path, module in list(layer.named_modules()):
+            parent, _, name = path.rpartition(".")
+            if type(module) is nn.Linear and name in LAYERS:
+                changed += 1
+                setattr(layer.get_submodule(parent), name, FewRowsLinear.of(module))
+    logger.info("products of few rows: %d linear layers have a kernel of their own", changed)
