@@ -9,8 +9,9 @@ residual sum with it; query, key and value are one product, as are gate and up; 
 the write into the KV pool are one kernel.
 
 Only stacks whose layers are known are taken over (RMS norms, a mixer of the family (`mixers`),
-SwiGLU or any module in its place): `FusedDecoder.fits` says whether a stack is one.  What else
-there is runs through transformers' code and the seam of `epd.engine.attention`.
+SwiGLU, a mixture of experts (`experts`) or any module in its place): `FusedDecoder.fits` says
+whether a stack is one.  What else there is runs through transformers' code and the seam of
+`epd.engine.attention`.
 
 Weights of fused products are laid side by side in new memory and the modules' own become views of
 it, so nothing is held twice.  Where they have eight bits (`fp8`), norm and gate give their rows so.
@@ -23,15 +24,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from epd.engine.eight_bits import Scaled
+from epd.engine.experts import Mixture
 from epd.engine.flat_batch import FlatBatch
-from epd.engine.fp8 import Fp8Linear
 from epd.engine.kv_pool import KvPool
 from epd.engine.mixers import Family, Mixer, Norm, Step
-from epd.engine.products import side_by_side
+from epd.engine.products import Foreign, is_swiglu, swiglu
 
+# Of rows and their tokens' slots: those of tokens that pad are below 0, and need not be computed.
+Mlp = Callable[[Foreign, torch.Tensor], torch.Tensor]
 _BESIDE = frozenset({"mlp", "input_layernorm", "post_attention_layernorm"})  # the mixer
 
 
@@ -48,7 +49,7 @@ class _Layer:
     input_norm: Norm
     mixer: Mixer
     mlp_norm: Norm
-    mlp: Callable[[torch.Tensor | Scaled], torch.Tensor]
+    mlp: Mlp
     mlp_takes_fp8: bool
 
 
@@ -60,7 +61,7 @@ class FusedDecoder:
         self._family = family
         self._rotary = stack.rotary_emb
         self._norm = family.fused_norm(stack.norm)
-        self.is_dense = True  # no module of unknown inside: a step can be captured
+        self.can_be_captured = True  # no module of unknown inside
         self._layers = [self._fuse(layer) for layer in stack.layers]
         self.captures_prompts = not any(layer.mixer.reads_chunks for layer in self._layers)
 
@@ -94,7 +95,7 @@ class FusedDecoder:
         for index, layer in enumerate(self._layers):
             x = layer.mixer(x, step)
             x = ops.add_rms_norm(x, residual, *layer.mlp_norm, fp8=layer.mlp_takes_fp8)
-            x = layer.mlp(x)
+            x = layer.mlp(x, batch.slots)
             for addition in added:
                 if index < len(addition.rows):
                     rows = addition.rows[index]
@@ -117,24 +118,19 @@ class FusedDecoder:
             *self._fuse_mlp(layer.mlp),
         )
 
-    def _fuse_mlp(self, mlp: Any) -> tuple[Callable[[Any], torch.Tensor], bool]:
+    def _fuse_mlp(self, mlp: Foreign) -> tuple[Mlp, bool]:
         """And whether it takes rows of eight bits."""
-        parts = {name for name, _ in mlp.named_children()}
-        if not parts >= {"gate_proj", "up_proj", "down_proj"} or not _is_silu(mlp.act_fn):
-            self.is_dense = False
-            return (lambda x: _only_tensor(mlp(x[None]))[0]), False
-        gate_up, down = side_by_side(mlp.gate_proj, mlp.up_proj), mlp.down_proj
-        ops, fp8 = self._kernels, isinstance(down, Fp8Linear)
-        return (lambda x: down(ops.silu_mul(gate_up(x), fp8=fp8))), isinstance(gate_up, Fp8Linear)
+        if isinstance(mlp, Mixture):
+            return mlp, False
+        if is_swiglu(mlp):
+            product, fp8 = swiglu(mlp, self._kernels)
+            return (lambda x, slots: product(x)), fp8
+        self.can_be_captured = False
+        return (lambda x, slots: _only_tensor(mlp(x[None]))[0]), False
 
 
 def _mixer_of(layer: Any, family: Family) -> type[Mixer] | None:
     return next((mixer for mixer in family.mixers if mixer.fits(layer)), None)
-
-
-def _is_silu(activation: Any) -> bool:
-    probe = torch.linspace(-3, 3, 7)
-    return torch.equal(activation(probe), nn.functional.silu(probe))
 
 
 def _only_tensor(output: Any) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from epd.config import ConfigError, EngineConfig
-from epd.engine import attention, few_rows, fp8
+from epd.engine import attention, experts, few_rows, fp8
 from epd.engine.base import Progress, StepSequence, no_progress
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.cuda_events import CudaEventBridge
@@ -158,6 +158,7 @@ def build_language(
         kv_blocks(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
     _exchange_products(adapter.language_model(model).layers, engine_config)
+    experts.adopt(adapter.language_model(model).layers, adapter.routing)  # type: ignore[arg-type]
     TensorParallel(adapter, model, shard).join()
     adapter.adopt_language(model)
     small = KvPool(layout, 1, kv_dtype, device)

@@ -181,7 +181,7 @@ class FusedForward:
     def capture(self, record: Recorder, max_running: int, max_prompt_tokens: int) -> None:
         """Steps of decodes and, up to so many tokens, those with prompts; with the pool that is
         there.  Nothing, where the layers cannot be captured."""
-        if not self._decoder.is_dense:
+        if not self._decoder.can_be_captured:
             return
         layout = self.pool.layout
         size, states = layout.block_size, layout.num_state_blocks

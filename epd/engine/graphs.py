@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A step of a dense model with few tokens takes less time on the device than launching its kernels
+A step with few tokens takes less time on the device than launching its kernels
 takes on the host.  So steps are captured once for some shapes; one is then a copy of its integers
 and a replay.  A batch is packed into the next larger shape (`flat_batch`): what pads it reads
 nothing and writes nothing (fault F25).

@@ -16,8 +16,8 @@ import torch
 
 from epd.engine.delta_rule import Heads
 from epd.engine.eight_bits import Scaled
-from epd.engine.mixers import Foreign, NormOf, Step
-from epd.engine.products import side_by_side
+from epd.engine.mixers import NormOf, Step
+from epd.engine.products import Foreign, side_by_side
 
 
 class GatedDeltaNet:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -26,9 +26,7 @@ from epd.engine.eight_bits import Scaled
 from epd.engine.flat_batch import FlatBatch
 from epd.engine.fp8 import Fp8Linear
 from epd.engine.kv_pool import KvPool
-from epd.engine.products import side_by_side
-
-Foreign = Any  # a module of transformers, or of kernels: what it has, it has by name only
+from epd.engine.products import Foreign, side_by_side
 
 
 @dataclass(frozen=True, slots=True)

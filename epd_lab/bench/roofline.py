@@ -7,7 +7,11 @@ each token of its answer, its keys and values and its share of the weights, whic
 for all users.  Both one after the other, at the highest rates that were seen on the card, are the
 bound; what hides one behind the other could pass it, and nothing here has come near that.
 
-Of decoders of the common shape and towers of Qwen3-VL; of others there is no bound.
+Of a mixture a step reads those experts that its tokens chose: so many as differ if all are as
+likely, which is the most; tokens that choose alike read less.
+
+Of decoders of the common shape and towers of Qwen3-VL; of others, and of experts beside layers of
+eight bits, there is no bound.
 """
 
 from __future__ import annotations
@@ -50,15 +54,16 @@ class Roofline:
         if text is None or not isinstance(stream.arrival, Closed):
             return None
         shape = stream.shape
-        if shape.images and "depth" not in vision:
+        if (shape.images and "depth" not in vision) or (self.is_fp8 and "num_experts" in text):
             return None
         layers, head, kv = _sizes(text, NUMBER_NBYTES - self.has_fp8_kv)
+        read, _, _ = _sizes(text, 0, stream.arrival.concurrency)
         rate = self.card.fp8_flops if self.is_fp8 else self.card.flops
         arithmetic_s = 2 * layers * prompt_tokens / rate
         causal = 2 * prompt_tokens**2 * text["num_attention_heads"] * text["head_dim"]
         other = text["num_hidden_layers"] * causal + shape.images * self._tower_flops(shape)
         arithmetic_s += other / self.card.flops
-        weights = layers * (1 if self.is_fp8 else NUMBER_NBYTES) + head * NUMBER_NBYTES
+        weights = read * (1 if self.is_fp8 else NUMBER_NBYTES) + head * NUMBER_NBYTES
         tokens = prompt_tokens + shape.output_tokens / 2  # of the text, on average
         each = kv * tokens + weights / stream.arrival.concurrency
         return arithmetic_s, shape.output_tokens * each / self.card.nbytes_per_s
@@ -83,11 +88,21 @@ class Roofline:
         return float(products + depth * attention)
 
 
-def _sizes(text: Mapping[str, Any], kv_nbytes: int) -> tuple[int, int, int]:
-    """Weights of the layers, weights of the head, and bytes of a token's keys and values."""
+def experts_hit(num_experts: int, top_k: int, num_tokens: int) -> float:
+    """By so many tokens, if each chooses without regard to the others, any as likely."""
+    return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
+
+
+def _sizes(text: Mapping[str, Any], kv_nbytes: int, num_tokens: int = 1) -> tuple[float, int, int]:
+    """Weights of the layers that so many tokens take, weights of the head, and bytes of a token's
+    keys and values."""
     hidden, head_dim = text["hidden_size"], text["head_dim"]
     query, kv = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim
-    layer = 2 * hidden * (query + kv) + 3 * hidden * text["intermediate_size"]
+    inner: float = text["intermediate_size"]
+    if num_experts := text.get("num_experts"):
+        hit = experts_hit(num_experts, text["num_experts_per_tok"], num_tokens)
+        inner = hit * text["moe_intermediate_size"] + num_experts / 3  # and the router's rows
+    layer = 2 * hidden * (query + kv) + 3 * hidden * inner
     count = text["num_hidden_layers"]
     return count * layer, hidden * text["vocab_size"], count * 2 * kv * kv_nbytes
 

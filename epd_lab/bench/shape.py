@@ -2,7 +2,8 @@
 
 Speed depends on shapes, not on what the weights say, so that `--load-format dummy` (random weights,
 made on the device) measures a model that need not be downloaded.  The shapes are those of
-Qwen3-VL-4B-Instruct and -32B-Instruct (their published config.json) and of Qwen3.5-9B (from
+Qwen3-VL-4B-Instruct, -32B-Instruct and -30B-A3B-Instruct, a mixture of experts (their published
+config.json), and of Qwen3.5-9B (from
 transformers' defaults and public scripts); words come from the bundled model's tokenizer, filled up
 to the vocabulary with words of their own, so that every token has a text.
 """
@@ -65,6 +66,22 @@ _LARGE_VISION = {
     "out_hidden_size": 5120,
     "deepstack_visual_indexes": [8, 16, 24],
 }
+_SPARSE_TEXT = {
+    "model_type": "qwen3_vl_moe_text",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,  # of layers without experts, and there are none
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
+_SPARSE_VISION = _LARGE_VISION | {"model_type": "qwen3_vl_moe", "out_hidden_size": 2048}
+_SPARSE = {"model_type": "qwen3_vl_moe", "architectures": ["Qwen3VLMoeForConditionalGeneration"]}
 _HYBRID_TEXT = {
     "model_type": "qwen3_5_text",
     "vocab_size": 248_320,
@@ -102,6 +119,7 @@ _HYBRID = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGene
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "4b": ({}, {}, {}),
     "32b": (_LARGE_TEXT, _LARGE_VISION, {}),
+    "30b-a3b": (_SPARSE_TEXT, _SPARSE_VISION, _SPARSE),
     "qwen3.5-9b": (_HYBRID_TEXT, _HYBRID_VISION, _HYBRID),
 }
 """What each has instead of the first's: of the text, of the vision, and of both."""

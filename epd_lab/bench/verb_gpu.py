@@ -34,7 +34,10 @@ def add_to(kinds: Any) -> None:
         help="instead of those of the suite; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--shape", choices=("4b", "32b"), default="4b", help="without --model; default 4b"
+        "--shape",
+        choices=("4b", "32b", "30b-a3b"),
+        default="4b",
+        help="without --model; default 4b",
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument(

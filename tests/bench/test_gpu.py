@@ -17,7 +17,7 @@ from epd.api.prepare import Preparer
 from epd.cli.parser import UsageError
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_config, read_preprocessor
-from epd_lab.bench import gpu, serve_plot, shape, verb_gpu
+from epd_lab.bench import gpu, roofline, serve_plot, shape, verb_gpu
 from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of
 from epd_lab.bench.serve import Plan, Target
@@ -176,6 +176,27 @@ def test_the_roofline_is_that_of_the_design(tmp_path: Path) -> None:
     assert roofline.requests_per_s(NAMED["mixed"].streams[1], 9000) is None
     assert card_of(["NVIDIA H200, driver 1"]) is CARDS["H200"]
     assert card_of(["a"]) is None and card_of(["NVIDIA H200"] * 2) is None
+
+
+def test_of_a_mixture_what_is_chosen_is_read() -> None:
+    """The sums are those that its name and its published size say."""
+    text = shape._TEXT | shape.SIZES["30b-a3b"][0]
+    one, head, _ = roofline._sizes(text, 2)
+    assert one + 2 * head == pytest.approx(3.3e9, rel=0.03)
+    everyone, _, _ = roofline._sizes(text, 2, 10_000)
+    tower = 0.54e9
+    assert everyone + 2 * head + tower == pytest.approx(31_070_754_032, rel=1e-3)
+    hit = [roofline.experts_hit(128, 8, tokens) for tokens in (1, 8, 64)]
+    assert hit == pytest.approx([8, 51.6, 125.9], abs=0.1)
+    vision = shape._VISION | shape.SIZES["30b-a3b"][1]
+    config = {"text_config": text, "vision_config": vision, "model_type": "qwen3_vl_moe"}
+    (stream,) = NAMED["text"].streams
+    whole, eight = (
+        Roofline(CARDS["H200"], config, shape._IMAGES, is_fp8=fp8) for fp8 in (False, True)
+    )
+    found = whole.request_s(stream, 1024)
+    assert found is not None and found[0] == pytest.approx(2 * one * 1024 / 790e12, rel=0.2)
+    assert eight.request_s(stream, 1024) is None  # whose experts have sixteen
 
 
 async def test_the_table_has_spread_and_share(

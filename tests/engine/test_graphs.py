@@ -50,7 +50,14 @@ class Again:
         return replay, result
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if "moe" not in f and f not in SEAM_ONLY])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.long) if family == "qwen3_5_moe" else family
+        for family in FAMILIES
+        if family not in SEAM_ONLY
+    ],
+)
 async def test_answers_are_the_same(
     family: str,
     fused: Callable[[str], Driver],  # noqa: F811

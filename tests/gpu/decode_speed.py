@@ -31,6 +31,7 @@ from epd.engine.forward import FusedForward
 from epd.engine.language import TorchLanguageEngine
 from epd.messages import SamplingParams
 from epd_lab.bench import shape
+from epd_lab.bench.roofline import experts_hit
 
 # Tokens behind each decode: equal ones, and some beside a long one that must not hold them up.
 CASES: dict[str, tuple[int, ...]] = {
@@ -48,14 +49,14 @@ GREEDY = SamplingParams(max_tokens=9999)
 
 def batch(language: LanguageEngine, contexts: Sequence[int], number: int) -> list[StepSequence]:
     """Step `number`; what it reads is on its way, but for the first."""
-    token = (PENDING,) if number else (7,)
     sequences, at = [], 0
     for row, context in enumerate(contexts):
         end = at + language.kv_layout.num_state_blocks - (-(context + STEPS) // 16)
         sequences.append(
             StepSequence(
-                str(row), token, context + number, tuple(range(at, end)), None,
-                sample=GREEDY, output_index=number, output_ids=(7,) * number,
+                str(row), (PENDING if number else 7 + row,), context + number,
+                tuple(range(at, end)), None, sample=GREEDY, output_index=number,
+                output_ids=(7,) * number,
             )
         )  # fmt: skip
         at = end
@@ -99,13 +100,17 @@ def graph_ms(language: TorchLanguageEngine, contexts: Sequence[int]) -> float:
 
 def step_nbytes(language: TorchLanguageEngine, contexts: Sequence[int]) -> int:
     """That a step must read and write at least: weights and head once, keys and values of what is
-    behind each, and states twice."""
+    behind each, and states twice.  Of a mixture, the experts that are hit if all are as likely."""
     layout, model = language.kv_layout, language.model
-    layers = language._adapter.language_model(model).layers
-    weights = [*layers.parameters(), model.lm_head.weight]
+    layers: Any = language._adapter.language_model(model).layers
+    weights = [*layers.named_parameters(), ("", model.lm_head.weight)]
+    text, hit = language._adapter.text_config, 1.0
+    if num_experts := getattr(text, "num_experts", 0):
+        hit = experts_hit(num_experts, text.num_experts_per_tok, len(contexts)) / num_experts
     states = sum(t.num_layers * t.num_pieces * t.piece_nbytes for t in layout.tensors)
     rows = sum(contexts) * layout.block_nbytes // layout.block_size
-    return sum(w.numel() * w.element_size() for w in weights) + rows + 2 * states * len(contexts)
+    nbytes = sum(w.nbytes * (hit if ".mlp.experts." in name else 1) for name, w in weights)
+    return int(nbytes) + rows + 2 * states * len(contexts)
 
 
 def copied_nbytes_per_s() -> float:
@@ -143,8 +148,9 @@ async def main() -> None:
     quantization: Any = "fp8" if "fp8" in sys.argv[1:] else ""
     size = next((size for size in shape.SIZES if size in sys.argv[1:]), "4b")
     directory = shape.write(Path(mkdtemp()) / size, tiny.CHECKPOINT, size)
+    kv_nbytes = (10 if size == "30b-a3b" else 24) << 30  # whose weights take 57
     config = EngineConfig(
-        device="cuda", dtype="bfloat16", kv_nbytes=24 << 30, load_format="dummy",
+        device="cuda", dtype="bfloat16", kv_nbytes=kv_nbytes, load_format="dummy",
         max_captured_tokens=0, quantization=quantization,
         few_row_products="triton" if "triton" in sys.argv[1:] else "torch",
     )  # fmt: skip

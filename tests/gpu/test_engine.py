@@ -54,8 +54,7 @@ async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., D
     serving = gpu_driver(family)
     forward = serving.language.forward
     assert isinstance(forward, FusedForward)
-    for graphs in (forward.graphs, forward.prompt_graphs):
-        assert (graphs is not None) == ("moe" not in family)
+    assert forward.graphs is not None and forward.prompt_graphs is not None
     await check_equals_transformers(serving, family)
 
 
@@ -186,7 +185,7 @@ async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., 
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen3_vl_moe"])
 async def test_graphs_change_nothing(
     family: str, gpu_driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +212,7 @@ async def test_graphs_change_nothing(
             )
             for i in range(5)
         ]
-        if family == "qwen3_vl":
+        if "vl" in family:
             requests += [
                 await serving.request(f"p{i}", prompt, images, seed=i, **knobs)
                 for i, (prompt, images) in enumerate(cases(family))

@@ -15,14 +15,16 @@ from torch.nn import functional
 
 from epd.engine.eight_bits import Scaled, scaled
 from epd.engine.kernels.torch_delta import convolve, recall
+from epd.engine.kernels.torch_experts import add_gated, multiply_experts, route
 
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
     from epd.engine.kv_pool import KvLayer
 
 __all__ = [
-    "add_rms_norm", "attend", "convolve", "gate_heads", "product_of_few", "recall", "rms_norm",
-    "rope_and_store", "rotate_pair", "scaled", "scaled_product", "silu_mul",
+    "add_gated", "add_rms_norm", "attend", "convolve", "gate_heads", "multiply_experts",
+    "product_of_few", "recall", "rms_norm", "rope_and_store", "rotate_pair", "route", "scaled",
+    "scaled_product", "silu_mul",
 ]  # fmt: skip
 
 

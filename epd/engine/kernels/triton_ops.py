@@ -18,6 +18,7 @@ import triton.language as tl
 from epd.engine.eight_bits import Scaled
 from epd.engine.kernels.triton_attention import attend
 from epd.engine.kernels.triton_delta import convolve, recall
+from epd.engine.kernels.triton_experts import add_gated, multiply_experts, route
 from epd.engine.kernels.triton_few import product_of_few
 from epd.engine.kernels.triton_fp8 import (
     PART,
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from epd.engine.kv_pool import KvLayer
 
 __all__ = [
-    "add_rms_norm", "attend", "convolve", "gate_heads", "product_of_few", "recall", "rms_norm",
-    "rope_and_store", "rotate_pair", "scaled", "scaled_product", "silu_mul",
+    "add_gated", "add_rms_norm", "attend", "convolve", "gate_heads", "multiply_experts",
+    "product_of_few", "recall", "rms_norm", "rope_and_store", "rotate_pair", "route", "scaled",
+    "scaled_product", "silu_mul",
 ]  # fmt: skip
 
 

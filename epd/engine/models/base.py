@@ -22,6 +22,8 @@ from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.engine.graphs import PartsRecorder
 from epd.engine.mixers import Mixer, Norm, PagedAttention, plain_norm
+from epd.engine.products import Foreign
+from epd.engine.routing import Routing
 from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.engine.slices import Slices
 from epd.engine.state_kinds import PagedRows, layout_of
@@ -190,6 +192,10 @@ class ModelAdapter:
     def fused_norm(self, module: Any) -> Norm:
         """Of an RMS norm of the stack."""
         return plain_norm(module)
+
+    def routing(self, router: Foreign) -> Routing | None:
+        """How a mixture's router chooses; None: experts run through transformers' module."""
+        return None
 
     # --- vision -----------------------------------------------------------------------------------
 

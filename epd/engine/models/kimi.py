@@ -14,10 +14,13 @@ import torch
 from epd.engine import kimi_tower
 from epd.engine.base import Patches
 from epd.engine.checkpoint import ModelError
+from epd.engine.experts import by_groups
 from epd.engine.geometry import image_geometry, navit_settings
 from epd.engine.image_ops import NavitImageOps, rgb_bytes
 from epd.engine.latent_attention import LatentAttention
 from epd.engine.models.base import ModelAdapter
+from epd.engine.products import Foreign
+from epd.engine.routing import Routing
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.state_kinds import PagedRows
 from epd.messages import PixelBounds
@@ -76,6 +79,9 @@ class KimiK25(ModelAdapter):
         layers: Any = self.language_model(model).layers
         for layer in layers:
             layer.self_attn = LatentAttention(layer.self_attn)
+
+    def routing(self, router: Foreign) -> Routing:
+        return by_groups(router)
 
     # --- vision -----------------------------------------------------------------------------------
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from epd.engine.experts import by_softmax
 from epd.engine.linear_attention import GatedDeltaNet
 from epd.engine.mixers import GatedAttention, Norm, zero_centred_norm
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.qwen_vl import Qwen3VL
+from epd.engine.products import Foreign
+from epd.engine.routing import Routing
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.state_kinds import PagedRows, sequence_tensor
 from epd.messages import StateTensor
@@ -59,3 +62,6 @@ class Qwen3_5Moe(Qwen3_5):
     model_type = "qwen3_5_moe"
     modelling = "qwen3_5_moe.modeling_qwen3_5_moe"
     class_name = "Qwen3_5MoeForConditionalGeneration"
+
+    def routing(self, router: Foreign) -> Routing:
+        return by_softmax(router)

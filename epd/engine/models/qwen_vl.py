@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
+from epd.engine.experts import by_softmax
 from epd.engine.graphs import PartsRecorder
 from epd.engine.image_ops import QwenImageOps
 from epd.engine.models.base import ModelAdapter
+from epd.engine.products import Foreign
 from epd.engine.rope import mrope_positions
+from epd.engine.routing import Routing
 from epd.engine.slices import Slices
 from epd.engine.tower import adopt, run, tower_inputs
 from epd.engine.tower_graphs import TowerGraphs
@@ -133,3 +136,6 @@ class Qwen3VLMoe(Qwen3VL):
         """Published experts are [experts, in, out]; the model multiplies by [experts, out, in]."""
         swapped = (*expected[:1], *expected[:0:-1])
         return ".mlp.experts." in name and len(found) == 3 and found == swapped
+
+    def routing(self, router: Foreign) -> Routing:
+        return by_softmax(router)

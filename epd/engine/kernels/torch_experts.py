@@ -1,0 +1,58 @@
+"""Mixtures of experts in plain torch: what `triton_experts` must compute, on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from epd.engine.routing import Routed, Routing
+
+
+def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = None) -> Routed:
+    """Of logits `[T, E]`; tokens whose slot is below 0 go nowhere."""
+    wide = logits.float()
+    scores = wide.sigmoid() if routing.is_sigmoid else wide.softmax(-1)
+    choice = scores if routing.bias is None else scores + routing.bias
+    if routing.kept_groups < routing.num_groups:
+        groups = choice.unflatten(-1, (routing.num_groups, -1))
+        best = groups.topk(2, dim=-1).values.sum(-1).topk(routing.kept_groups, dim=-1).indices
+        others = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, value=False)
+        choice = groups.masked_fill(others[..., None], -torch.inf).flatten(1)
+    experts = choice.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(1, experts)
+    if routing.normalised:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = weights * routing.scaling
+    if slots is not None:
+        experts = experts.masked_fill((slots < 0)[:, None], -1)
+        weights = weights.masked_fill((slots < 0)[:, None], 0.0)
+    return ranked(experts, weights, logits.shape[1])
+
+
+def ranked(experts: torch.Tensor, weights: torch.Tensor, num_experts: int) -> Routed:
+    is_pair = functional.one_hot(experts.flatten().long() + 1, num_experts + 1)[:, 1:]
+    before = (is_pair.cumsum(0) - is_pair) * is_pair
+    ranks = before.sum(1).view_as(experts)
+    return Routed(experts.int(), weights, ranks.int(), is_pair.sum(0).int())
+
+
+def multiply_experts(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routed: Routed
+) -> torch.Tensor:
+    """`[T, H]`: of each token the sum of what its experts give, times their weights.
+
+    gate_up `[E, 2 I, H]`, down `[E, H, I]`.  Products are rounded to the precision of `x`, the sum
+    is not before its end.
+    """
+    out = x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    for expert in routed.counts.nonzero().flatten().tolist():
+        token, place = torch.where(routed.experts == expert)
+        gate, up = functional.linear(x[token], gate_up[expert]).chunk(2, dim=-1)
+        rows = functional.linear(functional.silu(gate) * up, down[expert])
+        out.index_add_(0, token, rows.to(out.dtype) * routed.weights[token, place, None])
+    return out.to(x.dtype)
+
+
+def add_gated(out: torch.Tensor, rows: torch.Tensor, gate: torch.Tensor) -> None:
+    """`out += sigmoid(gate) * rows` in place; gate `[T, 1]`."""
+    out += gate.sigmoid() * rows
