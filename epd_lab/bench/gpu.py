@@ -23,11 +23,11 @@ from epd_lab.bench.roofline import Roofline
 from epd_lab.bench.serve import Plan, any_failed, compared, measure
 from epd_lab.bench.serve_figures import table
 
-_HEAVY = ("3x560", "1x1080p", "4x1080p", "mixed")
+_EVERY = ("text", "3x560", "1x1080p", "1x1080p-256", "4x1080p", "mixed")
 SUITES: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {
     1: (("1epd",), ("text", "3x560", "3x560-c1", "1x1080p", "4x1080p", "mixed")),
-    2: (("2epd", "1e1pd", "1ep1d"), _HEAVY),
-    4: (("4epd", "1e3pd", "2e1p1d", "1e2p1d"), _HEAVY),
+    2: (("2epd", "1epd", "1e1pd", "1ep1d", "1ep1ed"), _EVERY),
+    4: (("4epd", "2ep2ed", "1e3pd", "2e1p1d", "1e2p1d"), _EVERY),
 }
 """Number of GPUs: topologies, workloads."""
 VERSIONS = ("torch", "triton", "transformers")

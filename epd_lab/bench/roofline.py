@@ -10,20 +10,24 @@ bound; what hides one behind the other could pass it, and nothing here has come 
 Of a mixture a step reads those experts that its tokens chose: so many as differ if all are as
 likely, which is the most; tokens that choose alike read less.
 
-Of decoders of the common shape and towers of Qwen3-VL; of others, and of experts beside layers of
-eight bits, there is no bound.
+Of linear attention a step reads and writes the matrices of each sequence; what it computes with
+them is not counted.
+
+Of decoders of the common shape, those of Qwen3.5, and towers of Qwen3-VL; of others, and of experts
+beside layers of eight bits, there is no bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from epd.engine.geometry import image_geometry
 from epd_lab.bench.workload import Closed, Shape, Stream
 
 NUMBER_NBYTES = 2  # of bf16
+STATE_NBYTES = 4  # of a number in a state
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +60,18 @@ class Roofline:
         shape = stream.shape
         if (shape.images and "depth" not in vision) or (self.is_fp8 and "num_experts" in text):
             return None
-        layers, head, kv = _sizes(text, NUMBER_NBYTES - self.has_fp8_kv)
-        read, _, _ = _sizes(text, 0, stream.arrival.concurrency)
+        each = _sizes(text, NUMBER_NBYTES - self.has_fp8_kv)
+        read = _sizes(text, 0, stream.arrival.concurrency).layers
         rate = self.card.fp8_flops if self.is_fp8 else self.card.flops
-        arithmetic_s = 2 * layers * prompt_tokens / rate
+        arithmetic_s = 2 * each.layers * prompt_tokens / rate
         causal = 2 * prompt_tokens**2 * text["num_attention_heads"] * text["head_dim"]
-        other = text["num_hidden_layers"] * causal + shape.images * self._tower_flops(shape)
+        other = each.num_attending * causal + shape.images * self._tower_flops(shape)
         arithmetic_s += other / self.card.flops
-        weights = read * (1 if self.is_fp8 else NUMBER_NBYTES) + head * NUMBER_NBYTES
+        weights = read * (1 if self.is_fp8 else NUMBER_NBYTES) + each.head * NUMBER_NBYTES
         tokens = prompt_tokens + shape.output_tokens / 2  # of the text, on average
-        each = kv * tokens + weights / stream.arrival.concurrency
-        return arithmetic_s, shape.output_tokens * each / self.card.nbytes_per_s
+        own = each.kv_nbytes * tokens + 2 * each.state_nbytes
+        step_nbytes = own + weights / stream.arrival.concurrency
+        return arithmetic_s, shape.output_tokens * step_nbytes / self.card.nbytes_per_s
 
     def requests_per_s(self, stream: Stream, prompt_tokens: float) -> float | None:
         """The bound; None: not known."""
@@ -93,18 +98,39 @@ def experts_hit(num_experts: int, top_k: int, num_tokens: int) -> float:
     return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
 
 
-def _sizes(text: Mapping[str, Any], kv_nbytes: int, num_tokens: int = 1) -> tuple[float, int, int]:
-    """Weights of the layers that so many tokens take, weights of the head, and bytes of a token's
-    keys and values."""
+class _Sizes(NamedTuple):
+    """Of a language model."""
+
+    layers: float  # weights that so many tokens take
+    head: int  # weights
+    kv_nbytes: int  # of a token
+    state_nbytes: int  # of a sequence
+    num_attending: int  # layers
+
+
+def _sizes(text: Mapping[str, Any], kv_nbytes: int, num_tokens: int = 1) -> _Sizes:
+    """`kv_nbytes`: of a number."""
     hidden, head_dim = text["hidden_size"], text["head_dim"]
     query, kv = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim
     inner: float = text["intermediate_size"]
     if num_experts := text.get("num_experts"):
         hit = experts_hit(num_experts, text["num_experts_per_tok"], num_tokens)
         inner = hit * text["moe_intermediate_size"] + num_experts / 3  # and the router's rows
-    layer = 2 * hidden * (query + kv) + 3 * hidden * inner
-    count = text["num_hidden_layers"]
-    return count * layer, hidden * text["vocab_size"], count * 2 * kv * kv_nbytes
+    count, linear, matrices = text["num_hidden_layers"], 0.0, 0
+    attending = count
+    if kinds := text.get("layer_types"):
+        attending = list(kinds).count("full_attention")
+        heads, key_dim = text["linear_num_value_heads"], text["linear_key_head_dim"]
+        values = heads * text["linear_value_head_dim"]
+        keys = text["linear_num_key_heads"] * key_dim
+        linear = hidden * (2 * keys + 3 * values + 2 * heads)
+        matrices = values * key_dim * STATE_NBYTES
+        query += query // 2  # its gate is another projection
+    layers = attending * 2 * hidden * (query + kv) + (count - attending) * linear
+    layers += count * 3 * hidden * inner
+    head = hidden * text["vocab_size"]
+    states = (count - attending) * matrices
+    return _Sizes(layers, head, attending * 2 * kv * kv_nbytes, states, attending)
 
 
 def card_of(names: list[str]) -> Card | None:

@@ -3,9 +3,10 @@
 Speed depends on shapes, not on what the weights say, so that `--load-format dummy` (random weights,
 made on the device) measures a model that need not be downloaded.  The shapes are those of
 Qwen3-VL-4B-Instruct, -32B-Instruct and -30B-A3B-Instruct, a mixture of experts (their published
-config.json), and of Qwen3.5-9B (from
-transformers' defaults and public scripts); words come from the bundled model's tokenizer, filled up
-to the vocabulary with words of their own, so that every token has a text.
+config.json); of Qwen3.5-4B and -9B (from transformers' defaults, public scripts and counts of
+parameters); and the layers of Qwen2.5-72B as those of a Qwen3-VL.  Words come from the bundled
+model's tokenizer, filled up to the vocabulary with words of their own, so that every token has a
+text.
 """
 
 from __future__ import annotations
@@ -82,6 +83,14 @@ _SPARSE_TEXT = {
 }
 _SPARSE_VISION = _LARGE_VISION | {"model_type": "qwen3_vl_moe", "out_hidden_size": 2048}
 _SPARSE = {"model_type": "qwen3_vl_moe", "architectures": ["Qwen3VLMoeForConditionalGeneration"]}
+_HUGE_TEXT = {
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "tie_word_embeddings": False,
+}
+_HUGE_VISION = _LARGE_VISION | {"out_hidden_size": 8192}
 _HYBRID_TEXT = {
     "model_type": "qwen3_5_text",
     "vocab_size": 248_320,
@@ -115,11 +124,21 @@ _HYBRID_VISION = {
     "out_hidden_size": 4096,
     "deepstack_visual_indexes": None,
 }
+_SMALL_HYBRID_TEXT = _HYBRID_TEXT | {
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "tie_word_embeddings": True,
+}
+_SMALL_HYBRID_VISION = _HYBRID_VISION | {
+    name: _VISION[name] for name in ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
+}
 _HYBRID = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "4b": ({}, {}, {}),
     "32b": (_LARGE_TEXT, _LARGE_VISION, {}),
     "30b-a3b": (_SPARSE_TEXT, _SPARSE_VISION, _SPARSE),
+    "72b": (_HUGE_TEXT, _HUGE_VISION, {}),
+    "qwen3.5-4b": (_SMALL_HYBRID_TEXT, _SMALL_HYBRID_VISION, _HYBRID),
     "qwen3.5-9b": (_HYBRID_TEXT, _HYBRID_VISION, _HYBRID),
 }
 """What each has instead of the first's: of the text, of the vision, and of both."""

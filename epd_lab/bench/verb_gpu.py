@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from epd.cli import options
 from epd.cli.parser import UsageError
+from epd_lab.bench.shape import SIZES
 from epd_lab.bench.verb_serve import slo_of, target_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def add_to(kinds: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--shape",
-        choices=("4b", "32b", "30b-a3b"),
+        choices=tuple(SIZES),
         default="4b",
         help="without --model; default 4b",
     )

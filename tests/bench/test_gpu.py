@@ -181,9 +181,9 @@ def test_the_roofline_is_that_of_the_design(tmp_path: Path) -> None:
 def test_of_a_mixture_what_is_chosen_is_read() -> None:
     """The sums are those that its name and its published size say."""
     text = shape._TEXT | shape.SIZES["30b-a3b"][0]
-    one, head, _ = roofline._sizes(text, 2)
+    one, head, *_ = roofline._sizes(text, 2)
     assert one + 2 * head == pytest.approx(3.3e9, rel=0.03)
-    everyone, _, _ = roofline._sizes(text, 2, 10_000)
+    everyone, *_ = roofline._sizes(text, 2, 10_000)
     tower = 0.54e9
     assert everyone + 2 * head + tower == pytest.approx(31_070_754_032, rel=1e-3)
     hit = [roofline.experts_hit(128, 8, tokens) for tokens in (1, 8, 64)]
@@ -197,6 +197,22 @@ def test_of_a_mixture_what_is_chosen_is_read() -> None:
     found = whole.request_s(stream, 1024)
     assert found is not None and found[0] == pytest.approx(2 * one * 1024 / 790e12, rel=0.2)
     assert eight.request_s(stream, 1024) is None  # whose experts have sixteen
+
+
+def test_of_linear_attention_states_are_read_and_written(tmp_path: Path) -> None:
+    directory = shape.write(tmp_path / "m", tiny.CHECKPOINT, "qwen3.5-4b")
+    config, preprocessor = read_config(directory), read_preprocessor(directory)
+    text = config["text_config"]
+    found = roofline._sizes(text, 2)
+    tower = 0.33e9
+    assert found.layers + found.head + tower == pytest.approx(4.54e9, rel=0.02), "as published"
+    assert found.num_attending == 8 and found.state_nbytes == 24 * 32 * 128 * 128 * 4
+    (stream,) = NAMED["text"].streams
+    seconds = Roofline(CARDS["H200"], config, preprocessor).request_s(stream, 1024)
+    assert seconds is not None
+    weights = 2 * (found.layers + found.head) / 64
+    each = weights + 2 * found.state_nbytes + found.kv_nbytes * 1152
+    assert seconds[1] == pytest.approx(256 * each / 4.3e12)
 
 
 async def test_the_table_has_spread_and_share(
