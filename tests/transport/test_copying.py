@@ -15,37 +15,47 @@ from epd.transport.base import TransferEngine, WriteFailed
 from epd.transport.copying import Copier
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.shm import ShmTransferEngine
+from tests.patience import PATIENCE_S
+
+
+class Gate:
+    """Copies on threads stand still until it is opened."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = threading.Event(), threading.Event()
+
+    def stand_still(self, *_args: object, **_kwargs: object) -> int:
+        self.begun.set()
+        assert self.opened.wait(PATIENCE_S)
+        return 7
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Copies on threads stand still until it is set."""
-    opened = threading.Event()
-
-    def stand_still(*_args: object, **_kwargs: object) -> int:
-        assert opened.wait(5)
-        return 7
-
-    monkeypatch.setattr(copying, "_copy", stand_still)
-    return opened
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    gate = Gate()
+    monkeypatch.setattr(copying, "_copy", gate.stand_still)
+    return gate
 
 
-async def test_settling_waits_for_a_cancelled_copy(gate: threading.Event) -> None:
+async def test_settling_waits_for_a_cancelled_copy(gate: Gate) -> None:
     copier = Copier(checksums=False, inline_nbytes=0)
     memory = memoryview(bytearray(8))
     task = asyncio.create_task(copier.copy(memory, [(0, memoryview(b"x"))]))
-    await asyncio.sleep(0.02)
+    await gate.reached()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()
     assert not await copier.settle(0.05)
-    gate.set()
-    assert await copier.settle(2)
+    gate.opened.set()
+    assert await copier.settle(PATIENCE_S)
     copier.close()
 
 
 async def test_a_fence_waits_for_a_cancelled_write(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("epd.transport.local.FENCE_TIMEOUT_S", 0.05)
     memory = LocalMemory()
@@ -53,12 +63,12 @@ async def test_a_fence_waits_for_a_cancelled_write(
     region = consumer.allocate("pool", 1, 8 << 20)
     source = [bytes(8 << 20)]
     task = asyncio.create_task(producer.write(source, region.remote, (0,)))
-    await asyncio.sleep(0.02)
+    await gate.reached()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not await consumer.fence(Address("p", 1, ""), "", 0)
-    gate.set()
-    await asyncio.sleep(0.02)
+    gate.opened.set()
+    monkeypatch.setattr("epd.transport.local.FENCE_TIMEOUT_S", PATIENCE_S)
     assert await consumer.fence(Address("p", 1, ""), "", 0)
     await producer.close()
     await consumer.close()
@@ -75,15 +85,15 @@ def _shm(directory: str) -> list[TransferEngine]:
 
 @pytest.mark.parametrize("kind", [_local, _shm])
 async def test_a_write_into_a_region_that_is_revoked_meanwhile_has_failed(
-    gate: threading.Event, kind: Callable[[str], list[TransferEngine]]
+    gate: Gate, kind: Callable[[str], list[TransferEngine]]
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="epd-test-") as directory:
         producer, consumer = kind(directory)
         region = consumer.allocate("pool", 1, 8 << 20)
         task = asyncio.create_task(producer.write([bytes(8 << 20)], region.remote, (0,)))
-        await asyncio.sleep(0.02)
+        await gate.reached()
         consumer.revoke(region)
-        gate.set()
+        gate.opened.set()
         outcome = await task
         assert isinstance(outcome, WriteFailed)
         assert "revoked" in outcome.reason
