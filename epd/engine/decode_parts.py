@@ -31,6 +31,7 @@ Ints = np.ndarray[Any, np.dtype[np.int32]]
 UNIT = 64  # keys: parts are multiples of it, since kernels read as many at a time
 NUM_PROGRAMS = 4 * 132  # of decodes alone: that fit the multiprocessors of a Hopper device at once
 NUM_PROGRAMS_BESIDE = 6 * 132  # beside prompts, where few fit at once
+NUM_LATENT_PROGRAMS = 132  # each has all heads, and takes a multiprocessor
 
 
 def parts_at_once(num_kv_heads: int, *, beside_prompts: bool) -> int:

@@ -270,18 +270,19 @@ def _forward(
     streams: DeviceStreams | None,
 ) -> Forward:
     """The fast path where the device has kernels for it and the stack has their shape; there alone
-    are states of sequences known, so that stacks with these take it on every device."""
+    are states of sequences and latent rows known, so that stacks with these take it on every
+    device."""
     stack: Any = adapter.language_model(model)
     device = stack.embed_tokens.weight.device
     splicer = None
     if adapter.has_vision:
         splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
-    has_states = bool(pool.layout.tensors)
-    if (device.type == "cuda" or has_states) and FusedDecoder.fits(stack, adapter):
+    seam_knows = not pool.layout.tensors and pool.layout.num_parts == 2
+    if (device.type == "cuda" or not seam_knows) and FusedDecoder.fits(stack, adapter):
         decoder = FusedDecoder(stack, kernels_for(device.type), adapter)
         return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
-    if has_states:
+    if not seam_knows:
         raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")
     if device.type == "cuda":
         logger.warning(

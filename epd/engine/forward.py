@@ -17,7 +17,7 @@ from epd.engine import attention
 from epd.engine.attention import Extent
 from epd.engine.base import StepSequence
 from epd.engine.copies import to_device, upload
-from epd.engine.decode_parts import parts_at_once
+from epd.engine.decode_parts import NUM_LATENT_PROGRAMS, parts_at_once
 from epd.engine.decoder import AddedRows, FusedDecoder
 from epd.engine.flat_batch import (
     FlatBatch,
@@ -271,6 +271,8 @@ class FusedForward:
         return self._model.lm_head(hidden).float()
 
     def _at_once(self, beside_prompts: bool) -> int:
+        if self.pool.layout.num_parts == 1:
+            return NUM_LATENT_PROGRAMS
         return parts_at_once(self.pool.layout.num_kv_heads, beside_prompts=beside_prompts)
 
     def _flat(self, sequence: StepSequence, source: int) -> FlatSequence:

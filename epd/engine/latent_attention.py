@@ -3,142 +3,147 @@
 Theory of operation
 -------------------
 Keys and values of all heads are products of one short row for each token: the latent.  The pool
-keeps that row and, behind it, the rotated key that all heads share: nothing of any head, so every
+keeps that row and, behind it, the turned key that all heads share: nothing of any head, so every
 rank of a group keeps the same.  There are two ways to attend, equal but for rounding.
 
-- A chunk *expands* the rows of its sequence into keys and values of its heads, once for all its
-  queries, and attends over them as usual; over a long history some heads at a time, so that these
-  take bounded memory.
+- Chunks *expand* the rows of their sequences into keys and values of the heads, once for all their
+  queries, and attend over them as usual; over long histories some chunks or heads at a time, so
+  that these take bounded memory.
 - A decode is *absorbed*: the factor that would make keys of latents is multiplied into its one
   query instead, and the factor of values into what it attends to.  So it reads the rows as they
   lie, as one head that all queries share, and nothing is made for each token of its history.
 
-Chunks, groups of decodes and masks are those of `attention`.
+How many rows are to be expanded the host alone knows, so steps with prompts are not captured.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear
 
-from epd.engine.attention import Chunk, DecodeGroup, PagedBatch
+from epd.engine.eight_bits import Scaled
+from epd.engine.flat_batch import FlatBatch, FlatChunk
+from epd.engine.kernels.torch_latent import Expanded
 from epd.engine.kv_pool import KvPart
+from epd.engine.mixers import NormOf, Step
+from epd.engine.products import Foreign, side_by_side
 
-EXPANDED_NBYTES = 256 << 20  # keys and values at once
+ROWS_NBYTES = 128 << 20  # latent rows at once, but for a chunk that has more
+EXPANDED_NBYTES = 256 << 20  # keys and values at once, but for a head that has more
 
 
-class LatentAttention(nn.Module):
-    """In place of a layer's attention of transformers, with its weights."""
+class LatentAttention:
+    """The mixer of a layer with latent attention."""
 
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.query = nn.ModuleList(
-            [attention.q_proj]
-            if attention.q_lora_rank is None
-            else [attention.q_a_proj, attention.q_a_layernorm, attention.q_b_proj]
-        )
-        self.compress = attention.kv_a_proj_with_mqa
-        self.norm = attention.kv_a_layernorm
-        self.o_proj = attention.o_proj
-        self.layer_idx = int(attention.layer_idx)
-        self.scaling = float(attention.scaling)
+    takes_fp8 = False
+    reads_chunks = True
+    _KNOWN = frozenset(
+        "q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj".split()
+    )
+
+    def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None:
+        attention = layer.self_attn
+        self._kernels = kernels
+        self._index = int(attention.layer_idx)
+        self._scaling = float(attention.scaling)
         self._interleaved = bool(attention.config.rope_interleave)
-        self._rank = int(attention.kv_lora_rank)
-        self._key_dim = int(attention.qk_nope_head_dim)  # of the part that is not rotated
-        rows = self._key_dim + int(attention.v_head_dim)
-        factors = attention.kv_b_proj.weight.unflatten(0, (-1, rows))  # of the heads that are here
-        self.of_keys, self.of_values = (  # views
-            nn.Parameter(part, requires_grad=False)
-            for part in factors.split([self._key_dim, rows - self._key_dim], 1)
+        self._inputs = side_by_side(attention.q_a_proj, attention.kv_a_proj_with_mqa)
+        self._queries = attention.q_b_proj
+        self._norms = norm_of(attention.q_a_layernorm), norm_of(attention.kv_a_layernorm)
+        self._output = attention.o_proj
+        self._key_dim = int(attention.qk_nope_head_dim)  # of the part that does not turn
+        self._value_dim = int(attention.v_head_dim)
+        self._latent = int(attention.kv_lora_rank)
+        # Of the heads that are here, [heads, key and value numbers, latent].
+        self._factors = attention.kv_b_proj.weight.unflatten(
+            0, (-1, self._key_dim + self._value_dim)
         )
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        paged: PagedBatch,
-        **_: object,
-    ) -> tuple[torch.Tensor, None]:
-        hidden = hidden_states[0]
-        cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-        query = hidden
-        for module in self.query:
-            query = module(query)
-        query = query.unflatten(-1, (len(self.of_keys), -1))
-        plain, rotated = query.tensor_split([self._key_dim], -1)
-        latent, key = self.compress(hidden).tensor_split([self._rank], -1)
-        pool = paged.pool.latent(self.layer_idx)
-        rows = torch.cat((self.norm(latent), self._rotated(key[:, None], cos, sin)[:, 0]), -1)
-        rows = pool.write(paged.slot_blocks, paged.slot_offsets, rows[:, None])[:, 0]
-        query = torch.cat((plain, self._rotated(rotated, cos, sin)), -1)
-        output = query.new_empty(*query.shape[:2], self.of_values.shape[1])
-        for chunk in paged.chunks:
-            output[chunk.at : chunk.at + chunk.count] = self._expanded(chunk, query, rows, pool)
-        for group in paged.decodes:
-            output.index_copy_(0, group.at, self._absorbed(group, query, pool))
-        return self.o_proj(output.flatten(1))[None], None
+    @staticmethod
+    def fits(layer: Foreign) -> bool:
+        attention = getattr(layer, "self_attn", None)
+        names = {name for name, _ in attention.named_children()} if attention is not None else set()
+        return names == LatentAttention._KNOWN
 
-    def _expanded(
-        self, chunk: Chunk, query: torch.Tensor, rows: torch.Tensor, pool: KvPart
-    ) -> torch.Tensor:
-        """`[count, num_heads, v_head_dim]`."""
-        here = slice(chunk.at, chunk.at + chunk.count)
-        if chunk.blocks is None:
-            rows = rows[here]
-        else:
-            rows = pool.read(chunk.blocks, query.dtype).flatten(0, 2)
-        heads = query[here].transpose(0, 1)
-        row_nbytes = rows.itemsize * (heads.shape[2] + self.of_values.shape[1])
-        at_once = max(1, EXPANDED_NBYTES // (len(rows) * row_nbytes))
-        factors = zip(
-            *(part.split(at_once) for part in (self.of_keys, self.of_values)), strict=True
+    def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
+        ops, batch, pool = self._kernels, step.batch, step.pool.latent(self._index)
+        turns = {"cos": step.cos, "sin": step.sin, "interleaved": self._interleaved}
+        ranks = ops.store_latent(
+            self._inputs(x), self._norms, slots=batch.slots, pool=pool, **turns
         )
-        parts = [
-            self._attended(part, rows, of_keys, of_values, chunk)
-            for part, (of_keys, of_values) in zip(heads.split(at_once), factors, strict=True)
-        ]
-        return torch.cat(parts).transpose(0, 1)
+        query = self._queries(ranks).unflatten(-1, (len(self._factors), -1))
+        turned = ops.turn_queries(query, **turns)
+        attended = query.new_empty(*query.shape[:2], self._value_dim)
+        if batch.shape.num_decodes:
+            self._absorbed(query, turned, pool, batch, attended)
+        for expanded in self._expansions(pool, batch):
+            ops.attend_expanded(query, turned, expanded, batch, self._scaling, attended)
+        out: torch.Tensor = self._output(attended.flatten(1))
+        return out
 
-    def _attended(
+    def _absorbed(
         self,
         query: torch.Tensor,
-        rows: torch.Tensor,
-        of_keys: torch.Tensor,
-        of_values: torch.Tensor,
-        chunk: Chunk,
-    ) -> torch.Tensor:
-        """Of some heads, `[heads, count, v_head_dim]`."""
-        latent, shared = rows.tensor_split([self._rank], -1)
-        shared = shared.expand(len(of_keys), -1, -1)
-        return scaled_dot_product_attention(
-            query[None],
-            torch.cat((latent @ of_keys.transpose(1, 2), shared), -1)[None],
-            (latent @ of_values.transpose(1, 2))[None],
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None and chunk.count > 1,
-            scale=self.scaling,
-        )[0]
+        turned: torch.Tensor,
+        pool: KvPart,
+        batch: FlatBatch,
+        out: torch.Tensor,
+    ) -> None:
+        """Decodes, into the first rows of `out`."""
+        count = batch.shape.num_decodes
+        of_keys, of_values = self._factors.tensor_split([self._key_dim], 1)
+        plain = query[:count, :, : self._key_dim].transpose(0, 1)
+        latent = torch.bmm(plain, of_keys).transpose(0, 1)
+        attended = self._kernels.attend_latent(latent, turned, pool, batch, self._scaling)
+        # A product into a view: heads lie behind each other in a token.
+        values = attended.transpose(0, 1), of_values.transpose(1, 2)
+        torch.bmm(*values, out=out[:count].transpose(0, 1))
 
-    def _absorbed(self, group: DecodeGroup, query: torch.Tensor, pool: KvPart) -> torch.Tensor:
-        """`[n, num_heads, v_head_dim]`."""
-        count = len(group.at)
-        plain, rotated = query.index_select(0, group.at).tensor_split([self._key_dim], -1)
-        plain = torch.einsum("nhd,hdr->nhr", plain, self.of_keys)
-        rows = pool.read(group.blocks.view(-1), query.dtype).view(count, 1, -1, pool.width)
-        attended = scaled_dot_product_attention(
-            torch.cat((plain, rotated), -1)[:, None],
-            rows,
-            rows[..., : self._rank],
-            attn_mask=group.mask,
-            scale=self.scaling,
-        )
-        return torch.einsum("nhr,hdr->nhd", attended[:, 0], self.of_values)
+    def _expansions(self, pool: KvPart, batch: FlatBatch) -> Iterator[Expanded]:
+        """Keys and values for all chunks, some chunks and some heads at a time."""
+        num_heads, width, latent = self._factors.shape
+        block_size, row_nbytes = pool.numbers.shape[1], pool.width * pool.numbers.itemsize
+        lengths = [_padded(chunk, block_size) for chunk in batch.chunks]
+        end = len(batch.indices)
+        first = end - sum(lengths) // block_size
+        for group in _groups(lengths, ROWS_NBYTES // row_nbytes):
+            chunks = batch.chunks[group.start : group.stop]
+            count = sum(lengths[group.start : group.stop])
+            blocks = batch.indices[first : first + count // block_size]
+            first += count // block_size
+            rows = pool.read(blocks, pool.numbers.dtype).flatten(0, 2)
+            _clear_between(rows, chunks, block_size)
+            sequences = range(chunks[0].sequence, chunks[-1].sequence + 1)
+            at_once = max(1, EXPANDED_NBYTES // (count * width * rows.itemsize))
+            for head in range(0, num_heads, at_once):
+                factors = self._factors[head : head + at_once].flatten(0, 1)
+                numbers = linear(rows[:, :latent], factors).unflatten(1, (-1, width))
+                yield Expanded(numbers, rows, block_size, sequences, head)
 
-    def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """`[T, heads, D]`; pairs lie side by side or in two halves, and in halves afterwards."""
-        low, high = (x[..., 0::2], x[..., 1::2]) if self._interleaved else x.chunk(2, -1)
-        cos, sin = (part[:, None, : low.shape[-1]] for part in (cos, sin))
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+def _padded(chunk: FlatChunk, block_size: int) -> int:
+    """Rows of the blocks of its tokens."""
+    return -(-(chunk.start + chunk.count) // block_size) * block_size
+
+
+def _groups(lengths: list[int], most: int) -> Iterator[range]:
+    """Neighbours that have so many rows together, or one that has more."""
+    first = total = 0
+    for at, length in enumerate(lengths):
+        if at > first and total + length > most:
+            yield range(first, at)
+            first, total = at, 0
+        total += length
+    if lengths:
+        yield range(first, len(lengths))
+
+
+def _clear_between(rows: torch.Tensor, chunks: tuple[FlatChunk, ...], block_size: int) -> None:
+    """What nobody has written may be a NaN, and a masked NaN still poisons a sum."""
+    at = 0
+    for chunk in chunks:
+        known, at = at + chunk.start + chunk.count, at + _padded(chunk, block_size)
+        if known < at:
+            rows[known:at].zero_()

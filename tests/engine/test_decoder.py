@@ -20,9 +20,9 @@ from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.engine.test_speculation import oracle
-from tests.engine.tiny_models import FAMILIES, SEAM_ONLY
+from tests.engine.tiny_models import FAMILIES
 
-ALL = (*(family for family in FAMILIES if family not in SEAM_ONLY), "embedded")
+ALL = (*FAMILIES, "embedded")
 
 
 @pytest.fixture

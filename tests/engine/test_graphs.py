@@ -29,9 +29,10 @@ from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate
 from tests.engine.test_decoder import fuse, fused  # noqa: F401  (a fixture)
 from tests.engine.test_equality import NEW_TOKENS, cases
-from tests.engine.tiny_models import FAMILIES, SEAM_ONLY
+from tests.engine.tiny_models import FAMILIES
 
 TILE = 64
+SELDOM = ("kimi_k25", "qwen3_5_moe")
 
 
 class Again:
@@ -53,9 +54,8 @@ class Again:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(family, marks=pytest.mark.long) if family == "qwen3_5_moe" else family
+        pytest.param(family, marks=pytest.mark.long) if family in SELDOM else family
         for family in FAMILIES
-        if family not in SEAM_ONLY
     ],
 )
 async def test_answers_are_the_same(
@@ -75,7 +75,9 @@ async def test_answers_are_the_same(
     ]
     used = {block for request in requests for block in request.blocks}
     assert await serving.run(requests, 16) == golden
-    assert again.replays > NEW_TOKENS
+    has_prompts = language.forward.prompt_graphs is not None  # type: ignore[attr-defined]
+    assert has_prompts == (family != "kimi_k25")  # where the host knows what is expanded
+    assert again.replays > (NEW_TOKENS if has_prompts else NEW_TOKENS // 2)
     others = [block for block in range(language.num_blocks) if block not in used]
     assert others and bool((language.pool.tensor[others] == 3.0).all())
 

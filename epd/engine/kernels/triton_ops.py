@@ -28,15 +28,21 @@ from epd.engine.kernels.triton_fp8 import (
     scaled_product,
     store_scaled,
 )
+from epd.engine.kernels.triton_latent import (
+    attend_expanded,
+    attend_latent,
+    store_latent,
+    turn_queries,
+)
 from epd.engine.kernels.triton_paged import pointers, strides
 
 if TYPE_CHECKING:
     from epd.engine.kv_pool import KvLayer
 
 __all__ = [
-    "add_gated", "add_rms_norm", "attend", "convolve", "gate_heads", "multiply_experts",
-    "product_of_few", "recall", "rms_norm", "rope_and_store", "rotate_pair", "route", "scaled",
-    "scaled_product", "silu_mul",
+    "add_gated", "add_rms_norm", "attend", "attend_expanded", "attend_latent", "convolve",
+    "gate_heads", "multiply_experts", "product_of_few", "recall", "rms_norm", "rope_and_store",
+    "rotate_pair", "route", "scaled", "scaled_product", "silu_mul", "store_latent", "turn_queries",
 ]  # fmt: skip
 
 

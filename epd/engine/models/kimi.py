@@ -59,6 +59,7 @@ class KimiK25(ModelAdapter):
     )
     joint = ((".wqkv.", (".attn.q_proj.", ".attn.k_proj.", ".attn.v_proj.")),)
     tp_plan = _HEADS
+    mixers = (LatentAttention,)
 
     def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """Published towers rotate neighbours, transformers' rotates halves."""
@@ -74,11 +75,6 @@ class KimiK25(ModelAdapter):
         text = self.text_config
         width = int(text.kv_lora_rank) + int(text.qk_rope_head_dim)
         return PagedRows(int(text.num_hidden_layers), 1, width, num_parts=1)
-
-    def adopt_language(self, model: Any) -> None:
-        layers: Any = self.language_model(model).layers
-        for layer in layers:
-            layer.self_attn = LatentAttention(layer.self_attn)
 
     def routing(self, router: Foreign) -> Routing:
         return by_groups(router)
