@@ -5,9 +5,9 @@ Theory of operation
 Weights become e4m3 when they are loaded, with a scale for each output channel; what comes into a
 layer becomes e4m3 as it comes, with a scale for each row, so no row depends on its neighbours.
 Sums are fp32 and are multiplied by both scales.  The decoder's layers are changed; embeddings,
-head, norms, attention and the experts that a router chooses among stay as they are, and so does a
-tower: what its products would gain goes into making eight bits of their inputs, and rows are the
-less exact.
+head, norms, attention, the experts that a router chooses among and what writes into states or
+forgets stay as they are, and so does a tower: what its products would gain goes into making eight
+bits of their inputs, and rows are the less exact.
 
 On CUDA the kernels are `triton_fp8` and torch's scaled product; elsewhere the specification
 (`torch_ops`) computes the same numbers from the same roundings, slowly.
@@ -27,7 +27,9 @@ from epd.engine.eight_bits import Scaled, scaled
 from epd.engine.kernels import kernels_for
 
 logger = logging.getLogger(__name__)
-LAYERS = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
+LAYERS = frozenset(
+    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z out_proj".split()
+)
 MULTIPLE = 16  # of both sizes of a weight: what the device's product takes
 
 

@@ -209,8 +209,10 @@ class KvPool:
         """Whole blocks, from and to; none is both."""
         if pairs:
             memory = self.memory
-            index = to_device(pairs, torch.int64, memory.device)
-            memory[index[:, 1]] = memory[index[:, 0]]
+            if memory.shape[1] % 8 == 0:  # a kernel copies number by number
+                memory = memory.view(torch.int64)
+            source, target = to_device(pairs, torch.int64, memory.device).unbind(1)
+            memory.index_copy_(0, target, memory.index_select(0, source))
 
     def _placed(self) -> _Memory:
         """Own memory unless `attach` came first."""

@@ -16,6 +16,7 @@ import torch
 
 from epd.engine.delta_rule import Heads
 from epd.engine.eight_bits import Scaled
+from epd.engine.fp8 import Fp8Linear
 from epd.engine.mixers import NormOf, Step
 from epd.engine.products import Foreign, side_by_side
 
@@ -30,7 +31,13 @@ class GatedDeltaNet:
         net = layer.linear_attn
         self._kernels = kernels
         self._index = int(net.layer_idx)
-        self._inputs = side_by_side(net.in_proj_qkv, net.in_proj_z, net.in_proj_b, net.in_proj_a)
+        inputs, strengths = [net.in_proj_qkv, net.in_proj_z], [net.in_proj_b, net.in_proj_a]
+        if isinstance(net.in_proj_qkv, Fp8Linear):  # what writes and forgets is not
+            self._strengths = side_by_side(*strengths)
+        else:
+            inputs += strengths
+            self._strengths = None
+        self._inputs = side_by_side(*inputs)
         self._parts = [net.conv_dim, net.conv_dim + net.value_dim]
         self._taps = net.conv1d.weight[:, 0].t().contiguous()
         self._output = net.out_proj
@@ -54,6 +61,8 @@ class GatedDeltaNet:
         ops, batch = self._kernels, step.batch
         inputs, matrices = step.pool.sequence_tensors()
         rows, gates, strengths = self._inputs(x).tensor_split(self._parts, -1)
+        if self._strengths is not None:
+            strengths = self._strengths(x)
         mixed = ops.convolve(rows, self._taps, inputs, self._index, batch)
         told = gates, strengths, self._heads
         answers = ops.recall(mixed, *told, matrices, self._index, batch)

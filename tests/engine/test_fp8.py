@@ -119,6 +119,35 @@ async def test_both_paths_say_the_same(family: str, model_dir: Callable[[str], P
     assert same >= len(texts[0]) - 1
 
 
+async def test_linear_attention_in_eight_bits(model_dir: Callable[[str], Path]) -> None:
+    """Its large products are; what writes into states and what forgets is not.  Answers are near,
+    and the same in chunks of any size."""
+    directory, executor = model_dir("qwen3_5"), build_executor(CONFIG)
+    languages = [
+        build_language(directory, replace(CONFIG, quantization=kind), executor)
+        for kind in ("", "fp8")
+    ]
+    names = [n.rpartition(".") for n, m in languages[1].model.named_modules() if _is_eight(m)]
+    layers = {last for parent, _, last in names if parent.endswith(".linear_attn")}
+    assert layers == {"in_proj_qkv", "in_proj_z", "out_proj"}
+    plain, eight = (Driver(directory, None, language) for language in languages)
+    for prompt, _ in cases("qwen3_5")[:2]:
+        found = []
+        for serving, chunk in ((plain, 4096), (eight, 4096), (eight, 5)):
+            request = await serving.request("r", prompt, max_tokens=1)
+            while request.computed + chunk < len(request.token_ids):
+                await serving.step([request], chunk)
+            found += serving.language.logits([request.next_step(chunk)])
+            serving.release([request])
+        # Wide random weights make more of a rounding than trained ones.
+        assert 1e-3 < float((found[1] - found[0]).norm() / found[0].norm()) < 0.5
+        assert float((found[2] - found[1]).norm() / found[1].norm()) < 0.02
+
+
+def _is_eight(module: nn.Module) -> bool:
+    return isinstance(module, Fp8Linear)
+
+
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "embedded"])
 async def test_kv_in_eight_bits(family: str, model_dir: Callable[[str], Path]) -> None:
     """Near the plain pool; both paths alike; in chunks of any size, since what was stored is what

@@ -186,7 +186,7 @@ async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., 
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
 async def test_graphs_change_nothing(
     family: str, gpu_driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ async def test_graphs_change_nothing(
             )
             for i in range(5)
         ]
-        if "vl" in family:
+        if family != "qwen3":
             requests += [
                 await serving.request(f"p{i}", prompt, images, seed=i, **knobs)
                 for i, (prompt, images) in enumerate(cases(family))
@@ -262,7 +262,7 @@ async def test_pending_tokens(gpu_driver: Callable[..., Driver]) -> None:
     assert found == tokens
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "embedded"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "embedded", "qwen3_5"])
 async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> None:
     serving = gpu_driver(family, "bfloat16")
     for prompt, images in cases(family):
