@@ -4,9 +4,9 @@ Speed depends on shapes, not on what the weights say, so that `--load-format dum
 made on the device) measures a model that need not be downloaded.  The shapes are those of
 Qwen3-VL-4B-Instruct, -32B-Instruct and -30B-A3B-Instruct, a mixture of experts (their published
 config.json); of Qwen3.5-4B and -9B (from transformers' defaults, public scripts and counts of
-parameters); and the layers of Qwen2.5-72B as those of a Qwen3-VL.  Words come from the bundled
-model's tokenizer, filled up to the vocabulary with words of their own, so that every token has a
-text.
+parameters); the layers of Qwen2.5-72B as those of a Qwen3-VL; and 16 dense layers of the sizes of
+Kimi-K2.5's, whose whole is far beyond a card.  Words come from the bundled model's tokenizer,
+filled up to the vocabulary with words of their own, so that every token has a text.
 """
 
 from __future__ import annotations
@@ -133,6 +133,33 @@ _SMALL_HYBRID_VISION = _HYBRID_VISION | {
     name: _VISION[name] for name in ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
 }
 _HYBRID = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+_LATENT_TEXT = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 163_840,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,  # of the dense layer, and of the 9 experts of a token together
+    "num_hidden_layers": 16,  # of 61: what a card holds
+    "first_k_dense_replace": 16,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "head_dim": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 50_000.0,
+        "factor": 64.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+_LATENT = {"model_type": "kimi_k25", "architectures": ["Kimi_K25ForConditionalGeneration"]}
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "4b": ({}, {}, {}),
     "32b": (_LARGE_TEXT, _LARGE_VISION, {}),
@@ -140,6 +167,7 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "72b": (_HUGE_TEXT, _HUGE_VISION, {}),
     "qwen3.5-4b": (_SMALL_HYBRID_TEXT, _SMALL_HYBRID_VISION, _HYBRID),
     "qwen3.5-9b": (_HYBRID_TEXT, _HYBRID_VISION, _HYBRID),
+    "kimi-dense": (_LATENT_TEXT, dict.fromkeys(_VISION), _LATENT),  # the tower of its defaults
 }
 """What each has instead of the first's: of the text, of the vision, and of both."""
 _IMAGES = {
