@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from epd.records import Record
+from epd.wire import Record
 
 
 class FailureKind(StrEnum):

@@ -32,25 +32,22 @@ from typing import TYPE_CHECKING, Union
 import msgspec
 
 from epd.failure import Failure
+from epd.layouts import KvLayout, StateTensor
 from epd.observed import ObserveReport, ObserveRequest
 from epd.records import (
     Address,
     CacheTier,
     Clip,
     InstanceInfo,
-    KvLayout,
     KvState,
     Load,
     MediaItem,
-    Message,
     PixelBounds,
-    Record,
     RemoteRegion,
     RowContract,
     SamplingParams,
     Span,
     StageCosts,
-    StateTensor,
     TokenChunk,
     TokenLogprobs,
     TransportOffer,
@@ -66,6 +63,7 @@ from epd.room_messages import (
     TransferAborted,
     TransferInDoubt,
 )
+from epd.wire import Message, Record
 
 PROTOCOL_VERSION = 4
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epd.records import Message, Record
+from epd.wire import Message, Record
 
 
 class Query(Record):

@@ -5,26 +5,10 @@ Plain frozen records without behaviour; `epd.messages` says who sends which to w
 
 from __future__ import annotations
 
-from typing import Self, dataclass_transform
-
 import msgspec
 
-
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-class KeywordOnly(msgspec.StructMeta):
-    """Whoever makes a message or a record names its fields: two of one type cannot change places.
-    On the wire they stand in the order of the class."""
-
-    def __new__(mcs, *args: object, kw_only: bool = True, **options: object) -> Self:
-        return super().__new__(mcs, *args, kw_only=kw_only, **options)  # type: ignore[arg-type]
-
-
-class Record(msgspec.Struct, metaclass=KeywordOnly, frozen=True, array_like=True):
-    """A value that travels inside messages."""
-
-
-class Message(Record, tag=True):
-    """Base of everything on the bus; the tag is the class name, fields travel by position."""
+from epd.layouts import KvLayout
+from epd.wire import Record
 
 
 class RemoteRegion(Record):
@@ -37,75 +21,6 @@ class RemoteRegion(Record):
     locator: str  # backend's own: a shared memory name, host:port, ...
     slot_nbytes: int
     num_slots: int
-
-
-class StateTensor(Record):
-    """What a layer keeps of a sequence besides rows of its tokens: of fixed size, overwritten by
-    each token.  It is cut into pieces (heads), of which each lies in one block."""
-
-    name: str
-    num_layers: int
-    num_pieces: int  # of a layer
-    shape: tuple[int, ...]  # of a piece
-    dtype: str
-    piece_nbytes: int
-
-
-class KvLayout(Record):
-    """Shape of one KV block, `[num_layers, num_parts, block_size, num_kv_heads, head_dim]` of
-    `dtype`, and what a sequence has besides: `tensors`, in blocks at the head of its table."""
-
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    block_nbytes: int
-    max_layer_groups: int = 4  # `engine.kv_layer_groups`: both ends of a transfer agree on it
-    first_kv_head: int = 0  # of those here, by its place in the model: a rank has a part of them
-    num_parts: int = 2  # keys and values; 1: a latent row that both are made of
-    tensors: tuple[StateTensor, ...] = ()
-    ranks: tuple[tuple[int, int], ...] = ()  # of a group: each rank's first head, and how many
-
-    @property
-    def num_state_blocks(self) -> int:
-        """Blocks of a sequence that hold its tensors, whatever its length."""
-        return sum(
-            -(-t.num_layers * t.num_pieces // (self.block_nbytes // t.piece_nbytes))
-            for t in self.tensors
-        )
-
-    @property
-    def shares(self) -> tuple[range, ...]:
-        """The heads of each rank, by their place in the model."""
-        own = (self.first_kv_head, self.num_kv_heads)
-        return tuple(range(first, first + count) for first, count in self.ranks or (own,))
-
-    @property
-    def whole(self) -> KvLayout:
-        """What it would be at an instance of one rank: equal where KV can be exchanged, and the
-        bytes in which the ends of a room count, however their ranks share them.  Tensors are not
-        heads: such a layout is exchanged with equal ones."""
-        if not self.ranks or self.tensors:
-            return self
-        num_heads = max(share.stop for share in self.shares)
-        return msgspec.structs.replace(
-            self,
-            num_kv_heads=num_heads,
-            block_nbytes=self.block_nbytes // self.num_kv_heads * num_heads,
-            first_kv_head=0,
-            ranks=(),
-        )
-
-    @property
-    def slots_per_block(self) -> int:
-        """Groups of layers that are sent one by one (`scheduling/kv_order.py`), all as large."""
-        most = min(self.max_layer_groups, self.num_layers)
-        return next(n for n in range(most, 0, -1) if self.num_layers % n == 0)
-
-    @property
-    def slot_nbytes(self) -> int:
-        return self.block_nbytes // self.slots_per_block
 
 
 class RowContract(Record):

@@ -7,16 +7,16 @@ theory.
 from __future__ import annotations
 
 from epd.failure import Failure
+from epd.layouts import KvLayout
 from epd.records import (
     Address,
-    KvLayout,
     KvState,
     MediaItem,
-    Message,
     RemoteRegion,
     RowContract,
     SamplingParams,
 )
+from epd.wire import Message
 
 
 class KvOffer(Message):

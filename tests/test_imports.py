@@ -45,7 +45,16 @@ def packages(*names: str) -> frozenset[str]:
 
 
 PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
-DATA = ("epd.failure", "epd.messages", "epd.observed", "epd.records", "epd.room_messages")
+DATA = (
+    "epd.failure",
+    "epd.layouts",
+    "epd.messages",
+    "epd.observed",
+    "epd.records",
+    "epd.room_messages",
+    "epd.shares",
+    "epd.wire",
+)
 LEAVES = ("epd.config", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
     "epd.engine.checkpoint",
@@ -64,12 +73,24 @@ AREAS = {
     "epd.errors": Area((), not_stdlib=NOT_PURE),
     "epd.setting": Area((), packages("msgspec"), NOT_PURE),
     "epd.config": Area(("epd.errors", "epd.setting"), packages("msgspec"), NOT_PURE),
-    "epd.records": Area((), packages("msgspec"), NOT_PURE),
-    "epd.failure": Area(("epd.records",), not_stdlib=NOT_PURE),
-    "epd.observed": Area(("epd.records",), not_stdlib=NOT_PURE),
-    "epd.room_messages": Area(("epd.failure", "epd.records"), not_stdlib=NOT_PURE),
+    "epd.wire": Area((), packages("msgspec"), NOT_PURE),
+    "epd.shares": Area((), not_stdlib=NOT_PURE),
+    "epd.layouts": Area(("epd.shares", "epd.wire"), packages("msgspec"), NOT_PURE),
+    "epd.records": Area(("epd.layouts", "epd.wire"), packages("msgspec"), NOT_PURE),
+    "epd.failure": Area(("epd.wire",), not_stdlib=NOT_PURE),
+    "epd.observed": Area(("epd.wire",), not_stdlib=NOT_PURE),
+    "epd.room_messages": Area(
+        ("epd.failure", "epd.layouts", "epd.records", "epd.wire"), not_stdlib=NOT_PURE
+    ),
     "epd.messages": Area(
-        ("epd.failure", "epd.observed", "epd.records", "epd.room_messages"),
+        (
+            "epd.failure",
+            "epd.layouts",
+            "epd.observed",
+            "epd.records",
+            "epd.room_messages",
+            "epd.wire",
+        ),
         packages("msgspec"),
         NOT_PURE,
     ),

@@ -314,6 +314,22 @@ class LanguageEngine(Protocol):
         done.
         """
 
+    async def fetch_state(
+        self, blocks: Sequence[int], heads: range, *, in_place: bool
+    ) -> Sequence[Buffer]:
+        """Of the state in these blocks, which is final, the bytes of these heads, a copy: in host
+        memory, or `in_place` where it is."""
+
+    async def land_state(
+        self,
+        memory: Buffer,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        pieces: Sequence[tuple[range, int]],
+    ) -> None:
+        """What landed in `slots` (blocks) of the attached memory becomes the state in `blocks`;
+        `pieces`: heads, and where behind the first byte their own begin."""
+
     async def land_kv(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
     ) -> None:

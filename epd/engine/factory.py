@@ -153,7 +153,7 @@ def build_language(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
     attention.register()
-    _check_states(layout, engine_config, shard)
+    _check_states(layout, engine_config)
     if engine_config.kv_nbytes:
         kv_blocks(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
@@ -215,14 +215,12 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     return FP8
 
 
-def _check_states(layout: KvLayout, config: EngineConfig, shard: Shard) -> None:
+def _check_states(layout: KvLayout, config: EngineConfig) -> None:
     """Refuse what would compute wrongly with tensors of sequences, and say what they cost.  Raises
     ConfigError."""
     if not layout.tensors:
         return
     names = " and ".join(tensor.name for tensor in layout.tensors)
-    if shard.size > 1:
-        raise ConfigError(f"{names} states cannot be shared out to ranks; give one device")
     if config.speculative.num_speculative_tokens:
         raise ConfigError(
             f"{names} states cannot take rejected draft tokens back; leave --speculative-config out"

@@ -2,7 +2,7 @@
 
 A slot is a few layers of a block, `[layers, num_parts, block_size, num_kv_heads, head_dim]`.  A
 rank that holds other heads wants some of these only, and what it wants of a slot has to come in one
-piece (`scheduling/kv_cells.py`).  So a slot moves as `[num_kv_heads, layers, num_parts, block_size,
+piece (`epd/shares.py`).  So a slot moves as `[num_kv_heads, layers, num_parts, block_size,
 head_dim]`, of eight bits with each layer's scales behind its numbers.
 """
 

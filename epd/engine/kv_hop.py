@@ -21,6 +21,7 @@ from epd.engine.kv_heads import put_blocks, take_heads
 from epd.engine.kv_pool import KvPool
 from epd.engine.pinned import Arena, device_tensor, register
 from epd.engine.row_memory import read_bytes
+from epd.engine.state_moves import Piece, put_states, take_states
 from epd.engine.streams import KV_OUT, DeviceStreams
 
 
@@ -65,11 +66,28 @@ class KvHop:
         """Those of slots that are final, in memory of their own: of the device, if `in_place`."""
         with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
             taken = take_heads(self._pool, self._index(slots), heads)
-            if not in_place:
-                host = torch.empty(taken.shape, dtype=torch.uint8, pin_memory=True)
-                host.copy_(taken, non_blocking=True)
-                return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
-        return Deferred(lambda: [taken.view(-1)], KV_OUT)
+            return _leaving(taken, in_place=in_place)
+
+    def fetch_state(
+        self, blocks: Sequence[int], heads: range, *, in_place: bool
+    ) -> Deferred[list[Buffer]]:
+        """Those of a state that is final, likewise."""
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
+            taken = take_states(self._pool, self._index(blocks), heads)
+            return _leaving(taken, in_place=in_place)
+
+    def land_state(
+        self,
+        memory: Buffer,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        pieces: Sequence[Piece],
+    ) -> Deferred[None]:
+        """What lies of a state in `slots` of this landing memory becomes that in `blocks`."""
+        with torch.inference_mode():
+            landed = self._landed(memory, slots).view(-1)
+            put_states(self._pool, self._index(blocks), landed, pieces)
+        return Deferred(lambda: None)
 
     def land(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
@@ -78,12 +96,7 @@ class KvHop:
         with torch.inference_mode():
             targets = self._index(blocks)
             if by_head:
-                pieces = [slice(*run) for run in _runs(slots)]
-                if isinstance(memory, memoryview):
-                    landed = self._streams.upload(*(self._landing[run] for run in pieces))
-                else:
-                    landed = torch.cat([self._mirror[run] for run in pieces])
-                put_blocks(self._pool, targets, landed)
+                put_blocks(self._pool, targets, self._landed(memory, slots))
                 return Deferred(lambda: None)
             if isinstance(memory, memoryview):
                 runs = (self._landing[first:last] for first, last in _runs(slots))
@@ -94,6 +107,13 @@ class KvHop:
                 pool.index_copy_(0, targets[at : at + last - first], landing[first:last])
                 at += last - first
         return Deferred(lambda: None)
+
+    def _landed(self, memory: Buffer, slots: Sequence[int]) -> torch.Tensor:
+        """A copy of these slots on the device."""
+        pieces = [slice(*run) for run in _runs(slots)]
+        if isinstance(memory, memoryview):
+            return self._streams.upload(*(self._landing[run] for run in pieces))
+        return torch.cat([self._mirror[run] for run in pieces])
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         return to_device(list(blocks), torch.int64, self._streams.device)
@@ -136,6 +156,15 @@ class KvSource:
             index = self._index[0][self._part]
             gathered = device_tensor(address, self.nbytes, device).view(self._by_slot.dtype)
             torch.index_select(self._by_slot, 0, index, out=gathered.view(len(index), -1))
+
+
+def _leaving(taken: torch.Tensor, *, in_place: bool) -> Deferred[list[Buffer]]:
+    """On its way out, from the current stream: in memory of the device, if `in_place`."""
+    if in_place:
+        return Deferred(lambda: [taken.view(-1)], KV_OUT)
+    host = torch.empty(taken.shape, dtype=torch.uint8, pin_memory=True)
+    host.copy_(taken, non_blocking=True)
+    return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
 
 
 def _wide(rows: torch.Tensor) -> torch.Tensor:

@@ -57,6 +57,7 @@ from epd.engine.sampler import Draft, Told
 from epd.engine.scoring import Scores
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.slices import HUNG_S
+from epd.engine.state_moves import put_states, take_states
 from epd.engine.step_check import StepCheck
 from epd.engine.stopwatch import stopwatch_of
 from epd.messages import TokenLogprobs
@@ -153,6 +154,35 @@ class TorchLanguageEngine:
         elif by_head:
             index = torch.tensor(blocks)
             put_blocks(self.pool, index, self.pool.memory[torch.tensor(slots)])
+
+    async def fetch_state(
+        self, blocks: Sequence[int], heads: range, *, in_place: bool
+    ) -> Sequence[Buffer]:
+        """The bytes of these heads of a state that is final, in memory of their own."""
+        if (hop := self._hop) is None:
+            taken = take_states(self.pool, torch.tensor(blocks), heads)
+            return [memoryview(taken.view(-1).numpy())]
+        fetched: asyncio.Future[list[Buffer]] = self._executor.launch_brief(
+            lambda: hop.fetch_state(blocks, heads, in_place=in_place)
+        )
+        return await fetched
+
+    async def land_state(
+        self,
+        memory: Buffer,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        pieces: Sequence[tuple[range, int]],
+    ) -> None:
+        """What arrived of a state in `slots` of this attached memory becomes that in `blocks`."""
+        if (hop := self._hop) is not None:
+            landed: asyncio.Future[None] = self._executor.launch_brief(
+                lambda: hop.land_state(memory, slots, blocks, pieces)
+            )
+            await landed
+        else:
+            came = self.pool.memory[torch.tensor(slots)].view(-1)  # a copy
+            put_states(self.pool, torch.tensor(blocks), came, pieces)
 
     def _heads(self, slots: Sequence[int], heads: range) -> memoryview:
         return memoryview(take_heads(self.pool, torch.tensor(slots), heads).numpy()).cast("B")

@@ -129,6 +129,8 @@ def plan_stage(
         _check_unused(adapter, unused, allowed=allow_unused)
     cuts = parallel.cuts()
     shrink(model, cuts)
+    if cuts:
+        adapter.adopt_shard(model, shard)
     return StagePlan(model, wanted, sources, tied, cuts)
 
 

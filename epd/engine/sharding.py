@@ -11,7 +11,7 @@ like any kernel; nothing here waits for the device, so a step with collectives c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -80,6 +80,11 @@ class Shard:
     size: int
     collectives: Collectives
 
+    @property
+    def group(self) -> list[Shard]:
+        """Of each rank."""
+        return [replace(self, rank=rank) for rank in range(self.size)]
+
     def least(self, number: int, device: str) -> int:
         """The smallest number that a rank has; waits for the device."""
         own = torch.tensor([number], device=device)
@@ -97,12 +102,12 @@ class Heads:
     kv: range
 
     @classmethod
-    def of(cls, shard: Shard, num_heads: int, num_kv_heads: int) -> Heads:
+    def of(cls, shard: Shard, num_heads: int, num_kv_heads: int, kind: str = "attention") -> Heads:
         """Raises ConfigError where a rank would have none."""
         rank, size = shard.rank, shard.size
         if size > num_heads:
             raise ConfigError(
-                f"the model has {num_heads} attention heads, which {size} ranks cannot share; use "
+                f"the model has {num_heads} {kind} heads, which {size} ranks cannot share; use "
                 f"{num_heads} ranks at most"
             )
         group = num_heads // num_kv_heads

@@ -45,7 +45,12 @@ class PagedRows:
 
 
 def sequence_tensor(
-    name: str, num_layers: int, num_pieces: int, shape: tuple[int, ...], dtype: torch.dtype
+    name: str,
+    num_layers: int,
+    num_pieces: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    parts: tuple[tuple[int, int], ...] = (),
 ) -> StateTensor:
     """Of each of these layers `[num_pieces, *shape]` for each sequence."""
     return StateTensor(
@@ -55,6 +60,7 @@ def sequence_tensor(
         shape=shape,
         dtype=str(dtype).removeprefix("torch."),
         piece_nbytes=math.prod(shape) * dtype.itemsize,
+        parts=parts,
     )
 
 

@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 
 from epd.config import ConfigError
 from epd.engine.base import part
+from epd.engine.delta_heads import DeltaHeads
 from epd.engine.sharding import Heads, Shard
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class TensorParallel:
         self._num_kv_heads = int(text.num_key_value_heads)
         self._vocabulary = int(text.vocab_size)
         self._heads = Heads.of(shard, self._num_heads, self._num_kv_heads)
-        self._plan: dict[str, str] = {**adapter.tp_plan, **(getattr(model, "_tp_plan", None) or {})}
+        self._delta = adapter.delta_heads
+        self._plan: dict[str, str] = {**(getattr(model, "_tp_plan", None) or {}), **adapter.tp_plan}
 
     def drop_added_twice(self) -> None:
         """What is added to a sum over the ranks is added by the first of them."""
@@ -126,19 +128,32 @@ class TensorParallel:
             return None
         if how == "rowwise":
             return Cut(last, (self._kept(name, like.shape[last]),))
+        if how == "delta_channels":
+            return Cut(0, self._delta_heads.channels(self._shard))
         dim = max(last - 1, 0)
         size = like.shape[dim]
         if how == "packed_colwise":  # gate and up, one behind the other
             own = self._part(size // 2)
             return Cut(dim, (own, range(size // 2 + own.start, size // 2 + own.stop)))
+        if how == "delta_values":
+            return Cut(0, (self._kept(name, like.shape[0]),))
         if how in ("colwise", _GATHERED):
             return Cut(dim, (self._kept(name, size),))
         raise ConfigError(
             f"transformers cuts {name} in a way that this engine lacks ({how}); use one rank"
         )
 
+    @property
+    def _delta_heads(self) -> DeltaHeads:
+        assert self._delta is not None  # whose plan names it
+        return self._delta
+
     def _kept(self, name: str, size: int) -> range:
         parts = set(name.split("."))
+        if "linear_attn" in parts:
+            values = self._delta_heads.of(self._shard).queries
+            each = size // self._delta_heads.num_values
+            return range(values.start * each, values.stop * each)
         for heads, count, projections in (
             (self._heads.queries, self._num_heads, {"q_proj", "q_b_proj", "kv_b_proj", "o_proj"}),
             (self._heads.kv, self._num_kv_heads, {"k_proj", "v_proj"}),

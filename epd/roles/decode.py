@@ -99,6 +99,8 @@ class DecodeRole(Component[Request]):
         if message.layout.whole != own.whole:
             reason = f"KV layouts differ: prefill {message.layout}, decode {own}"
             return Failure(FailureKind.CONTRACT, reason)
+        if reason := self._requests.kv.objection(message.layout):
+            return Failure(FailureKind.CONTRACT, reason)
         num_tokens = _num_tokens(message)
         needed, size = self._requests.table_size(num_tokens), self._requests.pool.size
         if needed > size:

@@ -303,6 +303,20 @@ class GroupLanguageEngine:
     ) -> Sequence[Buffer]:
         return await self._own.fetch_kv(slots, in_place=in_place, heads=heads)
 
+    async def fetch_state(
+        self, blocks: Sequence[int], heads: range, *, in_place: bool
+    ) -> Sequence[Buffer]:
+        return await self._own.fetch_state(blocks, heads, in_place=in_place)
+
+    async def land_state(
+        self,
+        memory: Buffer,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        pieces: Sequence[tuple[range, int]],
+    ) -> None:
+        await self._own.land_state(memory, slots, blocks, pieces)
+
     async def land_kv(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
     ) -> None:

@@ -13,12 +13,15 @@ landed.  With the first token the transfer takes all blocks over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import BytesReady, Manifest, Outgoing, PartReady, SourceFailed
 from epd.fsm.request import Do, KvDelivered, KvFailed, LayersComputed, Request
 from epd.messages import Grant, KvOffer, KvState, PrefillRequest
 from epd.roles.base import Actor, Component, performs
+from epd.roles.kv_ranks import Sent
 from epd.roles.outgoing import OutgoingRooms, Spread, Staged
 from epd.roles.requests import Requests
 from epd.scheduling.kv_order import KvOrder
@@ -110,7 +113,8 @@ class KvProducer(Component[Request]):
         outgoing = self.find(request)
         assert outgoing is not None  # opened when the first chunk was scheduled
         self._handed_over[request.kv_room] = request
-        nbytes = len(request.block_table) * self._whole.block_nbytes
+        num_kv_blocks = len(request.block_table) - self._layout.num_state_blocks
+        nbytes = (num_kv_blocks + self._num_state_blocks(outgoing)) * self._whole.block_nbytes
         self._rooms.fire(outgoing, BytesReady(request.block_table, nbytes))
 
     # --- the order of sending ---------------------------------------------------------------------
@@ -126,10 +130,15 @@ class KvProducer(Component[Request]):
         num_blocks = self._requests.num_blocks_for(len(request.prompt))
         num_whole = num_full if request.num_whole is None else request.num_whole
         num_whole = min(max(num_whole, num_held), num_blocks)
-        layout = self._layout
-        return KvOrder(
-            num_held, num_whole, num_blocks, layout.slots_per_block, layout.num_state_blocks
-        )
+        size, num_state_blocks = self._layout.slots_per_block, self._num_state_blocks(outgoing)
+        return KvOrder(num_held, num_whole, num_blocks, size, num_state_blocks)
+
+    def _num_state_blocks(self, outgoing: Outgoing) -> int:
+        """Blocks that decode has for a state: other ones than here, where ranks share otherwise."""
+        grant, info = outgoing.grant, self.actor.peer_info(outgoing.peer)
+        granted = grant.layout if grant is not None else None
+        theirs = granted or (info.kv_layout if info is not None else None)
+        return (theirs or self._layout).num_state_blocks
 
     def _by_place(self, request: Request) -> tuple[int, ...]:
         """Its blocks as they are counted here: those of its state last."""
@@ -141,6 +150,21 @@ class KvProducer(Component[Request]):
         order = self._order(outgoing, request, self._requests.num_blocks_for(len(request.prompt)))
         size = self._whole.slot_nbytes
         return order.places(start // size, stop // size)
+
+    def _of_rows(self, request: Request, places: Sequence[int]) -> list[int]:
+        """Without those of its state, which are the last."""
+        last = self._requests.num_blocks_for(len(request.prompt)) * self._layout.slots_per_block
+        return [place for place in places if place < last]
+
+    def _indices(self, request: Request, places: Sequence[int]) -> list[int]:
+        """Of its blocks as they are counted here; a state is sent as one, whatever blocks decode
+        has for it."""
+        rows = self._of_rows(request, places)
+        found = list(dict.fromkeys(place // self._layout.slots_per_block for place in rows))
+        if len(rows) < len(places):
+            num_blocks = self._requests.num_blocks_for(len(request.prompt))
+            found += range(num_blocks, num_blocks + self._layout.num_state_blocks)
+        return found
 
     # --- producer of KV ---------------------------------------------------------------------------
 
@@ -171,9 +195,8 @@ class KvProducer(Component[Request]):
         held = self._held.setdefault(outgoing.key, {})
         if request is None:  # what is ready was held when it became so
             return
-        slots_per_block = self._layout.slots_per_block
         places = self._places(outgoing, request, outgoing.written_nbytes, outgoing.ready_nbytes)
-        wanted = dict.fromkeys(place // slots_per_block for place in places)
+        wanted = dict.fromkeys(self._indices(request, places))
         landed = [held.pop(index) for index in list(held) if index not in wanted]
         table = self._by_place(request)
         new = {i: table[i] for i in wanted if i not in held}
@@ -198,10 +221,14 @@ class KvProducer(Component[Request]):
         places = self._places(outgoing, request, start, start + outgoing.part_nbytes)
         size, held = self._layout.slots_per_block, self._held.get(outgoing.key, {})
         table = {**dict(enumerate(self._by_place(request))), **held}
-        source = [table[place // size] * size + place % size for place in places]
         target = [grant.slots[place - grant.num_held] for place in places]
         if self._layout.ranks or (grant.layout is not None and grant.layout.ranks):
-            return Spread(self._requests.kv.writes(source, grant, target))
+            num_slots = len(self._of_rows(request, places))
+            source = [table[place // size] * size + place % size for place in places[:num_slots]]
+            state = [table[i] for i in self._indices(request, places[num_slots:])]
+            sent = Sent(source, target[:num_slots], state, target[num_slots:])
+            return Spread(self._requests.kv.writes(sent, grant))
+        source = [table[place // size] * size + place % size for place in places]
         in_place = self.actor.ports.transfers.takes_references(grant.region)
         return Staged(await self._requests.engine.fetch_kv(source, in_place=in_place), target)
 

@@ -45,6 +45,16 @@ class WriteKv(Ask):
     heads: Heads | None = None  # only these, one by one; None: whole slots
 
 
+class WriteState(Ask):
+    """Write the state in these blocks, which is final, of these heads, to a rank of another
+    instance."""
+
+    blocks: tuple[int, ...]
+    heads: Heads
+    target: RemoteRegion
+    target_slots: tuple[int, ...]
+
+
 class LandKv(Ask):
     """Take in what has landed."""
 
@@ -52,6 +62,7 @@ class LandKv(Ask):
     slots: tuple[int, ...]
     blocks: tuple[int, ...]
     heads: tuple[Heads, ...] = ()  # it came head by head, these from one rank; none: whole slots
+    states: tuple[Heads, ...] = ()  # likewise of the state, in the last blocks; none: as the rest
     summed: tuple[tuple[int, ...], ...] = ()  # the slots of each write whose sum is wanted
 
 
@@ -95,7 +106,7 @@ class Fault(Record, tag=True):
     reason: str
 
 
-AnyAsk = WriteKv | LandKv | SumRows | Settle | Fence
+AnyAsk = WriteKv | WriteState | LandKv | SumRows | Settle | Fence
 Answer = Written | WriteFailed | WriteUnknown | Sums | Holds | Fault
 
 

@@ -15,6 +15,7 @@ in their order when it takes in what has landed (`LanguageEngine.land_kv`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Sequence
+from typing import NamedTuple
 
 from epd.config import PrefillConfig
 from epd.engine.base import LanguageEngine
@@ -33,11 +34,21 @@ from epd.roles.rank_asks import (
     SumRows,
     Sums,
     WriteKv,
+    WriteState,
     of_all,
 )
 from epd.roles.row_ranks import RankRows
-from epd.scheduling.kv_cells import cut
+from epd.shares import cut, runs
 from epd.transport.base import Buffer, DataPlane, Region, WriteOutcome
+
+
+class _Piece(NamedTuple):
+    """What one rank of a producer wrote of a state."""
+
+    heads: range  # by their place among those here
+    nbytes: int
+    run: range  # the slots that it fills, of those that the state has,
+    slots: Sequence[int]  # and in the region
 
 
 class RankKv:
@@ -70,28 +81,62 @@ class RankKv:
         )
         return await self._transfers.write(source, ask.target, ask.target_slots)
 
+    async def write_state(self, ask: WriteState) -> WriteOutcome:
+        source = await self._engine.fetch_state(
+            ask.blocks,
+            range(*ask.heads),
+            in_place=self._transfers.takes_references(ask.target),
+        )
+        return await self._transfers.write(source, ask.target, ask.target_slots)
+
     async def land(self, ask: LandKv) -> Sums:
         """What has landed becomes the content of the blocks."""
-        by_head = bool(ask.heads)
+        by_head, layout = bool(ask.heads), self._engine.kv_layout
         region = self._transfers.landing(self.written(by_head=by_head), ask.transport)
-        sums = [await self._sum(region, slots, ask.heads) for slots in ask.summed]
+        num_apart = layout.num_state_blocks if ask.states else 0  # the last blocks
+        size, last = layout.slots_per_block, len(ask.blocks) - num_apart
+        apart = ask.slots[last * size :]
+        pieces = self._pieces(region, apart, ask.states) if ask.states else []
+        sums = [await self._sum(region, slots, ask.heads, apart, pieces) for slots in ask.summed]
         memory = region.buffer  # a look: where it lands in place, the engine reads it alone
-        if by_head or not self._engine.kv_in_place:
-            size = self._engine.kv_layout.slots_per_block
-            slots = [slot // size for slot in ask.slots[::size]]
-            await self._engine.land_kv(memory, slots, ask.blocks, by_head=by_head)
+        slots = [slot // size for slot in ask.slots[::size]]
+        if last and (by_head or not self._engine.kv_in_place):
+            await self._engine.land_kv(memory, slots[:last], ask.blocks[:last], by_head=by_head)
+        if pieces:
+            at = [(one.heads, one.run.start * region.remote.slot_nbytes) for one in pieces]
+            await self._engine.land_state(memory, slots[last:], ask.blocks[last:], at)
         return Sums(sums=tuple(sums))
 
+    def _pieces(
+        self, region: Region, slots: Sequence[int], states: Sequence[tuple[int, int]]
+    ) -> list[_Piece]:
+        """What came of a state; the region's slots may be finer than these."""
+        layout, fine = self._engine.kv_layout, region.remote.slot_nbytes
+        num_parts = layout.slot_nbytes // fine
+        cuts = cut(slots, range(num_parts), num_parts)
+        heads, first = [range(*own) for own in states], layout.first_state_head
+        sizes = [layout.state_nbytes(range(first + h.start, first + h.stop)) for h in heads]
+        each = zip(heads, sizes, runs(sizes, fine), strict=True)
+        return [_Piece(own, size, run, cuts[run.start : run.stop]) for own, size, run in each]
+
     async def _sum(
-        self, region: Region, slots: Sequence[int], heads: Sequence[tuple[int, int]]
+        self,
+        region: Region,
+        slots: Sequence[int],
+        heads: Sequence[tuple[int, int]],
+        apart: Sequence[int],
+        pieces: Sequence[_Piece],
     ) -> int:
-        written: list[Sequence[int]] = [slots]
-        if heads:
-            written = [cut(slots, range(*own), self._num_heads) for own in heads]
+        """Of one write; slots of a state that came `apart` are in none of them, or all."""
+        state = set(apart)
+        kv: Sequence[int] = [slot for slot in slots if slot not in state]
+        written = [cut(kv, range(*own), self._num_heads) for own in heads] if heads else [kv]
+        each = [(part, len(part) * region.remote.slot_nbytes) for part in written if part]
+        if len(kv) < len(slots):
+            each += [(piece.slots, piece.nbytes) for piece in pieces]
         total = 0
-        for part in written:
-            views = region.views(part, len(part) * region.remote.slot_nbytes)
-            total += await self._transfers.checksum(views)
+        for part, nbytes in each:
+            total += await self._transfers.checksum(region.views(part, nbytes))
         return total & 0xFFFFFFFF
 
 
@@ -134,6 +179,9 @@ class RankPart:
                 case WriteKv():
                     assert self._kv is not None  # only its leader asks, which has the same roles
                     return await self._kv.write(ask)
+                case WriteState():
+                    assert self._kv is not None
+                    return await self._kv.write_state(ask)
                 case LandKv():
                     assert self._kv is not None
                     return await self._kv.land(ask)

@@ -22,6 +22,7 @@ from epd.engine.base import (
     StepSequence,
 )
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
+from epd_lab.sim.alike_ranks import AlikeRanks
 
 CONTRACT = RowContract(hidden=16, row_width=16, num_deepstack=0, dtype="float32", row_nbytes=64)
 LAYOUT = KvLayout(
@@ -64,7 +65,7 @@ class NullVision:
         """Zeros are there already."""
 
 
-class NullLanguage:
+class NullLanguage(AlikeRanks):
     """One token per sequence and step."""
 
     kv_layout = LAYOUT

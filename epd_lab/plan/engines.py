@@ -28,6 +28,7 @@ from epd.engine.executor import Weight
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.device import Piece, PlannedDevice, Threads
+from epd_lab.sim.alike_ranks import AlikeRanks
 
 SCALE = 1024
 MAX_CONTEXT = 262_144
@@ -117,7 +118,7 @@ class PlannedVision:
         """It takes no time here."""
 
 
-class PlannedLanguage:
+class PlannedLanguage(AlikeRanks):
     """The `LanguageEngine` port."""
 
     max_context = MAX_CONTEXT

@@ -36,6 +36,7 @@ from epd.engine.base import (
 )
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.sim import golden, sampler
+from epd_lab.sim.alike_ranks import AlikeRanks
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Image
 from epd_lab.sim.sampler import Past
@@ -172,7 +173,7 @@ class _Launched:
         return replace(sequence, token_ids=(token_id,), output_ids=output_ids)
 
 
-class SimLanguageEngine:
+class SimLanguageEngine(AlikeRanks):
     """The `LanguageEngine` port."""
 
     row_contract: RowContract | None = golden.ROW_CONTRACT

@@ -12,7 +12,7 @@ import asyncio
 import zlib
 from typing import Any
 
-from epd.scheduling.kv_cells import cut
+from epd.shares import cut
 from epd.transport.base import WriteFailed, Written
 from tests.contract import transfer_ends as ends
 from tests.contract.transfer_world import (

@@ -19,6 +19,8 @@ IMPORTED = [  # once for all
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
     "transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe",
     "transformers.models.kimi_k25.modeling_kimi_k25",
+    "transformers.models.qwen3_5.modeling_qwen3_5",
+    "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe",
     "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
 ]
 

@@ -25,6 +25,7 @@ from tests.engine.conftest import CONFIG, chat
 from tests.engine.driver import Driver, Request, expand, png
 from tests.engine.test_decoder import fuse
 from tests.engine.test_speculation import oracle, third
+from tests.engine.test_states import blocks_of, logits
 
 Case = tuple[Any, list[Any]]  # a prompt and its images
 LIMIT = {"max_tokens": 10}
@@ -187,6 +188,40 @@ def preempted(shard: Shard, directory: Path, ids: list[int]) -> list[int]:
         (rest,) = await there.run([again], 7)
         there.release([again])
         return [*said, *rest]
+
+    return asyncio.run(play())
+
+
+def damaged(
+    shard: Shard, directory: Path, victim: int
+) -> tuple[list[int], list[float], dict[tuple[int, str], float]]:
+    """A text, the logits behind it, and by how much they change with each wrong block of its state
+    at one rank."""
+
+    async def play() -> tuple[list[int], list[float], dict[tuple[int, str], float]]:
+        there = driver(shard, directory)
+        texts = ("a text that fills more than one block", "another text, also of some length")
+        one, other = [await there.request(text[:1], chat(text), **LIMIT) for text in texts]
+        while min(len(one.output), len(other.output)) < SHORT:  # they say different things
+            stale = [bytes(view) for view in blocks_of(there, one)]
+            await there.step([one, other], 16)
+        clean, changes = logits(there, one), {}
+        layout = there.language.kv_layout
+        for index in range(replace(layout, most_state_blocks=0).num_state_blocks):
+            kept = bytes(blocks_of(there, one)[index])
+            wrong = {
+                "swapped": bytes(blocks_of(there, other)[index]),
+                "stale": stale[index],
+                "dropped": bytes(len(kept)),
+            }
+            for damage, content in wrong.items():
+                if shard.rank == victim:
+                    blocks_of(there, one)[index][:] = content
+                changes[index, damage] = float((clean - logits(there, one)).abs().max())
+                blocks_of(there, one)[index][:] = kept
+        assert torch.equal(clean, logits(there, one))
+        there.release([one, other])
+        return [*one.token_ids, *one.output_ids], clean[0].tolist(), changes
 
     return asyncio.run(play())
 

@@ -13,7 +13,7 @@ from epd.engine.kv_heads import put_blocks, take_heads
 from epd.engine.kv_pool import KvPool, layer_nbytes
 from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.messages import KvLayout
-from epd.scheduling.kv_cells import Shares, cells, cut
+from epd.shares import Shares, cells, cut
 
 LAYERS, BLOCK, DIM, BLOCKS = 4, 2, 4, 3
 

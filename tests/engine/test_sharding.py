@@ -13,9 +13,17 @@ from epd.engine.checkpoint import read_checkpoint
 from epd.engine.loading import load_stage, plan_stage
 from epd.engine.models.registry import adapter_for
 from epd.engine.sharding import WHOLE, Alone, Heads, Shard
-from tests.engine.tiny_models import FAMILIES, WITH_STATES
+from tests.engine.tiny_models import FAMILIES
 
-HELD_WHOLE = ("embed_tokens", "norm", "mlp.gate.weight", "q_a_proj", "kv_a_proj", "correction_bias")
+HELD_WHOLE = (
+    "embed_tokens",
+    "norm",
+    "mlp.gate.weight",
+    "q_a_proj",
+    "kv_a_proj",
+    "correction_bias",
+    "shared_expert_gate",
+)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 8])
@@ -40,7 +48,7 @@ def test_heads(kv_heads: int, group: int, size: int) -> None:
     assert max(len(heads.kv) for heads in each) == -(-kv_heads // size)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in WITH_STATES])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_rank_reads_its_cuts_of_the_whole(family: str, model_dir: Any) -> None:
     """From files and made up; nothing is left out, and nothing large is held by all."""
     adapter = adapter_for(read_checkpoint(model_dir(family)))
@@ -67,6 +75,16 @@ def test_a_rank_reads_its_cuts_of_the_whole(family: str, model_dir: Any) -> None
                 dim = cuts[name].dim
                 assert indices == set(range(whole[name].shape[dim])), name
             assert all(any(part in name for part in HELD_WHOLE) for name in whole.keys() - seen)
+
+
+def test_more_ranks_than_heads_with_a_state_are_refused(model_dir: Any) -> None:
+    adapter = adapter_for(read_checkpoint(model_dir("qwen3_5")))
+    adapter.text_config.linear_num_value_heads = 2
+    wanted = "2 linear attention heads, which 4 ranks cannot share; use 2 ranks at most"
+    with pytest.raises(ConfigError, match=wanted):
+        adapter.kv_layout(torch.float32, 16, shard=Shard(0, 4, Alone()))
+    with pytest.raises(ConfigError, match=wanted):
+        plan_stage(adapter, "language", dummy=True, shard=Shard(0, 4, Alone()))
 
 
 def test_an_unknown_way_to_cut_is_refused(model_dir: Any) -> None:

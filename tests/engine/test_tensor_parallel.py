@@ -18,7 +18,7 @@ from epd.messages import TokenLogprobs
 from tests.engine import ranks_cases
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.ranks import SIZES, Ranks
-from tests.engine.reference import reference_generate
+from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_speculation import HARD
 from tests.engine.tiny_models import EMBEDDED, make_model
 
@@ -30,6 +30,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {"num_attention_heads": 6, "moe_intermediate_size": 56},
 }  # fmt: skip
 MODELS = ("embedded", *CHANGES)
+CHANGES |= {
+    "qwen3_5": {  # a rank of two has one key head, and another two; of four two have the same one
+        "num_attention_heads": 6, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
+    },
+    "qwen3_5_moe": {"num_attention_heads": 6, "moe_intermediate_size": 56},
+}  # fmt: skip
 CHANGES["kimi_k25"] = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 8}
 PROMPT = list(b"the quick brown fox")
 
@@ -75,6 +81,44 @@ def test_greedy_equals_generate(name: str, ranks: Ranks, model: Callable[[str], 
         drafts = expected[1:] if fused else expected[:1]
         found = ranks.run(size, ranks_cases.answers, directory, cases(name), 13, drafts, fused)
         assert found == [expected] * size, (size, fused)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "chunk"),
+    [
+        ("qwen3_5", 4, 13),
+        *(
+            pytest.param(name, size, chunk, marks=pytest.mark.long)
+            for name in ("qwen3_5", "qwen3_5_moe")
+            for size in SIZES[1:]
+            for chunk in (5, 64, 4096)
+        ),
+    ],
+)
+def test_states_are_shared_out_by_heads(
+    name: str, size: int, chunk: int, ranks: Ranks, model: Callable[[str], Path]
+) -> None:
+    """Chunks that cut images beside decodes; heads that cannot be shared out evenly."""
+    directory = model(name)
+    expected = golden(directory, name)
+    found = ranks.run(size, ranks_cases.answers, directory, cases(name), chunk)
+    assert found == [expected] * size
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_wrong_state_of_one_rank_is_noticed(
+    victim: int, ranks: Ranks, model: Callable[[str], Path]
+) -> None:
+    """Each of its blocks, swapped with another sequence's, a token old, or dropped; without that
+    logits are those of transformers."""
+    directory = model("qwen3_5")
+    found = ranks.run(2, ranks_cases.damaged, directory, victim)
+    assert found[0] == found[1]
+    ids, logits, changes = found[0]
+    expected = reference_logits(directory, ids, ())
+    torch.testing.assert_close(torch.tensor(logits), expected, atol=1e-4, rtol=0)
+    assert len(changes) >= 6
+    assert all(change > 1e-3 for change in changes.values()), changes
 
 
 def test_latent_rows_are_at_every_rank(ranks: Ranks, model: Callable[[str], Path]) -> None:
@@ -134,8 +178,10 @@ def with_images(
     return directory, asked, [reference_generate(directory, *case, most) for case in asked]
 
 
-def test_a_preempted_request_goes_on(ranks: Ranks, model: Callable[[str], Path]) -> None:
-    directory = model("llama")
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_a_preempted_request_goes_on(name: str, ranks: Ranks, model: Callable[[str], Path]) -> None:
+    """Its blocks hold what it left there."""
+    directory = model(name)
     expected = reference_generate(directory, PROMPT, (), ranks_cases.LIMIT["max_tokens"])
     assert ranks.run(2, ranks_cases.preempted, directory, PROMPT) == [expected] * 2
 

@@ -31,7 +31,7 @@ FAMILIES = (
 )
 VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25", "qwen3_5", "qwen3_5_moe")
 WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25")
-WITH_STATES = ("qwen3_5", "qwen3_5_moe")  # which groups refuse
+WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
 
 _IMAGE, _VIDEO, _VISION_START, _VISION_END = 262, 263, 259, 260

@@ -26,10 +26,10 @@ from epd.fsm import (
 )
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
 from epd.fsm.request import TABLE as REQUEST
+from epd.layouts import KvLayout
 from epd.messages import Grant, KvOffer
 from epd.records import (
     Address,
-    KvLayout,
     RemoteRegion,
     RowContract,
     SamplingParams,

@@ -17,7 +17,7 @@ import torch
 from epd.tiny import CHECKPOINT
 from epd.transport.cuda_driver import missing
 from tests.e2e.client import Body, post_all
-from tests.e2e.goldens import sent, token_bytes
+from tests.e2e.goldens import directory_of, goldens, sent, token_bytes
 from tests.e2e.server import Server, serving, wait_for
 from tests.e2e.streams import (
     PATIENT,
@@ -27,6 +27,7 @@ from tests.e2e.streams import (
     questions,
     tokens_of,
 )
+from tests.e2e.test_exactness import burst
 from tests.e2e.test_groups import followers, wait_until_replaced
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
@@ -124,6 +125,15 @@ async def test_groups_answer_as_one_gpu_does(
                 f"the GPUs' memory is as before {victim} died ({before})",
             )
             lap(f"without {victim}, and back, in")
+
+
+@pytest.mark.parametrize("topology", ["1e1p:tp2,1d:tp2", "1e1p:tp2,1d", "1e1p1d:tp2"])
+async def test_states_go_between_groups(topology: str, alone: list[list[bytes]]) -> None:
+    """Of the same size, and head by head where sizes differ; twice, so that copies are found."""
+    with serving(topology, model=directory_of("qwen3_5"), **TWO) as server:
+        for seed in range(2):
+            assert await burst(server, "qwen3_5", goldens("qwen3_5"), seed) == []
+        server.check_all_returned()
 
 
 async def lose(server: Server, rank: str, seed: int) -> None:

@@ -28,7 +28,7 @@ def ranks(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks
     started.close()
 
 
-@pytest.mark.parametrize("family", ["embedded", "qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["embedded", "qwen3_vl", "qwen2_5_vl", "qwen3_5"])
 def test_greedy_equals_generate(
     family: str,
     ranks: Ranks,

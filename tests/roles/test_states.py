@@ -13,7 +13,6 @@ import pytest
 
 from epd.config import ConfigError, EncodeConfig, EngineConfig, PrefillConfig, SpeculativeConfig
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.sharding import Alone, Shard
 from epd.roles.compose import Engines
 from tests.engine.conftest import drawn_image
 from tests.engine.tiny_models import make_model
@@ -161,8 +160,6 @@ def test_what_would_compute_wrongly_is_refused_by_name(shared: dict[str, Any]) -
     drafting = msgspec.structs.replace(SMALL, speculative=speculative)
     with pytest.raises(ConfigError, match=r"cannot take rejected draft tokens back"):
         build_language(shared["model_dir"], drafting, shared["executor"])
-    with pytest.raises(ConfigError, match=r"cannot be shared out to ranks"):
-        build_language(shared["model_dir"], SMALL, shared["executor"], shard=Shard(0, 2, Alone()))
     tiny = msgspec.structs.replace(SMALL, kv_nbytes=2 * BLOCK_NBYTES)
     with pytest.raises(ConfigError, match=r"3 KV blocks that a sequence has at least"):
         build_language(shared["model_dir"], tiny, shared["executor"])

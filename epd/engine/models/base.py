@@ -20,6 +20,7 @@ from torch import nn
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
+from epd.engine.delta_heads import DeltaHeads
 from epd.engine.graphs import PartsRecorder
 from epd.engine.mixers import Mixer, Norm, PagedAttention, plain_norm
 from epd.engine.products import Foreign
@@ -27,8 +28,10 @@ from epd.engine.routing import Routing
 from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.engine.slices import Slices
 from epd.engine.state_kinds import PagedRows, layout_of
+from epd.layouts import blocks_of_runs
 from epd.messages import KvLayout, PixelBounds, RowContract, StateTensor
 
+MOST_RANKS = 8  # of a group from which states are certain to fit
 _COUPLED_ROPES = ("dynamic", "longrope")
 
 
@@ -156,8 +159,13 @@ class ModelAdapter:
             int(text.num_hidden_layers), len(heads), int(head_dim), first_head=heads.start
         )
 
-    def sequence_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
-        """What layers keep of a sequence besides, computed in `dtype`."""
+    @property
+    def delta_heads(self) -> DeltaHeads | None:
+        """Of its linear attention layers, if it has any."""
+        return None
+
+    def sequence_tensors(self, dtype: torch.dtype, shard: Shard = WHOLE) -> tuple[StateTensor, ...]:
+        """What layers keep of a sequence besides, of a rank's heads, computed in `dtype`."""
         return ()
 
     def kv_layout(
@@ -169,12 +177,40 @@ class ModelAdapter:
         compute_dtype: torch.dtype | None = None,
     ) -> KvLayout:
         """`dtype`: of paged rows; `compute_dtype`: of everything else."""
-        tensors = self.sequence_tensors(compute_dtype or dtype)
-        own = layout_of(self.paged_rows(shard), tensors, dtype, block_size, max_layer_groups)
-        if shard.size == 1:
+        wide = compute_dtype or dtype
+
+        def of(one: Shard) -> KvLayout:
+            rows, tensors = self.paged_rows(one), self.sequence_tensors(wide, one)
+            return layout_of(rows, tensors, dtype, block_size, max_layer_groups)
+
+        each = [of(one) for one in shard.group]
+        own, delta = each[shard.rank], self.delta_heads
+        if shard.size > 1:
+            own = self._shared_out(own, shard)
+        if delta is None:
             return own
-        each = [self.paged_rows(replace(shard, rank=rank)) for rank in range(shard.size)]
-        return structs.replace(own, ranks=tuple((r.first_head, r.num_heads) for r in each))
+        own = structs.replace(
+            own,
+            first_state_head=delta.of(shard).queries.start,
+            all_tensors=self.sequence_tensors(wide) if shard.size > 1 else (),
+        )
+        sizes = range(
+            1, 1 + min(MOST_RANKS, delta.num_values, self.text_config.num_attention_heads)
+        )
+        others = [replace(shard, rank=0, size=size) for size in sizes if size != shard.size]
+        came = [blocks_of_runs(self._shared_out(own, other), own) for other in others]
+        most = max(*came, *(one.num_state_blocks for one in each))
+        return structs.replace(own, most_state_blocks=most)
+
+    def _shared_out(self, layout: KvLayout, shard: Shard) -> KvLayout:
+        """It says how the ranks of such a group share heads."""
+        rows, delta = [self.paged_rows(one) for one in shard.group], self.delta_heads
+        values = [] if delta is None else [delta.of(one).queries for one in shard.group]
+        return structs.replace(
+            layout,
+            ranks=tuple((one.first_head, one.num_heads) for one in rows),
+            state_ranks=tuple((heads.start, len(heads)) for heads in values),
+        )
 
     # --- language ---------------------------------------------------------------------------------
 
@@ -188,6 +224,9 @@ class ModelAdapter:
 
     def adopt_language(self, model: Any) -> None:
         """Exchange modules of a loaded decoder stack for the engine's own."""
+
+    def adopt_shard(self, model: nn.Module, shard: Shard) -> None:
+        """Let modules of a language model on meta, whose weights are a rank's, say their sizes."""
 
     def fused_norm(self, module: Any) -> Norm:
         """Of an RMS norm of the stack."""

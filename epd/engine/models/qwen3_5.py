@@ -6,17 +6,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
+from epd.engine.delta_heads import DeltaHeads
 from epd.engine.experts import by_softmax
 from epd.engine.linear_attention import GatedDeltaNet
 from epd.engine.mixers import GatedAttention, Norm, zero_centred_norm
 from epd.engine.models.base import ModelAdapter
-from epd.engine.models.qwen_vl import Qwen3VL
+from epd.engine.models.qwen_vl import LAYERS, Qwen3VL
 from epd.engine.products import Foreign
 from epd.engine.routing import Routing
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.state_kinds import PagedRows, sequence_tensor
 from epd.messages import StateTensor
+
+_DELTA = {
+    f"model.language_model.layers.*.linear_attn.{name}": how
+    for how, names in (
+        ("delta_channels", "in_proj_qkv conv1d"),
+        ("delta_values", "in_proj_z in_proj_b in_proj_a dt_bias A_log"),
+        ("rowwise", "out_proj"),
+    )
+    for name in names.split()
+}
 
 
 class Qwen3_5(Qwen3VL):
@@ -27,21 +39,36 @@ class Qwen3_5(Qwen3VL):
     layer_types = frozenset({"full_attention", "linear_attention"})
     num_deepstack = 0
     mixers = (GatedAttention, GatedDeltaNet)
+    tp_plan = LAYERS | _DELTA  # transformers would gather what these layers give
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
         return super().paged_rows(shard).of(len(self._layers("full_attention")))
 
-    def sequence_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
-        """The last inputs of each convolution, and the matrices of the delta rule."""
-        text, layers = self.text_config, len(self._layers("linear_attention"))
-        keys = int(text.linear_num_key_heads) * int(text.linear_key_head_dim)
-        heads, size = int(text.linear_num_value_heads), int(text.linear_value_head_dim)
-        inputs, channels = int(text.linear_conv_kernel_dim) - 1, 2 * keys + heads * size
-        matrix = int(text.linear_key_head_dim), size
-        return (
-            sequence_tensor("convolution", layers, inputs, (channels,), dtype),
-            sequence_tensor("recurrent", layers, heads, matrix, torch.float32),
+    @property
+    def delta_heads(self) -> DeltaHeads:
+        text = self.text_config
+        return DeltaHeads(
+            int(text.linear_num_key_heads),
+            int(text.linear_num_value_heads),
+            int(text.linear_key_head_dim),
+            int(text.linear_value_head_dim),
         )
+
+    def sequence_tensors(self, dtype: torch.dtype, shard: Shard = WHOLE) -> tuple[StateTensor, ...]:
+        """The last inputs of each convolution, and the matrices of the delta rule."""
+        heads, layers = self.delta_heads, len(self._layers("linear_attention"))
+        parts, inputs = heads.parts(shard), int(self.text_config.linear_conv_kernel_dim) - 1
+        channels, count = sum(n * width for n, width in parts), len(heads.of(shard).queries)
+        matrix = heads.key_width, heads.value_width
+        return (
+            sequence_tensor("convolution", layers, inputs, (channels,), dtype, parts),
+            sequence_tensor("recurrent", layers, count, matrix, torch.float32),
+        )
+
+    def adopt_shard(self, model: nn.Module, shard: Shard) -> None:
+        layers = self.language_model(model).layers
+        for at in self._layers("linear_attention"):
+            self.delta_heads.resize(layers[at].linear_attn, shard)  # type: ignore[index]
 
     def adopt_language(self, model: Any) -> None:
         """Layers are numbered among those of their kind: so the pool counts them."""

@@ -21,7 +21,7 @@ from epd.engine.tower_graphs import TowerGraphs
 from epd.engine.video import video_settings
 from epd.messages import PixelBounds
 
-_LAYERS = {
+LAYERS = {
     f"model.language_model.layers.*.{name}": how
     for how, names in (
         ("colwise", "self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj"),
@@ -120,7 +120,7 @@ class Qwen3VL(Qwen2VL):
     model_type = "qwen3_vl"
     modelling = "qwen3_vl.modeling_qwen3_vl"
     class_name = "Qwen3VLForConditionalGeneration"
-    tp_plan = _LAYERS
+    tp_plan = LAYERS
 
     @property
     def num_deepstack(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from epd.layouts import KvLayout
 from epd.messages import Grant, KvOffer
-from epd.records import Address, KvLayout, RemoteRegion, SamplingParams
+from epd.records import Address, RemoteRegion, SamplingParams
 
 PEER = Address("peer", 1, "")
 NBYTES = 64

@@ -4,6 +4,10 @@ Each rank of the consumer gets each of its heads from one rank that has it.  Hea
 ranks of the producer have (fewer heads than ranks) are written by these in turn, and heads that
 several ranks of the consumer want go to each of them.  So nothing is gathered, and nothing goes
 where nobody wants it; ranks of equal shares write to each other.
+
+States of sequences have heads, too.  What one rank writes of a state to another is one run of
+bytes, in slots that the consumer has for the whole state: run behind run, each from the beginning
+of a slot.
 """
 
 from __future__ import annotations
@@ -44,3 +48,18 @@ def cells(producer: Shares, consumer: Shares) -> list[Cell]:
 def cut(slots: Sequence[int], heads: range, num_heads: int) -> list[int]:
     """The places of these heads in slots of so many, where each head's part of a slot is a slot."""
     return [slot * num_heads + head for slot in slots for head in heads]
+
+
+def runs(nbytes: Sequence[int], slot_nbytes: int) -> list[range]:
+    """The slots that runs of so many bytes fill, one run behind the other."""
+    found, at = [], 0
+    for size in nbytes:
+        stop = at - (-size // slot_nbytes)
+        found.append(range(at, stop))
+        at = stop
+    return found
+
+
+def is_cut(found: Sequence[Cell]) -> bool:
+    """Whether anything is: then all of it goes head by head."""
+    return any(cell.is_cut for cell in found)

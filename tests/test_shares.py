@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.engine.sharding import WHOLE, Heads, Shard
-from epd.scheduling.kv_cells import cells, cut
+from epd.shares import cells, cut
 
 
 def shares(size: int, num_kv_heads: int, group: int = 8) -> list[range]:

@@ -1,0 +1,160 @@
+"""How what layers keep of a sequence lies in blocks, as instances tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from epd.shares import Cell, cells, is_cut, runs
+from epd.wire import Record
+
+
+class StateTensor(Record):
+    """What a layer keeps of a sequence besides rows of its tokens: of fixed size, overwritten by
+    each token.  It is cut into pieces (heads), of which each lies in one block."""
+
+    name: str
+    num_layers: int
+    num_pieces: int  # of a layer
+    shape: tuple[int, ...]  # of a piece
+    dtype: str
+    piece_nbytes: int
+    # What lies side by side in a piece: of how many heads, and how many numbers each; none: a piece
+    # is a head.
+    parts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_heads(self) -> int:
+        return max(self.counts)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of each part, of how many heads it is; neighbours may share one."""
+        return tuple(count for count, _ in self.parts) or (self.num_pieces,)
+
+    @property
+    def nbytes_each(self) -> tuple[int, ...]:
+        """Of each part, of one head in all layers."""
+        if not self.parts:
+            return (self.num_layers * self.piece_nbytes,)
+        number_nbytes = self.piece_nbytes // sum(count * width for count, width in self.parts)
+        inputs = self.num_layers * self.num_pieces * number_nbytes
+        return tuple(inputs * width for _, width in self.parts)
+
+
+class KvLayout(Record):
+    """Shape of one KV block, `[num_layers, num_parts, block_size, num_kv_heads, head_dim]` of
+    `dtype`, and what a sequence has besides: `tensors`, in blocks at the head of its table."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    block_nbytes: int
+    max_layer_groups: int = 4  # `engine.kv_layer_groups`: both ends of a transfer agree on it
+    first_kv_head: int = 0  # of those here, by its place in the model: a rank has a part of them
+    num_parts: int = 2  # keys and values; 1: a latent row that both are made of
+    tensors: tuple[StateTensor, ...] = ()
+    ranks: tuple[tuple[int, int], ...] = ()  # of a group: each rank's first head, and how many
+    # Of a group whose model has tensors: the first of the heads here that these are of; each rank's
+    # first, and how many; and the tensors of all heads.
+    first_state_head: int = 0
+    state_ranks: tuple[tuple[int, int], ...] = ()
+    all_tensors: tuple[StateTensor, ...] = ()
+    most_state_blocks: int = 0  # as many at each rank as one needs, and as come from other groups
+
+    @property
+    def num_state_blocks(self) -> int:
+        """Blocks of a sequence that hold its tensors, whatever its length."""
+        return self.most_state_blocks or sum(
+            -(-t.num_layers * t.num_pieces // (self.block_nbytes // t.piece_nbytes))
+            for t in self.tensors
+        )
+
+    @property
+    def shares(self) -> tuple[range, ...]:
+        """The heads of each rank, by their place in the model."""
+        own = (self.first_kv_head, self.num_kv_heads)
+        return tuple(range(first, first + count) for first, count in self.ranks or (own,))
+
+    @property
+    def state_shares(self) -> tuple[range, ...]:
+        """The heads of each rank whose tensors it has, by their place in the model."""
+        if not self.tensors:
+            return ()
+        own = (0, max(tensor.num_heads for tensor in self.tensors))
+        return tuple(range(first, first + count) for first, count in self.state_ranks or (own,))
+
+    def state_parts(self, heads: range) -> list[tuple[range, int]]:
+        """What belongs to these heads, by their place in the model: of each part of each tensor the
+        range among its own heads, by their place here, and the bytes of one."""
+        total, found = max(share.stop for share in self.state_shares), []
+        for tensor in self.all_tensors or self.tensors:
+            for count, nbytes in zip(tensor.counts, tensor.nbytes_each, strict=True):
+                first = self.first_state_head * count // total
+                start, last = (at * count // total - first for at in (heads.start, heads.stop - 1))
+                found.append((range(start, last + 1), nbytes))
+        return found
+
+    def state_nbytes(self, heads: range) -> int:
+        return sum(len(own) * nbytes for own, nbytes in self.state_parts(heads))
+
+    @property
+    def whole(self) -> KvLayout:
+        """What it would be at an instance of one rank: equal where KV can be exchanged, and the
+        bytes in which the ends of a room count, however their ranks share them."""
+        if not self.ranks:
+            return msgspec.structs.replace(self, most_state_blocks=0)
+        num_heads = max(share.stop for share in self.shares)
+        return msgspec.structs.replace(
+            self,
+            num_kv_heads=num_heads,
+            block_nbytes=self.block_nbytes // self.num_kv_heads * num_heads,
+            first_kv_head=0,
+            tensors=self.all_tensors or self.tensors,
+            ranks=(),
+            first_state_head=0,
+            state_ranks=(),
+            all_tensors=(),
+            most_state_blocks=0,
+        )
+
+    @property
+    def slots_per_block(self) -> int:
+        """Groups of layers that are sent one by one (`scheduling/kv_order.py`), all as large."""
+        most = min(self.max_layer_groups, self.num_layers)
+        return next(n for n in range(most, 0, -1) if self.num_layers % n == 0)
+
+    @property
+    def slot_nbytes(self) -> int:
+        return self.block_nbytes // self.slots_per_block
+
+
+def num_parts_of(producer: KvLayout, consumer: KvLayout, rank: int) -> int:
+    """Into how many a slot of the consumer's rank is cut for this producer."""
+    by_head = is_cut(cells(producer.shares, consumer.shares))
+    return len(consumer.shares[rank]) if by_head else 1
+
+
+def state_runs(producer: KvLayout, consumer: KvLayout, rank: int) -> Iterator[tuple[Cell, range]]:
+    """What comes to a rank of a state, and where: in slots as they are cut for this producer."""
+    num_heads = len(consumer.shares[rank])
+    slot_nbytes = consumer.slot_nbytes // consumer.num_kv_heads * num_heads
+    found = cells(producer.state_shares, consumer.state_shares)
+    to_it = [cell for cell in found if cell.consumer == rank]
+    share = consumer.state_shares[rank]
+    sizes = [consumer.state_nbytes(share[cell.target.start : cell.target.stop]) for cell in to_it]
+    fine = runs(sizes, slot_nbytes // num_parts_of(producer, consumer, rank))
+    yield from zip(to_it, fine, strict=True)
+
+
+def blocks_of_runs(producer: KvLayout, consumer: KvLayout) -> int:
+    """Blocks that a state takes up at the consumer while it comes from such ranks."""
+    needed = 0
+    for rank in range(len(consumer.shares)):
+        *_, (_, last) = state_runs(producer, consumer, rank)
+        num_slots = consumer.slots_per_block * num_parts_of(producer, consumer, rank)
+        needed = max(needed, -(-last.stop // num_slots))
+    return needed

@@ -1,0 +1,27 @@
+"""Engines without weights: all ranks of a group have the same, so that no state goes by heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epd.engine.base import Buffer, EngineError
+
+_REASON = "these ranks share no heads of states"
+
+
+class AlikeRanks:
+    """What `LanguageEngine` does of states between ranks that share their heads otherwise."""
+
+    async def fetch_state(
+        self, blocks: Sequence[int], heads: range, *, in_place: bool
+    ) -> Sequence[Buffer]:
+        raise EngineError(_REASON)
+
+    async def land_state(
+        self,
+        memory: Buffer,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        pieces: Sequence[tuple[range, int]],
+    ) -> None:
+        raise EngineError(_REASON)

@@ -1,0 +1,149 @@
+"""KV and states from groups to groups of any sizes: what the ranks write and take in."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from epd.engine.checkpoint import read_checkpoint
+from epd.engine.kv_pool import KvPool
+from epd.engine.language import TorchLanguageEngine
+from epd.engine.models.base import ModelAdapter
+from epd.engine.models.registry import adapter_for
+from epd.messages import Grant, RemoteRegion
+from epd.roles.kv_ranks import KvRanks, Sent
+from epd.roles.rank_asks import Answer, AnyAsk
+from epd.roles.rank_data import RankPart
+from epd.transport.backend import BackendSettings
+from epd.transport.base import Written
+from epd.transport.local import LocalMemory
+from epd.transport.routing import RoutingTransferEngine
+from tests.engine.states import assert_equal, cut_from, drawn, pool_of, rank_of, read, write
+from tests.engine.tiny_models import cached_model
+
+NUM_BLOCKS = 3  # of a prompt
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    found = adapter_for(read_checkpoint(cached_model("qwen3_5")))
+    found.text_config.num_attention_heads = 6
+    found.text_config.num_key_value_heads = 3
+    return found
+
+
+class Pools:
+    """An engine that computes nothing."""
+
+    kv_in_place = True
+    fetch_kv = TorchLanguageEngine.fetch_kv
+    land_kv = TorchLanguageEngine.land_kv
+    fetch_state = TorchLanguageEngine.fetch_state
+    land_state = TorchLanguageEngine.land_state
+    _heads = TorchLanguageEngine._heads
+    _hop = None
+
+    def __init__(self, pool: KvPool) -> None:
+        self.pool = pool
+        self.kv_layout = pool.layout
+        self.num_landing_blocks = pool.num_blocks
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        self.pool.attach(buffer)
+
+
+class Group:
+    """The ranks of an instance."""
+
+    def __init__(self, name: str, adapter: ModelAdapter, size: int, memory: LocalMemory) -> None:
+        self.joined: dict[int, Any] = {}
+        self.pids = ()
+        self.pools = [pool_of(adapter, rank_of(rank, size), NUM_BLOCKS) for rank in range(size)]
+        self.planes = [
+            RoutingTransferEngine(BackendSettings(f"{name}{rank}", 1), memory, checksums="always")
+            for rank in range(size)
+        ]
+        engines: list[Any] = [Pools(pool) for pool in self.pools]
+        self.kv = KvRanks(engines[0], self.planes[0], self)
+        self.parts = {
+            rank: RankPart(engines[rank], self.planes[rank], takes_kv=False)
+            for rank in range(1, size)
+        }
+        self.layout = self.pools[0].layout
+        count = self.pools[0].num_blocks
+        self.table = [*range(count)[::-1]]  # blocks of the state first
+        self.state = self.table[: self.layout.num_state_blocks]
+        self.rows = self.table[self.layout.num_state_blocks :]
+
+    async def ask(self, rank: int, ask: AnyAsk) -> Answer:
+        return await self.parts[rank].answer(ask)
+
+    def slots(self, blocks: list[int]) -> tuple[int, ...]:
+        size = self.layout.slots_per_block
+        return tuple(block * size + group for block in blocks for group in range(size))
+
+    def regions(self, producer: Group) -> list[RemoteRegion]:
+        region = self.kv.written(producer.layout)
+        first = self.planes[0].descriptor(region, "")
+        its_id = region.remote.region_id
+        others = [
+            next(there for name, via, there in part.joined().regions if (name, via) == (its_id, ""))
+            for part in self.parts.values()
+        ]
+        return [first, *others]
+
+
+SIZES = (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(("p", "c"), [*product(SIZES, SIZES)])
+async def test_each_rank_has_its_own_heads_in_the_end(
+    p: int, c: int, adapter: ModelAdapter
+) -> None:
+    """In two writes, of which the second has the state; sums are those of what was written."""
+    memory, whole = LocalMemory(), drawn(adapter)
+    there, here = Group("p", adapter, p, memory), Group("d", adapter, c, memory)
+    rows = torch.randn_like(pool_of(adapter, rank_of(0, 1), NUM_BLOCKS).tensor[:NUM_BLOCKS])
+    for rank, pool in enumerate(there.pools):
+        write(pool, there.state, cut_from(whole, adapter, rank_of(rank, p)))
+        heads = there.layout.shares[rank]
+        pool.tensor[there.rows] = rows[:, :, :, :, heads.start : heads.stop]
+    slots = here.slots([*here.rows, *here.state])
+    last, size = len(here.rows) * here.layout.slots_per_block, here.layout.slots_per_block
+    source = there.slots(there.rows)
+    region, *parts = here.regions(there)
+    grant = Grant(
+        room="r", attempt=1, mm_hash="", region=region, slots=slots, contract=None, num_rows=1,
+        deadline_s=9.0, parts=tuple(parts), layout=here.layout,
+    )  # fmt: skip
+    assert here.kv.objection(there.layout) == ""
+    sent = [
+        Sent(source[:size], slots[:size], (), ()),
+        Sent(source[size:], slots[size:last], there.state, slots[last:]),
+    ]
+    sums = []
+    for one in sent:
+        outcomes = [await write() for write in there.kv.writes(one, grant)]
+        assert all(isinstance(outcome, Written) for outcome in outcomes), outcomes
+        sums.append(sum(outcome.checksum for outcome in outcomes) & 0xFFFFFFFF)  # type: ignore[union-attr]
+    written = [(slots[:size], 0), (slots[size:], 0)]
+    blocks = [*here.rows, *here.state]
+    assert await here.kv.land(there.layout, "", slots, blocks, written) == sums
+    for rank, pool in enumerate(here.pools):
+        assert_equal(read(pool, here.state), cut_from(whole, adapter, rank_of(rank, c)))
+        heads = here.layout.shares[rank]
+        assert torch.equal(pool.tensor[here.rows], rows[:, :, :, :, heads.start : heads.stop])
+    for plane in (*there.planes, *here.planes):
+        await plane.close()
+
+
+def test_states_that_do_not_fit_are_refused_by_name(adapter: ModelAdapter) -> None:
+    there, here = (Group(name, adapter, size, LocalMemory()) for name, size in (("p", 4), ("d", 2)))
+    here.kv._layout = replace(here.layout, most_state_blocks=1)
+    wanted = "states from 4 ranks do not fit the blocks that 2 have for them; give prefill and"
+    assert wanted in here.kv.objection(there.layout)
+    assert here.kv.objection(here.layout) == ""
