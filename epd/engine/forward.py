@@ -8,6 +8,7 @@ replays captured graphs where a step fits one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +34,9 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.row_splice import RowSplicer
 from epd.engine.scoring import Head, Scores
 
+# Tokens of a sequence that are as many decodes, where its rows are latent: so few read them as they
+# lie, and expanding all of them would be more work.
+FEW_TOKENS = 8
 MAX_SAMPLED = 4096  # rows of a step whose tokens stay on the device for the next
 
 
@@ -177,6 +181,7 @@ class FusedForward:
         self._tile_size = 64 if stack.embed_tokens.weight.dtype == torch.float32 else 128
         self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
         self._tables: dict[int, tuple[Any, Ints]] = {}
+        self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
 
     def capture(self, record: Recorder, max_running: int, max_prompt_tokens: int) -> None:
         """Steps of decodes and, up to so many tokens, those with prompts; with the pool that is
@@ -221,11 +226,13 @@ class FusedForward:
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > 1)
-        parts = [self._flat(batch[i], sources[i]) for i in order]
+        few = self._as_decodes
+        order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > few)
+        parts = [part for i in order for part in self._parts(batch[i], sources[i])]
         ordered = [batch[i] for i in order]
         if self.graphs is not None and all(
-            len(s.token_ids) == 1 and s.sample is not None and not s.spans for s in ordered
+            len(s.token_ids) == 1 + s.num_drafts <= few and s.sample is not None and not s.spans
+            for s in ordered
         ):
             logits = self.graphs.replay(parts)
             if logits is not None:
@@ -274,6 +281,22 @@ class FusedForward:
         if self.pool.layout.num_parts == 1:
             return NUM_LATENT_PROGRAMS
         return parts_at_once(self.pool.layout.num_kv_heads, beside_prompts=beside_prompts)
+
+    def _parts(self, sequence: StepSequence, source: int) -> list[FlatSequence]:
+        """One, or one for each of its tokens: their rows are written before any is read."""
+        whole = self._flat(sequence, source)
+        if not 1 < len(whole.ids) <= self._as_decodes:
+            return [whole]
+        at = whole.positions
+        return [
+            replace(
+                whole,
+                ids=[token],
+                start=whole.start + n,
+                positions=at + n if isinstance(at, int) else at[:, n : n + 1],
+            )
+            for n, token in enumerate(whole.ids)
+        ]
 
     def _flat(self, sequence: StepSequence, source: int) -> FlatSequence:
         positions = sequence.positions

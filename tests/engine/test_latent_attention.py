@@ -11,13 +11,14 @@ import torch
 
 from epd.engine import latent_attention
 from epd.engine.factory import build_executor, build_language
-from epd.engine.forward import FusedForward
+from epd.engine.forward import FEW_TOKENS, FusedForward
 from epd.engine.kernels import torch_ops
 from epd.engine.kernels.torch_latent import Expanded
 from tests.engine.conftest import CONFIG, chat
 from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate
 from tests.engine.test_graphs import Again
+from tests.engine.test_speculation import oracle
 from tests.engine.tiny_models import make_model
 
 PROMPTS = (chat("a text that fills more than one block"), chat("hello"), chat("2 + 2?", "4", "3?"))
@@ -31,6 +32,7 @@ async def test_chunks_and_heads_take_turns_over_long_histories(
     requests = [await serving.request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
     await serving.step(requests, 7)
     steps = [request.next_step(4096) for request in requests]
+    assert all(len(step.token_ids) > FEW_TOKENS for step in steps), "fewer are decodes"
     whole = serving.language.logits(steps)
     monkeypatch.setattr(latent_attention, "EXPANDED_NBYTES", 1)
     for rows in (1 << 20, 1):
@@ -64,4 +66,11 @@ async def test_decodes_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     answers = await serving.run(requests, 16)
     assert answers == [reference_generate(directory, prompt, [], 6) for prompt in PROMPTS]
-    assert again.replays >= 4
+    assert (before := again.replays) >= 4
+    requests = [
+        await serving.request(str(i), prompt, max_tokens=6) for i, prompt in enumerate(PROMPTS)
+    ]
+    for request, answer in list(zip(requests, answers, strict=True))[::2]:
+        request.draft = oracle(answer, lambda place: place % 3 == 0)
+    assert await serving.run(requests, 4096) == answers, "drafts are as many decodes"
+    assert again.replays > before
