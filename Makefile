@@ -54,6 +54,10 @@ test-clients: $(STAMP)  ## Released openai packages against real processes; type
 test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and tla-checker (install them first)
 	$(BIN)/python -m tests.foreign
 
+.PHONY: test-gpu
+test-gpu: $(STAMP)  ## On a machine with CUDA (two GPUs for all of it): kernels, engine, transports, ranks
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
 .PHONY: docs
 docs: $(STAMP)  ## The documentation as a site, site/index.html; a broken link is an error
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e ".[docs]"
