@@ -248,6 +248,9 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         self._ask_again(outgoing)
         return None
 
+    def _num_granted(self, room: Outgoing) -> int:
+        return 1 if room.grant is None else 1 + len(room.grant.parts)
+
     @performs(Do.RELEASE_SOURCE)
     def release_source(self, outgoing: Outgoing, event: Event) -> None:
         if (producer := self._owners.get(outgoing.key)) is not None:

@@ -72,7 +72,7 @@ def doubts(answer: Any, *, listed: bool = False, lost: bool = False, known: bool
 
 
 def room(*, terminal: bool = False) -> Any:
-    return SimpleNamespace(peer=PEER, key="r", terminal=terminal)
+    return SimpleNamespace(peer=PEER, key="r", terminal=terminal, grant=None)
 
 
 @pytest.mark.parametrize("answer", [True, False, OSError("x")])
@@ -110,6 +110,16 @@ async def test_of_a_group_every_rank_is_fenced() -> None:
     asked = [(one.args[0].instance_id, one.args[2]) for one in plane.fence.await_args_list]
     name = PEER.instance_id
     assert asked == [(name, 7), (f"{name}.1", 8), (f"{name}.2", 9)]
+
+
+async def test_of_a_group_that_no_registry_has_told_of_each_that_granted_is_asked() -> None:
+    """A part that was written to any of them may be in doubt."""
+    made, plane, _, _ = doubts(True, known=False)
+    plane.settle.side_effect = [True, True]
+    transfer = room()
+    transfer.grant = SimpleNamespace(parts=("of rank 1",))
+    assert await made.settle_write(transfer, None) == WriteSettled()
+    assert plane.settle.await_args_list == [mock.call(PEER), mock.call(PEER.of_rank(1))]
 
 
 async def test_who_is_listed_is_never_fenced() -> None:
