@@ -231,6 +231,21 @@ def test_a_rival_that_is_left_alone_may_still_wait_for_slots(hedged: Embedding) 
     assert hedged.room == "a.1"
 
 
+def test_a_second_race_knows_nothing_of_the_first(hedged: Embedding) -> None:
+    """F62: the rival of the first had slots, that of the second waits for them."""
+    follow(
+        hedged,
+        (Wanted("b", "item b"), S.HEDGED, ()),
+        (LeaseGranted(), S.HEDGED, ()),
+        (LoadFailed(FAILURE, "a"), S.LOADING, (Do.END_RACE,)),
+        (LoadFailed(FAILURE, "a.1"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
+        (LeaseGranted(), S.LOADING, (Do.ARM_LATE,)),
+        (LoadLate(), S.LOADING, (Do.ASK_RIVAL,)),
+        (Wanted("b.1", "item b", is_rival=True), S.HEDGED, (Do.OPEN_RIVAL,)),
+        (LoadFailed(FAILURE, "b"), S.REQUESTED, (Do.END_RACE,)),
+    )
+
+
 def test_who_leaves_two_loads_leaves_one_to_end(hedged: Embedding) -> None:
     """F62, F21: HEDGED -> ABANDONED -> RESIDENT."""
     follow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.generation import S
@@ -81,6 +82,24 @@ def test_who_asks_again_is_told_again() -> None:
         added, _ = one.wants(1)
         assert one.says(1, former) == [added]
         assert one.at.actor.counters["images_moved"] == 1
+
+
+def test_what_has_moved_meanwhile_is_not_moved_again() -> None:
+    """Its former encoder falls silent while prefill asks."""
+    with asked() as one:
+        image = one.at.role._dispatcher.offers.latest(one.machine, 1)
+        one.wants(1)
+        one.at.do(one.at.role._elsewhere._leave, one.key, image, LOST)
+        assert one.at.actor.counters["images_moved"] == 1
+
+
+def test_what_has_taken_the_place_of_the_lost_is_asked() -> None:
+    """It has the same name."""
+    with desk("1e1p1d", GATEWAY, "role") as at:
+        one = Asked(at, "", *IMAGES)
+        with mock.patch.object(at.actor, "is_lost", return_value=True):
+            one.wants(1)
+        assert (one.machine.attempt, at.actor.counters["images_moved"]) == (1, 1)
 
 
 def test_what_no_encoder_can_do_fails_the_attempt() -> None:

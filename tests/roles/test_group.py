@@ -27,6 +27,7 @@ from epd.roles.rank_asks import RankLost
 from epd.runtime.system import SystemClock
 from epd_lab.bench.null_engine import NullLanguage, NullVision
 from tests.patience import PATIENCE_S
+from tests.roles.test_timers import ManualClock
 
 TIMING = Timing()
 BATCH = [StepSequence("r/1", [1, 2], 0, [0], None)]
@@ -159,6 +160,14 @@ async def test_a_rank_that_answers_what_it_was_not_asked_is_out_of_step(number: 
     assert group.state is S.LOST and group.killed
 
 
+async def test_a_rank_that_leaves_a_command_out_is_out_of_step() -> None:
+    group = Played().joined()
+    for _ in range(2):
+        group.step()
+    group.answer(2, 1)
+    assert group.state is S.LOST and group.killed
+
+
 async def test_an_answer_to_no_command_ends_the_group() -> None:
     group = Played().joined()
     group.answer(1, 1)
@@ -191,6 +200,23 @@ async def test_a_rank_that_is_silent_ends_the_group() -> None:
     group.answer(1, 2)
     async with asyncio.timeout(PATIENCE_S):
         assert await group.leader.lost == "rank 1 has not executed command 1 in time"
+
+
+async def test_each_command_is_waited_for_since_it_was_given() -> None:
+    """However many are given behind it."""
+    group, clock = Played(group_step_timeout_s=10.0).joined(), ManualClock()
+    group.leader._clock = clock
+    for given_s in (0.0, 6.0, 9.0):
+        clock.run_until(given_s)
+        group.step()
+    group.own[0].set_result(StepResult([None]))
+    group.answer(1, 1, 2)
+    await settled()
+    clock.run_until(15.9)
+    assert group.state is S.STEPPING
+    clock.run_until(16.1)
+    assert group.state is S.LOST
+    assert await group.leader.lost == "ranks 0, 1, 2 have not executed command 2 in time"
 
 
 async def test_a_rank_that_hangs_is_found_while_nothing_is_asked() -> None:

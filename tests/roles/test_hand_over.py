@@ -113,13 +113,15 @@ def test_the_last_token_of_an_answer_is_said_where_its_prompt_was_computed() -> 
         assert prefill(at, num_emitted=4).decode_here
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_a_lease_is_of_use_where_blocks_can_be_found(*, caching: bool) -> None:
+@pytest.mark.parametrize(("caching", "states"), [(True, False), (False, False), (True, True)])
+def test_a_lease_is_of_use_where_blocks_can_be_found(*, caching: bool, states: bool) -> None:
+    """And where they are all that is needed."""
     with desk("1e1p1d", "p0", "prefill") as at:
-        at.cluster.instance("p0").requests.caching = caching  # type: ignore[union-attr]
+        requests, holds = at.role._requests, caching and not states
+        requests.caching, requests._has_states = caching, states
         request = prefill(at, sampling=SamplingParams(max_tokens=1), lease_s=3.0)
-        assert (request.lease_s, request.state) == ((3.0, S.HELD) if caching else (0.0, S.FINISHED))
-        assert at.role.held.live() == {"held_prompts": int(caching)}
+        assert (request.lease_s, request.state) == ((3.0, S.HELD) if holds else (0.0, S.FINISHED))
+        assert at.role.held.live() == {"held_prompts": int(holds)}
         at.cluster.pass_time(3.0)
         assert request.state is S.FINISHED and at.role.held.live() == {"held_prompts": 0}
 
@@ -161,6 +163,45 @@ def test_what_is_ready_of_whom_has_left_stays_held() -> None:
         assert kv.granted(SimpleNamespace(key="r", owner="nobody")) is None
         kv.concluded(SimpleNamespace(key="r", owner="nobody"), None)
         assert at.actor.counters["faults"] == 0
+
+
+def test_what_was_ready_is_sent_from_the_blocks_that_are_held() -> None:
+    """Its request may have given way meanwhile, and have others, which are not computed yet."""
+    with desk("1e1p1d", "p0", "prefill") as at:
+        request, kv, size = prefill(at), at.role._kv, KV_LAYOUT.slots_per_block
+        kv._held[request.kv_room] = {0: 9}
+        grant: Any = SimpleNamespace(
+            num_held=0, slots=range(3 * size), layout=KV_LAYOUT, region=None
+        )
+        outgoing: Any = SimpleNamespace(
+            key=request.kv_room,
+            owner=request.key,
+            peer=DECODE,
+            grant=grant,
+            written_nbytes=0,
+            part_nbytes=2 * KV_LAYOUT.block_nbytes,
+        )
+        with (
+            mock.patch.object(at.role._requests.engine, "fetch_kv", mock.AsyncMock()) as fetch,
+            mock.patch.object(at.actor.ports.transfers, "takes_references"),
+        ):
+            at.cluster.within("p0", at.cluster.world.loop.create_task, kv.stage(outgoing, grant))
+            at.cluster.pass_time(0.0)
+        blocks = (9, request.block_table[1])
+        assert fetch.call_args.args == ([b * size + n for b in blocks for n in range(size)],)
+
+
+def test_what_was_sent_whole_stays_so_when_it_is_computed_again() -> None:
+    """Who gave way begins before what was sent, and decode counts what it has got."""
+    with desk("1e1p1d", "p0", "prefill") as at:
+        request, kv = prefill(at), at.role._kv
+        request.num_whole, nbytes = None, 2 * KV_LAYOUT.block_nbytes
+        grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
+        outgoing = SimpleNamespace(peer=DECODE, grant=grant, ready_nbytes=nbytes)
+        found = mock.patch.object(kv, "find", return_value=outgoing)
+        with found, mock.patch.object(kv._rooms, "fire"):
+            at.do(kv.push_kv, request, fsm.LayersComputed(BLOCK_SIZE, 0))
+        assert request.num_whole == 2
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -303,6 +344,16 @@ def test_an_offer_that_is_called_off_in_line_leaves_it() -> None:
         assert sum(requests.live()[kind] for kind in ("running", "waiting")) == 0
         at.do(at.role.cancel_transfer, SimpleNamespace(kv_room="never offered"), None)
         assert at.actor.counters["faults"] == 0
+
+
+def test_who_is_called_off_waits_for_no_memory_to_land_in() -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        with mock.patch.object(at.role, "_let_land"):
+            request, transfer = offered(at)
+            assert transfer.state is incoming.S.AWAITING_LANDING
+            at.do(at.role._requests.fire, request, fsm.AbortReceived())
+        assert transfer.state is incoming.S.CANCELLED and at.role.live() == {"kv_landing": 0}
+        assert at.role._requests.pool.num_leased == 0
 
 
 def test_blocks_of_a_room_that_failed_are_free() -> None:

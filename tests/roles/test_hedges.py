@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from epd.fsm.embedding import S
+from epd.fsm.incoming import CancelAcked
 from epd.fsm.incoming import S as Room
 from epd.fsm.room import PeerLost
 from epd.messages import (
@@ -114,6 +115,29 @@ def test_who_leaves_in_the_middle_takes_both_back() -> None:
         assert own.role.live()["slot_promises"] == own.role.live()["embedding_references"] == 0
         states = {own.transfer(room).state for room in ("a", "a.1")}
         assert states == {Room.CANCEL_PENDING}
+
+
+def test_a_second_load_that_is_nobodys_is_stopped_for_those_who_follow() -> None:
+    """Both encoders may never have heard of who left."""
+    with pool() as own:
+        hedge(own)
+        own.want("b", encoder="e1")
+        own.unwant("a")
+        for room in ("a", "a.1"):
+            assert own.transfer(room).state is Room.CANCEL_PENDING
+            own.hear(room, CancelAcked())
+        own.arrive("b")
+        assert own.heard == [("ready", "b")]
+
+
+def test_an_encoder_that_is_gone_does_not_say_what_is_late() -> None:
+    with pool() as own:
+        for _ in range(20):
+            own.role._lateness._times.note("e0", 1, 0.001)
+        own.at.do(own.role._lateness.peer_lost, E0)
+        own.want("a", encoder="e1")
+        own.at.cluster.pass_time(FLOOR_S + 0.01)
+        assert not own.asked
 
 
 # --- the gateway ----------------------------------------------------------------------------------

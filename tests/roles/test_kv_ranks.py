@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
 from epd.messages import Grant, RemoteRegion
 from epd.roles.kv_ranks import KvRanks, Sent
-from epd.roles.rank_asks import Answer, AnyAsk
+from epd.roles.rank_asks import Answer, AnyAsk, RankLost
 from epd.roles.rank_data import RankPart
 from epd.transport.backend import BackendSettings
-from epd.transport.base import Written
+from epd.transport.base import WriteUnknown, Written
 from epd.transport.local import LocalMemory
 from epd.transport.routing import RoutingTransferEngine
 from tests.engine.states import assert_equal, cut_from, drawn, pool_of, rank_of, read, write
@@ -147,3 +148,12 @@ def test_states_that_do_not_fit_are_refused_by_name(adapter: ModelAdapter) -> No
     wanted = "states from 4 ranks do not fit the blocks that 2 have for them; give prefill and"
     assert wanted in here.kv.objection(there.layout)
     assert here.kv.objection(here.layout) == ""
+
+
+async def test_what_a_lost_rank_was_writing_may_still_land(adapter: ModelAdapter) -> None:
+    there = Group("p", adapter, 2, LocalMemory())
+    ask = mock.AsyncMock(side_effect=RankLost("rank 1 has ended"))
+    grant: Any = mock.Mock(layout=there.layout, region="of rank 0", parts=("of rank 1",))
+    with mock.patch.object(there, "ask", ask):
+        _, second = there.kv.writes(Sent(there.slots(there.rows), (0, 1, 2), (), ()), grant)
+        assert await second() == WriteUnknown("rank 1 has ended")

@@ -276,6 +276,16 @@ def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
         assert at.role._make_room(), "nobody lacks a block"
 
 
+def test_who_leaves_before_its_first_token_gives_back_all_blocks_of_states() -> None:
+    with requests() as at, mock.patch.object(at.role._loop, "wake"):
+        request, pool = begin(at), at.role.pool
+        at.do(at.role.pump)
+        found, kept = pool.take(2), pool.take(2)
+        request.states_found, request.states_kept = found, {4: kept}
+        at.do(at.role.fire, request, fsm.AbortReceived())
+        assert request.state is S.FINISHED and pool.num_leased == 0
+
+
 # --- steps ----------------------------------------------------------------------------------------
 
 

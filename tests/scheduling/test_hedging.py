@@ -74,6 +74,12 @@ def test_whoever_was_refused_may_again_after_so_many_images(share: float, num_as
     assert budget.take()
 
 
+def test_quiet_hours_save_no_more_than_a_burst() -> None:
+    budget = HedgeBudget(0.1)
+    budget.sent(10**6)
+    assert [budget.take() for _ in range(BURST + 1)] == [True] * BURST + [False]
+
+
 @given(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 10**5), st.floats(0.0, 5.0))
 def test_whoever_is_busy_is_not_asked(
     num_patches: int, num_ready: int, more: int, waited_s: float

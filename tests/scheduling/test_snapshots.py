@@ -97,6 +97,17 @@ def test_where_there_is_no_room_for_a_state_it_is_computed_again() -> None:
     assert taken == Taken(taken.blocks, 0) and pool.num_leased == 7
 
 
+def test_a_state_that_is_forgotten_in_part_is_not_found() -> None:
+    pool = BlockPool(7)
+    snapshots = Snapshots(pool, STATE)
+    published(pool, snapshots, "abc")
+    others = pool.take(3)
+    assert others is not None and pool.num_idle == 4
+    pool.give_back(others)
+    taken = snapshots.take(keys_of("abcd"), 4, 0)
+    assert taken is not None and (taken.num_found, taken.found) == (0, ())
+
+
 def test_what_will_be_received_needs_no_state() -> None:
     """Decode shares the KV that it has, and gets the state with the rest."""
     pool = BlockPool(NUM_BLOCKS)
