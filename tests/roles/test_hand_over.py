@@ -12,11 +12,13 @@ import pytest
 from epd.failure import Failure, FailureKind
 from epd.fsm import incoming
 from epd.fsm import request as fsm
+from epd.fsm.outgoing import BytesReady
 from epd.fsm.request import Request, S
 from epd.messages import (
     Address,
     CancelTransfer,
     Grant,
+    KvLayout,
     KvOffer,
     KvState,
     PrefillRequest,
@@ -165,28 +167,29 @@ def test_what_is_ready_of_whom_has_left_stays_held() -> None:
         assert at.actor.counters["faults"] == 0
 
 
+def stage(at: Desk, request: Request, layout: KvLayout, num_blocks: int) -> Any:
+    """So many blocks of its KV are taken from where they are, for a decode instance like that."""
+    slots = range(6 * layout.slots_per_block)
+    grant: Any = SimpleNamespace(num_held=0, slots=slots, layout=layout, region=None)
+    one = {"key": request.kv_room, "owner": request.key, "peer": DECODE, "grant": grant}
+    part = {"written_nbytes": 0, "part_nbytes": num_blocks * layout.block_nbytes}
+    outgoing: Any = SimpleNamespace(**one, **part)
+    work = at.role._kv.stage(outgoing, grant)
+    at.cluster.within("p0", at.cluster.world.loop.create_task, work)
+    at.cluster.pass_time(0.0)
+    return outgoing
+
+
 def test_what_was_ready_is_sent_from_the_blocks_that_are_held() -> None:
     """Its request may have given way meanwhile, and have others, which are not computed yet."""
     with desk("1e1p1d", "p0", "prefill") as at:
         request, kv, size = prefill(at), at.role._kv, KV_LAYOUT.slots_per_block
         kv._held[request.kv_room] = {0: 9}
-        grant: Any = SimpleNamespace(
-            num_held=0, slots=range(3 * size), layout=KV_LAYOUT, region=None
-        )
-        outgoing: Any = SimpleNamespace(
-            key=request.kv_room,
-            owner=request.key,
-            peer=DECODE,
-            grant=grant,
-            written_nbytes=0,
-            part_nbytes=2 * KV_LAYOUT.block_nbytes,
-        )
         with (
             mock.patch.object(at.role._requests.engine, "fetch_kv", mock.AsyncMock()) as fetch,
             mock.patch.object(at.actor.ports.transfers, "takes_references"),
         ):
-            at.cluster.within("p0", at.cluster.world.loop.create_task, kv.stage(outgoing, grant))
-            at.cluster.pass_time(0.0)
+            stage(at, request, KV_LAYOUT, 2)
         blocks = (9, request.block_table[1])
         assert fetch.call_args.args == ([b * size + n for b in blocks for n in range(size)],)
 
@@ -202,6 +205,25 @@ def test_what_was_sent_whole_stays_so_when_it_is_computed_again() -> None:
         with found, mock.patch.object(kv._rooms, "fire"):
             at.do(kv.push_kv, request, fsm.LayersComputed(BLOCK_SIZE, 0))
         assert request.num_whole == 2
+
+
+def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
+    """Groups of other sizes: two blocks of it here, and three there."""
+    with desk("1e1p1d", "p0", "prefill") as at:
+        request, kv, size = prefill(at), at.role._kv, KV_LAYOUT.slots_per_block
+        kv._layout = msgspec.structs.replace(KV_LAYOUT, most_state_blocks=2)
+        theirs = msgspec.structs.replace(KV_LAYOUT, most_state_blocks=3, ranks=((0, 1), (1, 1)))
+        request.block_table = (7, 8, 1, 2, 3)
+        with mock.patch.object(at.role._requests.kv, "writes", return_value=[]) as writes:
+            outgoing = stage(at, request, theirs, 6)
+        sent = writes.call_args.args[0]
+        assert list(sent.slots) == list(range(size, 4 * size))
+        assert (list(sent.state), list(sent.targets)) == ([7, 8], list(range(3 * size)))
+        assert list(sent.state_targets) == list(range(3 * size, 6 * size))
+        found = mock.patch.object(kv, "find", return_value=outgoing)
+        with found, mock.patch.object(kv._rooms, "fire") as fire:
+            at.do(kv.hand_over_kv, request, None)
+        fire.assert_called_once_with(outgoing, BytesReady((7, 8, 1, 2, 3), outgoing.part_nbytes))
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -241,6 +263,15 @@ def test_what_prefill_is_granted() -> None:
         assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes and transfer.num_rows == NUM_TOKENS
         assert request.state is S.WAITING_FOR_REMOTE_KV and request.decode_here
         assert at.role._transfer_of(request) == [transfer]
+
+
+def test_states_that_cannot_come_here_are_refused_with_the_reason() -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        with mock.patch.object(at.role._requests.kv, "objection", return_value="of other ranks"):
+            request, transfer = offered(at)
+        assert request is None and transfer is None
+        refusal = Failure(FailureKind.CONTRACT, "of other ranks")
+        assert at.said == [("p0", CancelTransfer(room="r/1/kv", attempt=1, failure=refusal))]
 
 
 def kv_state(**other: Any) -> KvState:
