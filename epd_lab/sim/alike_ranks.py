@@ -1,4 +1,4 @@
-"""Engines without weights: all ranks of a group have the same, so that no state goes by heads."""
+"""Engines of models without states: none goes by heads between the ranks of groups."""
 
 from __future__ import annotations
 

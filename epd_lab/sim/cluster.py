@@ -312,20 +312,25 @@ class Cluster:
         device = SimDevice(self.world.loop, process, self.world.random, "device")
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(settings.costs.pool_threads)
-        engines = self._engines_on(device, pool, process.instance_id, roles)
+        engines = self._engines_on(device, pool, process.instance_id, roles, 0)
         if isinstance(engines.vision, SimVisionEngine):
             engines.vision.on_call = partial(self.on_call, process)
         if isinstance(engines.language, SimLanguageEngine):
-            engines.language.on_call = partial(self._steps, process)
+            engines.language.on_call = partial(self._called, process)
         return engines, [device, pool]
 
-    def _rank_engines(self, leader: SimProcess, device: SimDevice) -> Engines:
+    def _rank_engines(self, leader: SimProcess, rank: int, device: SimDevice) -> Engines:
         """Of a rank without roles, which prepares nothing."""
         instance_id = leader.instance_id
-        return self._engines_on(device, device, instance_id, self.instances[instance_id])
+        return self._engines_on(device, device, instance_id, self.instances[instance_id], rank)
 
     def _engines_on(
-        self, device: SimDevice, pool: SimDevice, instance_id: str, roles: tuple[str, ...]
+        self,
+        device: SimDevice,
+        pool: SimDevice,
+        instance_id: str,
+        roles: tuple[str, ...],
+        rank: int,
     ) -> Engines:
         settings, size = self.settings, self.groups.size_of(instance_id)
         engines = Engines()
@@ -333,10 +338,14 @@ class Cluster:
             quantum_s = settings.engine.max_quantum_ms / 1e3 if size == 1 else 0.0
             engines.vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
         if "prefill" in roles or "decode" in roles:
-            language = SimLanguageEngine(
-                device, settings.costs, settings.num_blocks, has_state=settings.has_state
+            engines.language = SimLanguageEngine(
+                device,
+                settings.costs,
+                settings.num_blocks,
+                has_state=settings.has_state,
+                rank=rank,
+                size=size,
             )
-            engines.language = language.share(size) if size > 1 else language
         return engines
 
     def _ends(self, why: str, node: Node, reason: str) -> None:
@@ -345,8 +354,10 @@ class Cluster:
         self.world.fired[why] += 1
         self.world.loop.call_next(self.world.exit, node.process)
 
-    def _steps(self, process: SimProcess, what: str, batch: Sequence[object]) -> None:
-        self.world.fired["full_step"] += len(batch) == self.settings.decode.max_running
+    def _called(self, process: SimProcess, what: str, batch: Sequence[object]) -> None:
+        is_full = what == "step" and len(batch) == self.settings.decode.max_running
+        self.world.fired["full_step"] += is_full
+        self.world.fired["state_came_by_heads"] += what == "land_state"
         self.on_call(process, what, batch)
 
     # --- healing ----------------------------------------------------------------------------------

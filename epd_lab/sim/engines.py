@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from epd.engine.base import (
     PENDING,
     ChunkScores,
@@ -36,9 +34,9 @@ from epd.engine.base import (
 )
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.sim import golden, sampler
-from epd_lab.sim.alike_ranks import AlikeRanks
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Image
+from epd_lab.sim.hash_states import HashStates, layout_of
 from epd_lab.sim.sampler import Past
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
@@ -173,7 +171,7 @@ class _Launched:
         return replace(sequence, token_ids=(token_id,), output_ids=output_ids)
 
 
-class SimLanguageEngine(AlikeRanks):
+class SimLanguageEngine(HashStates):
     """The `LanguageEngine` port."""
 
     row_contract: RowContract | None = golden.ROW_CONTRACT
@@ -182,9 +180,18 @@ class SimLanguageEngine(AlikeRanks):
     row_memory: RowMemory  # once attached
 
     def __init__(
-        self, device: SimDevice, costs: Costs, num_blocks: int, *, has_state: bool = False
+        self,
+        device: SimDevice,
+        costs: Costs,
+        num_blocks: int,
+        *,
+        has_state: bool = False,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
-        self.kv_layout = golden.STATE_LAYOUT if has_state else golden.KV_LAYOUT
+        """`rank`: of a group of this size."""
+        self.kv_layout = layout_of(rank, size, has_state=has_state)
+        super().__init__(self.kv_layout.state_shares[rank] if has_state else range(0))
         self._num_state_blocks = self.kv_layout.num_state_blocks
         self.device = device
         self.num_blocks = self.num_landing_blocks = num_blocks
@@ -193,13 +200,9 @@ class SimLanguageEngine(AlikeRanks):
         self.is_published: Callable[[int], bool] = lambda block: False
         self.on_call: OnCall = _unseen
         self._costs = costs
+        self._breaks, self._copy_s = device.process.breaks, costs.copy_s
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
         self._last = _Launched(set())
-
-    def share(self, num_ranks: int) -> SimLanguageEngine:
-        """Be one of so many ranks, each of which has the one head that there is."""
-        self.kv_layout = msgspec.structs.replace(self.kv_layout, ranks=((0, 1),) * num_ranks)
-        return self
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return golden.rope_positions(num_tokens, items)
@@ -216,8 +219,8 @@ class SimLanguageEngine(AlikeRanks):
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
     ) -> list[memoryview]:
-        if self.device.process.breaks.meet("fetch_kv"):
-            raise self.device.process.breaks.error("fetch_kv")
+        if self._breaks.meet("fetch_kv"):
+            raise self._breaks.error("fetch_kv")
         return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
 
     async def land_kv(
@@ -348,18 +351,6 @@ class SimLanguageEngine(AlikeRanks):
                 self.violations.append(f"{sequence.request_id}: wrote what others can find")
             source, target = self.kv_views(pair)
             target[:] = source
-
-    def _advance(self, sequence: StepSequence, prefix: bytes, new: bytes) -> None:
-        """Its state, by the tokens of the chunk: from what is in its blocks, right or wrong."""
-        for index, block in enumerate(sequence.block_table[: self._num_state_blocks]):
-            at = block * BLOCK_NBYTES
-            stored = self._kv[at : at + golden.STATE_NBYTES]
-            before = bytes(stored) if sequence.start else b""
-            if before and before != golden.state(b"", prefix, index):
-                self.violations.append(f"{sequence.request_id}: the state of another text")
-            if sequence.num_drafts:
-                self.violations.append(f"{sequence.request_id}: a state that drafts have changed")
-            stored[:] = golden.state(before, new, index)
 
     def _store(self, sequence: StepSequence, records: list[bytes], last_layer: int) -> None:
         """Each layer's part of them, up to this layer, at the places of the chunk's tokens."""

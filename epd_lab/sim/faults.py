@@ -1,9 +1,9 @@
 """Faults as data, and who makes them happen.
 
 A fault happens at a time, at the nth occurrence of a protocol point, or at a step of the loop.
-A point is `MACHINE:FROM>TO`, `MACHINE:Event`, or `MESSAGE:Type`.  Its target is the name of an
-instance, `here` (where the point occurred) or `peer` (the other end of that transfer, or who the
-message is for); so may its `other` be.
+A point is `MACHINE:FROM>TO`, `MACHINE:Event`, or `MESSAGE:Type`, of what a leader asks a rank, too.
+Its target is the name of an instance, `here` (where the point occurred) or `peer` (the other end of
+that transfer, or who the message is for); so may its `other` be.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Injector:
             world.watchers.append(self._watch)
         if any(point.startswith("MESSAGE") for point in self._points):
             world.network.on_message.append(self._message)
+            world.on_ask.append(self._message)
         if self._steps:
             world.loop.after_step = self._count_step
 

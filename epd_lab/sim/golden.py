@@ -4,9 +4,9 @@ A key-value record of 16 bytes stands for one token's KV: 12 bytes that depend o
 embedding row and every rope position before it, and its index.  The next token depends on all
 records, so one wrong, missing or swapped record changes the answer, and on all that the request's
 sampling reads (`sampler.py`).  A model with a state (`STATE_LAYOUT`) keeps running hashes of all
-records besides: one in each block of the state.  A row of 32 bytes stands for an embedding: its
-first half for the main embedding, its second for deepstack; both depend on the image and the row's
-index.
+records besides: one of each head, which the ranks of a group share.  A row of 32 bytes stands for
+an embedding: its first half for the main embedding, its second for deepstack; both depend on the
+image and the row's index.
 
 What is right is computed from the request alone, in one place and in one go: no block, no chunk, no
 engine and no message is part of it.
@@ -41,21 +41,23 @@ KV_LAYOUT = KvLayout(
     dtype="float32",
     block_nbytes=BLOCK_SIZE * RECORD_NBYTES,
 )
-NUM_STATE_BLOCKS = 2
-STATE_NBYTES = 4  # of each
+NUM_HEADS = 7  # of a state
+STATE_NBYTES = 16  # of each
+_HASH_NBYTES = 4
 STATE_LAYOUT = msgspec.structs.replace(
     KV_LAYOUT,
     tensors=(
         StateTensor(
             name="hash",
             num_layers=1,
-            num_pieces=NUM_STATE_BLOCKS,
-            shape=(KV_LAYOUT.block_nbytes,),
+            num_pieces=NUM_HEADS,
+            shape=(STATE_NBYTES,),
             dtype="uint8",
-            piece_nbytes=KV_LAYOUT.block_nbytes,
+            piece_nbytes=STATE_NBYTES,
         ),
     ),
 )
+NUM_STATE_BLOCKS = STATE_LAYOUT.num_state_blocks  # of one rank; others have no more
 ROW_CONTRACT = RowContract(hidden=4, row_width=8, num_deepstack=1, dtype="float32", row_nbytes=32)
 
 
@@ -98,10 +100,11 @@ def record(previous: bytes, index: int, token_id: int, rope: int, row: bytes) ->
     return hashlib.blake2b(content, digest_size=12).digest() + struct.pack("<I", index)
 
 
-def state(previous: bytes, records: bytes, block: int) -> bytes:
-    """One block's running hash, from the hash before these records; of none, if it is empty."""
-    before = int.from_bytes(previous, "little") if previous else block + 1
-    return zlib.crc32(records, before).to_bytes(STATE_NBYTES, "little")
+def state(previous: bytes, records: bytes, head: int) -> bytes:
+    """One head's running hash, from the hash before these records; of none, if it is empty."""
+    before = int.from_bytes(previous[:_HASH_NBYTES], "little") if previous else head + 1
+    hashed = zlib.crc32(records, before).to_bytes(_HASH_NBYTES, "little")
+    return hashed * (STATE_NBYTES // _HASH_NBYTES)  # a part of it is none
 
 
 def rope_positions(num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:

@@ -53,7 +53,7 @@ from epd_lab.sim.world import World
 
 LOADING_S = 0.4  # of a rank, up to
 
-MakeEngines = Callable[[SimProcess, SimDevice], Engines]  # of a rank of this leader
+MakeEngines = Callable[[SimProcess, int, SimDevice], Engines]  # of a rank of this leader
 _Made = list[Rows | EncodeFailure]
 
 
@@ -183,8 +183,7 @@ class SimRanks(SimAsks):
     leader: Leader
 
     def __init__(self, groups: Groups, process: SimProcess, size: int) -> None:
-        super().__init__()
-        self.process = process
+        super().__init__(groups.world, process)
         self.size = size
         self.members: dict[int, SimFollower] = {}
         self._groups = groups
@@ -202,8 +201,8 @@ class SimRanks(SimAsks):
         for rank in range(1, self.size):
             name = f"{self.process.instance_id}.{rank}"
             main = partial(SimFollower, self._groups, self.process, rank)
-            world = self._groups.world
-            spawned = world.spawn(name, partial(_begin, main, world, partial(make, self.process)))
+            world, its = self._groups.world, partial(make, self.process, rank)
+            spawned = world.spawn(name, partial(_begin, main, world, its))
             assert spawned.epoch == self.process.epoch  # a data plane of one epoch
             self.pids += (spawned.pid,)
 

@@ -6,10 +6,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from epd.engine.base import EngineError, Rows, RowSpan, SlotRows, StepSequence
-from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, RankLost
+from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, LandKv, RankLost, WriteState
 from epd.roles.rank_data import RankPart
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.world import World
@@ -44,13 +44,20 @@ class Channel:
         loop.call_at(self._arrives_s, take, *what, context=to.context)
 
 
+class _Asked(NamedTuple):
+    ask: AnyAsk
+    answer: asyncio.Future[Answer]
+
+
 class SimAsks(ABC):
     """What a leader asks of other ranks, and what they have said of themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World, process: SimProcess) -> None:
+        self.process = process
         self.joined: dict[int, Joined] = {}
         self.pids: tuple[int, ...] = ()
-        self._asked: dict[tuple[int, int], asyncio.Future[Answer]] = {}  # by rank and serial
+        self._world = world
+        self._asked: dict[tuple[int, int], _Asked] = {}  # by rank and serial
         self._ended: set[int] = set()
         self._serial = 0
 
@@ -60,27 +67,32 @@ class SimAsks(ABC):
     async def ask(self, rank: int, ask: AnyAsk) -> Answer:
         self._serial += 1
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._asked[rank, self._serial] = future
+        self._asked[rank, self._serial] = _Asked(ask, future)
         if rank in self._ended:
             self.ended(rank)
         self.send_ask(rank, self._serial, ask)
+        for look in self._world.on_ask:
+            look(self.process.instance_id, f"{self.process.instance_id}.{rank}", ask)
         answer = await future
         if isinstance(answer, Fault):
             raise EngineError(f"rank {rank}: {answer.reason}")
         return answer
 
     def answered(self, rank: int, serial: int, answer: Answer) -> None:
-        future = self._asked.pop((rank, serial), None)
-        if future is not None and not future.done():
-            future.set_result(answer)
+        asked = self._asked.pop((rank, serial), None)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_result(answer)
 
     def ended(self, rank: int) -> None:
         """Its process: what it was asked has no answer any more."""
         self._ended.add(rank)
         for whom, serial in [key for key in self._asked if key[0] == rank]:
-            future = self._asked.pop((whom, serial))
-            if not future.done():
-                future.set_exception(RankLost(f"rank {rank} has ended"))
+            ask, answer = self._asked.pop((whom, serial))
+            if not answer.done():
+                answer.set_exception(RankLost(f"rank {rank} has ended"))
+                self._world.fired["state_lost_on_its_way"] += isinstance(ask, WriteState)
+                comes = isinstance(ask, LandKv) and bool(ask.states)
+                self._world.fired["state_lost_as_it_came"] += comes
 
 
 class SimAnswers:

@@ -9,6 +9,7 @@ from epd.config import EngineConfig
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill
 from epd_lab.sim.faults import Fault
+from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 
 STATE = Settings(has_state=True, num_blocks=128)
@@ -18,6 +19,9 @@ NO_STATE: dict[str, object] = {"settings.has_state": False}
 AGAIN = Workload(30, image_share=0.5, num_texts=3, num_images=8, max_text=60, spread_s=2.0)
 ALL_DIFFER: dict[str, object] = {"work.num_texts": 0, "work.num_images": 1 << 30}
 LONG = Workload(24, image_share=0.5, max_text=60, spread_s=1.0)
+FEW = Workload(12, image_share=0.5, max_text=60)
+TEXTS = Workload(8, image_share=0.0, max_tokens=16)
+EQUAL: dict[str, object] = {"topology": "1e1p:tp2,1d:tp2"}
 
 STATE_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -100,5 +104,57 @@ STATE_DRILLS: tuple[Drill, ...] = (
         fires=("state_found", "state_moved", "kv_held"),
         mutants=("a_state_is_not_sent", "a_state_that_is_found_is_not_read"),
         calm=NO_STATE | ALL_DIFFER,
+    ),
+    Drill(
+        "a-state-between-groups",
+        ("F63", "F29"),
+        topology="1e1p:tp3,1d:tp2",
+        work=FEW,
+        settings=STATE,
+        fires=("state_came_by_heads",),
+        mutants=(
+            "parts_of_a_state_are_of_the_first_heads",
+            "a_part_of_a_state_is_left_out",
+            "parts_of_a_state_change_places",
+            "a_part_of_a_state_is_not_taken_in",
+        ),
+        calm=EQUAL,
+    ),
+    Drill(
+        "rank-dies-with-states-on-their-way",
+        ("F63", "F7", "F20", "F29"),
+        topology="1e1p:tp2,1d:tp3",
+        work=TEXTS,
+        settings=STATE,
+        data=DataConditions(kind="rdma", nbytes_per_s=2e3, linger_s=4.0),
+        faults=(
+            Fault("slow", "p0.1", factor=20.0),
+            Fault("kill", "p0.1", point="MESSAGE:WriteState", nth=8),
+        ),
+        from_s=0.6,
+        to_s=0.9,
+        fires=("group_lost", "state_lost_on_its_way"),
+        mutants=("a_leader_is_fenced_alone",),
+    ),
+    Drill(
+        "rank-dies-as-states-come",
+        ("F63", "F29"),
+        topology="1e1p:tp2,1d:tp3",
+        work=TEXTS,
+        settings=STATE,
+        faults=(Fault("kill", "d0.1", point="MESSAGE:LandKv", nth=8),),
+        fires=("group_lost", "state_lost_as_it_came"),
+        mutants=("a_rank_that_ends_is_a_fault",),
+    ),
+    Drill(
+        "called-off-with-states-on-their-way",
+        ("F63", "F24", "F29"),
+        topology="1e1p:tp2,1d:tp3",
+        work=Workload(24, image_share=0.0, max_text=60, max_tokens=16, cancel_share=0.7),
+        settings=Settings(has_state=True, num_blocks=48),
+        data=DataConditions(nbytes_per_s=2e4, jitter_s=0.02),
+        fires=("OUTGOING:WRITING>CANCEL_PENDING", "state_came_by_heads"),
+        mutants=("cancel_frees_slots", "a_part_is_taken_for_all", "publish_before_commit"),
+        calm={"work.cancel_share": 0.0} | EQUAL,
     ),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from epd.config import EncodeConfig, EngineConfig, SpeculativeConfig
-from epd_lab.sim import golden
+from epd_lab.sim import golden, swarm_ranks
 from epd_lab.sim.breaks import CALLS
 from epd_lab.sim.client import Record
 from epd_lab.sim.cluster import GATEWAY, Settings, parse_topology
@@ -20,7 +20,6 @@ from epd_lab.sim.network import Conditions
 from epd_lab.sim.rand import KeyedRandom
 from epd_lab.sim.run import Plan
 from epd_lab.sim.storage import DiskConditions
-from epd_lab.sim.swarm_ranks import draw_rank_fault, with_ranks
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.wishes import LOOKING_BACK, MIXED
 from epd_lab.sim.workload import Workload
@@ -164,11 +163,12 @@ def draw_plan(seed: int, *, groups: bool = False) -> Plan:
     conditions, data = _draw_conditions(random)
     settings = _draw_settings(random)
     ranks = random.stream("ranks")
-    if groups and not settings.has_state and ranks.chance(0.25, "groups"):
-        topology = with_ranks(ranks, topology)
+    if groups and ranks.chance(0.5 if settings.has_state else 0.25, "groups"):
+        topology = swarm_ranks.with_ranks(ranks, topology)
         settings = replace(settings, rank_lingers_s=ranks.pick((0.0, 1.0), "lingers"))
         if ranks.chance(0.7, "a fault"):
-            faults += (draw_rank_fault(ranks, topology),)
+            points = swarm_ranks.STATE_POINTS if settings.has_state else swarm_ranks.POINTS
+            faults += (swarm_ranks.draw_rank_fault(ranks, topology, points),)
     may_fail = excuse(topology, faults, conditions, data)
     if random.chance(0.1, "blocks for few"):
         num_blocks = 12 + golden.NUM_STATE_BLOCKS * settings.has_state

@@ -6,6 +6,7 @@ All of it is drawn from a stream of its own, so that a plan is otherwise what it
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from epd.topology import name_instances, parse_groups
 from epd_lab.sim.faults import Fault
@@ -21,8 +22,8 @@ POINTS = (
     "MESSAGE:Commit",
     "ENCODING:PREPARED>ENCODING",
 )
+STATE_POINTS = (*POINTS, "MESSAGE:WriteState", "MESSAGE:LandKv")  # where ranks share states
 NOTICED = {
-    "a_rank_that_ends_is_a_fault": 57004534,
     "a_group_that_is_lost_is_a_fault": 61001206,
 }
 """Bugs of groups (tests/sim/mutants.py) that no drill notices, and a seed that must notice each."""
@@ -38,7 +39,7 @@ def with_ranks(random: KeyedRandom, topology: str) -> str:
     return "".join(told).rstrip(",")
 
 
-def draw_rank_fault(random: KeyedRandom, topology: str) -> Fault:
+def draw_rank_fault(random: KeyedRandom, topology: str, points: Sequence[str] = POINTS) -> Fault:
     """A rank that does not lead dies, stands still, is slow, comes late or misses a command."""
     parsed = parse_groups(topology)
     names = [name for name, _ in name_instances([roles for roles, _ in parsed])]
@@ -55,5 +56,5 @@ def draw_rank_fault(random: KeyedRandom, topology: str) -> Fault:
     point, nth = "", 1
     at_s = random.between(0.2, 2.2, "at")
     if random.chance(0.7, "at a point"):
-        point, nth, at_s = random.pick(POINTS, "point"), 1 + random.below(16, "nth"), 0.0
+        point, nth, at_s = random.pick(points, "point"), 1 + random.below(16, "nth"), 0.0
     return Fault(kind, target, at_s, point, nth, duration_s=duration_s, factor=factor)

@@ -97,6 +97,7 @@ class World:
         self.processes: dict[str, SimProcess] = {}  # the latest life of each
         self.watchers: list[Watcher] = []  # of every transition
         self._watchers_of: dict[type[Event], list[Watcher]] = {}
+        self.on_ask: list[Callable[[str, str, object], None]] = []  # leader, rank, and what
         self.violations: list[str] = []
         self.events: deque[Entry] = deque(maxlen=TRACE_LENGTH)
         self.fired: Counter[str] = Counter()  # faults that really happened

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
+
+from msgspec import structs
 
 from epd.fsm import request
 from epd.fsm.kernel import Event
 from epd.fsm.request.context import Context
 from epd.roles import step
 from epd.roles.kv_producer import KvProducer
+from epd.roles.kv_ranks import KvRanks
+from epd.roles.rank_asks import WriteState
+from epd.roles.rank_data import RankKv
 from epd.roles.requests import Requests
 from epd.scheduling.kv_order import KvOrder
 from epd.scheduling.snapshots import Snapshots, Taken
@@ -171,4 +177,61 @@ def who_is_called_off_keeps_the_copies() -> Iterator[None]:
         self.return_blocks(blocks)
 
     with mock.patch.object(Requests, "release_blocks", release):
+        yield
+
+
+@mutant
+def parts_of_a_state_are_of_the_first_heads() -> Iterator[None]:
+    """F63: of as many as a rank of decode wants, but always from the first that prefill's has."""
+
+    def first(rank: int, ask: WriteState) -> tuple[int, WriteState]:
+        start, stop = ask.heads
+        return rank, structs.replace(ask, heads=(0, stop - start))
+
+    with _state_writes(lambda asks: [first(*one) for one in asks]):
+        yield
+
+
+@mutant
+def a_part_of_a_state_is_left_out() -> Iterator[None]:
+    """F63: the last of what ranks write of it is not written."""
+    with _state_writes(lambda asks: asks[:-1]):
+        yield
+
+
+def _state_writes(
+    change: Callable[[list[tuple[int, WriteState]]], list[tuple[int, WriteState]]],
+) -> AbstractContextManager[Any]:
+    """Other ones."""
+    writes = KvRanks._state_writes
+
+    def changed(*what: Any) -> list[tuple[int, WriteState]]:
+        return change(list(writes(*what)))
+
+    return mock.patch.object(KvRanks, "_state_writes", changed)
+
+
+@mutant
+def parts_of_a_state_change_places() -> Iterator[None]:
+    """F63: what came from one rank is taken for what came from another."""
+    pieces = RankKv._pieces
+
+    def turned(*what: Any) -> list[Any]:
+        found = pieces(*what)
+        runs = [one.run for one in found][::-1]
+        return [one._replace(run=run) for one, run in zip(found, runs, strict=True)]
+
+    with mock.patch.object(RankKv, "_pieces", turned):
+        yield
+
+
+@mutant
+def a_part_of_a_state_is_not_taken_in() -> Iterator[None]:
+    """F63: it lands, it is summed, and what the block held before stays."""
+    land = SimLanguageEngine.land_state
+
+    async def less(self: SimLanguageEngine, memory: Any, slots: Any, blocks: Any, at: Any) -> None:
+        await land(self, memory, slots, blocks, at[:-1])
+
+    with mock.patch.object(SimLanguageEngine, "land_state", less):
         yield

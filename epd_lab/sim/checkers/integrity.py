@@ -15,6 +15,7 @@ from epd.engine.base import Rows, SlotRows
 from epd.fsm import embedding, incoming
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.engines import SimLanguageEngine
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.transfer import Write
 from epd_lab.sim.workload import Ask, mm_hash_of
@@ -89,3 +90,8 @@ class Integrity(Checker):
         for node in self.context.cluster.nodes.values():
             for text in node.language.violations[:3] if node.language else ():
                 self.violate(f"{node.process.name}: {text}")
+        for rank in self.context.cluster.groups.followers.values():
+            language = rank.engines.language
+            found = language.violations if isinstance(language, SimLanguageEngine) else []
+            for text in found[:3]:
+                self.violate(f"{rank.process.name}: {text}")
