@@ -11,6 +11,9 @@ one of those that are queued, if none has run since the part before.  Another lo
 between.  One that is brief for the device (`launch_brief`) takes nobody's turn: where KV lands ten
 times between two steps, streams would wait for the parts of an image as often.
 
+In a group of ranks the launch thread decides nothing: a long call waits where it is cut (`pause`)
+and runs what is queued, in order, until it meets there the word to go on (`go_on`).
+
 When is a launched call done?  On a CPU when it has returned; on a GPU when the event recorded after
 its last kernel has passed.  That difference is the `Completion` port: the launch thread hands it a
 callback and goes on to the next call.  A call whose result lies in memory that the device still
@@ -56,6 +59,7 @@ class Weight(Enum):
     BRIEF = "hardly any"
     STEP = "one of those who take turns"
     LONG = "cut into parts"
+    GO_ON = "none: a long call that waits for its turn has it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,8 @@ class _Threads:
     ) -> asyncio.Future[Any]:
         if self._closed:
             raise EngineError(f"{self._name} is closed; no new work is accepted")
-        if self._jobs.qsize() + len(self._postponed) >= self._max_queue:
+        is_full = self._jobs.qsize() + len(self._postponed) >= self._max_queue
+        if is_full and weight is not Weight.GO_ON:  # which nothing else could make up for
             raise EngineError(f"{self._name} has {self._max_queue} calls waiting; try again later")
         job = _Job(function, arguments, asyncio.get_running_loop(), weight)
         self._jobs.put(job)
@@ -219,12 +224,22 @@ class _Threads:
     def give_way(self) -> None:
         with contextlib.suppress(queue.Empty):
             while self._is_due:
-                job = self._jobs.get_nowait()
-                if job is not None and job.weight is Weight.LONG:
-                    self._postponed.append(job)
-                else:
-                    self._take(job)
+                self._let_in(self._jobs.get_nowait())
         self._is_due = True
+
+    def pause(self) -> None:
+        while not self._ending:
+            if self._let_in(self._jobs.get()) is Weight.GO_ON:
+                return
+        raise EngineError(f"{self._name} is closed; a call that waited for its turn has ended")
+
+    def _let_in(self, job: _Job | None) -> Weight | None:
+        """From within a long call: another one comes behind it."""
+        if job is not None and job.weight is Weight.LONG:
+            self._postponed.append(job)
+        else:
+            self._take(job)
+        return None if job is None else job.weight
 
     def _run(self, job: _Job) -> None:
         self._is_due &= job.weight is not Weight.STEP
@@ -296,6 +311,16 @@ class DeviceExecutor:
         """From within a long call, before a part of it: run the next of the others that are queued,
         if there is one and none has run since the part before, and what is brief before it."""
         self._launch.give_way()
+
+    def pause(self) -> None:
+        """From within a long call, before a part of it: run whatever is queued, in order, until
+        `go_on` is met there.  Raises EngineError where there is nothing more to come."""
+        self._launch.pause()
+
+    def go_on(self) -> asyncio.Future[list[Any]]:
+        """Whoever is in `pause` when this is met goes on.  Done, with nothing, when the device has
+        passed what was launched before."""
+        return self._launch.submit(list, (), Weight.GO_ON)
 
     def here(self) -> threading.Event:
         """From within a launched call: set when the device has passed what is launched so far."""

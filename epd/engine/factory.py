@@ -113,8 +113,7 @@ def build_vision(
         dtype,
         max_pixels,
         executor.streams,
-        # Ranks cut at different places, and would put a step into different ones.
-        engine_config.max_quantum_ms / 1e3 if shard.size == 1 else 0.0,
+        engine_config.max_quantum_ms / 1e3,
         shard,
         engine_config.device,
     )

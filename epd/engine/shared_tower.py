@@ -9,7 +9,8 @@ rows come of it from the batch; so nothing is agreed on but the calls in which r
 
 The first rank prepares all images.  Pixels of those that are not its own go to all ranks, one image
 after the other: between GPUs that costs less than a layer of the tower.  Behind the tower one
-gather gives all rows to all ranks.
+gather gives all rows to all ranks.  Between the two no rank needs another, so steps may be let into
+a run (`slices`).
 
 No rank may stay away from that.  So an image that fails here does not raise: its rows are not
 numbers, which fails it, alone, on every rank (fault F13).
@@ -46,14 +47,16 @@ class SharedTower:
         self,
         tower: Tower,
         upload: Callable[[torch.Tensor], torch.Tensor],
+        end: Callable[[], None],
         shard: Shard,
         row_width: int,
         dtype: torch.dtype,
         device: str,
     ) -> None:
-        """`upload`: pixels to the device."""
+        """`upload`: pixels to the device.  `end` returns when it is time to join the rows."""
         self._tower = tower
         self._upload = upload
+        self._end = end
         self._shard = shard
         self._row_width = row_width
         self._like = torch.empty(0, dtype=dtype, device=device)
@@ -70,6 +73,7 @@ class SharedTower:
         rows = self._like.new_zeros(most, self._row_width)
         if own:
             rows[: sum(counts[self._shard.rank])] = self._rows(own)
+        self._end()
         gathered = self._shard.collectives.all_gather(rows, 0).split(most)
         parts = [
             iter(piece[: sum(each)].split(each))

@@ -15,6 +15,14 @@ dearest.  Slices of a run are of one size, and none is longer than a quantum.
 
 Captured runs (`tower_graphs`) are recorded in the same slices, a graph for each.
 
+In a group every rank runs a part of a batch, with collectives only ahead of and behind it
+(`shared_tower`).  So it does not matter where a rank's run is cut, but all must launch the same
+steps before they join their rows.  The leader decides that (`roles/group_engines.py`): a batch has
+so many *turns*, as many as the largest share has slices, and each is a place in the order of what
+all ranks launch.  A slice but the first waits for a turn.  Who has fewer slices, or no image at
+all, or has failed, takes the turns that are left ahead of joining; who has more runs the rest in
+the last one.
+
 Source: chunked prefill of Sarathi-Serve, for towers.
 """
 
@@ -35,12 +43,21 @@ class Slices:
     """Of the towers of one engine, one run at a time."""
 
     def __init__(
-        self, executor: DeviceExecutor, layers: Sequence[nn.Module], max_quantum_s: float
+        self,
+        executor: DeviceExecutor,
+        layers: Sequence[nn.Module],
+        max_quantum_s: float,
+        *,
+        is_led: bool = False,
     ) -> None:
-        """`layers`: called one after the other by each run; `max_quantum_s` 0: runs stay whole."""
+        """`layers`: called one after the other by each run; `max_quantum_s` 0: runs stay whole.
+        `is_led`: this is a rank of a group."""
         self._executor = executor
         self._num_layers = len(layers)
         self._quantum_s = max_quantum_s
+        self._is_led = is_led
+        self._turns = 0  # that this batch has yet to take
+        self._is_first = False  # the next slice is, of its run
         self._patch_s = 0.0  # of one layer
         self._per_slice = 0  # layers; 0: this run is not cut
         self._layer = 0
@@ -61,12 +78,26 @@ class Slices:
 
     def begin(self, num_patches: int) -> None:
         """The next run has so many patches."""
-        self._layer, self._per_slice = 0, 0
+        self._layer, self._is_first = 0, True
+        num_slices = self._turns or self.count(num_patches)
+        self._per_slice = -(-self._num_layers // num_slices) if num_slices else 0
+
+    def count(self, num_patches: int) -> int:
+        """The slices of a run over so many patches; 0: it is not cut."""
         layer_s = self._patch_s * num_patches
-        if self._quantum_s and layer_s:
-            most = max(1, int(self._quantum_s / layer_s))  # layers
-            num_slices = -(-self._num_layers // most)
-            self._per_slice = -(-self._num_layers // num_slices)
+        if not self._quantum_s or not layer_s:
+            return 0
+        most = max(1, int(self._quantum_s / layer_s))  # layers
+        return -(-self._num_layers // most)
+
+    def lead(self, num_turns: int) -> None:
+        """The next batch has so many turns."""
+        self._turns = num_turns
+
+    def end(self) -> None:
+        """The batch has taken all its turns when this returns."""
+        while self._turns:
+            self._take_turn()
 
     def cut(self) -> None:
         """A slice, or a part of a captured run, is launched next."""
@@ -76,10 +107,19 @@ class Slices:
             if self._layer:  # what is before the layers goes with the first of them
                 self.on_cut()
             return
+        if self._is_led:
+            if self._turns and not self._is_first:
+                self._take_turn()
+            self._is_first = False
+            return
         before, self._ahead = self._ahead, self._executor.here()
         if before is not None:
             before.wait(HUNG_S)
         self._executor.give_way()
+
+    def _take_turn(self) -> None:
+        self._turns -= 1
+        self._executor.pause()
 
     def _before(self, layer: nn.Module, arguments: Any) -> None:
         if self._per_slice and self._layer % self._per_slice == 0:

@@ -13,13 +13,14 @@ step computes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from epd.engine.base import EncodeFailure, Patches, Rows
+from epd.engine.base import EncodeFailure, Patches, Rows, owners
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.geometry import image_geometry
 from epd.engine.graphs import PartsRecorder
@@ -37,11 +38,15 @@ from epd.messages import Clip, PixelBounds
 
 MAX_SCALE = 128  # of the smallest image's sides
 RUNS = 4  # of the largest image at start, to know what it costs
+_Encoded = asyncio.Future[list[Rows | EncodeFailure]]
 _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
 
 
 class TorchVisionEngine:
     """`VisionEngine` over a transformers vision tower."""
+
+    _cut_run: _Encoded  # that takes turns
+    _turns_left: int  # to be given to it
 
     def __init__(
         self,
@@ -62,13 +67,15 @@ class TorchVisionEngine:
         self._dtype = dtype
         self._executor = executor
         self._streams = streams
-        self._slices = Slices(executor, adapter.tower_layers(model), max_quantum_s)
+        layers = adapter.tower_layers(model)
+        self._slices = Slices(executor, layers, max_quantum_s, is_led=shard.size > 1)
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
         self._shard = shard
         self._tower: Tower = self._rows_of
         if shard.size > 1:
             width = self.contract.row_width
-            self._tower = SharedTower(self._rows_of, self._upload, shard, width, dtype, device)
+            end = self._slices.end
+            self._tower = SharedTower(self._rows_of, self._upload, end, shard, width, dtype, device)
 
     def reserve(self, device_nbytes: int, host_nbytes: int) -> None:
         """Memory for rows that are kept, before the plan of the device shares out the rest: on the
@@ -93,10 +100,38 @@ class TorchVisionEngine:
         """Compressed bytes to patches, on the pool.  Raises MediaError."""
         return await self._executor.compute(self._preprocess, image, grid_thw, clip, bounds)
 
-    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
+    def num_turns(self, batch: Sequence[Patches]) -> int:
+        """Of a group with this batch: the slices of the largest share; 0: it is not cut."""
+        held = [0] * self._shard.size
+        for patches, rank in zip(batch, owners(batch, len(held)), strict=True):
+            held[rank] += patches.num_patches
+        count = self._slices.count(max(held))
+        return count if count > 1 else 0
+
+    def encode(
+        self, batch: Sequence[Patches], num_turns: int = 0
+    ) -> Awaitable[list[Rows | EncodeFailure]]:
         """Rows or a failure per item, in order; the items share one run of the tower.  At the ranks
-        of a group behind the first, nothing: rows are the first one's."""
-        return self._executor.launch_long(self._encode, list(batch))
+        of a group behind the first, nothing: rows are the first one's.
+
+        With turns, which a group alone has: nothing, as soon as the device begins.  So many calls
+        of `go_on` follow; the last one gives the rows."""
+        begun: _Encoded | None = self._executor.launch_brief(list) if num_turns else None
+        run: _Encoded = self._executor.launch_long(self._encode, list(batch), num_turns)
+        if begun is None:
+            return run
+        self._cut_run, self._turns_left = run, num_turns
+        return begun
+
+    def go_on(self) -> Awaitable[list[Rows | EncodeFailure]]:
+        """The batch takes a turn; done when the device has passed what was launched before it."""
+        begun = self._executor.go_on()
+        self._turns_left -= 1
+        if self._turns_left:
+            return begun
+        run = self._cut_run
+        del self._cut_run  # and with it the rows, once they are forgotten elsewhere
+        return run
 
     async def to_host(self, rows: Rows) -> Rows:
         if self._streams is None or rows.on_host:
@@ -161,7 +196,10 @@ class TorchVisionEngine:
 
         return max(range(1, MAX_SCALE), key=patches)
 
-    def _encode(self, batch: list[Patches]) -> Deferred[list[Rows | EncodeFailure]]:
+    def _encode(
+        self, batch: list[Patches], num_turns: int = 0
+    ) -> Deferred[list[Rows | EncodeFailure]]:
+        self._slices.lead(num_turns)
         launched: list[_Launched | EncodeFailure] = []
         try:
             launched += self._run(batch) if batch else []

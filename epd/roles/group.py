@@ -1,11 +1,11 @@
-"""The ranks of an instance: GROUP's effects, the engine that the roles see, and a follower.
+"""The ranks of an instance: GROUP's effects, commands, and a follower.
 
 Theory of operation
 -------------------
-The leader's roles have engines like any other.  A step, or a batch of images, runs on the leader's
-own rank and goes to the others as a numbered command; it is over when all ranks have executed it
-(GROUP).  The next one may be given before, as on one device.  A follower has no role: it takes
-commands in order, runs each on its own share of the engines, and answers with its number.
+What the leader's roles ask of their engines (`group_engines`) runs on the leader's own rank and
+goes to the others as a numbered command; it is over when all ranks have executed it (GROUP).  The
+next one may be given before, as on one device.  A follower has no role: it takes commands in order,
+runs each on its own share of the engines, and answers with its number.
 
 Nothing here knows how ranks are reached, or what they compute: real processes and simulated ones
 are composed from the same parts.
@@ -21,21 +21,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from epd.config import Timing
-from epd.engine.base import (
-    Buffer,
-    EncodeFailure,
-    EngineError,
-    LanguageEngine,
-    MediaLayout,
-    OnLayers,
-    Patches,
-    RopePositions,
-    RowMemory,
-    Rows,
-    StepResult,
-    StepSequence,
-    VisionEngine,
-)
+from epd.engine.base import EngineError, OnLayers, Patches, StepSequence
 from epd.fsm.group import (
     AnswerMissed,
     CloseRequested,
@@ -56,7 +42,6 @@ END_S = 5.0  # ranks that were asked to end have so long for what they still com
 
 T = TypeVar("T")
 Batch = Sequence[StepSequence]
-RunOwn = Callable[[Batch, OnLayers | None], Awaitable[StepResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +60,16 @@ class Encode:
     """Ranks share out the images, which the leader has."""
 
     batch: Sequence[Patches]
+    num_turns: int = 0  # with them it is over as soon as it has begun, and so many GoOn follow
 
 
-Command = Probe | Step | Encode
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """The batch that was begun takes a turn: each rank launches its next slice, if it has one, and
+    in the last turn joins its rows with the others'."""
+
+
+Command = Probe | Step | Encode | GoOn
 
 
 class Ranks(Protocol):
@@ -250,89 +242,14 @@ def _ended(error: Exception | None = None) -> asyncio.Future[None]:
     return over
 
 
-class GroupVisionEngine:
-    """The `VisionEngine` of all ranks; the leader, whose share is `own`, prepares all images and
-    has all rows."""
-
-    def __init__(self, own: VisionEngine, leader: Leader) -> None:
-        self._own = own
-        self._leader = leader
-        self.contract = own.contract
-        self.max_batches = own.max_batches
-        self.preprocess = own.preprocess
-        self.to_host = own.to_host
-        self.to_device = own.to_device
-        self.copy_out = own.copy_out
-
-    @property
-    def patch_s(self) -> float:
-        return self._own.patch_s
-
-    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
-        return self._leader.execute(Encode(list(batch)), lambda: self._own.encode(batch))
-
-
-class GroupLanguageEngine:
-    """The `LanguageEngine` of all ranks; `own` is the leader's share of it, and `step` runs that.
-
-    KV is the leader's own: what is asked of the others' is not asked of an engine (`rank_asks`).
-    """
-
-    def __init__(self, own: LanguageEngine, step: RunOwn, leader: Leader) -> None:
-        self._own = own
-        self._step = step
-        self._leader = leader
-        self.kv_layout = own.kv_layout
-        self.num_blocks = own.num_blocks
-        self.row_contract = own.row_contract
-        self.max_context = own.max_context
-        self.kv_in_place = own.kv_in_place
-        self.num_landing_blocks = own.num_landing_blocks
-
-    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
-        return self._own.rope_positions(num_tokens, items)
-
-    def attach_kv(self, buffer: Buffer) -> None:
-        self._own.attach_kv(buffer)
-
-    def attach_rows(self, memory: RowMemory) -> None:
-        self._own.attach_rows(memory)
-
-    async def fetch_kv(
-        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
-    ) -> Sequence[Buffer]:
-        return await self._own.fetch_kv(slots, in_place=in_place, heads=heads)
-
-    async def fetch_state(
-        self, blocks: Sequence[int], heads: range, *, in_place: bool
-    ) -> Sequence[Buffer]:
-        return await self._own.fetch_state(blocks, heads, in_place=in_place)
-
-    async def land_state(
-        self,
-        memory: Buffer,
-        slots: Sequence[int],
-        blocks: Sequence[int],
-        pieces: Sequence[tuple[range, int]],
-    ) -> None:
-        await self._own.land_state(memory, slots, blocks, pieces)
-
-    async def land_kv(
-        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
-    ) -> None:
-        await self._own.land_kv(memory, slots, blocks, by_head=by_head)
-
-    def step(self, batch: Batch, on_layers: OnLayers | None = None) -> Awaitable[StepResult]:
-        step = Step(list(batch), tells_layers=on_layers is not None)
-        return self._leader.execute(step, lambda: self._step(batch, on_layers))
-
-
 class Rank(Protocol):
     """A rank's share of the engines.  What is asked for is queued when a call returns."""
 
     def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[object]: ...
 
-    def encode(self, batch: Sequence[Patches]) -> Awaitable[object]: ...
+    def encode(self, batch: Sequence[Patches], num_turns: int) -> Awaitable[object]: ...
+
+    def go_on(self) -> Awaitable[object]: ...
 
 
 class Follower:
@@ -359,8 +276,10 @@ class Follower:
         match command:
             case Step(batch, tells_layers):
                 return self._rank.step(batch, _unheard if tells_layers else None)
-            case Encode(batch):
-                return self._rank.encode(batch)
+            case Encode(batch, num_turns):
+                return self._rank.encode(batch, num_turns)
+            case GoOn():
+                return self._rank.go_on()
             case Probe():
                 return _ended()
 

@@ -21,7 +21,8 @@ from epd.engine.base import (
     no_progress,
 )
 from epd.roles.compose import Engines
-from epd.roles.group import Batch, GroupLanguageEngine, GroupVisionEngine, Leader
+from epd.roles.group import Batch, Leader
+from epd.roles.group_engines import GroupLanguageEngine, GroupVisionEngine
 from epd.roles.rank_asks import OtherRanks
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
@@ -84,7 +85,7 @@ def load_engines(
         engines.ranks, engines.epoch = ranks, ranks.epoch
         engines.close = partial(_close_all, leader, executor.close)
         if own.vision is not None:
-            engines.vision = GroupVisionEngine(own.vision, leader)
+            engines.vision = GroupVisionEngine(own.vision, own.vision, leader)
         if own.language is not None:
             engines.language = GroupLanguageEngine(own.language.engine, own.language.step, leader)
     if config.profile_dir:
@@ -105,9 +106,15 @@ class LoadedRank:
         assert self.language is not None  # only its leader asks, which has the same roles
         return self.language.step(batch, on_layers)
 
-    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
+    def encode(
+        self, batch: Sequence[Patches], num_turns: int
+    ) -> Awaitable[list[Rows | EncodeFailure]]:
         assert self.vision is not None
-        return self.vision.encode(batch)
+        return self.vision.encode(batch, num_turns)
+
+    def go_on(self) -> Awaitable[list[Rows | EncodeFailure]]:
+        assert self.vision is not None
+        return self.vision.go_on()
 
 
 def load_rank(

@@ -26,7 +26,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -34,14 +34,15 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from epd.config import InstanceConfig
-from epd.engine.base import EngineError, Patches, SlotRows, StepSequence
+from epd.engine.base import EngineError
 from epd.errors import Told, explain
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.fsm.story import RecordingJournal
 from epd.records import rank_name
-from epd.roles.group import Command, Encode, Follower, Leader, Probe, Step
+from epd.roles.group import Command, Follower, Leader
 from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, RankLost
 from epd.roles.rank_data import RankPart
+from epd.runtime.commands import Numbered, numbered
 from epd.runtime.loading import load_rank
 from epd.runtime.logs import set_up_logging
 from epd.runtime.system import SystemClock
@@ -57,22 +58,6 @@ _LENGTH = struct.Struct("!I")
 
 class GroupLost(Told):
     """A rank could not be loaded; the text is its own sentence."""
-
-
-class Numbered(msgspec.Struct, frozen=True, tag=True):
-    """A command, which computes nothing where it has neither.  Pixels, and rows that the leader
-    has, are not in it: ranks share them (`SharedTower`, `SharedRows`)."""
-
-    number: int
-    step: list[StepSequence] | None = None
-    images: list[Patches] | None = None
-    tells_layers: bool = False
-
-    @property
-    def command(self) -> Command:
-        if self.step is not None:
-            return Step([_with_rows(s, _known) for s in self.step], self.tells_layers)
-        return Probe() if self.images is None else Encode(self.images)
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True):
@@ -108,31 +93,7 @@ _decode_reply = msgspec.msgpack.Decoder(Present | Executed | Answered).decode
 
 
 def encode_command(number: int, command: Command) -> bytes:
-    match command:
-        case Step(batch, tells_layers):
-            step = [_with_rows(sequence, _told) for sequence in batch]
-            told = Numbered(number, step, tells_layers=tells_layers)
-        case Encode(images):
-            from epd.engine.shared_tower import kind_of
-
-            told = Numbered(number, images=[replace(p, pixels=kind_of(p.pixels)) for p in images])
-        case Probe():
-            told = Numbered(number)
-    return _framed(_encode(told))
-
-
-def _with_rows(sequence: StepSequence, change: Callable[[object], SlotRows | None]) -> StepSequence:
-    spans = tuple(replace(span, rows=change(span.rows)) for span in sequence.spans)
-    return replace(sequence, spans=spans) if spans else sequence
-
-
-def _told(rows: object) -> SlotRows | None:
-    return rows if isinstance(rows, SlotRows) else None
-
-
-def _known(rows: object) -> SlotRows | None:
-    """What could be of any type comes as what it is made of."""
-    return None if rows is None else msgspec.convert(rows, SlotRows)
+    return _framed(_encode(numbered(number, command)))
 
 
 def _framed(data: bytes) -> bytes:

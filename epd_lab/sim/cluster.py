@@ -335,7 +335,7 @@ class Cluster:
         settings, size = self.settings, self.groups.size_of(instance_id)
         engines = Engines()
         if "encode" in roles:
-            quantum_s = settings.engine.max_quantum_ms / 1e3 if size == 1 else 0.0
+            quantum_s = settings.engine.max_quantum_ms / 1e3
             engines.vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
         if "prefill" in roles or "decode" in roles:
             engines.language = SimLanguageEngine(

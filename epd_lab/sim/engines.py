@@ -46,6 +46,7 @@ _BLOCK_WORDS = BLOCK_NBYTES // PART_NBYTES
 _INDEX_LOW = bytes(index & 0xFF for index in range(65536))
 
 
+_Made = list[Rows | EncodeFailure]
 OnCall = Callable[[str, Any], None]  # what was asked, and of what: for checkers
 
 
@@ -96,23 +97,27 @@ class SimVisionEngine:
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         self.on_call("encode", batch)
-        num_patches = sum(item.num_patches for item in batch)
-        cost_s = self._costs.encode_base_s + num_patches * self._costs.encode_per_patch_s
-        self.patch_s = cost_s / num_patches
-        slow = any(item.pixels.flaw == "slow" for item in batch)
-        num_slices = max(1, math.ceil(cost_s / self._quantum_s)) if self._quantum_s else 1
-        cost_s /= num_slices
-        for _ in range(num_slices - 1):
-            await self.device.run(
-                cost_s * (20 if slow else 1), self._costs.jitter, lambda: None, call="encode"
-            )
-        results: list[Rows | EncodeFailure] = await self.device.run(
-            cost_s * (20 if slow else 1),
+        n = self.num_slices(batch)
+        return [await self.slice(batch, n, is_last=i == n) for i in range(1, n + 1)][-1]
+
+    def num_slices(self, batch: Sequence[Patches]) -> int:
+        return max(1, math.ceil(self._cost_s(batch) / self._quantum_s)) if self._quantum_s else 1
+
+    def slice(self, batch: Sequence[Patches], count: int, *, is_last: bool) -> Awaitable[_Made]:
+        """One of so many; the last one gives rows."""
+        cost_s = self._cost_s(batch)
+        self.patch_s = cost_s / sum(item.num_patches for item in batch)
+        slowness = 20 if any(item.pixels.flaw == "slow" for item in batch) else 1
+        return self.device.run(
+            cost_s / count * slowness,
             self._costs.jitter,
-            lambda: [self._rows(item.pixels) for item in batch],
+            lambda: [self._rows(item.pixels) for item in batch if is_last],
             call="encode",
         )
-        return results
+
+    def _cost_s(self, batch: Sequence[Patches]) -> float:
+        num_patches = sum(item.num_patches for item in batch)
+        return self._costs.encode_base_s + num_patches * self._costs.encode_per_patch_s
 
     async def to_host(self, rows: Rows) -> Rows:
         """A copy, though the memory is the host's: one that takes time, as a device's does."""

@@ -16,6 +16,8 @@ IMAGES = Workload(num_requests=16, image_share=0.9, max_tokens=12, spread_s=0.5)
 MANY = Workload(num_requests=32, image_share=0.2, max_tokens=8, spread_s=1.0)
 AHEAD = Settings(engine=msgspec.structs.replace(Settings().engine, async_scheduling=True))
 """Two steps are under way."""
+CUT = Settings(engine=msgspec.structs.replace(Settings().engine, max_quantum_ms=4.0))
+"""Batches of images take turns."""
 SLOW_PROMPTS = Settings(
     num_blocks=36,
     engine=msgspec.structs.replace(Settings().engine, max_step_tokens=12, max_chunk_tokens=4),
@@ -86,12 +88,13 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         ("F29",),
         topology="2e:tp2,1epd:tp3",
         work=IMAGES,
+        settings=CUT,
         faults=(
             Fault("slow", "epd0.2", point=STEP, nth=5, factor=8.0, duration_s=0.6),
             Fault("kill", "e0.1", point="ENCODING:PREPARED>ENCODING", nth=3),
         ),
         fires=("group_lost",),
-        mutants=("a_rank_sorts_its_images",),
+        mutants=("a_rank_sorts_its_images", "a_rank_counts_its_own_turns"),
     ),
     Drill(
         "rows-at-ranks",

@@ -3,8 +3,8 @@
 The leader and the followers are those that ship (`epd.roles.group`), over the port `Ranks`.  A
 follower has an engine with a KV of its own, and computes every step again: ranks that were not
 told the same find other tokens.  A rank's step ends when its own time is over and every rank is in
-it, as it does with a collective; if one is missing, it does not end.  Of a batch of images each
-rank makes the rows of its own, and all wait for all of them.
+it, as it does with a collective; if one is missing, it does not end.  Batches of images are shared
+out (`rank_towers`).
 """
 
 from __future__ import annotations
@@ -16,30 +16,11 @@ from dataclasses import replace
 from functools import partial
 
 from epd.config import PrefillConfig, Timing
-from epd.engine.base import (
-    EncodeFailure,
-    OnLayers,
-    Outcome,
-    Patches,
-    Rows,
-    SlotRows,
-    StepResult,
-    owners,
-)
+from epd.engine.base import OnLayers, Outcome, Patches, SlotRows, StepResult
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.roles.compose import Engines
-from epd.roles.group import (
-    Batch,
-    Command,
-    Encode,
-    Follower,
-    GroupLanguageEngine,
-    GroupVisionEngine,
-    Leader,
-    Probe,
-    RunOwn,
-    Step,
-)
+from epd.roles.group import Batch, Command, Follower, Leader, Probe, Step
+from epd.roles.group_engines import Encoded, GroupLanguageEngine, GroupVisionEngine, RunOwn
 from epd.roles.rank_asks import Answer, AnyAsk
 from epd.roles.rank_data import RankPart
 from epd.topology import name_instances, parse_groups
@@ -48,13 +29,13 @@ from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rank_channels import Channel, SimAnswers, SimAsks, with_own_rows
 from epd_lab.sim.rank_rows import RowsAtRanks
+from epd_lab.sim.rank_towers import Gather, TowerShare
 from epd_lab.sim.transfer import SimTransferEngine
 from epd_lab.sim.world import World
 
 LOADING_S = 0.4  # of a rank, up to
 
 MakeEngines = Callable[[SimProcess, int, SimDevice], Engines]  # of a rank of this leader
-_Made = list[Rows | EncodeFailure]
 
 
 class Watch:
@@ -113,7 +94,8 @@ class Groups:
         leader = Leader(process.instance_id, size, group, clock, timing, journal)
         group.leader = engines.leader = leader
         if isinstance(engines.vision, SimVisionEngine):
-            engines.vision = _SharedVision(engines.vision, group)
+            share = TowerShare(group.gather, 0, engines.vision, group.begins)
+            engines.vision = GroupVisionEngine(engines.vision, share, leader)
         if isinstance(own := engines.language, SimLanguageEngine):
             told = partial(self._resolved, group)
             group.rows.engines[0] = own
@@ -164,19 +146,6 @@ class _Watched(GroupLanguageEngine):
         return over
 
 
-class _SharedVision(GroupVisionEngine):
-    """The leader's share makes the rows of its own images, and waits for the others'."""
-
-    def __init__(self, own: SimVisionEngine, group: SimRanks) -> None:
-        super().__init__(own, group.leader)
-        self._share = own
-        self._group = group
-
-    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
-        command = Encode(list(batch))
-        return self._leader.execute(command, partial(self._group.encode, self._share, command))
-
-
 class SimRanks(SimAsks):
     """The ports `Ranks` and `OtherRanks`, of one life of a leader."""
 
@@ -192,8 +161,7 @@ class SimRanks(SimAsks):
         self.inside: dict[int, set[int]] = defaultdict(set)  # ranks, by the step that they are in
         self.executed: dict[int, dict[int, list[Outcome]]] = defaultdict(dict)  # by step and rank
         self._met: dict[int, asyncio.Future[None]] = {}
-        self._made: dict[int, dict[int, list[Rows | EncodeFailure]]] = defaultdict(dict)
-        self._all_made: dict[int, asyncio.Future[None]] = {}
+        self.gather = Gather(size, self._enter)
         self._halfway: dict[int, int] = {}  # by step: ranks that are to compute its first layer yet
         self._tell_layers: dict[int, OnLayers] = {}
 
@@ -251,14 +219,13 @@ class SimRanks(SimAsks):
         """The leader's share."""
         number = self.leader.machine.given + 1
         step = own.step(self.rows.given(0, batch), on_layers and self.at_layer(number, on_layers))
-        self._groups.watch.entered(self, 0, number, Step(list(batch)))
-        return self.together(0, number, step)
+        return self.together(0, self.begins(Step(list(batch))), step)
 
-    def encode(self, own: SimVisionEngine, command: Encode) -> Awaitable[_Made]:
-        """The leader's share."""
+    def begins(self, command: Command) -> int:
+        """What the leader's share is to run and the others are told next; its number."""
         number = self.leader.machine.given + 1
         self._groups.watch.entered(self, 0, number, command)
-        return self.gathered(0, number, command.batch, own)
+        return number
 
     def at_layer(self, number: int, tell: OnLayers) -> OnLayers:
         """What a rank says of a step's layers; none is over before every rank has computed it."""
@@ -282,36 +249,15 @@ class SimRanks(SimAsks):
         self.executed[number][rank] = result.outcomes
         return result
 
-    async def gathered(
-        self, rank: int, number: int, batch: Sequence[Patches], engine: SimVisionEngine
-    ) -> _Made:
-        """The rows of all images, of which a rank makes its own."""
-        met = self._enter(rank, number)
-        ranks = owners(batch, self.size)
-        own = [patches for patches, its in zip(batch, ranks, strict=True) if its == rank]
-        made = self._made[number]
-        made[rank] = await engine.encode(own) if own else []
-        await asyncio.shield(met)
-        all_made = self._future(self._all_made, number)
-        if len(made) == self.size:
-            all_made.set_result(None)
-        await asyncio.shield(all_made)
-        parts = [iter(made[one]) for one in range(self.size)]
-        return [next(parts[its]) for its in ranks]
-
     def _enter(self, rank: int, number: int) -> asyncio.Future[None]:
         """Ended when all ranks are in this command."""
-        inside, met = self.inside[number], self._future(self._met, number)
+        if number not in self._met:
+            self._met[number] = asyncio.get_running_loop().create_future()
+        inside, met = self.inside[number], self._met[number]
         inside.add(rank)
         if len(inside) == self.size:
             met.set_result(None)
         return met
-
-    @staticmethod
-    def _future(futures: dict[int, asyncio.Future[None]], number: int) -> asyncio.Future[None]:
-        if number not in futures:
-            futures[number] = asyncio.get_running_loop().create_future()
-        return futures[number]
 
 
 class SimFollower:
@@ -332,6 +278,7 @@ class SimFollower:
         self.commands = Channel(groups.world, f"{process.name} to {rank}")
         self._groups = groups
         self._group: SimRanks
+        self._tower: TowerShare
         self._follower = Follower(self, self._answer)
         transfers = SimTransferEngine(groups.world.fabric, process)
         self.part = RankPart(engines.language, transfers, groups.prefill, takes_kv=True)
@@ -348,6 +295,8 @@ class SimFollower:
         group = self._groups.at.get(meeting_place(self.leader))
         if group is not None and group.process.alive:
             self._group = group
+            if isinstance(vision := self.engines.vision, SimVisionEngine):
+                self._tower = TowerShare(group.gather, self.rank, vision, self._begins)
             group.join(self.rank, self)
 
     def take(self, number: int, command: Command) -> None:
@@ -359,17 +308,20 @@ class SimFollower:
 
     def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[StepResult]:
         assert self.engines.language is not None
-        group, number = self._group, self._number
-        self._groups.watch.entered(group, self.rank, number, Step(list(batch)))
+        group, number = self._group, self._begins(Step(list(batch)))
         tell = on_layers and group.at_layer(number, on_layers)
         step = self.engines.language.step(group.rows.given(self.rank, batch), tell)
         return group.together(self.rank, number, step)
 
-    def encode(self, batch: Sequence[Patches]) -> Awaitable[_Made]:
-        vision = self.engines.vision
-        assert isinstance(vision, SimVisionEngine)
-        self._groups.watch.entered(self._group, self.rank, self._number, Encode(list(batch)))
-        return self._group.gathered(self.rank, self._number, batch, vision)
+    def _begins(self, command: Command) -> int:
+        self._groups.watch.entered(self._group, self.rank, self._number, command)
+        return self._number
+
+    def encode(self, batch: Sequence[Patches], num_turns: int) -> Awaitable[Encoded]:
+        return self._tower.encode(batch, num_turns)
+
+    def go_on(self) -> Awaitable[Encoded]:
+        return self._tower.go_on()
 
     def _answer_ask(self, serial: int, answer: Answer) -> None:
         self._group.to_leader(self.rank, self._group.answered, self.rank, serial, answer)

@@ -89,6 +89,17 @@ async def test_who_gives_way_in_a_group_says_the_same(together: Server) -> None:
 
 
 @pytest.mark.long
+async def test_a_group_that_encodes_in_turns_says_the_same(together: Server) -> None:
+    """Batches of images are cut, and the ranks that run them decode meanwhile."""
+    bodies = questions(360, 6, side=260, num_tokens=30)
+    with serving("1epd:tp2", engine__max_quantum_ms=4, **PATIENT) as server:
+        replies = [await post_all(one.base_url, bodies) for one in (server, together)]
+        answers = [[reply.text for reply in each] for each in replies]
+        assert answers[0] == answers[1] and all(answers[0])
+        server.check_all_returned()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["p0", "d0"])
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_rank_that_dies_in_a_transfer_leaves_nothing_behind(name: str, rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,14 +14,23 @@ import torch
 from msgspec.structs import replace
 
 from epd.config import EngineConfig
-from epd.engine.base import PENDING, EncodeFailure, Outcome, Scoring, SlotRows, StepSequence
+from epd.engine.base import (
+    PENDING,
+    EncodeFailure,
+    Outcome,
+    Patches,
+    Rows,
+    Scoring,
+    SlotRows,
+    StepSequence,
+)
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.sharding import Shard
 from epd.engine.shared_rows import SharedRows
 from epd.engine.shared_tower import kind_of
 from epd.engine.vision import TorchVisionEngine
-from epd.messages import SamplingParams
+from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import CONFIG, chat
 from tests.engine.driver import Driver, Request, expand, png
 from tests.engine.test_decoder import fuse
@@ -30,6 +40,7 @@ from tests.engine.test_states import blocks_of, logits
 Case = tuple[Any, list[Any]]  # a prompt and its images
 LIMIT = {"max_tokens": 10}
 SHORT = 4  # tokens ahead of a preemption
+LATE_S = 0.03
 
 
 @cache
@@ -253,19 +264,101 @@ def encoded(
 
     async def play() -> list[list[list[float]] | str]:
         vision = _tower(directory, shard)
-        _, layouts = expand(directory, chat((len(images), "x")), images)
-        batch = [
-            await vision.preprocess(png(image), layout.grid_thw)
-            for image, layout in zip(images, layouts, strict=True)
-        ]
-        if broken >= 0:
-            batch[broken] = dataclasses.replace(batch[broken], pixels=batch[broken].pixels[:, :-1])
-        if shard.rank:
-            batch = [dataclasses.replace(p, pixels=kind_of(p.pixels)) for p in batch]
-        found = await vision.encode(batch)
-        return [r.reason if isinstance(r, EncodeFailure) else r.tensor.tolist() for r in found]
+        batch = await batch_of(vision, directory, images, broken, shard)
+        return shown(await vision.encode(batch))
 
     return asyncio.run(play())
+
+
+def shown(found: Sequence[Rows | EncodeFailure]) -> list[list[list[float]] | str]:
+    return [r.reason if isinstance(r, EncodeFailure) else r.tensor.tolist() for r in found]
+
+
+LetIn = tuple[list[list[list[float]] | str], list[int], str]
+
+
+def let_in(
+    shard: Shard,
+    directory: Path,
+    images: Sequence[Any],
+    broken: int,
+    ids: list[int],
+    num_turns: int,
+    late: int,
+) -> LetIn:
+    """The rows of a batch that is cut and the tokens of steps, one ahead of each of its turns, that
+    are given with it at once; and what this rank launched: layers and steps.  `late`: a rank that
+    is slow."""
+    language, vision = driver(shard, directory).language, _cut_tower(directory, shard)
+    late_s = LATE_S if shard.rank == late else 0.0
+
+    async def play() -> LetIn:
+        batch = await batch_of(vision, directory, images, broken, shard)
+        return await steps_let_in(shard, vision, language, batch, ids, num_turns, late_s)
+
+    return asyncio.run(play())
+
+
+async def steps_let_in(
+    shard: Shard,
+    vision: TorchVisionEngine,
+    language: TorchLanguageEngine,
+    batch: Sequence[Patches],
+    ids: list[int],
+    num_turns: int,
+    late_s: float = 0.0,
+) -> LetIn:
+    """As `let_in`; without turns where there is one rank."""
+    executor, launched = language._executor, list[str]()
+    layers = vision._adapter.tower_layers(vision.model)
+    hooks = [layer.register_forward_hook(lambda *_: launched.append("l")) for layer in layers]
+    steps = []
+    encoded = [vision.encode(batch, num_turns if shard.size > 1 else 0)]
+    for turn in range(num_turns):
+        executor.launch(time.sleep, late_s)
+        steps.append(language.step([_decode(ids, turn)]))
+        executor.launch(launched.append, "s")
+        if shard.size > 1:
+            encoded.append(vision.go_on())
+    *begun, found = [await each for each in encoded]
+    assert not any(begun)
+    outcomes = [outcome for step in steps for outcome in (await step).outcomes]
+    for hook in hooks:
+        hook.remove()
+    tokens = [outcome.token_id for outcome in outcomes if isinstance(outcome, TokenLogprobs)]
+    return shown(found), tokens, "".join(launched)
+
+
+def _decode(ids: list[int], index: int) -> StepSequence:
+    """A prompt's step, or one behind it that is given before its token is known."""
+    params = SamplingParams(max_tokens=99)
+    if not index:
+        return StepSequence("a", ids, 0, [3, 1, 2], None, sample=params)
+    at = len(ids) + index - 1
+    return StepSequence("a", [PENDING], at, [3, 1, 2], None, sample=params, output_index=index)
+
+
+async def batch_of(
+    vision: TorchVisionEngine, directory: Path, images: Sequence[Any], broken: int, shard: Shard
+) -> list[Patches]:
+    """Of which one image is bad; only the first rank has pixels."""
+    _, layouts = expand(directory, chat((len(images), "x")), images)
+    batch = [
+        await vision.preprocess(png(image), layout.grid_thw)
+        for image, layout in zip(images, layouts, strict=True)
+    ]
+    if broken >= 0:
+        batch[broken] = dataclasses.replace(batch[broken], pixels=batch[broken].pixels[:, :-1])
+    if shard.rank:
+        batch = [dataclasses.replace(p, pixels=kind_of(p.pixels)) for p in batch]
+    return batch
+
+
+@cache
+def _cut_tower(directory: Path, shard: Shard) -> TorchVisionEngine:
+    """On the device of the language model."""
+    executor = driver(shard, directory).language._executor
+    return build_vision(directory, replace(CONFIG, max_quantum_ms=1.0), executor, shard=shard)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -159,6 +160,80 @@ async def test_what_is_brief_takes_nobodys_turn() -> None:
     assert order == (
         ["part0", "land0", "land1", "step0", "part1", "land2", "step1", "part2", "land3", "part3"]
     )
+    assert await executor.close()
+
+
+async def test_a_rank_takes_as_many_turns_as_its_leader_gives() -> None:
+    """Whatever is queued ahead of a turn runs before it; runs of fewer and of more slices."""
+    executor = DeviceExecutor()
+    order: list[str] = []
+
+    for num_cuts in (0, 1, 5):
+        slices = Slices(executor, [nn.Identity() for _ in range(num_cuts + 1)], 0.0, is_led=True)
+
+        def run(slices: Slices = slices, num_cuts: int = num_cuts) -> None:
+            slices.lead(2)
+            slices.begin(1)
+            for _ in range(num_cuts + 1):
+                slices.cut()
+                order.append("slice")
+            slices.end()
+            order.append("join")
+
+        calls = [executor.launch_long(run)]
+        for turn in range(2):
+            calls += [executor.launch(order.append, f"step {turn}{i}") for i in range(2)]
+            calls.append(executor.launch_brief(order.append, "brief"))
+            turns = executor.go_on()
+        calls.append(executor.launch(order.append, "behind"))
+        await asyncio.gather(*calls, turns)
+        steps = [["step 00", "step 01", "brief"], ["step 10", "step 11", "brief"]]
+        cut = min(num_cuts, 1)
+        middle = [*steps[0], *["slice"] * cut, *steps[1], *["slice"] * (num_cuts - cut)]
+        assert order == ["slice", *middle, "join", "behind"]
+        order.clear()
+    assert await executor.close()
+
+
+async def test_a_call_that_waits_for_a_turn_ends_with_the_executor() -> None:
+    """And what would follow it does not begin: other ranks would not be there."""
+    executor = DeviceExecutor(max_queue=1)
+    slices = Slices(executor, [nn.Identity()] * 2, 0.0, is_led=True)
+    waits = threading.Event()
+
+    def run() -> None:
+        slices.lead(2)
+        slices.begin(1)
+        slices.cut()
+        waits.set()
+        with contextlib.suppress(EngineError):  # as one that runs failed images again
+            slices.cut()
+        slices.end()
+
+    batch = executor.launch_long(run)
+    assert await asyncio.to_thread(waits.wait, PATIENCE_S)
+    assert await executor.close()
+    with pytest.raises(EngineError, match="is closed"):
+        await batch
+
+
+async def test_a_turn_is_never_refused() -> None:
+    """A run would wait for it for ever."""
+    executor = DeviceExecutor(max_queue=1)
+    started, go = threading.Event(), threading.Event()
+
+    def run() -> None:
+        started.set()
+        go.wait(PATIENCE_S)
+
+    executor.launch(run)
+    assert await asyncio.to_thread(started.wait, PATIENCE_S)
+    executor.launch(run)
+    with pytest.raises(EngineError, match="1 calls waiting"):
+        executor.launch(run)
+    turn = executor.go_on()
+    go.set()
+    assert await turn == []
     assert await executor.close()
 
 

@@ -37,6 +37,7 @@ CHANGES |= {
     "qwen3_5_moe": {"num_attention_heads": 6, "moe_intermediate_size": 56},
 }  # fmt: skip
 CHANGES["kimi_k25"] = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 8}
+NUM_TOWER_LAYERS = 6  # of the bundled model
 PROMPT = list(b"the quick brown fox")
 
 
@@ -258,6 +259,45 @@ def test_ranks_share_out_the_images_of_a_batch(size: int, ranks: Ranks) -> None:
         assert others == [[]] * (size - 1)
     (lonely,) = ranks.run(1, ranks_cases.encoded, EMBEDDED, images[:1], -1)
     assert ranks.run(size, ranks_cases.encoded, EMBEDDED, images[:1], -1)[0] == lonely
+
+
+@pytest.mark.parametrize(
+    ("size", "num_images", "broken", "num_turns", "late"),
+    [
+        (2, 3, -1, 3, 0),
+        (2, 1, -1, 2, 1),
+        (2, 3, 1, 9, 1),
+        *(
+            pytest.param(size, 3, broken, num_turns, late, marks=pytest.mark.long)
+            for size in SIZES[1:]
+            for broken in (-1, 0, 2)
+            for num_turns in (1, 9)
+            for late in range(2)
+        ),
+    ],
+)
+def test_steps_are_let_in_where_a_batch_takes_its_turns(
+    size: int, num_images: int, broken: int, num_turns: int, late: int, ranks: Ranks
+) -> None:
+    """At the same turns on all ranks, though some have fewer slices, no image, one that fails (F13)
+    or are late; answers are those of one process."""
+    images = [drawn_image(i, 60 + 11 * i, 90 - 9 * i) for i in range(num_images)]
+    given = (ranks_cases.let_in, EMBEDDED, images, broken, PROMPT, num_turns, late)
+    ((expected, tokens, _),) = ranks.run(1, *given)
+    found = ranks.run(size, *given)
+    for index, (rows, wanted) in enumerate(zip(found[0][0], expected, strict=True)):
+        if index == broken:
+            assert "not finite" in rows and "failed" in wanted
+        else:
+            torch.testing.assert_close(torch.tensor(rows), torch.tensor(wanted))
+    each = -(-NUM_TOWER_LAYERS // num_turns)
+    slices = ["l" * each] * (NUM_TOWER_LAYERS // each)
+    cut = "s".join(slices) + "s" * (num_turns - len(slices) + 1)
+    whole = "s" * num_turns  # of who has no image that does not fail
+    for rank, (rows, said, launched) in enumerate(found):
+        assert said == tokens and bool(rows) is not bool(rank)
+        is_sure = broken < 0 and rank < num_images
+        assert launched == cut if is_sure else launched in {cut, whole}, (rank, launched)
 
 
 def test_the_largest_images_are_shared_out_first() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,20 +15,27 @@ from epd.engine.base import EncodeFailure
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.forward import FusedForward
 from epd.engine.sharding import WHOLE, Shard
-from epd.engine.shared_tower import kind_of
-from tests.engine.conftest import chat
-from tests.engine.driver import Driver, expand, png
-from tests.engine.ranks_cases import Case, answers_from_slots
+from tests.engine.driver import Driver
+from tests.engine.ranks_cases import Case, LetIn, answers_from_slots, batch_of, steps_let_in
 
 MAX_RUNNING = 16
 
 
 @cache
-def _driver(directory: Path, shard: Shard, dtype: str, *, shared: bool) -> Driver:
+def _driver(
+    directory: Path, shard: Shard, dtype: str, *, shared: bool, quantum_ms: float = 0.0
+) -> Driver:
     """`shared`: the tower is."""
-    config = EngineConfig(device=f"cuda:{shard.rank}", dtype=dtype, kv_nbytes=32 << 20, threads=2)
+    config = EngineConfig(
+        device=f"cuda:{shard.rank}",
+        dtype=dtype,
+        kv_nbytes=32 << 20,
+        threads=2,
+        max_quantum_ms=quantum_ms,
+    )
     executor = build_executor(config)
-    vision = build_vision(directory, config, executor, shard=shard if shared else WHOLE)
+    towers = shard if shared else WHOLE
+    vision = build_vision(directory, config, executor, max_batch_patches=1024, shard=towers)
     return Driver(
         directory, vision, build_language(directory, config, executor, MAX_RUNNING, shard=shard)
     )
@@ -84,16 +90,24 @@ def encoded(shard: Shard, directory: Path, images: Sequence[Any]) -> list[list[l
     async def play() -> list[list[list[float]]]:
         vision = _driver(directory, shard, "float32", shared=True).vision
         assert vision is not None
-        _, layouts = expand(directory, chat((len(images), "x")), images)
-        batch = [
-            await vision.preprocess(png(image), layout.grid_thw)
-            for image, layout in zip(images, layouts, strict=True)
-        ]
-        if shard.rank:
-            batch = [dataclasses.replace(p, pixels=kind_of(p.pixels)) for p in batch]
+        batch = await batch_of(vision, directory, images, -1, shard)
         rows = await vision.encode(batch)
         assert not any(isinstance(each, EncodeFailure) for each in rows)
         torch.cuda.synchronize()
         return [each.tensor.cpu().tolist() for each in rows]  # type: ignore[union-attr]
+
+    return asyncio.run(play())
+
+
+def let_in(
+    shard: Shard, directory: Path, images: Sequence[Any], ids: list[int], num_turns: int
+) -> LetIn:
+    """Steps between the slices of a batch, layer by layer, all of them captured."""
+
+    async def play() -> LetIn:
+        there = _driver(directory, shard, "float32", shared=True, quantum_ms=0.001)
+        assert there.vision is not None and there.vision.num_turns([there.vision._image(1)]) > 1
+        batch = await batch_of(there.vision, directory, images, -1, shard)
+        return await steps_let_in(shard, there.vision, there.language, batch, ids, num_turns)
 
     return asyncio.run(play())

@@ -86,3 +86,21 @@ def test_ranks_share_out_images(
     assert nothing == []
     for rows, expected in zip(found, alone, strict=True):
         torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("num_images", [1, 4])
+def test_steps_are_let_in_where_a_batch_takes_its_turns(
+    num_images: int,
+    ranks: Ranks,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    """Captured slices and captured steps, whose collectives meet; fewer turns than slices, and
+    more; with one image a rank has none."""
+    images = [drawn_image(i, 40 + 11 * i, 70 - 9 * i) for i in range(num_images)]
+    for num_turns in (2, 9):
+        given = (ranks_cases.let_in, model_dir("embedded"), images, [7, 8, 9], num_turns)
+        ((expected, tokens, _),) = ranks.run(1, *given)
+        (found, said, _), (nothing, too, _) = ranks.run(2, *given)
+        assert nothing == [] and said == too == tokens
+        for rows, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(rows), torch.tensor(wanted), atol=1e-3, rtol=0)

@@ -12,17 +12,8 @@ from epd.config import Timing
 from epd.engine.base import EncodeFailure, EngineError, OnLayers, Patches, StepResult, StepSequence
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
-from epd.roles.group import (
-    Batch,
-    Command,
-    Encode,
-    Follower,
-    GroupLanguageEngine,
-    GroupVisionEngine,
-    Leader,
-    Probe,
-    Step,
-)
+from epd.roles.group import Batch, Command, Encode, Follower, GoOn, Leader, Probe, Step
+from epd.roles.group_engines import Encoded, GroupLanguageEngine, GroupVisionEngine
 from epd.roles.rank_asks import RankLost
 from epd.runtime.system import SystemClock
 from epd_lab.bench.null_engine import NullLanguage, NullVision
@@ -30,6 +21,8 @@ from tests.patience import PATIENCE_S
 from tests.roles.test_timers import ManualClock
 
 TIMING = Timing()
+IMAGES = [Patches(None, (1, 4, 4), 16, 4)]
+FAILED = EncodeFailure("not finite")
 BATCH = [StepSequence("r/1", [1, 2], 0, [0], None)]
 
 
@@ -252,20 +245,91 @@ async def test_a_step_that_cannot_begin_is_told_to_nobody() -> None:
 async def test_a_batch_of_images_is_over_when_every_rank_has_executed_it() -> None:
     """A step may be given behind it; what one rank alone fails in ends the group."""
     group = Played(size=2).joined()
-    engine = GroupVisionEngine(NullVision(), group.leader)
-    batch = [Patches(None, (1, 4, 4), 16, 4)]
-    encoded = asyncio.ensure_future(engine.encode(batch))
-    step = group.step()
+    engine, share = towers(group, num_turns=0)
+    encoded = asyncio.ensure_future(engine.encode(IMAGES))
     await settled()
-    assert group.sent == [(1, Encode(batch)), (2, Step(BATCH))]
+    step = group.step()
+    assert group.sent == [(1, Encode(IMAGES)), (2, Step(BATCH))]
+    share.given[0].set_result([FAILED])
+    await settled()
     assert not encoded.done()
     group.answer(1, 1)
-    (rows,) = await encoded
-    assert not isinstance(rows, EncodeFailure) and rows.num_rows == 4
+    assert await encoded == [FAILED]
     group.answer(2, 1, failed=True)
     group.own[0].set_result(StepResult([None]))
     await settled()
     assert not step.done() and "rank 0 executed command 2" in await group.leader.lost
+
+
+async def test_a_turn_is_given_when_all_ranks_have_begun_the_one_before() -> None:
+    """A step that is given between two turns is told between them; a batch behind has its first
+    turn when the last one of the batch before is given."""
+    group = Played(size=2).joined()
+    engine, share = towers(group, num_turns=2)
+    first = asyncio.ensure_future(engine.encode(IMAGES))
+    second = asyncio.ensure_future(engine.encode(IMAGES))
+    await settled()
+    assert group.sent == [(1, Encode(IMAGES, 2))]
+    group.step()
+    group.own[0].set_result(StepResult([None]))
+    share.given[0].set_result([])
+    await settled()
+    assert len(group.sent) == 2
+    group.answer(1, 1)
+    await settled()
+    assert group.sent[1:] == [(2, Step(BATCH)), (3, GoOn())]
+    share.given[1].set_result([])
+    group.answer(2, 1)
+    await settled()
+    assert len(group.sent) == 3
+    group.answer(3, 1)
+    await settled()
+    assert group.sent[3:] == [(4, GoOn()), (5, Encode(IMAGES, 2))]
+    share.given[2].set_result([FAILED])
+    group.answer(4, 1)
+    assert await first == [FAILED]
+    assert not second.done() and group.state is S.STEPPING
+
+
+async def test_a_batch_that_fails_takes_its_turns() -> None:
+    """All ranks wait for them, and so would the next batch."""
+    group = Played(size=2).joined()
+    engine, share = towers(group, num_turns=1)
+    encoded = asyncio.ensure_future(engine.encode(IMAGES))
+    await settled()
+    share.given[0].set_exception(EngineError("out of memory"))
+    group.answer(1, 1, failed=True)
+    await settled()
+    share.given[1].set_exception(EngineError("out of memory"))
+    group.answer(2, 1, failed=True)
+    with pytest.raises(EngineError, match="out of memory"):
+        await encoded
+    assert [command for _, command in group.sent] == [Encode(IMAGES, 1), GoOn()]
+    assert group.state is S.READY
+
+
+class PlayedTower:
+    """The leader's share of batches: what it was asked for ends when a test says so."""
+
+    def __init__(self, num_turns: int) -> None:
+        self.given: list[asyncio.Future[Encoded]] = []
+        self._num_turns = num_turns
+
+    def num_turns(self, batch: Sequence[Patches]) -> int:
+        return self._num_turns
+
+    def encode(self, batch: Sequence[Patches], num_turns: int) -> asyncio.Future[Encoded]:
+        assert num_turns == self._num_turns
+        return self.go_on()
+
+    def go_on(self) -> asyncio.Future[Encoded]:
+        self.given.append(asyncio.get_running_loop().create_future())
+        return self.given[-1]
+
+
+def towers(group: Played, num_turns: int) -> tuple[GroupVisionEngine, PlayedTower]:
+    share = PlayedTower(num_turns)
+    return GroupVisionEngine(NullVision(), share, group.leader), share
 
 
 class Executes:
@@ -280,7 +344,10 @@ class Executes:
         self.under_way.append(asyncio.get_running_loop().create_future())
         return self.under_way[-1]
 
-    def encode(self, batch: Sequence[Patches]) -> asyncio.Future[None]:
+    def encode(self, batch: Sequence[Patches], num_turns: int) -> asyncio.Future[None]:
+        return self.step([])
+
+    def go_on(self) -> asyncio.Future[None]:
         return self.step([])
 
 

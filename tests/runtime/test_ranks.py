@@ -9,8 +9,9 @@ import torch
 
 from epd.engine.base import PENDING, Patches, Rows, RowSpan, Scoring, SlotRows, StepSequence
 from epd.messages import SamplingParams
-from epd.roles.group import Command, Encode, Probe, Step
-from epd.runtime.ranks import Numbered, encode_command
+from epd.roles.group import Command, Encode, GoOn, Probe, Step
+from epd.runtime.commands import Numbered
+from epd.runtime.ranks import encode_command
 
 
 def _told(command: Command) -> Command:
@@ -77,4 +78,6 @@ def test_of_an_image_its_size_travels_and_no_pixels() -> None:
     pixels = torch.zeros(16, 6, dtype=torch.uint8)
     told = _told(Encode([Patches(pixels, (1, 4, 4), 16, 4)]))
     assert told == Encode([Patches(["torch.uint8", 16, 6], (1, 4, 4), 16, 4)])
+    assert _told(Encode([], 3)) == Encode([], 3)
+    assert _told(GoOn()) == GoOn()
     assert _told(Probe()) == Probe()

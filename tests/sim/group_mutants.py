@@ -71,10 +71,25 @@ def a_rank_sorts_its_images() -> Iterator[None]:
 
     def sorted_(self: SimRanks, number: int, command: Command) -> None:
         if isinstance(command, Encode):
-            command = Encode(sorted(command.batch, key=lambda patches: patches.num_rows))
+            by_size = sorted(command.batch, key=lambda patches: patches.num_rows)
+            command = Encode(by_size, command.num_turns)
         send(self, number, command)
 
     with mock.patch.object(SimRanks, "send", sorted_):
+        yield
+
+
+@mutant
+def a_rank_counts_its_own_turns() -> Iterator[None]:
+    """F29: a rank joins its rows when its own share is done, and others launch steps before."""
+    send = SimRanks.send
+
+    def fewer(self: SimRanks, number: int, command: Command) -> None:
+        if isinstance(command, Encode) and command.num_turns > 1:
+            command = Encode(command.batch, command.num_turns - 1)
+        send(self, number, command)
+
+    with mock.patch.object(SimRanks, "send", fewer):
         yield
 
 

@@ -107,7 +107,9 @@ def _told(command: Command) -> Told:
     """What a rank computes."""
     if isinstance(command, Step):
         return tuple(map(_sequence, command.batch))
-    return tuple(map(_image, command.batch)) if isinstance(command, Encode) else ()
+    if isinstance(command, Encode):
+        return ((command.num_turns,), *map(_image, command.batch))
+    return ((type(command).__name__,),)
 
 
 def _image(patches: Patches) -> tuple[object, ...]:

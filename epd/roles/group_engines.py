@@ -1,0 +1,134 @@
+"""The engines that the roles of a group's leader see: like any other, of all ranks.
+
+Theory of operation
+-------------------
+A step, or a batch of images, is a command to all ranks (`group`).
+
+A batch that would hold up streams has *turns*.  Each is a command, so the steps that the leader
+gives between two of them are let in there by all ranks: no two can launch a step and the joining of
+rows in another order.  A turn is given when all ranks have begun the one before, so that one slice
+is ahead of the devices, as it is on one device (`engine/slices.py`).  A batch behind it is begun
+when its last turn is given, so that the devices do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from epd.engine.base import (
+    Buffer,
+    EncodeFailure,
+    LanguageEngine,
+    MediaLayout,
+    OnLayers,
+    Patches,
+    RopePositions,
+    RowMemory,
+    Rows,
+    StepResult,
+    VisionEngine,
+)
+from epd.roles.group import Batch, Encode, GoOn, Leader, Step
+
+Encoded = list[Rows | EncodeFailure]
+RunOwn = Callable[[Batch, OnLayers | None], Awaitable[StepResult]]
+
+
+class TowerShare(Protocol):
+    """The leader's share of a batch of images."""
+
+    def num_turns(self, batch: Sequence[Patches]) -> int:
+        """That the batch should have."""
+
+    def encode(self, batch: Sequence[Patches], num_turns: int) -> Awaitable[Encoded]: ...
+
+    def go_on(self) -> Awaitable[Encoded]:
+        """A turn; the last one gives what came of the batch."""
+
+
+class GroupVisionEngine:
+    """The `VisionEngine` of all ranks; the leader, whose engine is `own`, prepares all images and
+    has all rows.  `share` is what it runs itself."""
+
+    def __init__(self, own: VisionEngine, share: TowerShare, leader: Leader) -> None:
+        self._own = own
+        self._share = share
+        self._leader = leader
+        self._is_giving = asyncio.Lock()  # a batch behind it has its first turn after its last
+        self.contract = own.contract
+        self.max_batches = own.max_batches
+        self.preprocess = own.preprocess
+        self.to_host = own.to_host
+        self.to_device = own.to_device
+        self.copy_out = own.copy_out
+
+    @property
+    def patch_s(self) -> float:
+        return self._own.patch_s
+
+    async def encode(self, batch: Sequence[Patches]) -> Encoded:
+        num_turns = self._share.num_turns(batch)
+        async with self._is_giving:
+            command = Encode(list(batch), num_turns)
+            over = self._leader.execute(command, lambda: self._share.encode(batch, num_turns))
+            for _ in range(num_turns):
+                await asyncio.gather(over, return_exceptions=True)  # all ranks wait for the turns
+                over = self._leader.execute(GoOn(), self._share.go_on)
+        return await over
+
+
+class GroupLanguageEngine:
+    """The `LanguageEngine` of all ranks; `own` is the leader's share of it, and `step` runs that.
+
+    KV is the leader's own: what is asked of the others' is not asked of an engine (`rank_asks`).
+    """
+
+    def __init__(self, own: LanguageEngine, step: RunOwn, leader: Leader) -> None:
+        self._own = own
+        self._step = step
+        self._leader = leader
+        self.kv_layout = own.kv_layout
+        self.num_blocks = own.num_blocks
+        self.row_contract = own.row_contract
+        self.max_context = own.max_context
+        self.kv_in_place = own.kv_in_place
+        self.num_landing_blocks = own.num_landing_blocks
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        return self._own.rope_positions(num_tokens, items)
+
+    def attach_kv(self, buffer: Buffer) -> None:
+        self._own.attach_kv(buffer)
+
+    def attach_rows(self, memory: RowMemory) -> None:
+        self._own.attach_rows(memory)
+
+    async def fetch_kv(
+        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
+    ) -> Sequence[Buffer]:
+        return await self._own.fetch_kv(slots, in_place=in_place, heads=heads)
+
+    async def fetch_state(
+        self, blocks: Sequence[int], heads: range, *, in_place: bool
+    ) -> Sequence[Buffer]:
+        return await self._own.fetch_state(blocks, heads, in_place=in_place)
+
+    async def land_state(
+        self,
+        memory: Buffer,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        pieces: Sequence[tuple[range, int]],
+    ) -> None:
+        await self._own.land_state(memory, slots, blocks, pieces)
+
+    async def land_kv(
+        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
+    ) -> None:
+        await self._own.land_kv(memory, slots, blocks, by_head=by_head)
+
+    def step(self, batch: Batch, on_layers: OnLayers | None = None) -> Awaitable[StepResult]:
+        step = Step(list(batch), tells_layers=on_layers is not None)
+        return self._leader.execute(step, lambda: self._step(batch, on_layers))
