@@ -5,20 +5,9 @@ The names hold the function and the text, so they outlive changes elsewhere.
 
 from __future__ import annotations
 
-UNREAD = "why it failed is noted with the failure; before, nobody asks if another try is of use"
 ITS_OWN_PLACE = "the first slot behind the whole blocks is at the same place either way"
 IN_THE_KEY_BEFORE = "what stands before a block is in the key of the block before it already"
 REASONS: dict[str, dict[str, str]] = {
-    "epd/fsm/embedding.py": {"Embedding.__init__: True in ('', '', True) -> False": UNREAD},
-    "epd/fsm/encoding.py": {"Encoding.__init__: True in ('', '', True) -> False": UNREAD},
-    "epd/fsm/kernel.py": {
-        "Table._define: transitions.Machine(model=None, states=list(self.states),"
-        " initial=self.initial, auto_transitions=False, send_event=True) ->"
-        " transitions.Machine(states=list(self.states), initial=self.initial,"
-        " auto_transitions=False, send_event=True)": "it is read from, and drives nobody: a model"
-        " of its own changes nothing that is read",
-    },
-    "epd/fsm/request.py": {"Request.__init__: True in ('', '', True) -> False": UNREAD},
     "epd/fsm/outgoing.py": {
         "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins",
     },
@@ -38,10 +27,7 @@ REASONS: dict[str, dict[str, str]] = {
         "KvOrder._place: 0 in behind < 0 -> 1": ITS_OWN_PLACE,
     },
     "epd/scheduling/placement.py": {
-        "_encoder_for: max(allowed, key=lambda c: _weight(mm_hash, c.instance_id)) ->"
-        " min(allowed, key=lambda c: _weight(mm_hash, c.instance_id))": "either end of an order by"
-        " chance, the same for all who ask",
-        "_weight: hashlib.blake2b(f'{mm_hash}/{instance_id}'.encode(), digest_size=8) ->"
+        "weight: hashlib.blake2b(f'{mm_hash}/{instance_id}'.encode(), digest_size=8) ->"
         " hashlib.blake2b(f'{mm_hash}/{instance_id}'.encode())": "another order by chance",
     },
     "epd/scheduling/prefix_keys.py": {
@@ -60,7 +46,7 @@ REASONS: dict[str, dict[str, str]] = {
         for where, what in (
             ("_send_encodes", "machine.prompt.items, placement.encoders"),
             ("transfer_params", "machine.prompt.items, placement.encoders"),
-            ("_book", "hashes, encoders"),
+            ("_book", "machine.prompt.items, placement.encoders"),
         )
     },
     "epd/roles/gateway.py": {
