@@ -119,7 +119,7 @@ class StepLoop:
         try:
             while self._under_way and self._under_way[0].result.done():
                 self._settle(self._under_way.popleft())
-            while len(self._under_way) < self._depth:
+            while len(self._under_way) < self._depth and not self._is_refused():
                 plan = self._batch.plan(alone=not self._under_way)
                 if not plan:
                     break
@@ -127,6 +127,11 @@ class StepLoop:
         except Exception as error:
             self._actor.fault("step loop", error)
         self._awake = False
+
+    def _is_refused(self) -> bool:
+        """The last step was not launched: its requests are not to be planned as if they had its
+        tokens, and other ranks, which were not told of it, would take those of another step."""
+        return bool(self._under_way) and self._under_way[-1].result.done()
 
     def _launch(self, plan: Plan) -> None:
         parts: list[Part] = []

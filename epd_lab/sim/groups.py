@@ -106,6 +106,10 @@ class Groups:
     def size_of(self, instance_id: str) -> int:
         return self._sizes[instance_id]
 
+    @property
+    def most_ranks(self) -> int:
+        return max(self._sizes.values())
+
     def _resolved(self, group: SimRanks, number: int, step: asyncio.Future[StepResult]) -> None:
         if not step.cancelled() and step.exception() is None:
             self.watch.resolved(group, number)

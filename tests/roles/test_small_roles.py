@@ -10,20 +10,17 @@ from unittest import mock
 import pytest
 
 from epd.config import Timing
-from epd.engine.base import EngineError, StepFailure, StepResult
+from epd.engine.base import EngineError
 from epd.fsm.outgoing import PeerFenced, WriteSettled
 from epd.fsm.room import RetryDue
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
 from epd.roles.askers import Asker, Askers
 from epd.roles.finder import NoTower
 from epd.roles.landing import Landing
-from epd.roles.mailbox import Mailbox
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.profiling import ANSWER_TIMEOUT_S, Profiles
-from epd.roles.rank_asks import LandKv, RankLost
+from epd.roles.rank_asks import LandKv
 from epd.roles.rank_data import RankKv
-from epd.roles.step_loop import StepLoop, _Step
-from epd.scheduling.batching import Share
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import desk
@@ -244,91 +241,6 @@ async def test_a_report_that_nobody_waits_for_is_not_heard() -> None:
     report(1, "b", "late")
     ((ring,),) = [call.args for call in actor.timers.cancel_call.call_args_list]
     actor.timers.call_later.assert_called_once_with(ANSWER_TIMEOUT_S, ring)
-
-
-# --- the step loop --------------------------------------------------------------------------------
-
-
-async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -> None:
-    actor, batch = mock.MagicMock(closing=False, mailbox=Mailbox(mock.Mock())), mock.MagicMock()
-    batch.plan.side_effect = [OSError("planned"), []]
-    loop = StepLoop(actor, mock.MagicMock(), batch, mock.MagicMock(), runs_ahead=False)
-    for count in (1, 2):
-        actor.mailbox.put("two reasons", lambda: [loop.wake(), loop.wake()])
-        await asyncio.sleep(0)
-        assert batch.plan.call_count == count
-    actor.fault.assert_called_once()
-    actor.closing = True
-    loop.wake()
-    assert batch.plan.call_count == 2
-
-
-async def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> None:
-    batch, engine = mock.MagicMock(), mock.MagicMock()
-    batch.plan.return_value = []
-    engine.step.side_effect = OSError("planned")
-    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
-    loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(drafts=(5, 6, 7), launched=mock.Mock())
-    for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
-        with mock.patch("epd.roles.step_loop.sequence_of") as made:
-            made.return_value.sample = None
-            loop._launch([Share(request, 3, decoding)])
-        made.assert_called_once_with(request, known, drafts)
-        request.launched.assert_called_with(3, ahead=False)
-
-
-async def test_a_step_fails_with_its_group_and_that_is_no_slip() -> None:
-    """Of an engine that raises anything else it is."""
-    batch, engine = mock.MagicMock(), mock.MagicMock()
-    batch.plan.return_value = []
-    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
-    loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock())
-    for num_faults, error in enumerate((RankLost("gone"), OSError("planned"))):
-        engine.step.side_effect = error
-        with mock.patch("epd.roles.step_loop.sequence_of") as made:
-            made.return_value.sample = None
-            loop._launch([Share(request, 1, decodes=True)])
-        await asyncio.sleep(0)
-        ((part, outcome),) = batch.settle.call_args.args[0]
-        assert part.request is request and outcome == StepFailure(f"the step failed: {error}")
-        assert actor.fault.call_count == num_faults
-
-
-@pytest.mark.parametrize(("samples", "here"), [(True, False), (True, True), (False, False)])
-async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
-    *, samples: bool, here: bool
-) -> None:
-    batch, engine = mock.MagicMock(), mock.MagicMock()
-    batch.plan.return_value = []
-    engine.step.side_effect = lambda sequences, tell: asyncio.get_running_loop().create_future()
-    actor = mock.MagicMock(mailbox=Mailbox(mock.Mock()))
-    loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(in_flight=1, decode_here=here, launched=mock.Mock())
-    with mock.patch("epd.roles.step_loop.sequence_of") as made:
-        made.return_value = SimpleNamespace(sample=samples or None, start=3)
-        loop._launch([Share(request, 3, decodes=False)])
-    tell = engine.step.call_args.args[1]
-    assert (tell is not None) == (samples and not here)
-    if tell is not None:
-        tell(1)
-        batch.layers_computed.assert_called_once_with(request, 3, 1)
-        request.in_flight = 0
-        tell(2)
-        assert batch.layers_computed.call_count == 1
-
-
-async def test_an_engine_that_answers_for_fewer_than_it_was_asked_fails_the_step() -> None:
-    batch, actor = mock.MagicMock(), mock.MagicMock(mailbox=Mailbox(mock.Mock()))
-    loop = StepLoop(actor, mock.MagicMock(), batch, mock.MagicMock(), runs_ahead=False)
-    result = asyncio.get_running_loop().create_future()
-    result.set_result(StepResult([]))
-    part: Any = SimpleNamespace()
-    loop._settle(_Step([part], result))
-    assert actor.fault.called
-    ((failed, outcome),), elapsed_s = batch.settle.call_args.args
-    assert failed is part and isinstance(outcome, StepFailure) and elapsed_s == 0.0
 
 
 # --- landing --------------------------------------------------------------------------------------

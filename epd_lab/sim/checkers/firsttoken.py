@@ -27,6 +27,7 @@ class FirstToken(Checker):
         super().__init__(context)
         self._network = context.world.network.conditions  # until the world heals
         self._data = context.world.fabric.conditions
+        self._most_ranks = context.cluster.groups.most_ranks
         self._is_sound = context.cluster.disk.conditions == DiskConditions()
 
     def at_end(self) -> None:
@@ -62,7 +63,9 @@ class FirstToken(Checker):
         token_ids, placed = ask.placed()
         work_s = 0.0
         nbytes = len(token_ids) * BLOCK_NBYTES / golden.BLOCK_SIZE
-        nbytes += golden.NUM_STATE_BLOCKS * BLOCK_NBYTES * settings.has_state
+        if settings.has_state:  # of which each rank has blocks, and may fetch and land them apart
+            nbytes += golden.NUM_STATE_BLOCKS * BLOCK_NBYTES * self._most_ranks
+            work_s += 2 * costs.copy_s
         for _, image in placed:
             patches = image.grid_thw[0] * image.grid_thw[1] * image.grid_thw[2]
             encode_s = costs.encode_base_s + patches * costs.encode_per_patch_s
