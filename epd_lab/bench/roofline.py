@@ -13,8 +13,8 @@ likely, which is the most; tokens that choose alike read less.
 Of linear attention a step reads and writes the matrices of each sequence; what it computes with
 them is not counted.
 
-Of decoders of the common shape, those of Qwen3.5, and towers of Qwen3-VL; of others, and of experts
-beside layers of eight bits, there is no bound.
+Of decoders of the common shape, those of dense Qwen3.5, and towers of Qwen3-VL; of others (latent
+rows, shared experts), and of experts beside layers of eight bits, there is no bound.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from epd_lab.bench.workload import Closed, Shape, Stream
 
 NUMBER_NBYTES = 2  # of bf16
 STATE_NBYTES = 4  # of a number in a state
+UNKNOWN = frozenset({"kv_lora_rank", "shared_expert_intermediate_size"})  # in a text's config
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Roofline:
             return None
         shape = stream.shape
         if (shape.images and "depth" not in vision) or (self.is_fp8 and "num_experts" in text):
+            return None
+        if not UNKNOWN.isdisjoint(text):
             return None
         each = _sizes(text, NUMBER_NBYTES - self.has_fp8_kv)
         read = _sizes(text, 0, stream.arrival.concurrency).layers

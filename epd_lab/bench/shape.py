@@ -170,6 +170,8 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "kimi-dense": (_LATENT_TEXT, dict.fromkeys(_VISION), _LATENT),  # the tower of its defaults
 }
 """What each has instead of the first's: of the text, of the vision, and of both."""
+SERVED = tuple(size for size in SIZES if size != "kimi-dense")
+"""With the preparation of images (`_IMAGES`) that they need; the other one is for steps alone."""
 _IMAGES = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},

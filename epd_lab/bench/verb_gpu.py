@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from epd.cli import options
 from epd.cli.parser import UsageError
-from epd_lab.bench.shape import SIZES
+from epd_lab.bench.shape import SERVED
 from epd_lab.bench.verb_serve import slo_of, target_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_to(kinds: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--shape",
-        choices=tuple(SIZES),
+        choices=SERVED,
         default="4b",
         help="without --model; default 4b",
     )
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     if not device:
         given["engine.device"] = ",".join(f"cuda:{index}" for index in range(number))
     if not given.get("model_dir"):
-        name = f"qwen3-vl-{args.shape}-shape"
+        family = "" if args.shape.startswith("qwen") else "qwen3-vl-"
+        name = f"{family}{args.shape}-shape"
         directory = shape.write(args.out.absolute() / name, tiny.CHECKPOINT, args.shape)
         given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
     topologies, workloads = gpu.SUITES[number]

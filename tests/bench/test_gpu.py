@@ -215,6 +215,17 @@ def test_of_linear_attention_states_are_read_and_written(tmp_path: Path) -> None
     assert seconds[1] == pytest.approx(256 * each / 4.3e12)
 
 
+@pytest.mark.parametrize("size", ["kimi-dense", "shared experts"])
+def test_of_what_is_not_known_there_is_no_bound(size: str) -> None:
+    text = shape._TEXT | shape.SIZES["kimi-dense"][0]
+    if size == "shared experts":  # as Qwen3.5 has them: no layer is without experts
+        text = shape._TEXT | {"num_experts": 256, "shared_expert_intermediate_size": 512}
+        del text["intermediate_size"]
+    (stream,) = NAMED["text"].streams
+    config = {"text_config": text}
+    assert Roofline(CARDS["H200"], config, {}).request_s(stream, 1024) is None
+
+
 async def test_the_table_has_spread_and_share(
     measured: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
