@@ -221,9 +221,10 @@ def _rope_and_store(
             place = keys + row + kv_head * HEAD_DIM
             _store_kv(place + low_at, place + high_at, factors, low, high, slot, stored, FP8)
         else:
-            place = query + (token * NUM_HEADS + head) * HEAD_DIM
-            tl.store(place + low_at, low, mask=inside)
-            tl.store(place + high_at, high, mask=inside)
+            # Not `place` again: a name has one type, and in eight bits that one points to others.
+            target = query + (token * NUM_HEADS + head) * HEAD_DIM
+            tl.store(target + low_at, low, mask=inside)
+            tl.store(target + high_at, high, mask=inside)
 
 
 def rope_and_store(
