@@ -197,8 +197,7 @@ def build_language(
 def _exchange_products(layers: Any, config: EngineConfig) -> None:
     if config.quantization:
         fp8.quantize(layers)
-    if config.few_row_products == "triton":
-        few_rows.exchange(layers)
+    few_rows.exchange(layers)
 
 
 def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

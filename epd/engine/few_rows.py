@@ -1,8 +1,8 @@
-"""Linear layers whose products of few rows are a kernel of our own.
+"""Linear layers whose products of few rows are a kernel of our own, on a GPU.
 
-`engine.few_row_products` chooses it, for steps of few decodes in 16 bits.  It is no choice by time
-at start: instances that chose differently would round differently, and so might answer the same
-request with other tokens.
+For steps of few decodes in 16 bits, whose weights it reads faster than torch's.  It is no choice by
+time at start: instances that chose differently would round differently, and so might answer the
+same request with other tokens.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Card:
     nbytes_per_s: float
 
 
-CARDS = {"H200": Card(790e12, 1480e12, 4.3e12)}
+CARDS = {"H200": Card(790e12, 1480e12, 4.3e12), "H100": Card(797e12, 1480e12, 3.03e12)}
 
 
 @dataclass(frozen=True, slots=True)

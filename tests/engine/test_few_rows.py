@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import nn
 
 from epd.config import EngineConfig
+from epd.engine import few_rows
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language
 from epd.engine.few_rows import MOST_ROWS, FewRowsLinear, exchange
@@ -58,10 +58,10 @@ def test_few_rows_of_16_bits_go_to_the_kernel_and_all_others_to_torch(
     assert len(seen) == 3, "float32 is torch's"
 
 
-async def test_the_engine_has_it_where_it_is_set(
+def test_steps_of_few_decodes_are_the_kernels(
     model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of one token through both, in the fused decoder: the same logits."""
+    """Steps of one token with and without, in the fused decoder: the same logits."""
     calls, spec = [0], torch_ops.product_of_few
 
     def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -70,13 +70,15 @@ async def test_the_engine_has_it_where_it_is_set(
 
     monkeypatch.setattr(torch_ops, "product_of_few", counted)
     found = []
-    for products in ("torch", "triton"):
-        config = replace(CONFIG, few_row_products=products)
-        language = build_language(model_dir("qwen3"), config, build_executor(config))
+    for is_ours in (True, False):
+        calls[0] = 0
+        if not is_ours:
+            monkeypatch.setattr(few_rows, "exchange", lambda layers: None)
+        language = build_language(model_dir("qwen3"), CONFIG, build_executor(CONFIG))
         language.forward = fuse(language)
         table, sample = tuple(range(4)), SamplingParams(max_tokens=9)
         for step in range(3):
             sequence = StepSequence("r", (7 + step,), step, table, None, sample=sample)
             found.append(language.logits([sequence]))
-        assert bool(calls[0]) is (products == "triton")
+        assert bool(calls[0]) is is_ours
     assert all(torch.equal(a, b) for a, b in zip(found[:3], found[3:], strict=True))

@@ -1,11 +1,10 @@
 """What a step of decodes takes: its graph, the step as the engine runs it, and gaps between steps.
 
-`python -m tests.gpu.decode_speed [fp8] [triton] [SHAPE]`, on a CUDA device: the 4B shape or another
-of `epd_lab.bench.shape` with random weights, in bf16 or with `--quantization fp8`, products of few
-rows by torch or as `engine.few_row_products=triton` has them; steps are queued two ahead, as a
-server does.  Tables come last: milliseconds, the bytes that a step must read and write and what
-share of the graph they would take at the rate of a large copy, and for a few steps of 64 where the
-device waited and which kernels it ran.
+`python -m tests.gpu.decode_speed [fp8] [SHAPE]`, on a CUDA device: the 4B shape or another of
+`epd_lab.bench.shape` with random weights, in bf16 or with `--quantization fp8`; steps are queued
+two ahead, as a server does.  Tables come last: milliseconds, the bytes that a step must read and
+write and what share of the graph they would take at the rate of a large copy, and for a few steps
+of 64 where the device waited and which kernels it ran.
 """
 
 from __future__ import annotations
@@ -153,7 +152,6 @@ async def main() -> None:
     config = EngineConfig(
         device="cuda", dtype="bfloat16", kv_nbytes=kv_nbytes, load_format="dummy",
         max_captured_tokens=0, quantization=quantization,
-        few_row_products="triton" if "triton" in sys.argv[1:] else "torch",
     )  # fmt: skip
     rate = copied_nbytes_per_s()
     torch.cuda.empty_cache()
