@@ -14,7 +14,7 @@ import torch
 
 from epd.engine.kernels import kernels_for, triton_experts
 from epd.engine.routing import Routing
-from tests.gpu.decode_speed import copied_nbytes_per_s
+from tests.gpu.step_speed import copied_nbytes_per_s
 
 HIDDEN, INNER, NUM_EXPERTS, TOP_K = 2048, 768, 128, 8
 LAYERS, TOKENS, TIMES = 4, (1, 8, 64, 512, 4096), 20

@@ -1,10 +1,11 @@
-"""What a step of decodes takes: its graph, the step as the engine runs it, and gaps between steps.
+"""What steps take: of decodes, as a graph and as the engine runs them; with prompts, and why.
 
-`python -m tests.gpu.decode_speed [fp8] [SHAPE]`, on a CUDA device: the 4B shape or another of
+`python -m tests.gpu.step_speed [fp8] [SHAPE]`, on a CUDA device: the 4B shape or another of
 `epd_lab.bench.shape` with random weights, in bf16 or with `--quantization fp8`; steps are queued
 two ahead, as a server does.  Tables come last: milliseconds, the bytes that a step must read and
-write and what share of the graph they would take at the rate of a large copy, and for a few steps
-of 64 where the device waited and which kernels it ran.
+write and what share of the graph they would take at the rate of a large copy; steps with prompts;
+and for a few steps of 64 decodes, and one of prompts, where the device waited and which kernels it
+ran.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -41,7 +42,14 @@ CASES: dict[str, tuple[int, ...]] = {
     "32@1300": (1300,) * 32,
     "64@1150": (1150,) * 64,
 }
-STEPS, AHEAD, SHOWN = 100, 2, 14
+# Decodes, and tokens of prompts without history beside them.
+PROMPTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "512": ((), (512,)),
+    "4 x 1024": ((), (1024,) * 4),
+    "32@1150 + 512": ((1150,) * 32, (512,)),
+    "32@1150 + 2 x 1024": ((1150,) * 32, (1024,) * 2),
+}
+STEPS, AHEAD, SHOWN, TIMES = 100, 2, 14, 5
 LEAST_GAP_US = 3
 GREEDY = SamplingParams(max_tokens=9999)
 
@@ -79,6 +87,24 @@ async def steps(
             took_s.append(result.elapsed_s)
     await asyncio.gather(*waiting)
     return 1e3 * (ends_s[-1] - ends_s[1]) / (len(ends_s) - 2), 1e3 * statistics.median(took_s)
+
+
+def with_prompts(
+    language: TorchLanguageEngine, contexts: Sequence[int], lengths: Sequence[int]
+) -> list[StepSequence]:
+    sequences = batch(language, contexts, 0)
+    at = 1 + max((block for s in sequences for block in s.block_table), default=-1)
+    for row, length in enumerate(lengths):
+        end = at + language.kv_layout.num_state_blocks - (-(length + 1) // 16)
+        tokens, table = tuple(range(100, 100 + length)), tuple(range(at, end))
+        sequences.append(StepSequence(f"p{row}", tokens, 0, table, None, sample=GREEDY))
+        at = end
+    return sequences
+
+
+def step_ms(language: TorchLanguageEngine, batch: Sequence[StepSequence]) -> float:
+    """Of the device, each step after the one before."""
+    return 1e3 * statistics.median(language.run(batch).elapsed_s for _ in range(TIMES))
 
 
 def graph_ms(language: TorchLanguageEngine, contexts: Sequence[int]) -> float:
@@ -126,8 +152,10 @@ def copied_nbytes_per_s() -> float:
     return 1e3 * 10 * 2 * source.nbytes / began.elapsed_time(ended)
 
 
-def told(work: Iterable[tuple[float, float, str]]) -> list[str]:
-    """Of begin, end and name of all that the device did."""
+def told(seen: profile) -> list[str]:
+    """Of all that the device did."""
+    events = [event for event in seen.events() or () if "CUDA" in str(event.device_type)]
+    work = [(event.time_range.start, event.time_range.end, event.name) for event in events]
     gaps_us: Counter[str] = Counter()
     kernels_us: Counter[str] = Counter()
     first_us, until_us, last = -1.0, 0.0, ""
@@ -167,12 +195,19 @@ async def main() -> None:
             f"{name:12} {took_ms:8.2f} {whole_ms:18.2f} {device_ms:14.2f} {nbytes / 1e6:8.0f} "
             f"{1e3 * nbytes / rate / took_ms:6.2f}"
         )
+    lines.append("with prompts         of the device, ms")
+    for name, case in PROMPTS.items():
+        language.pool.tensor.zero_()
+        lines.append(f"{name:20} {step_ms(language, with_prompts(language, *case)):18.2f}")
     language.pool.tensor.zero_()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         await steps(language, CASES["64@1150"], SHOWN)
         torch.cuda.synchronize()
-    events = [event for event in seen.events() if "CUDA" in str(event.device_type)]
-    lines += told((e.time_range.start, e.time_range.end, e.name) for e in events)
+    lines += [f"{SHOWN} steps of 64@1150", *told(seen)]
+    prompts = with_prompts(language, *PROMPTS["4 x 1024"])
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        language.run(prompts)
+    lines += ["a step of 4 x 1024", *told(seen)]
     print("\n".join(lines))
 
 
