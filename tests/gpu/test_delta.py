@@ -67,10 +67,13 @@ def make_batch(
     return batch, free
 
 
-@pytest.mark.parametrize("padded", [0, 5])
-def test_states_are_read_and_written_in_place(padded: int, kernel_device: str) -> None:
+@pytest.mark.parametrize(("padded", "alike"), [(0, False), (5, False), (0, True)])
+def test_states_are_read_and_written_in_place(
+    padded: int, alike: bool, kernel_device: str
+) -> None:
     """Beginnings and later tokens, chunks behind them, pieces over several blocks; no block of
-    nobody is read or written, and what pads answers nothing."""
+    nobody is read or written, and what pads answers nothing.  `alike`: one token again and again,
+    so that each key recalls all that were before."""
     extents = EXTENTS
     for (dtype, limit), sizes in zip(dtypes(kernel_device), 2 * SIZES[kernel_device], strict=False):
         heads = make_heads(sizes, dtype, kernel_device)
@@ -82,6 +85,8 @@ def test_states_are_read_and_written_in_place(padded: int, kernel_device: str) -
         make = lambda size: torch.randn(len(batch.ids), size, device=kernel_device).to(dtype)  # noqa: B023, E731
         channels = 2 * heads.num_keys * heads.key_dim + heads.values
         whole = make(channels + heads.values + 2 * heads.num_values)
+        if alike:
+            whole = whole[:1].expand_as(whole).contiguous()
         rows, gates, strengths = whole.tensor_split([channels, channels + heads.values], -1)
         taps = torch.randn(INPUTS, channels, device=kernel_device).to(dtype)
         found = []

@@ -7,6 +7,10 @@ triangular system, whose inverse (`_solve`) depends on no state: all spans at on
 from span to span with the state of a head in registers, some columns a program.  `_gate` norms and
 gates what it has told, once all columns of a head are there.
 
+The system is D + F: blocks of `PIECE` tokens on the diagonal, and what is left of them.  D is
+inverted token by token, all blocks at once, as only that is sound where keys are alike; then the
+inverse is `(I - M)(I + M M) D'`, M = D' F, since M to the power of the four blocks is nothing.
+
 Keys and queries are multiplied as they are, and what makes them of length one is multiplied into
 the products, as decay is.  So of 16 bits only what is computed here is rounded to 16 bits before it
 is multiplied: inverses, corrections, and a state as it is read; sums and states are float32.
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convolve_chunks", "recall_chunks"]
 ROWS = 32  # tokens of a program that convolves
+PIECE = tl.constexpr(16)  # a quarter of a span
 
 
 @triton.jit
@@ -165,15 +170,26 @@ def _solve(
     decay = tl.cumsum(steps, axis=0)
     column = (NUM_KEYS + head // (NUM_VALUES // NUM_KEYS)) * KEY_DIM
     key, length = _rows(mixed, row, known, column, CHANNELS, KEY_DIM, BLOCK_K)
-    system = tl.dot(key, tl.trans(key), input_precision=PRECISION)  # its columns are equations
-    system *= length[:, None] * (length * beta)[None, :]
-    system *= tl.exp(tl.minimum(decay[None, :] - decay[:, None], 0.0))
-    system = tl.where(i[:, None] < i[None, :], system, 0.0)
-    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for n in range(1, tl.minimum(count - m0, SIZE)):
-        equation = tl.sum(tl.where(i[None, :] == n, system, 0.0), axis=1)
-        solved = tl.sum(equation[:, None] * inverse, axis=0)
-        inverse = tl.where(i[:, None] == n, inverse - solved[None, :], inverse)
+    system = tl.dot(key, tl.trans(key), input_precision=PRECISION)  # its rows are equations
+    system *= (length * beta)[:, None] * length[None, :]
+    system *= tl.exp(tl.minimum(decay[:, None] - decay[None, :], 0.0))
+    system = tl.where(i[:, None] > i[None, :], system, 0.0)
+    tl.static_assert(SIZE == 4 * PIECE)
+    block, at = tl.arange(0, 4), tl.arange(0, PIECE)
+    is_near = (block[:, None] == block[None, :])[:, None, :, None]
+    near = tl.sum(tl.where(is_near, tl.reshape(system, [4, PIECE, 4, PIECE]), 0.0), axis=2)
+    solved = tl.where(at[:, None] == at[None, :], 1.0, 0.0)[None, :, :] + tl.zeros_like(near)
+    for n in range(1, PIECE):
+        is_next = (at == n)[None, :, None]
+        equation = tl.sum(tl.where(is_next, near, 0.0), axis=1)
+        known_part = tl.sum(equation[:, :, None] * solved, axis=1)
+        solved = tl.where(is_next, solved - known_part[:, None, :], solved)
+    solved = tl.reshape(tl.where(is_near, solved[:, :, None, :], 0.0), [SIZE, SIZE])
+    far = tl.where((i // PIECE)[:, None] > (i // PIECE)[None, :], system, 0.0)
+    far = tl.dot(solved, far, input_precision=PRECISION)
+    square = tl.dot(far, far, input_precision=PRECISION)
+    solved += tl.dot(square, solved, input_precision=PRECISION)
+    inverse = solved - tl.dot(far, solved, input_precision=PRECISION)
     place = inverses + ((row * NUM_VALUES + head) * SIZE)[:, None] + i[None, :]
     tl.store(place, inverse.to(inverses.dtype.element_ty), mask=known[:, None])
 
