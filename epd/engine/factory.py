@@ -31,7 +31,7 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.loading import DTYPES, load_stage
 from epd.engine.logit_rules import SampleRequest
-from epd.engine.memory_plan import kv_blocks, log_table
+from epd.engine.memory_plan import Mirrored, kv_plan, log_table
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
 from epd.engine.row_splice import RowSplicer
@@ -130,7 +130,7 @@ def build_language(
     executor: DeviceExecutor | None = None,
     max_running: int = 256,
     kv_leaving_nbytes: int = 0,
-    mirrored_nbytes: Callable[[int], int] = lambda row_nbytes: 0,
+    mirrored: Callable[[int], Mirrored] = lambda row_nbytes: Mirrored(),
     progress: Progress = no_progress,
     shard: Shard = WHOLE,
 ) -> TorchLanguageEngine:
@@ -139,9 +139,9 @@ def build_language(
     `shard`: what this rank of a group computes; all ranks must be at it at the same time.
 
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
-    way from a GPU to another instance, reserved here.  `mirrored_nbytes`: of the device, that the
-    data plane will take if a row has so many bytes.  Raises ModelError and ConfigError, also when
-    `kv_nbytes` is less than one block.
+    way from a GPU to another instance, reserved here.  `mirrored`: what the data plane will take of
+    the device if a row has so many bytes.  Raises ModelError and ConfigError, also when `kv_nbytes`
+    is less than one block.
     """
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
@@ -154,7 +154,7 @@ def build_language(
     attention.register()
     _check_states(layout, engine_config)
     if engine_config.kv_nbytes:
-        kv_blocks(engine_config, layout)  # refuse before loading
+        kv_plan(engine_config, layout, Mirrored())  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
     _exchange_products(adapter.language_model(model).layers, engine_config)
     experts.adopt(adapter.language_model(model).layers, adapter.routing)  # type: ignore[arg-type]
@@ -168,17 +168,16 @@ def build_language(
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
         _touch_sampling(torch.zeros(max_running, vocabulary, device=device))
     row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
-    mirrored = mirrored_nbytes(row_nbytes) if on_gpu else 0
-    num_blocks = shard.least(kv_blocks(engine_config, layout, mirrored), device)
+    plan = kv_plan(engine_config, layout, mirrored(row_nbytes) if on_gpu else Mirrored())
+    num_blocks = shard.least(plan.num_blocks, device)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device)
-    landing = min(num_blocks, engine_config.kv_landing_nbytes // layout.block_nbytes)
     engine = TorchLanguageEngine(
         adapter,
         model,
         forward,
         executor,
         dtype,
-        max(1, shard.least(landing, device)),
+        max(1, shard.least(plan.num_landing_blocks, device)),
         kv_leaving_nbytes,
         shard,
     )
@@ -190,7 +189,8 @@ def build_language(
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         rows_nbytes = executor.streams.rows.nbytes
         tokens = num_blocks * layout.block_size
-        log_table(device, weights, forward.pool.nbytes, tokens, rows_nbytes)
+        step = engine_config.max_step_tokens
+        log_table(device, weights, forward.pool.nbytes, tokens, step, rows_nbytes)
     return engine
 
 

@@ -5,12 +5,15 @@ Theory of operation
 Weights are loaded, memory for an encoder's rows is reserved, and the largest step and the largest
 vision batch run once, so that torch's allocator holds what activations can ever need.  What is free
 then, within the share that this process may use, less a reserve for graphs and libraries, becomes
-the KV pool.  An instance that cannot serve says so before it joins; none runs out of memory later.
+the KV pool, and where KV comes from other GPUs the memory in which it arrives, which has a quarter
+of it at most.  An instance that cannot serve says so before it joins; none runs out of memory
+later.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import torch
 
@@ -21,36 +24,60 @@ logger = logging.getLogger(__name__)
 # Captured graphs, workspaces of libraries, fragments, and sums of decodes' parts: some MiB, however
 # many sequences there are.
 RESERVE_NBYTES = 2 << 30
+SMALL_POOL = 8  # steps of prompts; a smaller one is told of
+LANDING_SHARE = 4  # of what is left for KV, one part is where it arrives, at most
 
 
-def kv_blocks(config: EngineConfig, layout: KvLayout, mirrored_nbytes: int = 0) -> int:
-    """Blocks of the KV pool.  Raises ConfigError when not even one token has room.
+class Mirrored(NamedTuple):
+    """What the data plane will take of the device, behind the plan."""
 
-    With `kv_nbytes` 0, to be asked when everything else is in place but what the data plane takes
-    on the device (`mirrored_nbytes`).
+    nbytes: int = 0  # for all but KV
+    has_landing: bool = False  # and for KV that arrives
+
+
+class KvPlan(NamedTuple):
+    num_blocks: int
+    num_landing_blocks: int
+
+
+def kv_plan(config: EngineConfig, layout: KvLayout, mirrored: Mirrored) -> KvPlan:
+    """Blocks of the KV pool, and of the memory in which KV arrives.  Raises ConfigError when not
+    even one token has room.
+
+    With `kv_nbytes` 0, to be asked when everything else is in place but what the data plane takes.
     """
-    nbytes = config.kv_nbytes
+    nbytes, landing_nbytes = config.kv_nbytes, config.kv_landing_nbytes
     if not nbytes:
         free, total = torch.cuda.mem_get_info(config.device)
         nbytes = int(free - (1 - config.gpu_memory_utilization) * total) - RESERVE_NBYTES
-        nbytes -= mirrored_nbytes
+        nbytes -= mirrored.nbytes
+        if mirrored.has_landing:
+            landing_nbytes = max(0, min(landing_nbytes, nbytes // LANDING_SHARE))
+            nbytes -= landing_nbytes
     least_nbytes = (layout.num_state_blocks + 1) * layout.block_nbytes
     if nbytes < least_nbytes:
         remedy = (
             "raise it"
             if config.kv_nbytes
-            else "raise engine.gpu_memory_utilization, or lower engine.max_step_tokens and "
-            "encode.max_batch_patches"
+            else "raise --gpu-memory-utilization, lower engine.max_step_tokens, "
+            "encode.max_batch_patches or --encoder-cache-device-nbytes, or share the model out "
+            "with --tensor-parallel-size"
         )
         raise ConfigError(
             f"engine.kv_nbytes is {max(nbytes, 0)}, less than the {least_nbytes} bytes of "
             f"{layout.num_state_blocks + 1} KV blocks that a sequence has at least; {remedy}"
         )
-    return nbytes // layout.block_nbytes
+    num_blocks = nbytes // layout.block_nbytes
+    return KvPlan(num_blocks, min(num_blocks, landing_nbytes // layout.block_nbytes))
 
 
 def log_table(
-    device: str, weights_nbytes: int, kv_nbytes: int, kv_tokens: int, rows_nbytes: int
+    device: str,
+    weights_nbytes: int,
+    kv_nbytes: int,
+    kv_tokens: int,
+    max_step_tokens: int,
+    rows_nbytes: int,
 ) -> None:
     """One line per use of the device's memory, at the end of loading."""
     free, total = torch.cuda.mem_get_info(device)
@@ -66,3 +93,11 @@ def log_table(
     ]
     for name, nbytes, note in lines:
         logger.info("memory of %s: %-40s %7.2f GiB  %s", device, name, nbytes / 2**30, note)
+    if kv_tokens < SMALL_POOL * max_step_tokens:
+        logger.warning(
+            "the KV pool of %s has room for %d tokens, so few requests run at a time; for more, "
+            "raise --gpu-memory-utilization, lower --encoder-cache-device-nbytes or "
+            "engine.kv_landing_nbytes, or share the model out with --tensor-parallel-size",
+            device,
+            kv_tokens,
+        )

@@ -32,6 +32,7 @@ from epd.transport.device import STAGING_NBYTES
 if TYPE_CHECKING:
     from epd.engine.executor import DeviceExecutor
     from epd.engine.language import TorchLanguageEngine
+    from epd.engine.memory_plan import Mirrored
     from epd.engine.sharding import Shard
     from epd.engine.shared_rows import SharedRows
     from epd.engine.vision import TorchVisionEngine
@@ -54,14 +55,15 @@ def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:
     return chosen(config.transport, *where)
 
 
-def mirrored_nbytes(config: InstanceConfig, row_nbytes: int) -> int:
+def mirrored(config: InstanceConfig, row_nbytes: int) -> Mirrored:
     """Device memory that the data plane takes when the instance starts, behind the plan."""
+    from epd.engine.memory_plan import Mirrored
+
     if not any(backend.on_device for backend in backends_of(config)):
-        return 0
+        return Mirrored()
     rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
     rows_nbytes = rows if "prefill" in config.roles else 0
-    kv_nbytes = config.engine.kv_landing_nbytes if "decode" in config.roles else 0
-    return STAGING_NBYTES + rows_nbytes + kv_nbytes
+    return Mirrored(STAGING_NBYTES + rows_nbytes, has_landing="decode" in config.roles)
 
 
 def load_engines(
@@ -168,7 +170,7 @@ def _load_language(
         executor,
         config.decode.max_running,
         kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends else 0,
-        mirrored_nbytes=partial(mirrored_nbytes, config),
+        mirrored=partial(mirrored, config),
         progress=progress,
         shard=shard,
     )

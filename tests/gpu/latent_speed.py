@@ -19,8 +19,8 @@ from epd.engine.kernels import triton_latent
 from epd.engine.kernels.torch_latent import Expanded
 from epd.engine.kv_pool import KvPool
 from epd.engine.state_kinds import PagedRows, layout_of
-from tests.gpu.step_speed import copied_nbytes_per_s
 from tests.gpu.experts_speed import flops, took_ms
+from tests.gpu.step_speed import copied_nbytes_per_s
 from tests.gpu.test_latent import BLOCK, make_batch
 
 LATENT, KEY, TURNED, VALUE, HEADS, LAYERS = 512, 128, 64, 128, 64, 4

@@ -68,9 +68,7 @@ def make_batch(
 
 
 @pytest.mark.parametrize(("padded", "alike"), [(0, False), (5, False), (0, True)])
-def test_states_are_read_and_written_in_place(
-    padded: int, alike: bool, kernel_device: str
-) -> None:
+def test_states_are_read_and_written_in_place(padded: int, alike: bool, kernel_device: str) -> None:
     """Beginnings and later tokens, chunks behind them, pieces over several blocks; no block of
     nobody is read or written, and what pads answers nothing.  `alike`: one token again and again,
     so that each key recalls all that were before."""

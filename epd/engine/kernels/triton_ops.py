@@ -220,8 +220,7 @@ def _rope_and_store(
             factors = key_scales + scale_at + kv_head * BLOCK_SIZE
             place = keys + row + kv_head * HEAD_DIM
             _store_kv(place + low_at, place + high_at, factors, low, high, slot, stored, FP8)
-        else:
-            # Not `place` again: a name has one type, and in eight bits that one points to others.
+        else:  # a name has one type, so this is no `place`
             target = query + (token * NUM_HEADS + head) * HEAD_DIM
             tl.store(target + low_at, low, mask=inside)
             tl.store(target + high_at, high, mask=inside)

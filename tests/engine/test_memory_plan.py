@@ -1,0 +1,72 @@
+"""What is left of a GPU's memory, and what a small pool says; no GPU is asked."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.config import ConfigError, EngineConfig
+from epd.engine import memory_plan
+from epd.engine.memory_plan import RESERVE_NBYTES, KvPlan, Mirrored, kv_plan, log_table
+from epd.messages import KvLayout
+
+GIB = 1 << 30
+LAYOUT = KvLayout(
+    num_layers=48, block_size=16, num_kv_heads=4, head_dim=128, dtype="bfloat16",
+    block_nbytes=48 * 16 * 2 * 4 * 128 * 2,
+)  # fmt: skip
+CONFIG = EngineConfig(device="cuda", kv_nbytes=0, kv_landing_nbytes=2 * GIB)
+
+
+def plan(free: int, mirrored: Mirrored, config: EngineConfig = CONFIG) -> KvPlan:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
+        return kv_plan(config, LAYOUT, mirrored)
+
+
+@given(
+    free=st.integers(11 * GIB, 80 * GIB),
+    mirrored=st.builds(Mirrored, st.integers(0, GIB // 2), st.booleans()),
+)
+def test_all_that_is_planned_is_there(free: int, mirrored: Mirrored) -> None:
+    """Pool, landing and what else the data plane takes are what is free, less the reserve and the
+    share of others; landing has a quarter of that at most, and what is asked if that fits."""
+    found = plan(free, mirrored)
+    left = free - 8 * GIB - RESERVE_NBYTES - mirrored.nbytes
+    pool, landing = (count * LAYOUT.block_nbytes for count in found)
+    taken = pool + (landing if mirrored.has_landing else 0)
+    assert left - 2 * LAYOUT.block_nbytes < taken <= left + 1
+    assert landing <= max(pool, CONFIG.kv_landing_nbytes)
+    if mirrored.has_landing:
+        assert landing <= left // 4
+        if left >= 8 * GIB:
+            assert landing > CONFIG.kv_landing_nbytes - LAYOUT.block_nbytes
+
+
+def test_a_pool_that_is_asked_for_is_what_is_asked_for() -> None:
+    config = EngineConfig(device="cuda", kv_nbytes=GIB, kv_landing_nbytes=GIB // 2)
+    found = plan(0, Mirrored(GIB, has_landing=True), config)
+    assert found == KvPlan(GIB // LAYOUT.block_nbytes, GIB // 2 // LAYOUT.block_nbytes)
+
+
+def test_no_room_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="--encoder-cache-device-nbytes"):
+        plan(10 * GIB, Mirrored())
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [(8 * 4096, False), (8 * 4096 - 16, True)])
+def test_a_small_pool_is_told_of(
+    tokens: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    with caplog.at_level(logging.INFO, memory_plan.__name__):
+        log_table("cuda", 57 * GIB, 3 * GIB, tokens, 4096, 2 * GIB)
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert bool(warned) is is_told
+    assert len(caplog.records) - len(warned) == 6
