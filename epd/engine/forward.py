@@ -48,8 +48,9 @@ class Forward(Protocol):
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        """Logits float32 `[n, vocabulary]` of the sequences that sample, in order: a row for each,
-        and one more for each of its drafts; and the scores of those with a `scoring`, in order.
+        """Logits `[n, vocabulary]`, in the precision of the head, of the sequences that sample, in
+        order: a row for each, and one more for each of its drafts; and the scores of those with a
+        `scoring`, in order.
 
         `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
         """
@@ -104,7 +105,7 @@ class SeamForward:
         return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.lm_head(hidden).float()
+        logits: torch.Tensor = self._model.lm_head(hidden)
         return logits
 
     def _positions(self, batch: Sequence[StepSequence]) -> torch.Tensor:
@@ -275,7 +276,8 @@ class FusedForward:
         return self._decoder.forward(embeds, positions, flat, self.pool, added)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.lm_head(hidden).float()
+        logits: torch.Tensor = self._model.lm_head(hidden)
+        return logits
 
     def _at_once(self, beside_prompts: bool) -> int:
         if self.pool.layout.num_parts == 1:

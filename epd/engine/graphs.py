@@ -14,7 +14,8 @@ rows lie in memory that the graphs add at every token; it is zero where a token 
 states come out where the embeddings went in, or each shape would keep memory for its own.
 
 All graphs read one buffer of integers each (its fields lie elsewhere for each shape) and share one
-memory pool: replays are serialised by the stream, so one's temporaries may be another's.
+memory pool: replays are serialised by the stream, so one's temporaries may be another's.  Logits,
+too, come out in one place for all sizes.
 """
 
 from __future__ import annotations
@@ -141,11 +142,18 @@ class DecodeGraphs:
         }
         header = header_size(self._rooms[sizes[-1]])
         self._integers = _Integers(header, max_indices, block_size, 1, device)
+        self._logits: torch.Tensor | None = None  # of the largest step
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
         for size in reversed(sizes):
             self._integers.fill([], self._rooms[size])
             flat = self._integers.view(self._rooms[size])
-            self._graphs[size] = record(lambda flat=flat: forward(flat))  # type: ignore[misc]
+            self._graphs[size] = record(lambda flat=flat: self._run(forward, flat))  # type: ignore[misc]
+
+    def _run(self, forward: Callable[[FlatBatch], torch.Tensor], flat: FlatBatch) -> torch.Tensor:
+        logits = forward(flat)
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        return self._logits[: len(logits)].copy_(logits)
 
     def replay(self, sequences: Sequence[FlatSequence]) -> torch.Tensor | None:
         """Logits `[n, vocabulary]`, valid until the next replay; None: no graph fits."""

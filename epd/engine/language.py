@@ -297,7 +297,7 @@ class TorchLanguageEngine:
         For tests and accuracy studies; on the calling thread, and sequences must be sound.
         """
         with torch.inference_mode():
-            return self._logits(batch)[0]
+            return self._logits(batch)[0].float()
 
     def warm_up(self) -> None:
         """One small forward in a pool of its own: first touch of weights and code."""

@@ -24,7 +24,7 @@ import torch
 from epd.engine.base import StepFailure
 from epd.engine.copies import to_device, to_host
 from epd.engine.logit_rules import NOTHING_LEFT, LogitRules, SampleRequest
-from epd.engine.token_draw import draw, filtered
+from epd.engine.token_draw import draw, filtered, likeliest
 from epd.messages import TokenLogprobs
 
 GREEDY_BELOW = 1e-5  # temperature under which sampling is greedy
@@ -51,30 +51,35 @@ class Draft:
         requests: Sequence[SampleRequest],
         sampled: torch.Tensor | None = None,
     ) -> None:
-        """logits: float32 `[n, vocabulary]`; sampled: the tokens of the step before."""
-        wanted = logits
+        """logits: `[n, vocabulary]`, as the head gives them; sampled: tokens of the step before.
+
+        Of rows that are all greedy, without rules, nothing but the largest is looked for.
+        """
         rules = LogitRules(requests, logits.shape[-1])
         self._faults = rules.faults
-        if rules:
-            none = torch.empty(0, dtype=torch.int64, device=logits.device)
-            wanted = rules.apply(logits, none if sampled is None else sampled)
-        self.tokens = wanted.argmax(dim=-1)
         drawn = [row for row, r in enumerate(requests) if r.params.temperature >= GREEDY_BELOW]
-        if drawn:
-            whole = len(drawn) == len(requests)
-            index = slice(None) if whole else to_device(drawn, torch.int64, logits.device)
-            self.tokens[index] = _draw_rows(wanted[index], [requests[row] for row in drawn])
-        # The sum of a row is finite exactly when all of it is: logits are far from overflow.
-        chosen = torch.where(torch.isfinite(logits.sum(dim=-1)), self.tokens, NOT_FINITE)
-        if rules:
-            said = wanted.gather(1, self.tokens[:, None])[:, 0]
-            chosen = torch.where(said.isneginf() & (chosen >= 0), NONE_LEFT, chosen)
-        self._chosen = to_host(chosen)
         asked = {
             row: r.params.num_logprobs
             for row, r in enumerate(requests)
             if r.params.num_logprobs >= 0
         }
+        self.tokens, is_finite = likeliest(logits)
+        if rules or drawn or asked:
+            logits = logits.float()
+        wanted = logits
+        if rules:
+            none = torch.empty(0, dtype=torch.int64, device=logits.device)
+            wanted = rules.apply(logits, none if sampled is None else sampled)
+            self.tokens = wanted.argmax(dim=-1)
+        if drawn:
+            whole = len(drawn) == len(requests)
+            index = slice(None) if whole else to_device(drawn, torch.int64, logits.device)
+            self.tokens[index] = _draw_rows(wanted[index], [requests[row] for row in drawn])
+        chosen = torch.where(is_finite, self.tokens, NOT_FINITE)
+        if rules:
+            said = wanted.gather(1, self.tokens[:, None])[:, 0]
+            chosen = torch.where(said.isneginf() & (chosen >= 0), NONE_LEFT, chosen)
+        self._chosen = to_host(chosen)
         self._logprobs = _Logprobs(logits, self.tokens, asked) if asked else None
 
     def token(self, row: int) -> int:

@@ -23,7 +23,7 @@ class Scores:
     """One chunk's, on their way to the host."""
 
     def __init__(self, head: Head, hidden: torch.Tensor, scoring: Scoring) -> None:
-        """`hidden`: of the tokens ahead of `scoring.targets`; `head` gives float32 logits."""
+        """`hidden`: of the tokens ahead of `scoring.targets`; `head` gives their logits."""
         self._targets = scoring.targets
         targets = to_device(scoring.targets, torch.int64, hidden.device)[:, None]
         found = [
@@ -46,7 +46,7 @@ class Scores:
 def _score(
     logits: torch.Tensor, targets: torch.Tensor, num_logprobs: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    logprobs = logits.log_softmax(dim=-1)
+    logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(-1, targets)
     ranks = (logprobs > chosen).sum(dim=-1) + 1
     values, ids = logprobs.topk(min(num_logprobs, logprobs.shape[-1]), dim=-1)

@@ -41,6 +41,15 @@ class Filtered:
         return weights.masked_fill(logits < self.lowest, 0.0)
 
 
+def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 `[n]`: the first token of those with the largest logit of each row; bool `[n]`: whether
+    all logits of the row are finite.
+
+    logits `[n, vocabulary]`, in any precision.
+    """
+    return _ops(logits.device).first_largest(logits)  # type: ignore[no-any-return]
+
+
 def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Filtered:
     """logits float32 `[n, vocabulary]`; each row has parameters of its own."""
     device, size = logits.device, logits.shape[-1]
@@ -71,6 +80,12 @@ def draw(logits: torch.Tensor, rows: Filtered, numbers: torch.Tensor) -> torch.T
     """
     length = _chunk_length(logits.shape[-1])
     return _ops(logits.device, length).drawn(logits, rows, numbers, length)
+
+
+def first_largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `likeliest`."""
+    # The sum of a row is finite exactly when all of it is: logits are far from overflow.
+    return logits.argmax(dim=-1), torch.isfinite(logits.sum(dim=-1, dtype=torch.float32))
 
 
 def lowest_kept(
@@ -175,6 +190,7 @@ def _ops(device: torch.device, width: int = 0) -> Any:
 
 
 class _Plainly:
+    first_largest = staticmethod(first_largest)
     lowest_kept = staticmethod(lowest_kept)
     lowest_of_nucleus = staticmethod(lowest_of_nucleus)
     drawn = staticmethod(drawn)

@@ -15,7 +15,7 @@ from epd.messages import TokenLogprobs
 def sample(
     logits: torch.Tensor, requests: Sequence[SampleRequest]
 ) -> list[TokenLogprobs | StepFailure]:
-    """One outcome per row of `logits`, `[n, vocabulary]` float32.
+    """One outcome per row of `logits`, `[n, vocabulary]`.
 
     `logprob` of an outcome is 0.0 when none was asked for (`num_logprobs` below 0).
     """

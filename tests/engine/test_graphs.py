@@ -24,7 +24,15 @@ from epd.engine.flat_batch import (
     shape_of,
     view,
 )
-from epd.engine.graphs import COARSE_STEP, FINE_STEP, FINE_TOKENS, MAX_CHUNKS, PromptGraphs, Rooms
+from epd.engine.graphs import (
+    COARSE_STEP,
+    FINE_STEP,
+    FINE_TOKENS,
+    MAX_CHUNKS,
+    DecodeGraphs,
+    PromptGraphs,
+    Rooms,
+)
 from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate
 from tests.engine.test_decoder import fuse, fused  # noqa: F401  (a fixture)
@@ -183,6 +191,25 @@ def test_rows_of_one_step_are_gone_in_the_next() -> None:
         expected[at : at + width] += rows.sum(dim=0)
         added = [AddedRows(at, rows)] if width else []
         torch.testing.assert_close(graphs.replay(flat, embeds, added), expected)
+
+
+def test_logits_of_all_sizes_lie_in_one_place() -> None:
+    """Kept for each size, those of a large vocabulary were a GB."""
+    device = torch.device("cpu")
+
+    def forward(flat: FlatBatch) -> torch.Tensor:
+        return flat.ids[:, None] + torch.arange(5)
+
+    graphs = DecodeGraphs(forward, device, 16, 8, 64, lambda call: (lambda: None, call()))
+    places = {logits.data_ptr() for _, logits in graphs._graphs.values()}
+    assert len(graphs._graphs) == 4 and len(places) == 1
+    graphs = DecodeGraphs(forward, device, 16, 8, 64, Again())
+    for count in (8, 1, 3):
+        table = np.arange(2, dtype=np.int32)
+        parts = [FlatSequence([10 * n], 0, table, 0) for n in range(count)]
+        found = graphs.replay(parts)
+        assert found is not None
+        assert found.tolist() == [[10 * n + k for k in range(5)] for n in range(count)]
 
 
 def test_what_all_shapes_give_lies_in_one_place() -> None:

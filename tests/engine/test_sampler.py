@@ -50,6 +50,16 @@ def assert_distribution(found: dict[int, float], weights: list[float]) -> None:
         assert abs(found.get(token, 0.0) - expected) <= tolerance, token
 
 
+@pytest.mark.parametrize(
+    "params", [{}, {"num_logprobs": 3}, {"temperature": 0.9}, {"repetition_penalty": 1.3}]
+)
+def test_logits_of_sixteen_bits_are_used_in_thirty_two(params: dict[str, Any]) -> None:
+    """What a head gives in 16 bits is what 32 bits of the same value would be."""
+    few = (torch.linspace(-3, 3, 50) + LOGITS.repeat(9)[:50]).bfloat16().expand(20, -1)
+    wishes = [request(i, seed=5, prompt=(3,), output=(4, 9), **params) for i in range(20)]
+    assert sample(few, wishes) == sample(few.float(), wishes)
+
+
 PROBABILITIES = LOGITS.double().softmax(-1).tolist()
 
 

@@ -1,4 +1,5 @@
-"""What follows the ranking of logits, in three kernels instead of some forty small ones.
+"""The likeliest tokens of rows of logits, and what follows their ranking, in two kernels and in
+three instead of some forty small ones.
 
 Functions and arguments are those of `epd.engine.token_draw`, which specifies them; sums are fp64.
 """
@@ -13,11 +14,61 @@ import triton.language as tl
 
 from epd.engine.kernels.triton_nucleus import lowest_of_nucleus
 
-__all__ = ["drawn", "lowest_kept", "lowest_of_nucleus"]
+__all__ = ["drawn", "first_largest", "lowest_kept", "lowest_of_nucleus"]
 
 MAX_WIDTH = 1024  # of the rows that one program holds
 LOG2E = tl.constexpr(1.4426950408889634)
 TOGETHER = 4096  # logits that one program sums
+COMPARED = 8192  # logits of which one program finds the largest
+
+
+@triton.jit
+def _largest_of_part(
+    logits, values, places, size, stride, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Its place is -1 if one of the part is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    low = float("-inf")
+    value = tl.load(logits + row * stride + at, mask=at < size, other=low).to(tl.float32)
+    num_finite = tl.sum((tl.abs(value) < float("inf")).to(tl.int32), axis=0)
+    best = tl.max(value, axis=0)
+    place = tl.min(tl.where(value == best, at, size), axis=0)
+    place = tl.where(num_finite == tl.minimum(BLOCK, size - part * BLOCK), place, -1)
+    tl.store(values + row * PARTS + part, best)
+    tl.store(places + row * PARTS + part, place)
+
+
+@triton.jit
+def _first_of_parts(
+    values, places, tokens, are_finite, size, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCK)
+    value = tl.load(values + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
+    place = tl.load(places + row * PARTS + part, mask=part < PARTS, other=size)
+    best = tl.max(value, axis=0)
+    token = tl.min(tl.where(value == best, place, size - 1), axis=0)
+    tl.store(tokens + row, tl.maximum(token, 0).to(tl.int64))
+    tl.store(are_finite + row, (tl.min(place, axis=0) >= 0).to(tl.uint8))
+
+
+def first_largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    count, size = logits.shape
+    parts, device = triton.cdiv(size, COMPARED), logits.device
+    values = torch.empty(count, parts, dtype=torch.float32, device=device)
+    places = torch.empty(count, parts, dtype=torch.int32, device=device)
+    tokens = torch.empty(count, dtype=torch.int64, device=device)
+    are_finite = torch.empty(count, dtype=torch.uint8, device=device)
+    _largest_of_part[(count, parts)](
+        logits, values, places, size, logits.stride(0), PARTS=parts, BLOCK=COMPARED, num_warps=8
+    )
+    _first_of_parts[(count,)](
+        values, places, tokens, are_finite, size, PARTS=parts,
+        BLOCK=triton.next_power_of_2(parts), num_warps=1,
+    )  # fmt: skip
+    return tokens, are_finite.view(torch.bool)
 
 
 @triton.jit
