@@ -23,6 +23,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -73,14 +74,14 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             call()  # compiles what is compiled and sizes the libraries' workspaces
             torch.cuda.synchronize()
-            gc.collect()  # what is freed while a stream is captured may fail the capture
             torch.cuda.empty_cache()
-            self._begin()
-            try:
-                result = call()
-            finally:
-                graphs, self._graphs = self._graphs, []
-                graphs[-1].capture_end()
+            with _without_collections():
+                self._begin()
+                try:
+                    result = call()
+                finally:
+                    graphs, self._graphs = self._graphs, []
+                    graphs[-1].capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return [graph.replay for graph in graphs], result
 
@@ -94,6 +95,18 @@ class CudaRecorder:
         # Threads that look after collectives ask the device meanwhile, which is no part of this.
         graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
         self._graphs.append(graph)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What a collection frees while a stream is captured may fail the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Integers:
