@@ -1,13 +1,16 @@
-"""Everything at once against a server on a GPU: `python -m tests.gpu.soak URL SECONDS`.
+"""Everything at once against a server on a GPU: `python -m tests.gpu.soak URL SECONDS [GPU]`.
 
 Users ask for answers to texts and images of all sizes, with sampling of all kinds, and some of
 them leave in the middle.  At the end: what was answered, what failed, and how the memory of the
-device and of this host's processes went, by tenths of the time.  1 if anything failed.
+device (of GPU, else of all) and of this host's processes went, by tenths of the time.  1 if
+anything failed, or grew after the first fifth.  A small `--kv-nbytes` makes preemptions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import functools
 import json
 import random
 import subprocess
@@ -19,9 +22,14 @@ from typing import Any
 import aiohttp
 import psutil
 
-from epd_lab.bench.workload import WORDS, image_url
+from epd_lab.bench.workload import WORDS, noise_jpeg
 
 USERS = 40
+_drawn = random.Random(1)
+SIZES = [(40, 40), (2000, 1400), (1920, 1080), (60, 1100), (1900, 100)] + [
+    (_drawn.randrange(100, 2000), _drawn.randrange(100, 1400)) for _ in range(30)
+]
+DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 64, 1024  # the client is part of the host's
 SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
@@ -34,14 +42,23 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 )
 
 
+@functools.cache
+def _jpeg(size: tuple[int, int]) -> bytes:
+    return noise_jpeg(size, 0)
+
+
+def image_url(size: tuple[int, int], number: int) -> str:
+    """Made unlike any other by a comment, since drawing each would be the client's limit."""
+    data, comment = _jpeg(size), number.to_bytes(8, "big")
+    segment = b"\xff\xfe" + (2 + len(comment)).to_bytes(2, "big") + comment
+    return "data:image/jpeg;base64," + base64.b64encode(data[:2] + segment + data[2:]).decode()
+
+
 def body_of(chance: random.Random, number: int) -> dict[str, Any]:
     words = " ".join(chance.choices(WORDS, k=chance.choice((5, 60, 400, 2500))))
     content: list[dict[str, Any]] = [{"type": "text", "text": words}]
     for image in range(chance.choice((0, 0, 1, 1, 2, 3))):
-        size = (chance.randrange(40, 2000), chance.randrange(40, 1400))
-        if max(size) > 20 * min(size):
-            size = (640, 480)
-        url = image_url(size, number * 8 + image)
+        url = image_url(chance.choice(SIZES), number * 8 + image)
         content.append({"type": "image_url", "image_url": {"url": url}})
     asked = {"messages": [{"role": "user", "content": content}], "stream": True}
     wish = chance.choice(SAMPLING)
@@ -57,19 +74,23 @@ async def user(session: aiohttp.ClientSession, name: int, until: float, told: Co
         body = await asyncio.to_thread(body_of, chance, number)
         leaves_after = chance.randrange(1, 40) if chance.random() < 0.25 else 0
         try:
-            told[await ask(session, body, leaves_after)] += 1
+            outcome = await ask(session, body, leaves_after)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            told[f"FAILED {type(error).__name__}: {error}"[:200]] += 1
+            outcome = f"FAILED {type(error).__name__}: {error}"
+        kind, _, detail = outcome.partition(": ")
+        if detail and not told[kind]:
+            print(f"the first to fail so, {kind}: {detail[:300]}", flush=True)
+        told[kind] += 1
 
 
 async def ask(session: aiohttp.ClientSession, body: dict[str, Any], leaves_after: int) -> str:
     events = 0
     async with session.post("/v1/chat/completions", json=body) as response:
         if response.status != 200:
-            return f"FAILED {response.status}: {(await response.text())[:160]}"
+            return f"FAILED {response.status}: {await response.text()}"
         async for line in response.content:
             if b'"error"' in line:
-                return f"FAILED {line.decode()[:160]}"
+                return f"FAILED in mid-stream: {line.decode()}"
             events += line.startswith(b"data:")
             if leaves_after and events >= leaves_after:
                 return "left"
@@ -78,9 +99,10 @@ async def ask(session: aiohttp.ClientSession, body: dict[str, Any], leaves_after
     return "FAILED: the stream ended early"
 
 
-def memory() -> tuple[int, int]:
+def memory(gpu: str) -> tuple[int, int]:
     """MiB of the device, and of the processes of this program's kind."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    command += ["-i", gpu] if gpu else []
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     device = sum(map(int, told.split()))
     host = 0
@@ -98,7 +120,7 @@ async def metrics(session: aiohttp.ClientSession) -> dict[str, float]:
     return {name: float(value) for name, value in pairs if float(value)}
 
 
-async def main(url: str, seconds: float) -> int:
+async def main(url: str, seconds: float, gpu: str = "") -> int:
     told: Counter[str] = Counter()
     until = time.monotonic() + seconds
     timeout = aiohttp.ClientTimeout(total=300)
@@ -107,15 +129,19 @@ async def main(url: str, seconds: float) -> int:
         users = [asyncio.create_task(user(session, n, until, told)) for n in range(USERS)]
         for tenth in range(10):
             await asyncio.sleep(seconds / 10)
-            device, host = memory()
+            device, host = memory(gpu)
+            if tenth == 1:
+                first_device, first_host = device, host
             print(f"{tenth + 1}/10: device {device} MiB, host {host} MiB, {dict(told)}", flush=True)
         await asyncio.gather(*users)
         await asyncio.sleep(3)
         print(json.dumps(await metrics(session), indent=1))
-    device, host = memory()
+    if device > first_device + DEVICE_GROWTH_MIB or host > first_host + HOST_GROWTH_MIB:
+        told[f"FAILED: memory grew from {first_device} and {first_host} MiB"] += 1
+    device, host = memory(gpu)
     print(f"at rest: device {device} MiB, host {host} MiB, {dict(told)}")
     return int(any(name.startswith("FAILED") for name in told))
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]))))
+    sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])))
