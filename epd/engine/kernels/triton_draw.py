@@ -24,14 +24,14 @@ COMPARED = 8192  # logits of which one program finds the largest
 
 @triton.jit
 def _largest_of_part(
-    logits, values, places, size, stride, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    logits, values, places, size, PARTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Its place is -1 if one of the part is not finite."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
     low = float("-inf")
-    value = tl.load(logits + row * stride + at, mask=at < size, other=low).to(tl.float32)
+    value = tl.load(logits + row * size + at, mask=at < size, other=low).to(tl.float32)
     num_finite = tl.sum((tl.abs(value) < float("inf")).to(tl.int32), axis=0)
     best = tl.max(value, axis=0)
     place = tl.min(tl.where(value == best, at, size), axis=0)
@@ -55,14 +55,14 @@ def _first_of_parts(
 
 
 def first_largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    count, size = logits.shape
+    (count, size), logits = logits.shape, logits.contiguous()
     parts, device = triton.cdiv(size, COMPARED), logits.device
     values = torch.empty(count, parts, dtype=torch.float32, device=device)
     places = torch.empty(count, parts, dtype=torch.int32, device=device)
     tokens = torch.empty(count, dtype=torch.int64, device=device)
     are_finite = torch.empty(count, dtype=torch.uint8, device=device)
     _largest_of_part[(count, parts)](
-        logits, values, places, size, logits.stride(0), PARTS=parts, BLOCK=COMPARED, num_warps=8
+        logits, values, places, size, PARTS=parts, BLOCK=COMPARED, num_warps=8
     )
     _first_of_parts[(count,)](
         values, places, tokens, are_finite, size, PARTS=parts,

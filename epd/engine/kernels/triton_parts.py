@@ -17,7 +17,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
 
-JOINED = 8192  # numbers that a program of `_join` has in its registers
+JOINED = 16  # sums that a program of `_join` has in its registers: most sequences have few
 
 
 class Sums(NamedTuple):
@@ -98,5 +98,5 @@ def join(sums: Sums, batch: FlatBatch, out: torch.Tensor) -> None:
     block_d = sums.totals.shape[2]
     _join[(num_heads, batch.shape.num_joins)](
         *sums, batch.joins, out, NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
-        BLOCK_S=max(1, JOINED // block_d), num_warps=4,
+        BLOCK_S=JOINED, num_warps=4,
     )  # fmt: skip
