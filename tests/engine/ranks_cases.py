@@ -248,6 +248,15 @@ def outcomes(shard: Shard, directory: Path, ids: list[int], fused: bool) -> list
     return [*language.run([broken, prompt]).outcomes, *language.run([pending]).outcomes]
 
 
+def prompted(shard: Shard, directory: Path, ids: list[int], quantization: str) -> list[float]:
+    """Logits behind a prompt, in the fused decoder."""
+    language = driver(shard, directory, fused=True, quantization=quantization).language
+    table = list(range(language.kv_layout.num_state_blocks - (-len(ids) // 16)))
+    sequence = StepSequence("a", ids, 0, table, None, sample=SamplingParams(max_tokens=9))
+    found: list[float] = language.logits([sequence])[0].tolist()
+    return found
+
+
 def held(shard: Shard, directory: Path) -> tuple[range, int]:
     """The heads of a rank, and the blocks of its pool."""
     language = driver(shard, directory).language

@@ -235,6 +235,22 @@ def test_eight_bits_are_cut_too(ranks: Ranks) -> None:
     assert first == ranks.run(1, ranks_cases.answers, *arguments)[0]
 
 
+@pytest.mark.long
+def test_eight_bits_of_delta_nets_are_cut_too(ranks: Ranks, tmp_path: Path) -> None:
+    """Two ranks round other sums; so they are off by no more than rounding to eight bits is, which
+    such wide random weights make much of.  Short prompts: a long one is nothing but that."""
+    wide = {"linear_value_head_dim": 16, "intermediate_size": 128}  # all of it can be converted
+    directory, off = make_model("qwen3_5", tmp_path, wide), torch.zeros(2)
+    for ids in ([3, 4], [5, 9, 100], [7, 8, 9, 10]):
+        asked = ranks_cases.prompted, directory, ids
+        (exact,), (alone,) = (ranks.run(1, *asked, how) for how in ("", "fp8"))
+        first, second = ranks.run(2, *asked, "fp8")
+        assert first == second
+        known, one, two = (torch.tensor(logits) for logits in (exact, alone, first))
+        off += torch.stack([(one - known).norm(), (two - one).norm()]) / known.norm()
+    assert off[1] < off[0] < 3
+
+
 def test_ranks_say_which_heads_they_hold(ranks: Ranks, model: Callable[[str], Path]) -> None:
     """All have as many blocks, though one holds more heads in each."""
     found = ranks.run(2, ranks_cases.held, model("llama"))
