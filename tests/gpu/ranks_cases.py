@@ -32,7 +32,7 @@ def _driver(
         kv_nbytes=32 << 20,
         threads=2,
         max_quantum_ms=quantum_ms,
-        max_captured_tokens=256,  # more than any case has; each size is captured for each model
+        max_captured_tokens=256,  # each size is captured anew; larger steps are launched
     )
     executor = build_executor(config)
     towers = shard if shared else WHOLE
