@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
@@ -47,8 +47,9 @@ from epd.transport.device import (
     Copy,
     Device,
     DeviceError,
-    Gathered,
     Memory,
+    is_on_device,
+    is_scattered,
     place_of,
 )
 from epd.transport.device_ends import Ends
@@ -112,9 +113,7 @@ class _Queued(NamedTuple):
 
 def _is_quick(pieces: list[Piece]) -> bool:
     """Queued in microseconds: a few copies from the device's own memory."""
-    return len(pieces) <= MAX_INLINE and all(
-        hasattr(view, "__cuda_array_interface__") for _, view in pieces
-    )
+    return len(pieces) <= MAX_INLINE and all(is_on_device(view) for _, view in pieces)
 
 
 class CudaTransferEngine(HostEngine):
@@ -197,8 +196,7 @@ class CudaTransferEngine(HostEngine):
         views: list[Buffer] = []
         for given in source:
             raw = given.holder.raw() if isinstance(given, Reference) else given
-            on_device = isinstance(raw, Gathered) or hasattr(raw, "__cuda_array_interface__")
-            views += [raw] if on_device else byte_views([raw])
+            views += [raw] if is_on_device(raw) or is_scattered(raw) else byte_views([raw])
         return views
 
     async def _write(
@@ -238,10 +236,11 @@ class CudaTransferEngine(HostEngine):
 
     def _queue(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> int:
         """Gives the checksum."""
-        if not (views and isinstance(views[0], Gathered)):
+        if not (views and is_scattered(views[0])):
             self._queue_copies(base, pieces)
             return self._sum(views)
-        source, at, checksum = views[0], 0, 0
+        source: Any = views[0]
+        at, checksum = 0, 0
         count = max(NUM_PIECES, -(-source.nbytes // (PIECE_NBYTES - unit)))
         for share in share_out(pieces, count, unit):
             nbytes = sum(piece.nbytes for _, piece in share)

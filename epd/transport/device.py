@@ -7,7 +7,7 @@ the driver's own calls runs without one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from epd.transport.base import Buffer
 from epd.transport.host_memory import address_of
@@ -44,7 +44,6 @@ class Memory(Protocol):
         """Unmap it now: no copy that touches it is under way.  Idempotent."""
 
 
-@runtime_checkable
 class Gathered(Protocol):
     """Bytes that lie scattered on the device; a slice is one of them, too."""
 
@@ -87,7 +86,24 @@ class Device(Protocol):
         """Give the staging memory back."""
 
 
-def place_of(view: Buffer) -> tuple[int, bool]:
+# By type, since each write asks, and looking at an object takes longer than queueing a copy: a tensor
+# makes its interface anew, and a protocol's `isinstance` tries all its names.
+
+
+def is_on_device(view: object) -> bool:
+    """Bytes of a device, side by side."""
+    return hasattr(type(view), "__cuda_array_interface__")
+
+
+def is_scattered(view: object) -> bool:
+    """Whether they are `Gathered`."""
+    return hasattr(type(view), "gather_to")
+
+
+def place_of(view: Any) -> tuple[int, bool]:
     """Its address, and whether that is a device's."""
-    interface = getattr(view, "__cuda_array_interface__", None)
-    return (address_of(view), False) if interface is None else (interface["data"][0], True)
+    if not is_on_device(view):
+        return address_of(view), False
+    if hasattr(type(view), "data_ptr"):
+        return view.data_ptr(), True
+    return view.__cuda_array_interface__["data"][0], True
