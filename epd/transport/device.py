@@ -86,8 +86,8 @@ class Device(Protocol):
         """Give the staging memory back."""
 
 
-# By type, since each write asks, and looking at an object takes longer than queueing a copy: a tensor
-# makes its interface anew, and a protocol's `isinstance` tries all its names.
+# By type, since each write asks, and looking at an object takes longer than queueing a copy: a
+# tensor makes its interface anew, and the `isinstance` of a protocol tries all its names.
 
 
 def is_on_device(view: object) -> bool:
