@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
@@ -236,10 +236,10 @@ class CudaTransferEngine(HostEngine):
 
     def _queue(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> int:
         """Gives the checksum."""
-        if not (views and is_scattered(views[0])):
+        source = views[0] if views else b""
+        if not is_scattered(source):
             self._queue_copies(base, pieces)
             return self._sum(views)
-        source: Any = views[0]
         at, checksum = 0, 0
         count = max(NUM_PIECES, -(-source.nbytes // (PIECE_NBYTES - unit)))
         for share in share_out(pieces, count, unit):

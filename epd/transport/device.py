@@ -7,7 +7,7 @@ the driver's own calls runs without one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from epd.transport.base import Buffer
 from epd.transport.host_memory import address_of
@@ -95,15 +95,15 @@ def is_on_device(view: object) -> bool:
     return hasattr(type(view), "__cuda_array_interface__")
 
 
-def is_scattered(view: object) -> bool:
-    """Whether they are `Gathered`."""
+def is_scattered(view: object) -> TypeGuard[Gathered]:
     return hasattr(type(view), "gather_to")
 
 
-def place_of(view: Any) -> tuple[int, bool]:
+def place_of(view: Buffer) -> tuple[int, bool]:
     """Its address, and whether that is a device's."""
     if not is_on_device(view):
         return address_of(view), False
-    if hasattr(type(view), "data_ptr"):
-        return view.data_ptr(), True
-    return view.__cuda_array_interface__["data"][0], True
+    if pointer := getattr(type(view), "data_ptr", None):
+        return pointer(view), True
+    interface = getattr(view, "__cuda_array_interface__", {})
+    return interface["data"][0], True
