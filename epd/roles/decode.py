@@ -112,7 +112,8 @@ class DecodeRole(Component[Request]):
         if not self._landing.fits(self._requests.table_size(message.num_prompt_tokens)):
             reason = (
                 f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "
-                "landing memory; raise engine.kv_landing_nbytes"
+                "landing memory; raise engine.kv_landing_nbytes, or what it has a quarter of "
+                "(--gpu-memory-utilization)"
             )
             return Failure(FailureKind.CAPACITY, reason)
         return None
