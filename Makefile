@@ -58,6 +58,11 @@ test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and t
 test-gpu: $(STAMP)  ## On a machine with CUDA (two GPUs for all of it): kernels, engine, transports, ranks
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
+.PHONY: compile-kernels
+compile-kernels: $(STAMP)  ## Without a GPU: Triton's kernels for Ampere, Ada, Hopper and Blackwell
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) --no-deps --upgrade --target build/triton triton==3.6.0
+	PYTHONPATH=build/triton $(BIN)/python -m tests.gpu.compiled 80 89 90 100
+
 .PHONY: docs
 docs: $(STAMP)  ## The documentation as a site, site/index.html; a broken link is an error
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e ".[docs]"

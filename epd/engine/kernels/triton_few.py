@@ -25,6 +25,7 @@ from epd.engine.eight_bits import Scaled
 FEW, BLOCK_N = 64, 64  # rows that this kernel multiplies at most; channels of a tile
 BLOCK_NBYTES = 256  # of a channel, that are read at a time
 NUM_PROGRAMS = 132  # multiprocessors of a Hopper device
+HOPPER_SHARED_NBYTES = 227 << 10
 MAX_TILES = 4096
 
 
@@ -108,7 +109,7 @@ def _product(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     (num_rows, depth), size = x.shape, len(weight)
-    tiling = _tiling(num_rows, size, depth, x.itemsize)
+    tiling = _tiling(num_rows, size, depth, x.itemsize, shared_nbytes(x.device))
     tiles, parts = triton.cdiv(size, BLOCK_N), tiling.parts
     out = torch.empty(num_rows, size, dtype=dtype, device=x.device)
     sums = out
@@ -127,13 +128,22 @@ def _product(
     return out
 
 
-def _tiling(num_rows: int, size: int, depth: int, itemsize: int) -> _Tiling:
+def _tiling(num_rows: int, size: int, depth: int, itemsize: int, shared: int) -> _Tiling:
     rows, tiles = max(16, triton.next_power_of_2(num_rows)), triton.cdiv(size, BLOCK_N)
     block = BLOCK_NBYTES // itemsize
     if tiles > NUM_PROGRAMS:  # two programs share a multiprocessor's memory
         return _Tiling(rows, block if rows < FEW else block // 2, 1, 3)
     parts = min(round(NUM_PROGRAMS / tiles), depth // (2 * block))
-    return _Tiling(rows, block, max(1, parts), 5)
+    held = shared // ((BLOCK_N + rows) * BLOCK_NBYTES)  # of weights and rows, on their way
+    return _Tiling(rows, block, max(1, parts), min(5, 1 + held))
+
+
+@functools.cache
+def shared_nbytes(device: torch.device) -> int:
+    """Memory of a multiprocessor that a program may have."""
+    if device.type != "cuda":
+        return HOPPER_SHARED_NBYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 @functools.cache

@@ -308,7 +308,7 @@ def recall_chunks(
         *said, inverses, kept.pieces, batch.states, batch.decodes, batch.cu_q, batch.seq_lens, out,
         layer * kept.num_pieces, strengths.stride(0), kept.pieces.stride(0), heads.key_dim**-0.5,
         **places(kept, batch), **sizes, VALUE_DIM=heads.value_dim, PART=part, num_warps=4,
-        num_stages=2,
+        num_stages=2 if mixed.itemsize == 2 else 1,
     )  # fmt: skip
     _gate[(len(mixed),)](
         out, gates, heads.gain, batch.decodes, batch.cu_q, gates.stride(0), heads.eps,
