@@ -86,10 +86,14 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
         owner: str,
         num_rows: int,
         deadline_s: float,
+        num_writers: int = 1,
     ) -> Incoming:
-        """A room that we want filled: a machine in PENDING, in the owner's queue for slots."""
+        """A room that we want filled: a machine in PENDING, in the owner's queue for slots.
+
+        `num_writers`: ranks of the peer that write; of a group that sends rows its leader does.
+        """
         journal = self.actor.journal
-        incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, journal)
+        incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, journal, num_writers)
         self._owners[room] = consumer
         return self._add(incoming, deadline_s)
 
@@ -206,6 +210,9 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     @performs(Do.START_FENCE)
     async def start_fence(self, incoming: Incoming, event: Event) -> Event | None:
         return await self._fence(incoming, PeerFenced())
+
+    def _num_ranks(self, room: Incoming) -> int:
+        return room.num_writers
 
     # --- effects: ends ----------------------------------------------------------------------------
 

@@ -248,7 +248,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         self._ask_again(outgoing)
         return None
 
-    def _num_granted(self, room: Outgoing) -> int:
+    def _num_ranks(self, room: Outgoing) -> int:
         return 1 if room.grant is None else 1 + len(room.grant.parts)
 
     @performs(Do.RELEASE_SOURCE)

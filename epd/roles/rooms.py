@@ -135,7 +135,7 @@ class Rooms(Component[R], Generic[R, Owner]):
     async def _all_hold(self, room: R, asked: AskOfRank) -> bool:
         """Of each process that the peer consists of."""
         info = self.actor.peer_info(room.peer)
-        host_id, pids = "", (0,) * self._num_granted(room)
+        host_id, pids = "", (0,) * self._num_ranks(room)
         if info is not None:
             host_id, pids = info.host_id, (info.pid, *info.rank_pids)
         for rank, pid in enumerate(pids):
@@ -143,10 +143,10 @@ class Rooms(Component[R], Generic[R, Owner]):
                 return False
         return True
 
-    def _num_granted(self, room: R) -> int:
-        """Processes that have granted memory, as far as the room knows: no registry may have told
-        of the peer yet."""
-        return 1
+    def _num_ranks(self, room: R) -> int:
+        """Processes of the peer that have a part in the room, by what its own messages said: no
+        registry may have told of it yet."""
+        raise NotImplementedError
 
     async def _holds(self, room: R, answer: Awaitable[bool]) -> bool:
         """An engine that fails to answer cannot tell; it is asked again."""

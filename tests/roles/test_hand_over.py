@@ -229,7 +229,9 @@ def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
 # --- decode ---------------------------------------------------------------------------------------
 
 
-def offered(at: Desk, num_tokens: int = NUM_TOKENS) -> tuple[Request, Any]:
+def offered(
+    at: Desk, num_tokens: int = NUM_TOKENS, layout: KvLayout = KV_LAYOUT, source: str = "p0"
+) -> tuple[Request, Any]:
     """d0 is offered a prompt; its request and its room."""
     due = due_s(at)
     message = KvOffer(
@@ -240,12 +242,12 @@ def offered(at: Desk, num_tokens: int = NUM_TOKENS) -> tuple[Request, Any]:
         num_emitted=0,
         token_ids=tuple(range(20, 20 + num_tokens)),
         sampling=SAMPLING,
-        layout=KV_LAYOUT,
+        layout=layout,
         gateway=FRONT,
         deadline_s=due,
         first_token_deadline_s=due - 5.0,
     )
-    at.tell("on_kv_offer", message, "p0")
+    at.tell("on_kv_offer", message, source)
     request = at.role._requests.get("r/1")
     return request, at.cluster.instance("d0").incoming.find("r/1/kv")
 

@@ -6,9 +6,13 @@ from unittest import mock
 
 import pytest
 
+from epd.fsm import incoming
 from epd.fsm.outgoing import Manifest, S
 from epd.messages import Address
+from epd_lab.sim.hash_states import layout_of
+from tests.roles.desk import desk
 from tests.roles.simulated import simulated
+from tests.roles.test_hand_over import offered
 
 
 @pytest.mark.parametrize("happens", ["peer_lost", "peer_silent"])
@@ -25,3 +29,15 @@ def test_what_befalls_one_life_of_a_peer_is_not_its_successors(happens: str) -> 
             assert transfer.state is S.PENDING, other
         cluster.within("p0", befalls, peer)
         assert transfer.state is S.FAILED
+
+
+def test_each_rank_of_a_lost_group_is_fenced_that_no_registry_has_told_of() -> None:
+    """F7: by its offer they are three, and each of them may write."""
+    with desk("1e1p1d", "d0", "decode") as at:
+        _, room = offered(at, layout=layout_of(0, 3, has_state=False), source="p7")
+        assert at.actor.peer_info(room.peer) is None
+        fence = mock.AsyncMock(return_value=True)
+        with mock.patch.object(at.actor.ports.transfers, "fence", fence):
+            at.do(at.cluster.instance("d0").incoming.peer_lost, room.peer)
+        named = [asked.args[0].instance_id for asked in fence.await_args_list]
+        assert named == ["p7", "p7.1", "p7.2"] and room.state is incoming.S.FAILED
