@@ -90,6 +90,7 @@ class Settings:
     disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
     disk_knows_all: bool = False  # rows of every image that will be asked for, from the start
     num_blocks: int = 64
+    num_landing_blocks: int = 0  # in front of a pool that others cannot write; 0: they can
     has_state: bool = False  # besides KV, a state of fixed size for each sequence
     costs: Costs = Costs()
     restart_after_s: float = 0.5
@@ -342,6 +343,7 @@ class Cluster:
                 device,
                 settings.costs,
                 settings.num_blocks,
+                num_landing_blocks=settings.num_landing_blocks,
                 has_state=settings.has_state,
                 rank=rank,
                 size=size,

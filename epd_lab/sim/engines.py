@@ -37,6 +37,7 @@ from epd_lab.sim import golden, sampler
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Image
 from epd_lab.sim.hash_states import HashStates, layout_of
+from epd_lab.sim.landing import LandedKv
 from epd_lab.sim.sampler import Past
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
@@ -176,12 +177,11 @@ class _Launched:
         return replace(sequence, token_ids=(token_id,), output_ids=output_ids)
 
 
-class SimLanguageEngine(HashStates):
+class SimLanguageEngine(HashStates, LandedKv):
     """The `LanguageEngine` port."""
 
     row_contract: RowContract | None = golden.ROW_CONTRACT
     max_context = 4096
-    kv_in_place = True
     row_memory: RowMemory  # once attached
 
     def __init__(
@@ -190,16 +190,18 @@ class SimLanguageEngine(HashStates):
         costs: Costs,
         num_blocks: int,
         *,
+        num_landing_blocks: int = 0,
         has_state: bool = False,
         rank: int = 0,
         size: int = 1,
     ) -> None:
-        """`rank`: of a group of this size."""
+        """`num_landing_blocks`: 0, if KV lands in the pool.  `rank`: of a group of this size."""
         self.kv_layout = layout_of(rank, size, has_state=has_state)
         super().__init__(self.kv_layout.state_shares[rank] if has_state else range(0))
         self._num_state_blocks = self.kv_layout.num_state_blocks
         self.device = device
-        self.num_blocks = self.num_landing_blocks = num_blocks
+        self.num_blocks, self.kv_in_place = num_blocks, not num_landing_blocks
+        self.num_landing_blocks = num_landing_blocks or num_blocks
         self.violations: list[str] = []  # what a step found wrong in its own memory
         self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
         self.is_published: Callable[[int], bool] = lambda block: False
@@ -211,9 +213,6 @@ class SimLanguageEngine(HashStates):
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return golden.rope_positions(num_tokens, items)
-
-    def attach_kv(self, buffer: memoryview) -> None:
-        self._kv = buffer
 
     def attach_rows(self, memory: RowMemory) -> None:
         self.row_memory = memory
@@ -227,16 +226,6 @@ class SimLanguageEngine(HashStates):
         if self._breaks.meet("fetch_kv"):
             raise self._breaks.error("fetch_kv")
         return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
-
-    async def land_kv(
-        self,
-        memory: memoryview,
-        slots: Sequence[int],
-        blocks: Sequence[int],
-        *,
-        by_head: bool = False,
-    ) -> None:
-        """In place."""
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

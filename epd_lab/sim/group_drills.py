@@ -13,6 +13,7 @@ from epd_lab.sim.workload import Workload
 
 MIXED = Workload(num_requests=16, image_share=0.4, max_tokens=24, spread_s=1.0)
 IMAGES = Workload(num_requests=16, image_share=0.9, max_tokens=12, spread_s=0.5)
+TEXTS = Workload(num_requests=8, image_share=0.0, max_tokens=24, spread_s=1.0)
 MANY = Workload(num_requests=32, image_share=0.2, max_tokens=8, spread_s=1.0)
 AHEAD = Settings(engine=msgspec.structs.replace(Settings().engine, async_scheduling=True))
 """Two steps are under way."""
@@ -179,6 +180,21 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         from_s=0.6,
         to_s=0.9,
         mutants=("a_leader_is_fenced_alone",),
+    ),
+    Drill(
+        "rank-dies-writing-last",
+        ("F7", "F8", "F29"),
+        topology="1e1p:tp2,1d:tp2",
+        work=TEXTS,
+        data=DataConditions(kind="rdma", linger_s=4.0, nbytes_per_s=2e3),
+        faults=(
+            Fault("slow", "p0.1", factor=20.0),
+            Fault("kill", "p0.1", point="FAN_OUT:PartWritten", nth=4),
+        ),
+        fires=("FAN_OUT:WRITING>UNKNOWN", "group_lost", "INCOMING:PeerFenced"),
+        from_s=0.6,
+        to_s=0.9,
+        mutants=("a_rank_that_ends_has_failed",),
     ),
     Drill(
         "granting-rank-dies",

@@ -169,6 +169,16 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         calm={"settings.num_blocks": 1024},
     ),
     Drill(
+        "few-blocks-to-land-in",
+        ("F24", "F43"),
+        work=Workload(30, image_share=0.3, max_images=1, spread_s=0.3, cancel_share=0.5),
+        data=DataConditions(nbytes_per_s=2e4, jitter_s=0.02),
+        settings=Settings(num_landing_blocks=12),
+        fires=("kv_waited_to_land", "INCOMING:AWAITING_LANDING>CANCELLED"),
+        mutants=("who_waits_to_land_is_not_woken", "who_was_called_off_waits_to_land"),
+        calm={"settings.num_landing_blocks": 0, "work.cancel_share": 0.0},
+    ),
+    Drill(
         "few-blocks",
         ("F24", "F43"),
         topology="1epd",

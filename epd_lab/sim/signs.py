@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from epd.fsm.incoming import SlotsLeased
 from epd.fsm.kernel import Event, Machine, State
 from epd.fsm.outgoing import GrantReceived
 from epd.fsm.request import (
@@ -25,6 +26,7 @@ EVENTS = (
     DeadlinePassed,
     RemoteKvArrived,
     Preempted,
+    SlotsLeased,
 )
 
 
@@ -46,6 +48,9 @@ def count(
         fired["state_kept"] += bool(event.states_kept)
     if isinstance(event, GrantReceived) and event.grant.num_held:
         fired["kv_held"] += 1
+    if isinstance(event, SlotsLeased) and machine.key.endswith("/kv"):
+        *_, entered, left = machine.story  # AWAITING_LANDING
+        fired["kv_waited_to_land"] += entered.at_s < left.at_s
     if isinstance(event, TokenSampled | LastTokenSampled):
         fired["draft_accepted"] += len(event.accepted)
     if isinstance(event, DeadlinePassed) and target in (S.FINISHED, S.FINISHING):

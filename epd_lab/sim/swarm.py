@@ -210,7 +210,7 @@ def _num_drafts(random: KeyedRandom) -> int:
 
 def _draw_settings(random: KeyedRandom) -> Settings:
     """Pools that are sometimes too small for everybody at once, not for a single request; every
-    fifth model has a state."""
+    fifth model has a state, and in every fifth run KV lands in front of its pool."""
     settings = Settings()
     num_slots = random.pick((12, 24), "slots")
     share = random.pick((0.5, 1.0), "share")
@@ -225,13 +225,16 @@ def _draw_settings(random: KeyedRandom) -> Settings:
     )
     has_state = not _num_drafts(random) and random.chance(0.3, "a state")
     num_blocks = random.pick((24, 40, 64), "blocks")
+    num_state_blocks = golden.NUM_STATE_BLOCKS * has_state
+    lands = random.chance(0.2, "lands in front of the pool")
     return replace(
         settings,
         prefill=prefill,
         encode=_draw_encode(random, settings.encode),
         engine=_draw_engine(random, settings.engine),
         disk=_draw_disk(random),
-        num_blocks=num_blocks + golden.NUM_STATE_BLOCKS * has_state,
+        num_blocks=num_blocks + num_state_blocks,
+        num_landing_blocks=(20 + num_state_blocks) * lands,
         has_state=has_state,
     )
 

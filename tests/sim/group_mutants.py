@@ -19,12 +19,12 @@ from epd.fsm.kernel import Effect, Event, State
 from epd.fsm.request import Request
 from epd.fsm.room import Room
 from epd.messages import Grant
-from epd.roles import encode, incoming, rank_asks
+from epd.roles import encode, incoming, kv_ranks, rank_asks
 from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
 from epd.roles.incoming import IncomingRooms
 from epd.roles.rooms import AskOfRank, Rooms
 from epd.roles.row_producer import RowProducer
-from epd.transport.base import Buffer
+from epd.transport.base import Buffer, WriteFailed
 from epd_lab.sim import groups
 from epd_lab.sim.groups import SimRanks
 from epd_lab.sim.process import SimProcess
@@ -301,4 +301,11 @@ def a_group_that_is_lost_is_a_fault() -> Iterator[None]:
     """F13, F29: images that are to be encoded when the group has just ended fail by a slip (swarm
     61001206)."""
     with mock.patch.object(encode, "RankLost", _Another):
+        yield
+
+
+@mutant
+def a_rank_that_ends_has_failed() -> Iterator[None]:
+    """F8: what a rank was writing when it ended counts as failed, and some of it lands later."""
+    with mock.patch.object(kv_ranks, "WriteUnknown", WriteFailed):
         yield

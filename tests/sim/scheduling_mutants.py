@@ -11,10 +11,13 @@ import msgspec
 from epd import messages
 from epd.engine.base import PENDING, OnLayers, StepSequence
 from epd.fsm import generation, outgoing, request
+from epd.fsm.incoming import Incoming
 from epd.fsm.outgoing import Outgoing
 from epd.fsm.request import TABLE as REQUEST
 from epd.messages import Grant
+from epd.roles.decode import DecodeRole
 from epd.roles.kv_producer import KvProducer
+from epd.roles.landing import Landing
 from epd.roles.outgoing import Staged
 from epd.roles.step import _spans as spans
 from epd.roles.step import sequence_of
@@ -246,4 +249,24 @@ def gives_way_under_a_step() -> Iterator[None]:
     """F6: who gives way returns its blocks although a step is writing into them."""
     do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, request.Do.ENQUEUE)
     with row(REQUEST, R.DECODING, request.Preempted, R.PREEMPTED, do):
+        yield
+
+
+@mutant
+def who_waits_to_land_is_not_woken() -> Iterator[None]:
+    """F24: memory to land in is free again, and who is first in its queue does not hear of it."""
+    take = DecodeRole._take
+
+    def silently(self: DecodeRole, transfer: Incoming) -> tuple[int, ...]:
+        with mock.patch.object(self, "_let_land"):
+            return take(self, transfer)
+
+    with mock.patch.object(DecodeRole, "_take", silently):
+        yield
+
+
+@mutant
+def who_was_called_off_waits_to_land() -> Iterator[None]:
+    """F43: a room that is over keeps its place in the queue for memory to land in."""
+    with mock.patch.object(Landing, "leave"):
         yield

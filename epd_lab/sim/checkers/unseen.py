@@ -46,7 +46,7 @@ NOT_SEEN = {
     "encode.cache_store_nbytes": _FOREIGN,
     "encode.cache_disk_nbytes": "the simulated disk keeps to it by itself; the real one is tested",
     "engine.kv_nbytes": "a simulated engine is given its blocks; the pool raises beyond them",
-    "engine.kv_landing_nbytes": "KV of a simulated engine lands in its own blocks",
+    "engine.kv_landing_nbytes": "as engine.kv_nbytes: the pool of landing blocks raises, too",
     "engine.gpu_memory_utilization": _FOREIGN,
     "engine.threads": _FOREIGN,
     "timing.group_join_timeout_s": "a group that forms serves nobody; tests/roles looks at it",

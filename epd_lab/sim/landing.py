@@ -1,0 +1,42 @@
+"""Where KV from elsewhere lands at a simulated engine: in its pool, or in a few blocks in front of
+it, out of which it is copied, as at a GPU, whose pool others cannot write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+
+class LandedKv:
+    """What a `LanguageEngine` has of it."""
+
+    kv_in_place: bool
+    num_landing_blocks: int
+    violations: list[str]
+    is_leased: Callable[[Sequence[int]], bool]
+    kv_views: Callable[[Sequence[int]], list[memoryview]]
+    _copy_s: float
+    _kv: memoryview
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        if self.kv_in_place:
+            self._kv = buffer
+
+    async def land_kv(
+        self,
+        memory: memoryview,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        *,
+        by_head: bool = False,
+    ) -> None:
+        """There is one head."""
+        if self.kv_in_place:
+            return
+        await asyncio.sleep(self._copy_s)
+        if not self.is_leased(blocks):
+            self.violations.append("KV was taken in where its blocks had been given back")
+        targets = self.kv_views(blocks)
+        nbytes = len(memory) // self.num_landing_blocks
+        for slot, target in zip(slots, targets, strict=True):
+            target[:] = memory[slot * nbytes : (slot + 1) * nbytes]
