@@ -54,7 +54,7 @@ from epd.transport.device import (
 )
 from epd.transport.device_ends import Ends
 from epd.transport.host import this_host_id
-from epd.transport.host_engine import HostEngine
+from epd.transport.host_engine import HostEngine, Write
 from epd.transport.memory_socket import Door, MemorySocket, Question, ask, own_directory
 from epd.transport.region import (
     Piece,
@@ -121,16 +121,8 @@ class CudaTransferEngine(HostEngine):
 
     kind = "cuda"
 
-    def __init__(
-        self,
-        instance_id: str,
-        epoch: int,
-        device: Device,
-        *,
-        checksums: bool = False,
-        directory: str = "",
-    ) -> None:
-        super().__init__(instance_id, epoch, checksums=checksums)
+    def __init__(self, its: BackendSettings, device: Device, directory: str = "") -> None:
+        super().__init__(its)
         self._device = device
         self._directory = directory or own_directory()
         self._socket: MemorySocket | None = None
@@ -199,19 +191,13 @@ class CudaTransferEngine(HostEngine):
             views += [raw] if is_on_device(raw) or is_scattered(raw) else byte_views([raw])
         return views
 
-    async def _write(
-        self,
-        views: list[Buffer],
-        pieces: list[Piece],
-        target: RemoteRegion,
-        slots: tuple[int, ...],
-    ) -> WriteOutcome:
-        mapping = await self._mapping(target)
+    async def _write(self, write: Write) -> WriteOutcome:
+        mapping = await self._mapping(write.target)
         loop = asyncio.get_running_loop()
-        work = (mapping.memory.address, views, pieces, target.slot_nbytes)
+        work = (mapping.memory.address, write.views, write.pieces, write.target.slot_nbytes)
         with mapping.in_use():
             try:
-                if self._copier.checksums or not _is_quick(pieces):
+                if self._copier.checksums or not _is_quick(write.pieces):
                     queued = await loop.run_in_executor(self._threads, self._begin, *work)
                 else:
                     queued = self._begin(*work)
@@ -221,8 +207,8 @@ class CudaTransferEngine(HostEngine):
                 return WriteUnknown(f"the device failed under a write: {error}")
         if queued.failure is not None:  # what had been queued has passed all the same
             raise WriteRefused(f"the write could not be queued: {queued.failure!r}")
-        self._check(mapping, target)
-        return Written(sum(view.nbytes for view in views), queued.checksum)
+        self._check(mapping, write.target)
+        return Written(write.nbytes, queued.checksum)
 
     def _begin(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> _Queued:
         failure: Exception | None = None
@@ -382,7 +368,7 @@ def _make(its: BackendSettings) -> CudaTransferEngine:
         raise TransportError(
             f"transport cuda cannot use {its.device}: {error}; use another --transport"
         ) from None
-    return CudaTransferEngine(its.instance_id, its.epoch, device, checksums=its.checksums)
+    return CudaTransferEngine(its, device)
 
 
 BACKEND = Backend(

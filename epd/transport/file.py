@@ -28,9 +28,9 @@ import msgspec
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import Life, TransportError, WriteOutcome, Written
-from epd.transport.host_engine import HostEngine
+from epd.transport.host_engine import HostEngine, Write
 from epd.transport.host_memory import anonymous
-from epd.transport.region import Piece, SlotRegion, WriteRefused, check_shape
+from epd.transport.region import SlotRegion, WriteRefused, check_shape
 from epd.transport.whole_file import open_whole, write_whole
 
 NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
@@ -74,11 +74,10 @@ class FileTransferEngine(HostEngine):
 
     kind = "file"
 
-    def __init__(
-        self, instance_id: str, epoch: int, *, checksums: bool = False, directory: str
-    ) -> None:
-        super().__init__(instance_id, epoch, checksums=checksums)
-        self._directory = os.path.abspath(directory)
+    def __init__(self, its: BackendSettings) -> None:
+        super().__init__(its)
+        below = os.path.join(tempfile.gettempdir(), f"epd-rows-{os.getuid()}")
+        self._directory = os.path.abspath(its.directory or below)
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="epd-file")
         self._inboxes: dict[str, FileInbox] = {}  # by locator
         self._barred: set[Life] = set()
@@ -165,27 +164,21 @@ class FileTransferEngine(HostEngine):
         self._inboxes[remote.locator] = inbox
         region.inboxes.append(inbox)
 
-    async def _write(
-        self,
-        views: list[memoryview],
-        pieces: list[Piece],
-        target: RemoteRegion,
-        slots: tuple[int, ...],
-    ) -> WriteOutcome:
+    async def _write(self, write: Write) -> WriteOutcome:
         """One file, written on a thread."""
-        loop = asyncio.get_running_loop()
-        checksum = await loop.run_in_executor(self._threads, self._put, views, target, slots)
-        return Written(sum(view.nbytes for view in views), checksum)
+        checksum = await asyncio.get_running_loop().run_in_executor(self._threads, self._put, write)
+        return Written(write.nbytes, checksum)
 
-    def _put(self, views: list[memoryview], target: RemoteRegion, slots: tuple[int, ...]) -> int:
+    def _put(self, write: Write) -> int:
         """Gives the checksum.  Raises WriteRefused."""
+        target = write.target
         try:
             directory = self._served(target)
             instance_id, epoch = self._life
             name = f"{time.time_ns():020d}-{instance_id}-{epoch}-{secrets.token_hex(4)}.rows"
             path = os.path.join(directory, name)
             checksum = write_whole(
-                path, msgspec.msgpack.encode(slots), views,
+                path, msgspec.msgpack.encode(write.slots), write.views,
                 checksum=self._copier.checksums, durable=False,
             )  # fmt: skip
             try:
@@ -237,15 +230,8 @@ def _mark(life: Life) -> str:
     return f"{life[0]}-{life[1]}.barred"
 
 
-def _make(its: BackendSettings) -> FileTransferEngine:
-    below = os.path.join(tempfile.gettempdir(), f"epd-rows-{os.getuid()}")
-    return FileTransferEngine(
-        its.instance_id, its.epoch, checksums=its.checksums, directory=its.directory or below
-    )
-
-
 BACKEND = Backend(
-    "file", rank=40, leaves_host=True, make=_make,
+    "file", rank=40, leaves_host=True, make=FileTransferEngine,
     is_offered=lambda endpoint, directory: bool(directory),
     domain="a token that lies in the directory",
     offered="if `--transport-dir` is given",

@@ -5,33 +5,69 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Life, Region, WriteFailed, WriteOutcome
 from epd.transport.codec import check_instance_id
 from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
 from epd.transport.frames import Announced
+from epd.transport.host_memory import anonymous
 from epd.transport.links import Links
-from epd.transport.region import Piece, RegionIds, SlotRegion, WriteRefused, byte_views, plan
+from epd.transport.region import (
+    Piece,
+    RegionIds,
+    SlotRegion,
+    WriteRefused,
+    byte_views,
+    check_shape,
+    plan,
+)
+from epd.transport.wire import Wire
 
 CLOSE_TIMEOUT_S = 5.0
 
 
-class HostEngine(ABC):
-    """One instance's data plane of one kind; a subclass says how bytes move and what a fence is."""
+class Write(NamedTuple):
+    """Buffers, what of them goes where, and the region and slots that are meant."""
+
+    views: list[Buffer]
+    pieces: list[Piece]
+    target: RemoteRegion
+    slots: tuple[int, ...]
+
+    @property
+    def life(self) -> Life:
+        """Of the region's owner."""
+        return self.target.instance_id, self.target.epoch
+
+    @property
+    def nbytes(self) -> int:
+        return sum(view.nbytes for view in self.views)
+
+    def announced(self) -> dict[str, Any]:
+        """As an `Announced` says it."""
+        its = self.target
+        return {
+            "region_id": its.region_id,
+            "slot_nbytes": its.slot_nbytes,
+            "num_slots": its.num_slots,
+            "slots": self.slots,
+            "nbytes": self.nbytes,
+        }
+
+
+class OwnMemory:
+    """What is common to all: one life's regions of one kind, copies and sums."""
 
     kind: str  # of its regions' descriptors
 
-    def __init__(self, instance_id: str, epoch: int, *, checksums: bool) -> None:
-        check_instance_id(instance_id)
-        self._life: Life = (instance_id, epoch)
-        self._copier = Copier(checksums=checksums)
+    def __init__(self, its: BackendSettings) -> None:
+        check_instance_id(its.instance_id)
+        self._life: Life = (its.instance_id, its.epoch)
+        self._copier = Copier(checksums=its.checksums)
         self._region_ids = RegionIds()
-        self._own: dict[str, SlotRegion] = {}  # by region id
-        self._writes: set[asyncio.Task[WriteOutcome]] = set()
-        self._answers: set[asyncio.Task[None]] = set()  # to peers, which take time
-        self._links: Links | None = None
         self._closed = False
 
     def _remote(
@@ -47,6 +83,21 @@ class HostEngine(ABC):
             num_slots=num_slots,
         )
 
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """See `TransferEngine.checksum`: CRC-32."""
+        return await self._copier.checksum(byte_views(views))
+
+
+class HostEngine(OwnMemory, ABC):
+    """One instance's data plane of one kind; a subclass says how bytes move and what a fence is."""
+
+    def __init__(self, its: BackendSettings) -> None:
+        super().__init__(its)
+        self._own: dict[str, SlotRegion] = {}  # by region id
+        self._writes: set[asyncio.Task[WriteOutcome]] = set()
+        self._answers: set[asyncio.Task[None]] = set()  # to peers, which take time
+        self._links: Links | None = None
+
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
     ) -> WriteOutcome:
@@ -57,7 +108,7 @@ class HostEngine(ABC):
             if target.backend != self.kind:
                 raise WriteRefused(f"a region of {target.backend!r} is not reached by {self.kind}")
             views = self._views(source)
-            work = self._write(views, plan(views, target, slots), target, tuple(slots))
+            work = self._write(Write(views, plan(views, target, slots), target, tuple(slots)))
         except WriteRefused as refused:
             return WriteFailed(str(refused))
         task = asyncio.get_running_loop().create_task(_outcome(work))
@@ -70,13 +121,7 @@ class HostEngine(ABC):
         return byte_views(source)
 
     @abstractmethod
-    def _write(
-        self,
-        views: list[memoryview],
-        pieces: list[Piece],
-        target: RemoteRegion,
-        slots: tuple[int, ...],
-    ) -> Coroutine[Any, Any, WriteOutcome]:
+    def _write(self, write: Write) -> Coroutine[Any, Any, WriteOutcome]:
         """Raises WriteRefused, now or when it is awaited: no byte has moved."""
 
     def _granted(self, frame: Announced) -> SlotRegion:
@@ -92,10 +137,6 @@ class HostEngine(ABC):
         task = asyncio.get_running_loop().create_task(work)
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
-
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        """See `TransferEngine.checksum`: CRC-32."""
-        return await self._copier.checksum(byte_views(views))
 
     async def settle(self, peer: Address) -> bool:
         """Wait for our writes in flight, to whomever."""
@@ -132,3 +173,39 @@ async def _outcome(write: Coroutine[Any, Any, WriteOutcome]) -> WriteOutcome:
         return await write
     except WriteRefused as refused:
         return WriteFailed(str(refused))
+
+
+class LinkedEngine(HostEngine):
+    """One that asks peers over `Links`.  Raises TransportError when the address cannot be used."""
+
+    def __init__(self, its: BackendSettings) -> None:
+        super().__init__(its)
+        self._links: Links = Links(self._life, its.host, its.secret, self._on_frame)
+
+    @property
+    def domain(self) -> str:
+        return self._links.domain
+
+    def allocate(
+        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
+    ) -> SlotRegion:
+        """Zeroed, resident memory behind this instance's listener."""
+        memory = anonymous(check_shape(name, num_slots, slot_nbytes))
+        region_id = self._region_ids.new(name)
+        remote = self._remote(region_id, self._locator(memory), num_slots, slot_nbytes)
+        region = self._own[region_id] = SlotRegion(remote, memory, by_reference=by_reference)
+        return region
+
+    def expose(self, region: SlotRegion) -> RemoteRegion:
+        own = region.remote
+        locator = self._locator(region.buffer)
+        self._own[own.region_id] = region
+        return self._remote(own.region_id, locator, own.num_slots, own.slot_nbytes)
+
+    def _locator(self, memory: memoryview) -> str:
+        """Where peers ask for what lies here."""
+        return self._links.listen()
+
+    @abstractmethod
+    def _on_frame(self, wire: Wire, frame: object) -> None:
+        """What a peer says."""

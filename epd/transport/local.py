@@ -19,12 +19,12 @@ import os
 from collections.abc import Sequence
 
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Life, Reference, Region, WriteFailed, WriteOutcome, Written
-from epd.transport.copying import Copier
 from epd.transport.host import this_host_id
+from epd.transport.host_engine import OwnMemory
 from epd.transport.region import (
     Piece,
-    RegionIds,
     RegionKey,
     SlotRegion,
     WriteRefused,
@@ -83,17 +83,14 @@ class LocalMemory:
         write.add_done_callback(ended)
 
 
-class LocalTransferEngine:
+class LocalTransferEngine(OwnMemory):
     """One instance's data plane towards instances of its own process."""
 
-    def __init__(
-        self, instance_id: str, epoch: int, memory: LocalMemory, *, checksums: bool = False
-    ) -> None:
-        self._life: Life = (instance_id, epoch)
+    kind = "local"
+
+    def __init__(self, its: BackendSettings, memory: LocalMemory) -> None:
+        super().__init__(its)
         self._memory = memory
-        self._region_ids = RegionIds()
-        self._copier = Copier(checksums=checksums)
-        self._closed = False
 
     @property
     def domain(self) -> str:
@@ -104,15 +101,7 @@ class LocalTransferEngine:
     ) -> SlotRegion:
         """Anonymous memory, zeroed; pages that are only ever deposited to cost nothing."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        remote = RemoteRegion(
-            backend="local",
-            instance_id=self._life[0],
-            epoch=self._life[1],
-            region_id=self._region_ids.new(name),
-            locator="",
-            slot_nbytes=slot_nbytes,
-            num_slots=num_slots,
-        )
+        remote = self._remote(self._region_ids.new(name), "", num_slots, slot_nbytes)
         region = SlotRegion(remote, memoryview(mmap.mmap(-1, nbytes)), by_reference=by_reference)
         self._memory.add(region)
         return region
@@ -136,10 +125,6 @@ class LocalTransferEngine:
         except WriteRefused as refused:
             return WriteFailed(str(refused))
         return Written(sum(view.nbytes for view in views), checksum)
-
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        """See `TransferEngine.checksum`: CRC-32."""
-        return await self._copier.checksum(byte_views(views))
 
     async def settle(self, peer: Address) -> bool:
         """Wait for our copies in flight to that peer."""

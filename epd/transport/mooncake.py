@@ -27,21 +27,17 @@ import importlib.util
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import Address, Message, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import Life, WriteOutcome, WriteUnknown, Written
 from epd.transport.endpoint import is_loopback, is_tcp
 from epd.transport.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
-from epd.transport.host_engine import HostEngine
-from epd.transport.host_memory import address_of, anonymous
-from epd.transport.links import Links
+from epd.transport.host_engine import LinkedEngine, Write
+from epd.transport.host_memory import address_of
 from epd.transport.mooncake_library import End, Library, Piece, missing
-from epd.transport.region import Piece as Place
-from epd.transport.region import SlotRegion, WriteRefused, check_shape
+from epd.transport.region import SlotRegion, WriteRefused
 from epd.transport.wire import Wire, WireLost
 
 BEGIN_TIMEOUT_S = 10.0
@@ -51,64 +47,27 @@ LOCATOR = re.compile(r"(?P<control>[^/]+)/(?P<engine>[^/]+)/(?P<base>[0-9a-f]{1,
 _kept: list[memoryview] = []  # memory that a peer may still write to: never given back
 
 
-class MooncakeTransferEngine(HostEngine):
-    """One instance's data plane over mooncake.
-
-    `host`: where peers can reach this instance.  `secret`: of the cluster; may be empty on
-    loopback.  Raises TransportError when the library is missing or the address cannot be used.
-    """
+class MooncakeTransferEngine(LinkedEngine):
+    """One instance's data plane over mooncake.  Raises TransportError when the library is missing,
+    too."""
 
     kind = "mooncake"
 
-    def __init__(
-        self,
-        instance_id: str,
-        epoch: int,
-        *,
-        checksums: bool = False,
-        host: str = "127.0.0.1",
-        secret: bytes = b"",
-        config: MooncakeConfig = MOONCAKE_OVER_TCP,
-        begin_timeout_s: float = BEGIN_TIMEOUT_S,
-    ) -> None:
-        super().__init__(instance_id, epoch, checksums=checksums)
-        self._begin_timeout_s = begin_timeout_s
-        self._links: Links = Links(self._life, host, secret, self._on_frame)
-        self._library = Library.acquire(host, config)
+    def __init__(self, its: BackendSettings) -> None:
+        super().__init__(its)
+        self._begin_timeout_s = BEGIN_TIMEOUT_S
+        self._library = Library.acquire(its.host, its.mooncake)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-mooncake")
         self._barred: set[Life] = set()
         self._begun: dict[bytes, tuple[Life, memoryview]] = {}  # by peers, into our memory
         self._ended: dict[Life, list[bytes]] = {}  # own writes whose end the owner may not know
         self._doubts: dict[Life, dict[bytes, tuple[str, End]]] = {}  # own writes, ended unknown
 
-    @property
-    def domain(self) -> str:
-        return self._links.domain
-
-    def allocate(
-        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
-    ) -> SlotRegion:
-        """Zeroed, resident memory, registered with mooncake."""
-        memory = anonymous(check_shape(name, num_slots, slot_nbytes))
-        remote = self._register(self._region_ids.new(name), memory, num_slots, slot_nbytes)
-        region = SlotRegion(remote, memory, by_reference=by_reference)
-        self._own[remote.region_id] = region
-        return region
-
-    def _register(
-        self, region_id: str, memory: memoryview, num_slots: int, slot_nbytes: int
-    ) -> RemoteRegion:
+    def _locator(self, memory: memoryview) -> str:
+        """And registered with mooncake."""
         base = address_of(memory)
         self._library.register(base, memory.nbytes)
-        engine = f"{self._library.host}:{self._library.port}"
-        locator = f"{self._links.listen()}/{engine}/{base:x}"
-        return self._remote(region_id, locator, num_slots, slot_nbytes)
-
-    def expose(self, region: SlotRegion) -> RemoteRegion:
-        own = region.remote
-        remote = self._register(own.region_id, region.buffer, own.num_slots, own.slot_nbytes)
-        self._own[own.region_id] = region
-        return remote
+        return f"{super()._locator(memory)}/{self._library.host}:{self._library.port}/{base:x}"
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
         if self._own.pop(remote.region_id, None) is not None:
@@ -116,22 +75,17 @@ class MooncakeTransferEngine(HostEngine):
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def _write(
-        self,
-        views: list[memoryview],
-        pieces: list[Place],
-        target: RemoteRegion,
-        slots: tuple[int, ...],
-    ) -> WriteOutcome:
+    async def _write(self, write: Write) -> WriteOutcome:
+        target, life = write.target, write.life
         found = LOCATOR.fullmatch(target.locator)
         if found is None:
             raise WriteRefused(f"{target.locator!r} is not a place that mooncake can write to")
         base, control, engine = int(found["base"], 16), found["control"], found["engine"]
-        moves = [Piece(address_of(view), base + offset, view.nbytes) for offset, view in pieces]
-        life = (target.instance_id, target.epoch)
+        moves = [
+            Piece(address_of(view), base + offset, view.nbytes) for offset, view in write.pieces
+        ]
         token = secrets.token_bytes(12)
-        nbytes = sum(view.nbytes for view in views)
-        wire = await self._begin(target, slots, nbytes, control, token)
+        wire = await self._begin(write, control, token)
         transfer = functools.partial(self._library.transfer, engine, moves)
         end = await asyncio.get_running_loop().run_in_executor(self._threads, transfer)
         if end in {End.BROKEN, End.ENDLESS}:
@@ -141,29 +95,16 @@ class MooncakeTransferEngine(HostEngine):
         wire.post(EndFrame(tokens=(token,)))
         if end is End.REFUSED:
             raise WriteRefused(f"mooncake does not reach {target.instance_id} at {engine}")
-        checksum = await self._copier.checksum(views) if self._copier.checksums else 0
-        return Written(nbytes, checksum)
+        checksum = await self._copier.checksum(write.views) if self._copier.checksums else 0
+        return Written(write.nbytes, checksum)
 
-    async def _begin(
-        self, target: RemoteRegion, slots: tuple[int, ...], nbytes: int, control: str, token: bytes
-    ) -> Wire:
+    async def _begin(self, write: Write, control: str, token: bytes) -> Wire:
         """The owner's leave to write.  Raises WriteRefused: nothing was submitted."""
-        life = (target.instance_id, target.epoch)
+        target, life = write.target, write.life
         wire = await self._links.to(life, control)
         number, answer = wire.ask()
         ended = tuple(self._ended.get(life, ()))
-        wire.post(
-            BeginFrame(
-                number=number,
-                region_id=target.region_id,
-                slot_nbytes=target.slot_nbytes,
-                num_slots=target.num_slots,
-                slots=slots,
-                nbytes=nbytes,
-                token=token,
-                ended=ended,
-            )
-        )
+        wire.post(BeginFrame(number=number, token=token, ended=ended, **write.announced()))
         await asyncio.wait((answer,), timeout=self._begin_timeout_s)
         try:
             if not answer.done():
@@ -180,7 +121,7 @@ class MooncakeTransferEngine(HostEngine):
 
     # --- being written to -------------------------------------------------------------------------
 
-    def _on_frame(self, wire: Wire, frame: Any) -> None:
+    def _on_frame(self, wire: Wire, frame: object) -> None:
         if isinstance(frame, BeginFrame):
             self._end(frame.ended)
             wire.post(self._answer(wire, frame))
@@ -265,13 +206,6 @@ class MooncakeTransferEngine(HostEngine):
             self._library.give_back()
 
 
-def _make(its: BackendSettings) -> MooncakeTransferEngine:
-    return MooncakeTransferEngine(
-        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret,
-        config=its.mooncake,
-    )  # fmt: skip
-
-
 def _is_offered(endpoint: str, directory: str) -> bool:
     """The package is imported only where it is there and would be of use."""
     if not is_tcp(endpoint) or is_loopback(endpoint):
@@ -280,7 +214,7 @@ def _is_offered(endpoint: str, directory: str) -> bool:
 
 
 BACKEND = Backend(
-    "mooncake", rank=20, leaves_host=True, make=_make, is_offered=_is_offered,
+    "mooncake", rank=20, leaves_host=True, make=MooncakeTransferEngine, is_offered=_is_offered,
     domain="none, beyond loopback; on loopback the network namespace",
     offered="if the bus listens where other hosts reach it, and the package works",
     lacks=missing,

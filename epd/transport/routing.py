@@ -55,9 +55,7 @@ class RoutingTransferEngine:
     ) -> None:
         summed = is_summed(checksums, leaves_host=False)
         self._memory = memory
-        self._local = LocalTransferEngine(
-            settings.instance_id, settings.epoch, memory, checksums=summed
-        )
+        self._local = LocalTransferEngine(replace(settings, checksums=summed), memory)
         self._backends: dict[str, BackendEngine] = {}
         for backend in backends:
             summed = is_summed(checksums, leaves_host=backend.leaves_host)

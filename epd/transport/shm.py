@@ -20,12 +20,12 @@ from typing import NoReturn
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import Buffer, Region, TransportError, WriteFailed, WriteOutcome, Written
-from epd.transport.codec import INSTANCE_ID, check_instance_id
-from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
+from epd.transport.codec import INSTANCE_ID
+from epd.transport.copying import SETTLE_TIMEOUT_S
 from epd.transport.host import is_process_dead, this_host_id
+from epd.transport.host_engine import OwnMemory
 from epd.transport.region import (
     RECUT,
-    RegionIds,
     RegionKey,
     SlotRegion,
     WriteRefused,
@@ -48,31 +48,21 @@ from epd.transport.shm_segment import (
 CLOSE_TIMEOUT_S = 5.0
 
 
-class ShmTransferEngine:
+class ShmTransferEngine(OwnMemory):
     """One instance's data plane towards other processes of its host.
 
     Raises TransportError when the directory cannot be used or the epoch is taken.
     """
 
-    def __init__(
-        self,
-        instance_id: str,
-        epoch: int,
-        *,
-        checksums: bool = False,
-        directory: str = DIRECTORY,
-    ) -> None:
-        check_instance_id(instance_id)
-        self._instance_id = instance_id
-        self._epoch = epoch
+    kind = "shm"
+
+    def __init__(self, its: BackendSettings, directory: str = DIRECTORY) -> None:
+        super().__init__(its)
         self._directory = directory
-        self._closed = False
-        self._region_ids = RegionIds()
         self._own: dict[RegionKey, tuple[SlotRegion, Segment]] = {}
         self._mapped: dict[RegionKey, tuple[RemoteRegion, Segment]] = {}
-        sweep(f"{PREFIX}{instance_id}-", directory)  # what an earlier life left
-        self._life = LifeLock(instance_id, epoch, directory)
-        self._copier = Copier(checksums=checksums)
+        sweep(f"{PREFIX}{its.instance_id}-", directory)  # what an earlier life left
+        self._lock = LifeLock(its.instance_id, its.epoch, directory)
 
     @property
     def domain(self) -> str:
@@ -85,20 +75,13 @@ class ShmTransferEngine:
         """A new segment, zeroed, every page touched.  See `TransferEngine.allocate`."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
         region_id = self._region_ids.new(name)
-        stem = f"{PREFIX}{self._instance_id}-{self._epoch}-{region_id}"
+        instance_id, epoch = self._life
+        stem = f"{PREFIX}{instance_id}-{epoch}-{region_id}"
         if not NAME.fullmatch(stem):
             raise TransportError(f"region name {name!r} cannot be part of a file name")
         segment = Segment.create(stem, nbytes, self._directory)
         locator = segment.path.rpartition("/")[2]
-        remote = RemoteRegion(
-            backend="shm",
-            instance_id=self._instance_id,
-            epoch=self._epoch,
-            region_id=region_id,
-            locator=locator,
-            slot_nbytes=slot_nbytes,
-            num_slots=num_slots,
-        )
+        remote = self._remote(region_id, locator, num_slots, slot_nbytes)
         region = SlotRegion(remote, segment.memory, by_reference=by_reference)
         self._own[key_of(remote)] = (region, segment)
         return region
@@ -117,10 +100,6 @@ class ShmTransferEngine:
         except (WriteRefused, SegmentGone) as refused:
             return WriteFailed(str(refused))
         return Written(sum(view.nbytes for view in views), checksum)
-
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        """See `TransferEngine.checksum`: CRC-32."""
-        return await self._copier.checksum(byte_views(views))
 
     async def settle(self, peer: Address) -> bool:
         """Wait for our copies in flight, to whomever."""
@@ -162,7 +141,7 @@ class ShmTransferEngine:
         self._unmap(lambda _: True)
         self._copier.close()
         if drained:  # else a stuck thread may still write: peers must not believe us gone
-            self._life.release()
+            self._lock.release()
 
     def _map(self, target: RemoteRegion) -> Segment:
         """The peer's segment, mapped now or earlier.  Raises WriteRefused or SegmentGone."""
@@ -207,12 +186,8 @@ class ShmTransferEngine:
                 segment.close()
 
 
-def _make(its: BackendSettings) -> ShmTransferEngine:
-    return ShmTransferEngine(its.instance_id, its.epoch, checksums=its.checksums)
-
-
 BACKEND = Backend(
-    "shm", rank=10, leaves_host=False, make=_make,
+    "shm", rank=10, leaves_host=False, make=ShmTransferEngine,
     is_offered=lambda endpoint, directory: True,
     domain="this boot of the host, its pid namespace and its mount of /dev/shm",
     offered="always",

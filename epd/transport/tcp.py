@@ -16,114 +16,53 @@ from __future__ import annotations
 import asyncio
 import functools
 
-from epd.messages import Address, RemoteRegion
+from epd.messages import Address
 from epd.transport.backend import Backend, BackendSettings
-from epd.transport.base import (
-    Life,
-    WriteFailed,
-    WriteOutcome,
-    WriteUnknown,
-    Written,
-)
+from epd.transport.base import Life, WriteFailed, WriteOutcome, WriteUnknown, Written
 from epd.transport.endpoint import is_tcp
 from epd.transport.frames import Declined, Done, WriteFrame
 from epd.transport.host import is_process_dead, this_host_id
-from epd.transport.host_engine import HostEngine
-from epd.transport.host_memory import anonymous
-from epd.transport.links import Links
-from epd.transport.region import Piece, SlotRegion, WriteRefused, check_shape, runs
+from epd.transport.host_engine import LinkedEngine, Write
+from epd.transport.region import SlotRegion, WriteRefused, runs
 from epd.transport.wire import Wire, WireLost
 
 STALL_TIMEOUT_S = 10.0  # the peer takes no byte
 ANSWER_TIMEOUT_S = 30.0  # after the last byte: what was before it in the queue, and the checksum
 
 
-class TcpTransferEngine(HostEngine):
-    """One instance's data plane over TCP.
-
-    `host`: where peers can reach this instance.  `secret`: of the cluster; may be empty on
-    loopback.  Raises TransportError when the address cannot be used.
-    """
+class TcpTransferEngine(LinkedEngine):
+    """One instance's data plane over TCP."""
 
     kind = "tcp"
 
-    def __init__(
-        self,
-        instance_id: str,
-        epoch: int,
-        *,
-        checksums: bool = False,
-        host: str = "127.0.0.1",
-        secret: bytes = b"",
-        stall_timeout_s: float = STALL_TIMEOUT_S,
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> None:
-        super().__init__(instance_id, epoch, checksums=checksums)
-        self._stall_timeout_s = stall_timeout_s
-        self._answer_timeout_s = answer_timeout_s
-        self._links: Links = Links(self._life, host, secret, self._on_frame)
+    def __init__(self, its: BackendSettings) -> None:
+        super().__init__(its)
+        self._stall_timeout_s = STALL_TIMEOUT_S
+        self._answer_timeout_s = ANSWER_TIMEOUT_S
         self._doubts: dict[Life, set[str]] = {}  # peers and locators of writes that ended unknown
-
-    @property
-    def domain(self) -> str:
-        return self._links.domain
-
-    def allocate(
-        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
-    ) -> SlotRegion:
-        """Zeroed, resident memory behind this instance's listener."""
-        nbytes = check_shape(name, num_slots, slot_nbytes)
-        remote = self._remote(
-            self._region_ids.new(name), self._links.listen(), num_slots, slot_nbytes
-        )
-        region = SlotRegion(remote, anonymous(nbytes), by_reference=by_reference)
-        self._own[remote.region_id] = region
-        return region
-
-    def expose(self, region: SlotRegion) -> RemoteRegion:
-        own = region.remote
-        self._own[own.region_id] = region
-        return self._remote(own.region_id, self._links.listen(), own.num_slots, own.slot_nbytes)
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def _write(
-        self,
-        views: list[memoryview],
-        pieces: list[Piece],
-        target: RemoteRegion,
-        slots: tuple[int, ...],
-    ) -> WriteOutcome:
-        life = (target.instance_id, target.epoch)
-        nbytes = sum(view.nbytes for view in views)
-        wire = await self._links.to(life, target.locator)
+    async def _write(self, write: Write) -> WriteOutcome:
+        target, checksums = write.target, self._copier.checksums
+        wire = await self._links.to(write.life, target.locator)
         try:
             async with wire.turn:
                 if wire.severed:
                     raise WriteRefused("the connection broke before this write began")
                 number, answer = wire.ask()
-                wire.post(
-                    WriteFrame(
-                        number=number,
-                        region_id=target.region_id,
-                        slot_nbytes=target.slot_nbytes,
-                        num_slots=target.num_slots,
-                        slots=slots,
-                        nbytes=nbytes,
-                        checksum=self._copier.checksums,
-                    )
-                )
-                await wire.pour(views, self._stall_timeout_s)
-            checksum = await self._copier.checksum(views) if self._copier.checksums else 0
+                wire.post(WriteFrame(number=number, checksum=checksums, **write.announced()))
+                await wire.pour(write.views, self._stall_timeout_s)
+            checksum = await self._copier.checksum(write.views) if checksums else 0
             said = await self._answer(wire, answer)
         except WireLost as lost:
-            self._doubts.setdefault(life, set()).add(target.locator)
+            self._doubts.setdefault(write.life, set()).add(target.locator)
             return WriteUnknown(f"{target.instance_id}: {lost}")
         if isinstance(said, Declined):
             return WriteFailed(f"{target.instance_id} refused: {said.reason}")
         if said.checksum != checksum:
             return WriteFailed("other bytes landed than were sent: the checksums differ")
-        return Written(nbytes, checksum)
+        return Written(write.nbytes, checksum)
 
     async def _answer(self, wire: Wire, answer: asyncio.Future[Done | Declined]) -> Done | Declined:
         await asyncio.wait((answer,), timeout=self._answer_timeout_s)
@@ -153,14 +92,8 @@ class TcpTransferEngine(HostEngine):
         )
 
     def _landed(self, wire: Wire, frame: WriteFrame, region: SlotRegion) -> None:
-        if region.revoked:
-            wire.pay(
-                Declined(
-                    number=frame.number, reason=f"region {frame.region_id!r} was revoked meanwhile"
-                )
-            )
-        elif not frame.checksum:
-            wire.pay(Done(number=frame.number))
+        if region.revoked or not frame.checksum:
+            wire.pay(_verdict(frame, region))
         else:
             views = region.views(frame.slots, frame.nbytes)
             self._answer_later(self._sum_up(wire, frame, region, views))
@@ -168,15 +101,7 @@ class TcpTransferEngine(HostEngine):
     async def _sum_up(
         self, wire: Wire, frame: WriteFrame, region: SlotRegion, views: list[memoryview]
     ) -> None:
-        checksum = await self._copier.checksum(views)
-        if region.revoked:
-            wire.pay(
-                Declined(
-                    number=frame.number, reason=f"region {frame.region_id!r} was revoked meanwhile"
-                )
-            )
-        else:
-            wire.pay(Done(number=frame.number, checksum=checksum))
+        wire.pay(_verdict(frame, region, await self._copier.checksum(views)))
 
     # --- the end of things ------------------------------------------------------------------------
 
@@ -205,14 +130,16 @@ class TcpTransferEngine(HostEngine):
         return True
 
 
-def _make(its: BackendSettings) -> TcpTransferEngine:
-    return TcpTransferEngine(
-        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret
-    )
+def _verdict(frame: WriteFrame, region: SlotRegion, checksum: int = 0) -> Done | Declined:
+    """Of a payload that has landed."""
+    if region.revoked:
+        reason = f"region {frame.region_id!r} was revoked meanwhile"
+        return Declined(number=frame.number, reason=reason)
+    return Done(number=frame.number, checksum=checksum)
 
 
 BACKEND = Backend(
-    "tcp", rank=30, leaves_host=True, make=_make,
+    "tcp", rank=30, leaves_host=True, make=TcpTransferEngine,
     is_offered=lambda endpoint, directory: is_tcp(endpoint),
     domain="none, beyond loopback; on loopback the network namespace",
     offered="if the bus is on tcp",

@@ -104,7 +104,7 @@ class Local:
 
     def __init__(self, in_flight: int, nbytes: int) -> None:
         memory = LocalMemory()
-        self._engine = LocalTransferEngine("sender", 1, memory)
+        self._engine = LocalTransferEngine(BackendSettings("sender", 1), memory)
         self._region = self._engine.allocate("rows", in_flight, nbytes, by_reference=True)
 
     async def send(self, slot: int, rows: np.ndarray, seen: dict[str, int]) -> int:

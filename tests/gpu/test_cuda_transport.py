@@ -20,6 +20,7 @@ import torch
 from epd.messages import Address, RemoteRegion
 from epd.tiny import CHECKPOINT
 from epd.transport import mooncake_library
+from epd.transport.backend import BackendSettings
 from epd.transport.base import WriteFailed, Written
 from epd.transport.cuda import CudaTransferEngine
 from epd.transport.cuda_driver import CudaDevice, missing
@@ -55,7 +56,7 @@ async def family(tmp_path: Path) -> AsyncIterator[Family]:
 async def here(family: Family, other: int) -> AsyncIterator[CudaTransferEngine]:
     """On the first GPU."""
     torch.cuda.set_device(0)
-    engine = CudaTransferEngine("here", 1, CudaDevice(0), directory=family.directory)
+    engine = CudaTransferEngine(BackendSettings("here", 1), CudaDevice(0), family.directory)
     yield engine
     await engine.close()
 

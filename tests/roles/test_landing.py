@@ -163,10 +163,7 @@ class Devices(Cluster):
 
     def _ports(self, name: str, epoch: int) -> Ports:
         def make(its: BackendSettings) -> CudaTransferEngine:
-            return CudaTransferEngine(
-                its.instance_id, its.epoch, FakeDevice(), checksums=its.checksums,
-                directory=self._directory,
-            )  # fmt: skip
+            return CudaTransferEngine(its, FakeDevice(), self._directory)
 
         transfers = RoutingTransferEngine(
             BackendSettings(name, epoch, device="cuda"),

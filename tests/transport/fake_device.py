@@ -94,9 +94,6 @@ class FakeDevice:
 
 
 def make(its: BackendSettings) -> CudaTransferEngine:
-    engine = CudaTransferEngine(
-        its.instance_id, its.epoch, FakeDevice(), checksums=its.checksums,
-        directory=str(its.options.get("directory", "")),
-    )  # fmt: skip
+    engine = CudaTransferEngine(its, FakeDevice(), str(its.options.get("directory", "")))
     engine.kind = its.name or engine.kind
     return engine

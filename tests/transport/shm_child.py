@@ -13,6 +13,7 @@ import sys
 import msgspec
 
 from epd.messages import RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Written
 from epd.transport.cuda import CudaTransferEngine
 from epd.transport.cuda_driver import CudaDevice
@@ -45,9 +46,9 @@ async def main(directory: str, what: str, instance_id: str, epoch: str, *more: s
     device, _, what = what.rpartition("-")
     if device:
         made = FakeDevice() if device == "fake" else CudaDevice(int(device.partition(":")[2]))
-        engine = CudaTransferEngine(instance_id, int(epoch), made, directory=directory)
+        engine = CudaTransferEngine(BackendSettings(instance_id, int(epoch)), made, directory)
     else:
-        engine = ShmTransferEngine(instance_id, int(epoch), directory=directory)
+        engine = ShmTransferEngine(BackendSettings(instance_id, int(epoch)), directory)
     if what == "own":
         await own(engine)
     else:

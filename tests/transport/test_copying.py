@@ -11,6 +11,7 @@ import pytest
 
 from epd.messages import Address
 from epd.transport import copying
+from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, WriteFailed
 from epd.transport.copying import Copier
 from epd.transport.local import LocalMemory, LocalTransferEngine
@@ -59,7 +60,9 @@ async def test_a_fence_waits_for_a_cancelled_write(
 ) -> None:
     monkeypatch.setattr("epd.transport.local.FENCE_TIMEOUT_S", 0.05)
     memory = LocalMemory()
-    producer, consumer = (LocalTransferEngine(name, 1, memory) for name in ("p", "c"))
+    producer, consumer = (
+        LocalTransferEngine(BackendSettings(name, 1), memory) for name in ("p", "c")
+    )
     region = consumer.allocate("pool", 1, 8 << 20)
     source = [bytes(8 << 20)]
     task = asyncio.create_task(producer.write(source, region.remote, (0,)))
@@ -76,11 +79,11 @@ async def test_a_fence_waits_for_a_cancelled_write(
 
 def _local(directory: str) -> list[TransferEngine]:
     memory = LocalMemory()
-    return [LocalTransferEngine(name, 1, memory) for name in ("p", "c")]
+    return [LocalTransferEngine(BackendSettings(name, 1), memory) for name in ("p", "c")]
 
 
 def _shm(directory: str) -> list[TransferEngine]:
-    return [ShmTransferEngine(name, 1, directory=directory) for name in ("p", "c")]
+    return [ShmTransferEngine(BackendSettings(name, 1), directory) for name in ("p", "c")]
 
 
 @pytest.mark.parametrize("kind", [_local, _shm])

@@ -27,7 +27,9 @@ HERE = this_host_id()
 
 class Family(ShmFamily):
     def device(self, instance_id: str, epoch: int = 1) -> CudaTransferEngine:
-        engine = CudaTransferEngine(instance_id, epoch, FakeDevice(), directory=self.directory)
+        engine = CudaTransferEngine(
+            BackendSettings(instance_id, epoch), FakeDevice(), self.directory
+        )
         self.devices.append(engine)
         return engine
 
@@ -126,7 +128,7 @@ async def test_an_owner_killed_in_the_middle_of_writes(family: Family) -> None:
 async def test_a_device_that_fails_leaves_a_doubt_until_it_has_passed(family: Family) -> None:
     consumer = family.device("consumer")
     device = FakeDevice()
-    producer = CudaTransferEngine("producer", 1, device, directory=family.directory)
+    producer = CudaTransferEngine(BackendSettings("producer", 1), device, family.directory)
     family.devices.append(producer)
     region = consumer.allocate("pool", 1, 4096)
     assert isinstance(await producer.write([b"x"], region.remote, (0,)), Written)
@@ -161,7 +163,7 @@ async def test_what_is_scattered_goes_in_pieces_of_whole_slots(
 ) -> None:
     device = FakeDevice()
     consumer = family.device("consumer")
-    producer = CudaTransferEngine("producer", 1, device, checksums=True, directory=family.directory)
+    producer = CudaTransferEngine(BackendSettings("producer", 1, True), device, family.directory)
     family.devices.append(producer)
     region = consumer.allocate("kv", 12, 1000)
     source = memoryview(os.urandom(2 * 1000 * num_slots))

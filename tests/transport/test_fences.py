@@ -16,6 +16,7 @@ import pytest
 
 from epd.messages import Address
 from epd.transport import mooncake
+from epd.transport.backend import BackendSettings
 from epd.transport.base import WriteFailed, WriteUnknown, Written
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import has_half_closed_arrivals, this_boot_id, this_host_id
@@ -31,7 +32,7 @@ OWNER = Address("owner", 1, "")
 
 async def test_a_file_of_a_barred_life_that_appears_late_is_removed_unread(tmp_path: Path) -> None:
     """The writer was frozen between its last look at the mark and its rename."""
-    owner = FileTransferEngine("owner", 1, directory=str(tmp_path))
+    owner = FileTransferEngine(BackendSettings("owner", 1, directory=str(tmp_path)))
     region = owner.allocate("pool", 2, 64)
     guard(region)
 
@@ -52,7 +53,7 @@ async def test_a_file_of_a_barred_life_that_appears_late_is_removed_unread(tmp_p
 
 
 async def test_a_torn_or_strange_file_in_a_region_is_no_write(tmp_path: Path) -> None:
-    owner = FileTransferEngine("owner", 1, directory=str(tmp_path))
+    owner = FileTransferEngine(BackendSettings("owner", 1, directory=str(tmp_path)))
     region = owner.allocate("pool", 1, 64)
     guard(region)
     name = f"{1:020d}-writer-3-0123abcd.rows"
@@ -88,7 +89,10 @@ class Held:
 async def begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[MooncakeTransferEngine, MooncakeTransferEngine, Held, asyncio.Task[Any], Any]:
-    owner, writer = MooncakeTransferEngine("owner", 1), MooncakeTransferEngine("writer", 3)
+    owner, writer = (
+        MooncakeTransferEngine(BackendSettings("owner", 1)),
+        MooncakeTransferEngine(BackendSettings("writer", 3)),
+    )
     region = owner.allocate("pool", 1, 64)
     held = Held()
     monkeypatch.setattr(writer._library, "transfer", held.transfer)

@@ -95,7 +95,10 @@ async def test_offers_are_equal_exactly_where_bytes_can_go(tmp_path: Path) -> No
 async def test_a_directory_is_known_by_what_lies_in_it(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    engines = [FileTransferEngine(n, 1, directory=str(tmp_path / n)) for n in ("a", "link")]
+    engines = [
+        FileTransferEngine(BackendSettings(n, 1, directory=str(tmp_path / n)))
+        for n in ("a", "link")
+    ]
     token = engines[0].domain
     assert len(token) == 32 and engines[1].domain == token
     shutil.rmtree(tmp_path / "a")
@@ -170,10 +173,7 @@ def between_devices(
     """Computes on a (fake) device."""
 
     def make(its: BackendSettings) -> CudaTransferEngine:
-        return CudaTransferEngine(
-            its.instance_id, its.epoch, FakeDevice(), checksums=its.checksums,
-            directory=str(directory),
-        )  # fmt: skip
+        return CudaTransferEngine(its, FakeDevice(), str(directory))
 
     settings = BackendSettings(name, os.getpid(), directory=str(directory), device="cuda")
     backends = [replace(cuda.BACKEND, make=make), *map(named, names)]

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, WriteFailed, WriteUnknown, Written
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
@@ -43,13 +44,13 @@ class Family:
     def engine(self, instance_id: str, epoch: int = 1) -> Any:
         engine: TransferEngine
         if self.backend == "tcp":
-            engine = TcpTransferEngine(instance_id, epoch, checksums=True)
+            engine = TcpTransferEngine(BackendSettings(instance_id, epoch, True))
         elif self.backend == "file":
             engine = FileTransferEngine(
-                instance_id, epoch, checksums=True, directory=self.directory
+                BackendSettings(instance_id, epoch, True, directory=self.directory)
             )
         else:
-            engine = MooncakeTransferEngine(instance_id, epoch, checksums=True)
+            engine = MooncakeTransferEngine(BackendSettings(instance_id, epoch, True))
         self._engines.append(engine)
         return engine
 

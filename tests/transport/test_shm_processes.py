@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, Written
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.shm import ShmTransferEngine
@@ -34,7 +35,7 @@ class Family:
         self.engines: list[ShmTransferEngine] = []
 
     def engine(self, instance_id: str, epoch: int = 1) -> ShmTransferEngine:
-        self.engines.append(ShmTransferEngine(instance_id, epoch, directory=self.directory))
+        self.engines.append(ShmTransferEngine(BackendSettings(instance_id, epoch), self.directory))
         return self.engines[-1]
 
     async def child(self, what: str, instance_id: str, *more: str) -> tuple[int, str]:
@@ -183,7 +184,7 @@ async def test_without_a_trace_only_a_dead_process_is_fenced(family: Family) -> 
 async def test_an_epoch_is_used_once(family: Family) -> None:
     family.engine("a", 1)
     with pytest.raises(TransportError, match="an epoch of its own"):
-        ShmTransferEngine("a", 1, directory=family.directory)
+        ShmTransferEngine(BackendSettings("a", 1), family.directory)
 
 
 async def test_full_shared_memory_is_one_clear_error(family: Family) -> None:
@@ -198,9 +199,9 @@ async def test_names_that_are_paths_are_refused(family: Family) -> None:
     with pytest.raises(TransportError, match="file name"):
         engine.allocate("../pool", 1, 64)
     with pytest.raises(TransportError, match="letters, digits"):
-        ShmTransferEngine("../a", 1, directory=family.directory)
+        ShmTransferEngine(BackendSettings("../a", 1), family.directory)
     with pytest.raises(TransportError, match="writable tmpfs"):
-        ShmTransferEngine("a", 2, directory="/proc")
+        ShmTransferEngine(BackendSettings("a", 2), "/proc")
 
 
 async def test_a_link_is_not_followed(family: Family, tmp_path: Path) -> None:

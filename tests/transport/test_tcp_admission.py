@@ -13,6 +13,7 @@ import pytest
 
 from epd.messages import Address
 from epd.transport import links
+from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
 from epd.transport.frames import Challenge, Hello, WriteFrame, decode, encode
 from epd.transport.tcp import TcpTransferEngine
@@ -31,7 +32,7 @@ class Room:
         self._engines: list[TcpTransferEngine] = []
 
     def engine(self, name: str, epoch: int = 1, **settings: Any) -> TcpTransferEngine:
-        self._engines.append(TcpTransferEngine(name, epoch, checksums=True, **settings))
+        self._engines.append(TcpTransferEngine(BackendSettings(name, epoch, True, **settings)))
         return self._engines[-1]
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import sys
 import tempfile
@@ -62,8 +61,9 @@ class World:
     async def dead_peer(self) -> tuple[Address, str, int]:
         code = (
             "import os, signal\n"
+            "from epd.transport.backend import BackendSettings\n"
             "from epd.transport.shm import ShmTransferEngine\n"
-            f"engine = ShmTransferEngine('casualty', 3, directory={self._directory!r})\n"
+            f"engine = ShmTransferEngine(BackendSettings('casualty', 3), {self._directory!r})\n"
             "engine.allocate('pool', 2, 4096)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
@@ -78,11 +78,11 @@ class World:
 
 def _local(directory: str) -> Make:
     memory = LocalMemory()
-    return lambda name, epoch: LocalTransferEngine(name, epoch, memory, checksums=True)
+    return lambda name, epoch: LocalTransferEngine(BackendSettings(name, epoch, True), memory)
 
 
 def _shm(directory: str) -> Make:
-    return lambda name, epoch: ShmTransferEngine(name, epoch, checksums=True, directory=directory)
+    return lambda name, epoch: ShmTransferEngine(BackendSettings(name, epoch, True), directory)
 
 
 def _routing(memory: Callable[[], LocalMemory], *backends: Backend) -> Make:
@@ -93,9 +93,7 @@ def _routing(memory: Callable[[], LocalMemory], *backends: Backend) -> Make:
 
 def _shm_in(directory: str) -> Backend:
     def make(its: BackendSettings) -> ShmTransferEngine:
-        return ShmTransferEngine(
-            its.instance_id, its.epoch, checksums=its.checksums, directory=directory
-        )
+        return ShmTransferEngine(its, directory)
 
     return replace(shm.BACKEND, make=make)
 
@@ -115,22 +113,24 @@ def _stages_apart(directory: str) -> Make:
 
 
 def _tcp(directory: str) -> Make:
-    return lambda name, epoch: TcpTransferEngine(name, epoch, checksums=True)
+    return lambda name, epoch: TcpTransferEngine(BackendSettings(name, epoch, True))
 
 
 def _file(directory: str) -> Make:
-    return lambda name, epoch: FileTransferEngine(name, epoch, checksums=True, directory=directory)
+    return lambda name, epoch: FileTransferEngine(
+        BackendSettings(name, epoch, True, directory=directory)
+    )
 
 
 def _mooncake(directory: str) -> Make:
     if reason := missing():
         pytest.skip(reason)
-    return lambda name, epoch: MooncakeTransferEngine(name, epoch, checksums=True)
+    return lambda name, epoch: MooncakeTransferEngine(BackendSettings(name, epoch, True))
 
 
 def _cuda(directory: str) -> Make:
     return lambda name, epoch: CudaTransferEngine(
-        name, epoch, FakeDevice(), checksums=True, directory=directory
+        BackendSettings(name, epoch, True), FakeDevice(), directory
     )
 
 
@@ -190,8 +190,8 @@ class TcpDoubt(World):
     """The owner stops reading in the middle of a payload; the writer gives up."""
 
     async def doubt(self) -> Doubt:
-        owner = TcpTransferEngine("owner", 1)
-        writer = TcpTransferEngine("writer", 3)
+        owner = TcpTransferEngine(BackendSettings("owner", 1))
+        writer = TcpTransferEngine(BackendSettings("writer", 3))
         self._engines += [owner, writer]
         region = owner.allocate("pool", 1, 32 << 20)
         assert isinstance(await writer.write([b"hello"], region.remote, (0,)), Written)
@@ -214,7 +214,10 @@ class MooncakeDoubt(World):
     """The library says that a piece failed, which it also says of some that land."""
 
     async def doubt(self) -> Doubt:
-        owner, writer = MooncakeTransferEngine("owner", 1), MooncakeTransferEngine("writer", 3)
+        owner, writer = (
+            MooncakeTransferEngine(BackendSettings("owner", 1)),
+            MooncakeTransferEngine(BackendSettings("writer", 3)),
+        )
         self._engines += [owner, writer]
         region = owner.allocate("pool", 1, 1 << 20)
         transfer = writer._library.transfer
@@ -324,8 +327,7 @@ async def test_a_fenced_neighbour_in_this_process_is_barred(directory: str) -> N
 
 
 async def test_checksums_off_is_zero(directory: str) -> None:
-    make: Make = functools.partial(ShmTransferEngine, directory=directory)
-    world = World(make, directory)
+    world = World(lambda *life: ShmTransferEngine(BackendSettings(*life), directory), directory)
     region = world.engine("b").allocate("pool", 1, 1 << 20)
     data = pattern(1 << 20)
     assert await world.engine("a").write([data], region.remote, (0,)) == Written(1 << 20, 0)
