@@ -12,7 +12,6 @@ like any kernel; nothing here waits for the device, so a step with collectives c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import distributed
@@ -21,36 +20,24 @@ from epd.config import ConfigError
 from epd.engine.base import part
 
 
-class Collectives(Protocol):
-    """Calls that every rank of a group enters, in the same order, with equal shapes."""
+class Collectives:
+    """Calls that every rank of a group enters, in the same order, with equal shapes; these
+    are of a group of one."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks; `x` is overwritten."""
-        ...
+        return x
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The tensors of all ranks, joined along `dim` in order of rank."""
-        ...
+        return x
 
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         """The tensor of one rank, in place."""
-        ...
-
-
-class Alone:
-    """A group of one."""
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        return x
-
-    def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         return x
 
 
-class ProcessGroupCollectives:
+class ProcessGroupCollectives(Collectives):
     """Those of torch.distributed: NCCL between GPUs, gloo between CPUs."""
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
@@ -91,7 +78,7 @@ class Shard:
         return int(self.collectives.all_gather(own, 0).min())
 
 
-WHOLE = Shard(0, 1, Alone())
+WHOLE = Shard(0, 1, Collectives())
 
 
 @dataclass(frozen=True, slots=True)

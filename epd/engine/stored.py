@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 config.json names a format, and the dtype of a stored tensor says whether it is in it: e4m3 with
-scales (`stored_fp8`), or numbers of four bits that share a word (`stored_int4`, `stored_nvfp4`).
+scales, or numbers of four bits that share a word or a byte (`stored_formats`).
 A weight becomes what it means, in the dtype that is computed with, since no product of this engine
 takes what is stored: loading says what that costs.  What config.json does not name is refused, and
 so is a weight whose scales are missing or do not fit: read in another way it would give answers,
@@ -16,50 +16,33 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import torch
 
-from epd.engine import stored_fp8, stored_int4, stored_nvfp4
 from epd.engine.checkpoint import Checkpoint, ModelError, Settings, TensorEntry
+from epd.engine.stored_formats import (
+    EIGHT_BITS,
+    FOUR_BITS,
+    NVFP4,
+    Bits,
+    TensorOf,
+    settings_of,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class Bits(Protocol):
-    """A module that reads one kind of weights."""
-
-    DTYPE: str  # of the stored tensor
-    NAME: str
-    ITEM_NBYTES: int
-
-    def shape_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the weight that a stored tensor of this shape holds."""
-
-    def fault(self, checkpoint: Checkpoint, stored: str) -> str:
-        """Why a weight cannot be read; empty: it can."""
-
-    def widened(
-        self,
-        checkpoint: Checkpoint,
-        stored: str,
-        tensor_of: Callable[[str], torch.Tensor],
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """What a weight means."""
-
-
 PLAIN = ("F32", "BF16", "F16", "F64")
-_KINDS: tuple[Bits, ...] = (stored_fp8, stored_int4, stored_nvfp4)
-_BITS = {bits.DTYPE: bits for bits in _KINDS}
+_KINDS: tuple[Bits, ...] = (EIGHT_BITS, FOUR_BITS, NVFP4)
+_BITS = {bits.dtype: bits for bits in _KINDS}
 _FORMATS: dict[str, Bits] = {  # of compressed-tensors
-    "float-quantized": stored_fp8,
-    "naive-quantized": stored_fp8,
-    "pack-quantized": stored_int4,
-    "nvfp4-pack-quantized": stored_nvfp4,
+    "float-quantized": EIGHT_BITS,
+    "naive-quantized": EIGHT_BITS,
+    "pack-quantized": FOUR_BITS,
+    "nvfp4-pack-quantized": NVFP4,
 }
-_ALGORITHMS: dict[str, Bits] = {"FP8": stored_fp8, "NVFP4": stored_nvfp4}  # of modelopt
+_ALGORITHMS: dict[str, Bits] = {"FP8": EIGHT_BITS, "NVFP4": NVFP4}  # of modelopt
 _BESIDE = (
     "_scale_inv", "_scale_2", "_scale", "_global_scale", "_shape", "_packed",
 )  # fmt: skip
@@ -68,12 +51,12 @@ _OF_INPUTS = (".input_scale", ".input_global_scale")
 
 def check(checkpoint: Checkpoint) -> None:
     """Raises ModelError where a directory says that it is quantised in a way that is not read."""
-    settings = stored_fp8.settings_of(checkpoint.config)
+    settings = settings_of(checkpoint.config)
     if not settings:
         return
     stored = {entry.dtype for entry in checkpoint.tensors.values()}
     named = _named(settings)
-    if not named or (stored and not {module.DTYPE for module in named} <= stored):
+    if not named or (stored and not {module.dtype for module in named} <= stored):
         what = [settings.get(key) for key in ("quant_method", "quant_algo", "format")]
         raise ModelError(
             f"{checkpoint.directory} is quantised in a way that this engine does not read "
@@ -96,10 +79,10 @@ def fault(checkpoint: Checkpoint, stored: str) -> str:
     bits = _bits_of(checkpoint, entry)
     if bits is not None:
         told = bits.fault(checkpoint, stored)
-        return told and f"is stored in {bits.NAME} and {told}"
+        return told and f"is stored in {bits.name} and {told}"
     if entry.dtype in PLAIN:
         return ""
-    if entry.dtype == stored_fp8.DTYPE:
+    if entry.dtype == EIGHT_BITS.dtype:
         return "is stored in eight bits and config.json does not say how"
     return f"is stored as {entry.dtype}; weights must be one of {', '.join(PLAIN)}"
 
@@ -115,14 +98,14 @@ def is_beside(tensors: Mapping[str, TensorEntry], stored: str) -> bool:
 def read(
     checkpoint: Checkpoint,
     stored: str,
-    tensor_of: Callable[[str], torch.Tensor],
+    tensor_of: TensorOf,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
     """What a weight means; None: it is stored as it is.  `tensor_of`: reads a tensor by name."""
     bits = _bits_of(checkpoint, checkpoint.tensors[stored])
     if bits is None:
         return None
-    return bits.widened(checkpoint, stored, tensor_of, dtype)
+    return bits.widened(checkpoint, stored, tensor_of).to(dtype)
 
 
 def log_cost(checkpoint: Checkpoint, stored: Iterable[str], dtype: torch.dtype) -> None:
@@ -132,10 +115,10 @@ def log_cost(checkpoint: Checkpoint, stored: Iterable[str], dtype: torch.dtype) 
         entry = checkpoint.tensors[name]
         bits = _bits_of(checkpoint, entry)
         if bits is not None:
-            count, narrow, wide = sizes.get(bits.NAME, (0, 0, 0))
-            narrow += math.prod(entry.shape) * bits.ITEM_NBYTES
+            count, narrow, wide = sizes.get(bits.name, (0, 0, 0))
+            narrow += math.prod(entry.shape) * bits.item_nbytes
             wide += math.prod(bits.shape_of(entry.shape)) * dtype.itemsize
-            sizes[bits.NAME] = count + 1, narrow, wide
+            sizes[bits.name] = count + 1, narrow, wide
     for kind, (count, narrow, wide) in sizes.items():
         logger.info(
             "%s: %d weights are stored in %s, which no product here takes; they become %s and "
@@ -147,7 +130,7 @@ def log_cost(checkpoint: Checkpoint, stored: Iterable[str], dtype: torch.dtype) 
 def _bits_of(checkpoint: Checkpoint, entry: TensorEntry) -> Bits | None:
     """How a tensor is stored, if config.json names that; None: as it is, or in a way unknown."""
     bits = _BITS.get(entry.dtype)
-    named = _named(stored_fp8.settings_of(checkpoint.config))
+    named = _named(settings_of(checkpoint.config))
     return bits if bits is not None and bits in named else None
 
 
@@ -155,7 +138,7 @@ def _named(settings: Settings) -> list[Bits]:
     """What a quantization_config names; nothing: a part of it is unknown."""
     method = settings.get("quant_method")
     if method == "fp8":
-        return [stored_fp8]
+        return [EIGHT_BITS]
     if method == "modelopt":
         algorithm = _ALGORITHMS.get(str(settings.get("quant_algo")))
         return [algorithm] if algorithm is not None else []
@@ -167,6 +150,6 @@ def _named(settings: Settings) -> list[Bits]:
     known = [module for module in found if module is not None]
     if len(known) < len(found):
         return []
-    if stored_int4 in known and not all(map(stored_int4.is_read, groups)):
+    if FOUR_BITS in known and not all(map(FOUR_BITS.is_read, groups)):
         return []
     return known

@@ -1,8 +1,8 @@
 """The layout of Kimi-K2.5, as `published.py` has those of the other families.
 
 *Derived.*  Names from transformers' mapping for what is published, sizes from that of Kimi-K2 and
-transformers' defaults; in bfloat16.  What is published has experts of four bits (`stored_int4.py`,
-`stored_nvfp4.py`), and no tokenizer.json.
+transformers' defaults; in bfloat16.  What is published has experts of four bits
+(`stored_formats.py`), and no tokenizer.json.
 """
 
 from __future__ import annotations

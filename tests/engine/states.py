@@ -8,13 +8,13 @@ import torch
 
 from epd.engine.kv_pool import KvPool
 from epd.engine.models.base import ModelAdapter
-from epd.engine.sharding import Alone, Shard
+from epd.engine.sharding import Collectives, Shard
 
 State = list[torch.Tensor]  # of each tensor `[layers, pieces, *shape]`
 
 
 def rank_of(rank: int, size: int) -> Shard:
-    return Shard(rank, size, Alone())
+    return Shard(rank, size, Collectives())
 
 
 def pool_of(adapter: ModelAdapter, shard: Shard, num_blocks: int = 0) -> KvPool:

@@ -25,7 +25,7 @@ from epd.engine.geometry import image_geometry
 from epd.engine.loading import load_stage, plan_stage
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import ADAPTERS, adapter_for
-from epd.engine.sharding import Alone, Shard
+from epd.engine.sharding import Collectives, Shard
 from epd.engine.tensor_parallel import MULTIPLE
 from epd.engine.video import video_settings
 from tests.engine.conftest import drawn_image
@@ -227,7 +227,7 @@ def test_eight_ranks_share_each_in_its_full_size(name: str, tmp_path: Path) -> N
     adapter = adapter_for(read_checkpoint(tmp_path), "sdpa")
     whole = {n: t.numel() for n, t in plan_stage(adapter, "language").wanted.items()}
     for rank in (0, 7):
-        plan = plan_stage(adapter, "language", shard=Shard(rank, 8, Alone()))
+        plan = plan_stage(adapter, "language", shard=Shard(rank, 8, Collectives()))
         held = dict(plan.model.named_parameters())
         assert all(not size % MULTIPLE for n in plan.cuts for size in held[n].shape[-2:]), rank
         cut = plan.cuts.keys() & whole.keys()

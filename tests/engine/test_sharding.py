@@ -12,7 +12,7 @@ from epd.config import ConfigError
 from epd.engine.checkpoint import read_checkpoint
 from epd.engine.loading import load_stage, plan_stage
 from epd.engine.models.registry import adapter_for
-from epd.engine.sharding import WHOLE, Alone, Heads, Shard
+from epd.engine.sharding import WHOLE, Collectives, Heads, Shard
 from tests.engine.tiny_models import FAMILIES
 
 HELD_WHOLE = (
@@ -34,9 +34,9 @@ def test_heads(kv_heads: int, group: int, size: int) -> None:
     num_heads = kv_heads * group
     if size > num_heads:
         with pytest.raises(ConfigError, match=f"use {num_heads} ranks at most"):
-            Heads.of(Shard(0, size, Alone()), num_heads, kv_heads)
+            Heads.of(Shard(0, size, Collectives()), num_heads, kv_heads)
         return
-    each = [Heads.of(Shard(rank, size, Alone()), num_heads, kv_heads) for rank in range(size)]
+    each = [Heads.of(Shard(rank, size, Collectives()), num_heads, kv_heads) for rank in range(size)]
     assert [query for heads in each for query in heads.queries] == list(range(num_heads))
     for heads in each:
         assert heads.queries
@@ -62,7 +62,7 @@ def test_a_rank_reads_its_cuts_of_the_whole(family: str, model_dir: Any) -> None
         for size in (2, 3):
             seen: dict[str, set[int]] = defaultdict(set)
             for rank in range(size):
-                shard = Shard(rank, size, Alone())
+                shard = Shard(rank, size, Collectives())
                 cuts = plan_stage(adapter, "language", shard=shard).cuts
                 part = weights(shard, load_format)
                 for name, tensor in part.items():
@@ -82,9 +82,9 @@ def test_more_ranks_than_heads_with_a_state_are_refused(model_dir: Any) -> None:
     adapter.text_config.linear_num_value_heads = 2
     wanted = "2 linear attention heads, which 4 ranks cannot share; use 2 ranks at most"
     with pytest.raises(ConfigError, match=wanted):
-        adapter.kv_layout(torch.float32, 16, shard=Shard(0, 4, Alone()))
+        adapter.kv_layout(torch.float32, 16, shard=Shard(0, 4, Collectives()))
     with pytest.raises(ConfigError, match=wanted):
-        plan_stage(adapter, "language", dummy=True, shard=Shard(0, 4, Alone()))
+        plan_stage(adapter, "language", dummy=True, shard=Shard(0, 4, Collectives()))
 
 
 def test_an_unknown_way_to_cut_is_refused(model_dir: Any) -> None:
@@ -92,4 +92,4 @@ def test_an_unknown_way_to_cut_is_refused(model_dir: Any) -> None:
     adapter.tp_plan = {"model.norm": "sequence_parallel"}  # type: ignore[misc]
     plan_stage(adapter, "language")
     with pytest.raises(ConfigError, match=r"model\.norm\.weight.*sequence_parallel.*use one rank"):
-        plan_stage(adapter, "language", shard=Shard(0, 2, Alone()))
+        plan_stage(adapter, "language", shard=Shard(0, 2, Collectives()))

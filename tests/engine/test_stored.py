@@ -15,7 +15,7 @@ import torch
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.loading import load_stage
 from epd.engine.models.registry import adapter_for
-from epd.engine.sharding import WHOLE, Alone, Shard
+from epd.engine.sharding import WHOLE, Collectives, Shard
 from tests.engine.test_loading import edit_weights
 from tests.engine.test_stored_fp8 import parameters, stored
 
@@ -201,7 +201,7 @@ def apart(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     return directory
 
 
-@pytest.mark.parametrize("shard", [WHOLE, Shard(0, 2, Alone()), Shard(1, 2, Alone())])
+@pytest.mark.parametrize("shard", [WHOLE, Shard(0, 2, Collectives()), Shard(1, 2, Collectives())])
 def test_experts_one_by_one_are_put_together(
     shard: Shard, apart: Path, model_dir: Callable[[str], Path]
 ) -> None:
