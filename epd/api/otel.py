@@ -51,7 +51,7 @@ def build_tracer(endpoint: str) -> Tracer:
     if not endpoint:
         return Tracer()
     with needs_library("traces", "--otlp-traces-endpoint"):
-        return OtelTracer("" if endpoint == FROM_ENVIRONMENT else whole(endpoint, TRACES_PATH))
+        return OtelTracer(whole(endpoint, TRACES_PATH))
 
 
 @contextmanager
@@ -67,7 +67,9 @@ def needs_library(what: str, flag: str) -> Iterator[None]:
 
 
 def whole(endpoint: str, path: str) -> str:
-    """With the signal's path where it has none."""
+    """With the signal's path where it has none; empty: the SDK finds one by itself."""
+    if endpoint == FROM_ENVIRONMENT:
+        return ""
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + path
 
 

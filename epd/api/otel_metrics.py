@@ -22,7 +22,6 @@ from epd.api.otel import CLOSE_S, needs_library, resource, whole
 from epd.api.tracing import Record
 
 METRICS_PATH = "/v1/metrics"
-FROM_ENVIRONMENT = "env"
 DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 BEHIND_FIRST = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -33,9 +32,7 @@ def build_meter(endpoint: str, model: str) -> Meter:
     if not endpoint:
         return NO_METER
     with needs_library("metrics", "--otlp-metrics-endpoint"):
-        return OtelMeter(
-            "" if endpoint == FROM_ENVIRONMENT else whole(endpoint, METRICS_PATH), model
-        )
+        return OtelMeter(whole(endpoint, METRICS_PATH), model)
 
 
 class OtelMeter(Meter):

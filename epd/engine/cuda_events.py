@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from epd.engine.executor import Deliver
+from epd.engine.executor import Completion, Deliver
 
 
 class Event(Protocol):
@@ -35,7 +35,7 @@ def blocking_event() -> Event:
     return torch.cuda.Event(blocking=True)
 
 
-class CudaEventBridge:
+class CudaEventBridge(Completion):
     """`Completion` for one device; `watch` is called on its launch thread.
 
     `lanes`: streams by name, besides the one that is current there.  `works`: whether the device
@@ -49,7 +49,7 @@ class CudaEventBridge:
         works: Callable[[], bool] = lambda: True,
     ) -> None:
         self._make_event = make_event
-        self.works = works
+        self._works = works
         self._streams = dict(lanes or {})
         self._lanes = {name: _Lane(name) for name in ("", *self._streams)}
 
@@ -57,6 +57,9 @@ class CudaEventBridge:
         event = self._make_event()
         event.record(*((self._streams[lane],) if lane else ()))
         self._lanes[lane].watched.put((event, deliver))
+
+    def works(self) -> bool:
+        return self._works()
 
     def close(self, timeout_s: float) -> None:
         for lane in self._lanes.values():

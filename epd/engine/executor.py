@@ -45,7 +45,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from epd.engine.base import DeviceLost, EngineError
 
@@ -73,31 +73,21 @@ class Deferred(Generic[T]):
     lane: str = ""
 
 
-class Completion(Protocol):
-    """Says when the work that the calling thread has launched is done."""
+class Completion:
+    """Says when the work that the calling thread has launched is done; this one of a device that is
+    done when the call has returned: the CPU."""
 
     def watch(self, deliver: Deliver, lane: str = "") -> None:
         """Call `deliver(error or None)` once, from any thread, when all work launched so far by the
         calling thread (into the stream of that lane) is done.  Does not block."""
-
-    def works(self) -> bool:
-        """Whether the device still takes work; asked after an error, from any thread."""
-
-    def close(self, timeout_s: float) -> None:
-        """Wait for what is watched, at most so long."""
-
-
-class ReturnCompletion:
-    """A device that is done when the call has returned: the CPU."""
-
-    def watch(self, deliver: Deliver, lane: str = "") -> None:
         deliver(None)
 
     def works(self) -> bool:
+        """Whether the device still takes work; asked after an error, from any thread."""
         return True
 
     def close(self, timeout_s: float) -> None:
-        pass
+        """Wait for what is watched, at most so long."""
 
 
 @dataclass(slots=True)
@@ -284,9 +274,9 @@ class DeviceExecutor:
         """`streams`: of a CUDA device (`DeviceStreams`), for the engines on it.  `on_start` runs
         first on the launch thread: which device is current is thread-local."""
         self.streams = streams
-        self._completion: Completion = completion or ReturnCompletion()
+        self._completion: Completion = completion or Completion()
         self._launch = _Threads(f"{name}-launch", 1, max_queue, self._completion, on_start)
-        self._pool = _Threads(f"{name}-pool", num_pool_threads, max_queue, ReturnCompletion())
+        self._pool = _Threads(f"{name}-pool", num_pool_threads, max_queue, Completion())
 
     def launch(
         self, function: Callable[..., T | Deferred[T]], *arguments: Any

@@ -54,11 +54,9 @@ class Forward(Protocol):
 
         `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
         """
-        ...
 
     def keep(self, tokens: torch.Tensor) -> None:
         """The tokens that this step samples, for the next one to read."""
-        ...
 
 
 class SeamForward:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -40,12 +40,6 @@ _SUMMED = ("rowwise", "moe_tp_experts")
 _GATHERED = "colwise_gather_output"
 
 
-class _Stored(Protocol):
-    """A tensor of safetensors that is read where it is indexed (`get_slice`)."""
-
-    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What is kept of one dimension of a tensor."""
@@ -58,8 +52,8 @@ class Cut:
         pieces = [tensor.narrow(self.dim, r.start, len(r)) for r in self.kept]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
 
-    def read(self, stored: _Stored) -> torch.Tensor:
-        """Of a tensor in a file: only these bytes are read."""
+    def read(self, stored: Any) -> torch.Tensor:
+        """Of a tensor in a file (safetensors' `get_slice`): only these bytes are read."""
         before = (slice(None),) * self.dim
         pieces = [stored[(*before, slice(r.start, r.stop))] for r in self.kept]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)

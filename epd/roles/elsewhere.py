@@ -29,19 +29,15 @@ class Generations(Protocol):
 
     def current(self, request_id: str, attempt: int) -> Generation | None:
         """The open generation, if that is its present attempt."""
-        ...
 
     def at_work(self, request_id: str, attempt: int) -> Generation | None:
         """Likewise, unless that was given up."""
-        ...
 
     def over(self, source: str, request_id: str, attempt: int) -> None:
         """Tell so who works on it."""
-        ...
 
     def attempt_failed(self, machine: Generation, blamed: set[str], failure: Failure) -> None:
         """It can not go on."""
-        ...
 
     def fire(self, machine: Generation, event: Event) -> None: ...
 

@@ -18,14 +18,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from epd.engine.base import (
-    Buffer,
     EncodeFailure,
     LanguageEngine,
-    MediaLayout,
     OnLayers,
     Patches,
-    RopePositions,
-    RowMemory,
     Rows,
     StepResult,
     VisionEngine,
@@ -86,7 +82,6 @@ class GroupLanguageEngine:
     """
 
     def __init__(self, own: LanguageEngine, step: RunOwn, leader: Leader) -> None:
-        self._own = own
         self._step = step
         self._leader = leader
         self.kv_layout = own.kv_layout
@@ -95,39 +90,10 @@ class GroupLanguageEngine:
         self.max_context = own.max_context
         self.kv_in_place = own.kv_in_place
         self.num_landing_blocks = own.num_landing_blocks
-
-    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
-        return self._own.rope_positions(num_tokens, items)
-
-    def attach_kv(self, buffer: Buffer) -> None:
-        self._own.attach_kv(buffer)
-
-    def attach_rows(self, memory: RowMemory) -> None:
-        self._own.attach_rows(memory)
-
-    async def fetch_kv(
-        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
-    ) -> Sequence[Buffer]:
-        return await self._own.fetch_kv(slots, in_place=in_place, heads=heads)
-
-    async def fetch_state(
-        self, blocks: Sequence[int], heads: range, *, in_place: bool
-    ) -> Sequence[Buffer]:
-        return await self._own.fetch_state(blocks, heads, in_place=in_place)
-
-    async def land_state(
-        self,
-        memory: Buffer,
-        slots: Sequence[int],
-        blocks: Sequence[int],
-        pieces: Sequence[tuple[range, int]],
-    ) -> None:
-        await self._own.land_state(memory, slots, blocks, pieces)
-
-    async def land_kv(
-        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
-    ) -> None:
-        await self._own.land_kv(memory, slots, blocks, by_head=by_head)
+        self.rope_positions = own.rope_positions
+        self.attach_kv, self.attach_rows = own.attach_kv, own.attach_rows
+        self.fetch_kv, self.fetch_state = own.fetch_kv, own.fetch_state
+        self.land_kv, self.land_state = own.land_kv, own.land_state
 
     def step(self, batch: Batch, on_layers: OnLayers | None = None) -> Awaitable[StepResult]:
         step = Step(list(batch), tells_layers=on_layers is not None)

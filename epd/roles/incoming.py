@@ -50,27 +50,21 @@ class Consumer(Protocol):
 
     def await_landing(self, incoming: Incoming) -> None:
         """Stand in the queue for slots that its blocks can land in, for `SlotsLeased`."""
-        ...
 
     def withdraw_lease(self, incoming: Incoming) -> None:
         """Leave the queue for slots or blocks."""
-        ...
 
     def grant(self, incoming: Incoming) -> Grant:
         """Where the producer may write, now that slots are leased."""
-        ...
 
     async def publish(self, incoming: Incoming) -> Event:
         """Check what landed: Published or PublishFailed."""
-        ...
 
     def release_slots(self, incoming: Incoming) -> None:
         """Nothing writes into the slots any more."""
-        ...
 
     def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
         """The bytes are here, or never will be."""
-        ...
 
 
 class IncomingRooms(Rooms[Incoming, Consumer]):

@@ -63,37 +63,29 @@ class Producer(Protocol):
 
     def commit_state(self, outgoing: Outgoing) -> KvState | None:
         """What the consumer needs besides the bytes."""
-        ...
 
     def granted(self, outgoing: Outgoing) -> None:
         """The consumer has memory for it."""
-        ...
 
     def hold_part(self, outgoing: Outgoing) -> None:
         """Own what is ready (`written_nbytes` to `ready_nbytes`) and nothing else."""
-        ...
 
     def lease(self, outgoing: Outgoing) -> bool:
         """Stand in the queue for slots to write from, for `SlotsLeased`; False: it needs none."""
-        ...
 
     def release_slots(self, outgoing: Outgoing) -> None:
         """Leave that queue; nothing reads the slots any more."""
-        ...
 
     async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | Spread | None:
         """The bytes from `written_nbytes` on, `part_nbytes` of them, where a write may read them
         until they are released; None: their owner has ended.  Nothing of them has been written when
         it raises."""
-        ...
 
     def release_source(self, outgoing: Outgoing) -> None:
         """Nothing reads the source any more."""
-        ...
 
     def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
         """The bytes were delivered, or never will be."""
-        ...
 
 
 class OutgoingRooms(Rooms[Outgoing, Producer]):

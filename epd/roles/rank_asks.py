@@ -124,7 +124,6 @@ class OtherRanks(Protocol):
 
     async def ask(self, rank: int, ask: AnyAsk) -> Answer:
         """Raises RankLost; and EngineError for a fault."""
-        ...
 
 
 A = TypeVar("A", LandKv, SumRows)

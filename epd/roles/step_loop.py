@@ -49,19 +49,15 @@ class Batch(Protocol):
     def plan(self, *, alone: bool) -> Plan:
         """The next step; empty: there is nothing to compute, or it must wait for a step under way
         (`alone`: there is none)."""
-        ...
 
     def begin_decoding(self, request: Request) -> None:
         """A step that samples its first token is under way, and it goes on here."""
-        ...
 
     def layers_computed(self, request: Request, start: int, num_layers: int) -> None:
         """The first layers of a prompt's last chunk, which begins at `start`, are computed."""
-        ...
 
     def settle(self, parts: list[tuple[Part, Outcome]], elapsed_s: float) -> None:
         """A step is over; it took so long on the device (0: it failed)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

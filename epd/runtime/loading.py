@@ -46,7 +46,6 @@ class FormedRanks(OtherRanks, Protocol):
 
     def shard(self) -> Shard:
         """The instance's own; waits until all ranks are at it."""
-        ...
 
 
 def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:

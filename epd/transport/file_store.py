@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 
 from epd.transport.base import Buffer, StorageUsage, TransportError
 from epd.transport.region import byte_views
+from epd.transport.storage import KEY, check_key
 from epd.transport.whole_file import (
     TEMPORARY,
     open_whole,
@@ -33,7 +33,6 @@ from epd.transport.whole_file import (
     write_whole,
 )
 
-KEY = re.compile(r"[0-9a-f]{16,128}")
 NAME = "encoder_cache.safetensors"
 HEAD_NBYTES = 512  # at most, of a value with a short note
 LOOK_EVERY = 64  # values written without a look at what others have written
@@ -125,10 +124,7 @@ class FileStore:
         return found
 
     def _path(self, key: str) -> str:
-        if not KEY.fullmatch(key):
-            raise TransportError(
-                f"{key[:80]!r} is no key of a file store: give 16 to 128 hex digits"
-            )
+        check_key(key)
         return os.path.join(self.directory, key, NAME)
 
     def _make_place(self, path: str) -> None:

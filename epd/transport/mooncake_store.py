@@ -20,7 +20,6 @@ checksum is no signature.  For networks that are the cluster's own.
 from __future__ import annotations
 
 import ctypes
-import re
 import socket
 import threading
 import time
@@ -32,9 +31,9 @@ from epd.transport.base import Buffer, StorageUsage, TransportError
 from epd.transport.checksum import checksum_of
 from epd.transport.mooncake_library import check_devices, load, set_up
 from epd.transport.region import byte_views
+from epd.transport.storage import check_key
 from epd.transport.whole_file import head_of, parse_whole
 
-KEY = re.compile(r"[0-9a-f]{16,128}")
 PREFIX = "epd/"
 REST_S = 5.0
 CONNECT_TIMEOUT_S = 3.0
@@ -73,7 +72,7 @@ class MooncakeStore:
 
     def find(self, key: str, note: bytes, nbytes: int) -> memoryview | None:
         """A value that is verified, in memory of its own.  None: a miss."""
-        _check_key(key)
+        check_key(key)
         if self._rests():
             return None
         size = self._client.get_size(PREFIX + key)
@@ -89,7 +88,7 @@ class MooncakeStore:
 
     def put(self, key: str, value: Sequence[Buffer], note: bytes) -> bool:
         """Keep a value, unless there is one; False: no room, or no master."""
-        _check_key(key)
+        check_key(key)
         if self._rests():
             return False
         views = byte_views(value)
@@ -121,11 +120,6 @@ class MooncakeStore:
         """Codes of -800 and below say that a message or its bytes did not arrive."""
         if code <= -800:
             self._rests_until_s = time.monotonic() + REST_S
-
-
-def _check_key(key: str) -> None:
-    if not KEY.fullmatch(key):
-        raise TransportError(f"{key[:80]!r} is no key of a store: give 16 to 128 hex digits")
 
 
 def _check_master(master: str) -> None:

@@ -7,17 +7,25 @@ calls are open, further reads are misses and further writes are not made, at onc
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from epd.transport.base import Buffer, StorageUsage
+from epd.transport.base import Buffer, StorageUsage, TransportError
 
 NUM_THREADS = 2
 MAX_WAITING = 64
 CLOSE_TIMEOUT_S = 2.0
 
+KEY = re.compile(r"[0-9a-f]{16,128}")
 T = TypeVar("T")
+
+
+def check_key(key: str) -> None:
+    """Raises TransportError for what is no key of a store."""
+    if not KEY.fullmatch(key):
+        raise TransportError(f"{key[:80]!r} is no key of a store: give 16 to 128 hex digits")
 
 
 class Store(Protocol):

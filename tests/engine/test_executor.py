@@ -15,7 +15,7 @@ import pytest
 from epd.config import EngineConfig
 from epd.engine.base import DeviceLost, EngineError
 from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import Deliver, DeviceExecutor, ReturnCompletion, Weight, _Job, _Threads
+from epd.engine.executor import Completion, Deliver, DeviceExecutor, Weight, _Job, _Threads
 from epd.engine.factory import num_threads
 
 PATIENCE_S = 30.0
@@ -278,7 +278,7 @@ async def test_a_thread_that_ends_by_itself_fails_whoever_waits(num_threads: int
         assert may_start.wait(PATIENCE_S)
         raise RuntimeError("no such device")
 
-    threads = _Threads("device", num_threads, 16, ReturnCompletion(), start)
+    threads = _Threads("device", num_threads, 16, Completion(), start)
     before = [threads.submit(int, ()) for _ in range(3)]
     may_start.set()
     for future in before:
@@ -293,7 +293,7 @@ async def test_what_raises_around_a_call_fails_the_call_and_all_behind_it() -> N
         raise KeyError("a slip of ours")
 
     with mock.patch.object(_Threads, "_run", around):
-        threads = _Threads("device", 1, 16, ReturnCompletion())
+        threads = _Threads("device", 1, 16, Completion())
         futures = [threads.submit(int, ()) for _ in range(3)]
         for future in futures:
             with pytest.raises(DeviceLost, match="a slip of ours"):
@@ -315,7 +315,7 @@ async def test_long_calls_that_were_put_off_fail_with_the_thread() -> None:
         threads.give_way()
 
     with mock.patch.object(_Threads, "_run", around):
-        threads = _Threads("device", 1, 16, ReturnCompletion())
+        threads = _Threads("device", 1, 16, Completion())
         futures = [threads.submit(long, (), Weight.LONG)]
         futures += [threads.submit(int, (), Weight.LONG) for _ in range(2)]
         queued.set()
@@ -326,7 +326,7 @@ async def test_long_calls_that_were_put_off_fail_with_the_thread() -> None:
 
 
 async def test_a_device_that_cannot_be_asked_is_lost() -> None:
-    class Deaf(ReturnCompletion):
+    class Deaf(Completion):
         def works(self) -> bool:
             raise RuntimeError("the driver is gone")
 
