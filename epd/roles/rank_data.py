@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from epd.config import PrefillConfig
 from epd.engine.base import LanguageEngine
-from epd.messages import Address, RemoteRegion, TransportOffer
+from epd.messages import Address, RemoteRegion
 from epd.roles.rank_asks import (
     Answer,
     AnyAsk,
@@ -39,7 +39,7 @@ from epd.roles.rank_asks import (
 )
 from epd.roles.row_ranks import RankRows
 from epd.shares import cut, runs
-from epd.transport.base import Buffer, DataPlane, Region, WriteOutcome
+from epd.transport.base import DataPlane, Region, WriteOutcome
 
 
 class _Piece(NamedTuple):
@@ -197,21 +197,18 @@ class RankPart:
             return Fault(reason=str(error) or repr(error))
 
 
-class GroupDataPlane(DataPlane):
-    """Of all ranks: the leader's own, with the parts of the others."""
+class GroupDataPlane:
+    """`DataPlane` of all ranks: the leader's own, with the parts of the others, which close theirs
+    when they end."""
 
     def __init__(self, own: DataPlane, others: OtherRanks) -> None:
         self._own = own
         self._others = others
-
-    @property
-    def offers(self) -> tuple[TransportOffer, ...]:
-        return self._own.offers
-
-    def allocate(
-        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
-    ) -> Region:
-        return self._own.allocate(name, num_slots, slot_nbytes, by_reference=by_reference)
+        self.offers = own.offers
+        self.allocate, self.recut, self.revoke = own.allocate, own.recut, own.revoke
+        self.descriptor, self.mirror, self.landing = own.descriptor, own.mirror, own.landing
+        self.takes_references = own.takes_references
+        self.write, self.checksum, self.close = own.write, own.checksum, own.close
 
     def parts(self, region: Region, transport: str) -> tuple[RemoteRegion, ...]:
         def at(joined: Joined) -> RemoteRegion:
@@ -219,29 +216,6 @@ class GroupDataPlane(DataPlane):
             return next(there for *its, there in joined.regions if its == key)
 
         return tuple(at(joined) for _, joined in sorted(self._others.joined.items()))
-
-    def recut(self, region: Region, num_parts: int) -> Region:
-        return self._own.recut(region, num_parts)
-
-    def descriptor(self, region: Region, transport: str) -> RemoteRegion:
-        return self._own.descriptor(region, transport)
-
-    def mirror(self, region: Region) -> Region | None:
-        return self._own.mirror(region)
-
-    def landing(self, region: Region, transport: str) -> Region:
-        return self._own.landing(region, transport)
-
-    def takes_references(self, target: RemoteRegion) -> bool:
-        return self._own.takes_references(target)
-
-    async def write(
-        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
-    ) -> WriteOutcome:
-        return await self._own.write(source, target, slots)
-
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        return await self._own.checksum(views)
 
     async def settle(self, peer: Address) -> bool:
         return await self._all(self._own.settle(peer), Settle(peer=peer))
@@ -260,10 +234,3 @@ class GroupDataPlane(DataPlane):
         except RankLost:  # what it does is not known, and the process is about to end
             return False
         return isinstance(answer, Holds) and answer.holds
-
-    def revoke(self, region: Region) -> None:
-        self._own.revoke(region)
-
-    async def close(self) -> None:
-        """The others close theirs when they end."""
-        await self._own.close()
