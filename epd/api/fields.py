@@ -101,11 +101,9 @@ def only(value: Mapping[str, object], name: str, keys: Sequence[str]) -> None:
             raise bad_request(f"{path} is not supported", path, "unsupported_parameter")
 
 
-def logit_bias(
-    value: object, vocab_size: int, name: str = "logit_bias"
-) -> tuple[tuple[int, float], ...]:
+def logit_bias(value: object, vocab_size: int) -> tuple[tuple[int, float], ...]:
     """`{"<token id>": bias}`, sorted by id."""
-    biases = {}
+    biases, name = {}, "logit_bias"
     for key, bias in mapping(value, name).items():
         if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
             message = f"{name} has the key '{key[:40]}'; keys are token ids, 0 to {vocab_size - 1}"

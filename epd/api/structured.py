@@ -46,8 +46,21 @@ class Constraint:
     param: str  # where it stood, for complaints
 
     def checked_grammar(self, fault: Callable[[str], str]) -> str:
-        """llguidance's text.  Slow for large schemas.  Raises ApiError 400."""
-        return checked_grammar(self, fault)
+        """llguidance's text, if an answer can follow it; `fault` says why none can.  Slow for large
+        schemas.  Raises ApiError 400."""
+        grammar = to_grammar(self)
+        reason = fault(grammar)
+        if not reason:
+            return grammar
+        where = self.param
+        if self.kind == "json":
+            root = self.value
+            where += _place(
+                root, root, lambda part: fault(to_grammar(Constraint("json", part, "")))
+            )
+        first_line, *rest = reason.strip().splitlines()
+        told = " ".join([first_line, *(line.strip() for line in rest[:3])])[:300]
+        raise bad_request(f"{where} cannot be followed: {told}", self.param, "invalid_schema")
 
 
 def read_constraint(present: Mapping[str, object]) -> Constraint | None:
@@ -172,21 +185,6 @@ def as_rule(constraint: Constraint) -> str:
         return str(grammar["lark_grammar"]).removeprefix("start: ")
     name = constraint.param
     raise bad_request(f"{name} is a whole grammar, which tools cannot stand beside", name)
-
-
-def checked_grammar(constraint: Constraint, fault: Callable[[str], str]) -> str:
-    """The grammar, if an answer can follow it; `fault` says why none can.  Raises ApiError 400."""
-    grammar = to_grammar(constraint)
-    reason = fault(grammar)
-    if not reason:
-        return grammar
-    where = constraint.param
-    if constraint.kind == "json":
-        root = constraint.value
-        where += _place(root, root, lambda part: fault(to_grammar(Constraint("json", part, ""))))
-    first_line, *rest = reason.strip().splitlines()
-    told = " ".join([first_line, *(line.strip() for line in rest[:3])])[:300]
-    raise bad_request(f"{where} cannot be followed: {told}", constraint.param, "invalid_schema")
 
 
 def _place(root: object, part: object, fault: Callable[[object], str]) -> str:

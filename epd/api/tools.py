@@ -23,7 +23,7 @@ from epd.api import fields
 from epd.api.errors import bad_request
 from epd.api.port import JsonObject
 from epd.api.stop import overlap
-from epd.api.structured import MAX_CHARS, SPACING, Constraint, as_rule, checked_grammar
+from epd.api.structured import MAX_CHARS, SPACING, Constraint, as_rule
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
@@ -69,22 +69,21 @@ class ToolUse:
             if function["name"] in callees:
                 parameters = function.get("parameters") or NO_PARAMETERS
                 param = f"tools[{index}].function.parameters"
-                checked_grammar(Constraint("json", parameters, param), fault)
+                Constraint("json", parameters, param).checked_grammar(fault)
                 bodies.append(_call_schema(function["name"], parameters))
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         text = json.dumps({**schema, "x-guidance": SPACING})
         more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
         text_rule = ""
         if not self.forced and self.otherwise is not None:
-            checked_grammar(self.otherwise, fault)
+            self.otherwise.checked_grammar(fault)
             text_rule = f" | {as_rule(self.otherwise)}"
         rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
         # As one token where the vocabulary has it, else spelled out.
         special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
         spelled = f'{rules}call: "{OPEN}\\n" body "\\n{CLOSE}"\n'
-        return checked_grammar(
-            Constraint("grammar", spelled if fault(special) else special, "tools"), fault
-        )
+        grammar = spelled if fault(special) else special
+        return Constraint("grammar", grammar, "tools").checked_grammar(fault)
 
 
 def _call_schema(name: str, parameters: Mapping[str, object]) -> JsonObject:

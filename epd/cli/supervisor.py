@@ -57,9 +57,9 @@ class Board:
 
 
 @contextlib.asynccontextmanager
-async def running(plan: Plan, board: Board | None = None) -> AsyncIterator[Supervisor]:
+async def running(plan: Plan) -> AsyncIterator[Supervisor]:
     """The cluster, serving; stopped and cleaned up at the end, whatever that is."""
-    shown = board or Board(plan)
+    shown = Board(plan)
     try:
         check_host(plan.instances)
         supervisor = Supervisor(specs_of(plan), shown.changed)

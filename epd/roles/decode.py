@@ -102,14 +102,8 @@ class DecodeRole(Component[Request]):
             return Failure(FailureKind.CONTRACT, reason)
         if reason := self._requests.kv.objection(message.layout):
             return Failure(FailureKind.CONTRACT, reason)
-        num_tokens = _num_tokens(message)
-        needed, size = self._requests.table_size(num_tokens), self._requests.pool.size
-        if needed > size:
-            reason = (
-                f"{num_tokens} tokens need {needed} KV blocks and the decode instance has {size}; "
-                "ask for fewer tokens, or raise engine.kv_nbytes"
-            )
-            return Failure(FailureKind.CAPACITY, reason)
+        if too_many := self._requests.objection(_num_tokens(message), "the decode instance"):
+            return too_many
         if not self._landing.fits(self._requests.table_size(message.num_prompt_tokens)):
             reason = (
                 f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "

@@ -43,14 +43,16 @@ def own_metrics(
     yield Metric("epd_open_requests", num_open, (), "gauge", "open requests")
     for kind, count in sorted(actor.counters.items()):
         yield Metric("epd_gateway_events_total", count, (("kind", kind),), "counter", "oddities")
-    yield from _dropped(actor.address.instance_id, sorted(actor.bus.dropped.items()))
-    yield from _histograms(actor.address.instance_id, actor.times.told())
+    own, dropped = actor.address.instance_id, sorted(actor.bus.dropped.items())
+    yield from _by_kind("epd_bus_dropped_total", own, dropped, "counter", DROPPED)
+    yield from _histograms(own, actor.times.told())
 
 
-def _dropped(name: str, counts: Iterable[tuple[str, int]]) -> Iterator[Metric]:
+def _by_kind(
+    name: str, instance: str, counts: Iterable[tuple[str, int]], is_a: str, text: str
+) -> Iterator[Metric]:
     for kind, count in counts:
-        labels = (("instance", name), ("kind", kind))
-        yield Metric("epd_bus_dropped_total", count, labels, "counter", DROPPED)
+        yield Metric(name, count, (("instance", instance), ("kind", kind)), is_a, text)
 
 
 def _histograms(instance: str, told: Iterable[Histogram]) -> Iterator[Metric]:
@@ -101,13 +103,10 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
     up = (("instance", name), ("state", instance.state.name))
     yield Metric("epd_instance_info", 1, up, "gauge", "registry")
     if instance.present:
-        for kind, count in instance.load.live:
-            labels = (("instance", name), ("kind", kind))
-            yield Metric("epd_in_use", count, labels, "gauge", IN_USE)
-        for kind, count in instance.load.events:
-            labels = (("instance", name), ("kind", kind))
-            yield Metric("epd_instance_events_total", count, labels, "counter", "oddities")
-        yield from _dropped(name, instance.load.dropped)
+        load = instance.load
+        yield from _by_kind("epd_in_use", name, load.live, "gauge", IN_USE)
+        yield from _by_kind("epd_instance_events_total", name, load.events, "counter", "oddities")
+        yield from _by_kind("epd_bus_dropped_total", name, load.dropped, "counter", DROPPED)
         num_silent = len(instance.load.silent_peers)
         yield Metric("epd_silent_peers", num_silent, up[:1], "gauge", SILENT)
         totals = dict(instance.load.totals)

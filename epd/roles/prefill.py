@@ -126,14 +126,7 @@ class PrefillRole(Component[Request]):
         num_tokens = len(message.token_ids)
         if self.actor.is_self(message.decode):
             num_tokens += message.sampling.max_tokens - message.num_emitted
-        needed, size = self._requests.table_size(num_tokens), self._requests.pool.size
-        if needed > size:
-            reason = (
-                f"{num_tokens} tokens need {needed} KV blocks and the instance has {size}; ask for "
-                "fewer tokens, or raise engine.kv_nbytes"
-            )
-            return Failure(FailureKind.CAPACITY, reason)
-        return None
+        return self._requests.objection(num_tokens)
 
     # --- effects: embeddings ----------------------------------------------------------------------
 

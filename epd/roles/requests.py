@@ -165,6 +165,17 @@ class Requests(Component[Request]):
         """Blocks of a sequence of so many tokens: those of its state, too."""
         return self.engine.kv_layout.num_state_blocks + self.num_blocks_for(num_tokens)
 
+    def objection(self, num_tokens: int, where: str = "the instance") -> Failure | None:
+        """Why so many tokens never fit here; None if they do."""
+        needed, size = self.table_size(num_tokens), self.pool.size
+        if needed <= size:
+            return None
+        reason = (
+            f"{num_tokens} tokens need {needed} KV blocks and {where} has {size}; ask for fewer "
+            "tokens, or raise engine.kv_nbytes"
+        )
+        return Failure(FailureKind.CAPACITY, reason)
+
     def reserve(self, request: Request) -> None:
         """Wait for blocks for its KV, which will be received, and tell `on_reserved` when they are
         leased; the first `num_held` have theirs already, the last of the prompt never does."""

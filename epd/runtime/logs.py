@@ -70,8 +70,7 @@ def set_up_logging(instance_id: str, level: str, *, as_json: bool) -> None:
 class LoggingLog(Log):
     """The roles' port for log lines, bound to `logging`."""
 
-    def __init__(self, name: str = "epd") -> None:
-        self._logger = logging.getLogger(name)
+    _logger = logging.getLogger("epd")
 
     def warning(self, text: str, **fields: object) -> None:
         self._logger.warning(text, extra={_FIELDS: fields})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from epd.tiny import SAMPLES
 
@@ -22,6 +21,6 @@ class Entry:
     demo: bool = False
 
 
-def read_index(directory: Path = SAMPLES) -> list[Entry]:
+def read_index() -> list[Entry]:
     """The entries of samples.json."""
-    return [Entry(**entry) for entry in json.loads((directory / INDEX).read_text())]
+    return [Entry(**entry) for entry in json.loads((SAMPLES / INDEX).read_text())]

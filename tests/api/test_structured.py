@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from epd.api.errors import ApiError
-from epd.api.structured import ANY_OBJECT, Constraint, checked_grammar, read_constraint
+from epd.api.structured import ANY_OBJECT, Constraint, read_constraint
 from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.grammars import VOCAB_SIZE, next_tokens
@@ -46,7 +46,7 @@ def grammars() -> Grammars:
 def test_spellings(present: Any, kind: str, value: Any, param: str, grammars: Grammars) -> None:
     found = read_constraint(present)
     assert found == Constraint(kind, value, param)
-    assert checked_grammar(found, grammars.fault)
+    assert found.checked_grammar(grammars.fault)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_spellings(present: Any, kind: str, value: Any, param: str, grammars: Gr
 )
 def test_ebnf_that_cannot_be_converted_is_refused_by_name(text: str, grammars: Grammars) -> None:
     with pytest.raises(ApiError) as caught:
-        checked_grammar(Constraint("grammar", text, "ebnf"), grammars.fault)
+        Constraint("grammar", text, "ebnf").checked_grammar(grammars.fault)
     assert (caught.value.param, caught.value.status) == ("ebnf", 400)
     assert "ebnf" in caught.value.message
 
 
 def test_ebnf_says_what_it_says(grammars: Grammars) -> None:
     text = 'root ::= greeting (" " name)*  # all of it\ngreeting ::= "hi" | "yo"\nname ::= [a-c]{2}'
-    grammar = checked_grammar(Constraint("grammar", text, "ebnf"), grammars.fault)
+    grammar = Constraint("grammar", text, "ebnf").checked_grammar(grammars.fault)
     for said, ends in (("hi", True), ("yo ab", True), ("hi ab", True), ("h", False)):
         allowed = next_tokens(grammars, said, grammar, list(said.encode()))
         assert bool((allowed >= 256).any()) is ends, said
@@ -121,7 +121,7 @@ def test_a_bad_schema_says_where(
     schema: dict[str, Any], place: str, reason: str, grammars: Grammars
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        checked_grammar(Constraint("json", schema, "guided_json"), grammars.fault)
+        Constraint("json", schema, "guided_json").checked_grammar(grammars.fault)
     assert caught.value.status == 400
     assert caught.value.message.startswith(f"{place} cannot be followed: ")
     assert reason in caught.value.message
@@ -130,4 +130,4 @@ def test_a_bad_schema_says_where(
 @pytest.mark.parametrize(("kind", "value"), [("regex", "("), ("grammar", "start: nowhere")])
 def test_a_bad_grammar(kind: str, value: str, grammars: Grammars) -> None:
     with pytest.raises(ApiError, match="cannot be followed"):
-        checked_grammar(Constraint(kind, value, f"guided_{kind}"), grammars.fault)
+        Constraint(kind, value, f"guided_{kind}").checked_grammar(grammars.fault)
