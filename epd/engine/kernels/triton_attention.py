@@ -32,6 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
+from epd.engine.kernels import triton_few
 from epd.engine.kernels.triton_decode import attend_decodes
 from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, strides
 from epd.engine.kernels.triton_prompts import ALIGNED, attend_gathered, first_row, fits
@@ -198,10 +199,7 @@ def _prompt_tiling(device: torch.device, block_d: int) -> _Tiling:
     one that is summed, where there is memory for them."""
     if block_d > 128:
         return WIDE_PROMPTS
-    if device.type == "cpu":
-        return _Tiling(64, 8, 2)
-    has = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return _Tiling(64, 8, 7 if has >= 170_000 else 3)
+    return _Tiling(64, 8, 7 if triton_few.shared_nbytes(device) >= 170_000 else 3)
 
 
 def _launch_prefill(
@@ -219,7 +217,7 @@ def _launch_prefill(
     if is_fp8 and block_d <= 128:
         tiling = FP8_PROMPTS
     if exact:
-        tiling = _Tiling(32, 4, 2)
+        tiling = _Tiling(32, 4, 2 if block_d <= 128 else 1)
     max_rows = 0
     if not exact and fits(query, layer):
         max_rows = attend_gathered(query, layer, batch, scaling * LOG2E, out)
