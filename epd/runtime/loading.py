@@ -147,6 +147,7 @@ def _load_vision(
         config.model_dir,
         config.engine,
         executor,
+        config.limits.max_pixels,
         max_batch_patches=encode.max_batch_patches,
         progress=progress,
         shard=shard,
