@@ -59,9 +59,12 @@ test-gpu: $(STAMP)  ## On a machine with CUDA (two GPUs for all of it): kernels,
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
 .PHONY: compile-kernels
-compile-kernels: $(STAMP)  ## Without a GPU: Triton's kernels for Ampere, Ada, Hopper and Blackwell
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) --no-deps --upgrade --target build/triton triton==3.6.0
+compile-kernels: $(STAMP) build/triton  ## Without a GPU: Triton's kernels for Ampere, Ada, Hopper and Blackwell
 	PYTHONPATH=build/triton $(BIN)/python -m tests.gpu.compiled 80 89 90 100
+
+# Not in constraints.txt, where it would bind the one that a torch for CUDA brings.
+build/triton: | $(STAMP)
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) --no-deps --target $@ triton==3.6.0
 
 .PHONY: docs
 docs: $(STAMP)  ## The documentation as a site, site/index.html; a broken link is an error

@@ -7,7 +7,6 @@ same request with other tokens.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import nn
 from epd.engine.fp8 import LAYERS
 from epd.engine.kernels import kernels_for
 
-logger = logging.getLogger(__name__)
 MOST_ROWS = 8
 
 
@@ -42,11 +40,8 @@ class FewRowsLinear(nn.Linear):
 
 def exchange(layers: Iterable[Any]) -> None:
     """The linear modules of loaded layers."""
-    changed = 0
     for layer in layers:
         for path, module in list(layer.named_modules()):
             parent, _, name = path.rpartition(".")
             if type(module) is nn.Linear and name in LAYERS:
-                changed += 1
                 setattr(layer.get_submodule(parent), name, FewRowsLinear.of(module))
-    logger.info("products of few rows: %d linear layers have a kernel of their own", changed)

@@ -66,7 +66,7 @@ class SeamForward:
         self, model: Any, stack: Any, pool: KvPool, splicer: RowSplicer | None, *, multi_axis: bool
     ) -> None:
         self.pool = pool
-        self._model = model
+        self._head: Head = model.lm_head
         self._stack = stack
         self._splicer = splicer
         self._multi_axis = multi_axis
@@ -101,10 +101,6 @@ class SeamForward:
         wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
         hidden = output.last_hidden_state[0]
         return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
-
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.lm_head(hidden)
-        return logits
 
     def _positions(self, batch: Sequence[StepSequence]) -> torch.Tensor:
         """int64 `[3, 1, T]`, or `[1, T]` for linear positions."""
@@ -171,7 +167,7 @@ class FusedForward:
         self.pool = pool
         self.graphs: DecodeGraphs | None = None  # once captured
         self.prompt_graphs: PromptGraphs | None = None
-        self._model = model
+        self._head: Head = model.lm_head
         self._embedding = stack.embed_tokens
         self._decoder = decoder
         self._splicer = splicer
@@ -209,7 +205,7 @@ class FusedForward:
                     record,
                 )
             self.graphs = DecodeGraphs(
-                lambda flat: self.head(self._layers(self._embeds(flat), flat, ())),
+                lambda flat: self._head(self._layers(self._embeds(flat), flat, ())),
                 self._device,
                 size,
                 max_running,
@@ -241,7 +237,7 @@ class FusedForward:
         ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
         ends = [ends[place[i]] for i in range(len(batch))]
         wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
-        return self.head(hidden[wanted]), _scores(self.head, hidden, batch, ends)
+        return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
 
     def _hidden(self, parts: list[FlatSequence], batch: list[StepSequence]) -> torch.Tensor:
         """Hidden states of all tokens; whoever is told of layers sees them launched one by one."""
@@ -272,10 +268,6 @@ class FusedForward:
     ) -> torch.Tensor:
         positions = flat.positions[:, None] if self._multi_axis else flat.positions[:1]
         return self._decoder.forward(embeds, positions, flat, self.pool, added)
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.lm_head(hidden)
-        return logits
 
     def _at_once(self, beside_prompts: bool) -> int:
         if self.pool.layout.num_parts == 1:

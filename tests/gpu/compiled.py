@@ -27,12 +27,12 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from epd.engine import segments
-from epd.engine.kernels import triton_few
+from epd.engine.kernels import triton_device
 from tests.gpu import conftest, test_kernels
 
 SHARED_NBYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 FIRST_WITH_FP8 = 89
-KERNELS = Path(triton_few.__file__).parent
+KERNELS = Path(triton_device.__file__).parent
 TESTS = (
     "decodes",
     "delta",
@@ -159,7 +159,7 @@ def compiled(architecture: int) -> Launches:
     launches = Launches(architecture)
     JITFunction.run = lambda *args, **given: launches.run(*args, **given)  # noqa: PLW0108 - bound
     segments.SegmentAttention.is_tiled = lambda its, qkv: qkv.itemsize == 2
-    triton_few.shared_nbytes = lambda device: SHARED_NBYTES[architecture]
+    triton_device.shared_nbytes = lambda device: SHARED_NBYTES[architecture]
     files = [str(Path(__file__).parent / f"test_{name}.py") for name in TESTS]
     pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", "-W", "ignore", *files], [Plugin()])
     return launches

@@ -32,7 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels import triton_few
+from epd.engine.kernels import triton_device
 from epd.engine.kernels.triton_decode import attend_decodes
 from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, strides
 from epd.engine.kernels.triton_prompts import ALIGNED, attend_gathered, first_row, fits
@@ -193,13 +193,12 @@ class _Tiling(NamedTuple):
     num_stages: int
 
 
-@functools.cache
 def _prompt_tiling(device: torch.device, block_d: int) -> _Tiling:
     """Blocks are looked up one stage ahead of their keys, so 7 stages bring two tiles ahead of the
     one that is summed, where there is memory for them."""
     if block_d > 128:
         return WIDE_PROMPTS
-    return _Tiling(64, 8, 7 if triton_few.shared_nbytes(device) >= 170_000 else 3)
+    return _Tiling(64, 8, 7 if triton_device.shared_nbytes(device) >= 170_000 else 3)
 
 
 def _launch_prefill(

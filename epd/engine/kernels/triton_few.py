@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 
 from epd.engine.eight_bits import Scaled
+from epd.engine.kernels import triton_device
 
 FEW, BLOCK_N = 64, 64  # rows that this kernel multiplies at most; channels of a tile
 BLOCK_NBYTES = 256  # of a channel, that are read at a time
 NUM_PROGRAMS = 132  # multiprocessors of a Hopper device
-HOPPER_SHARED_NBYTES = 227 << 10
 MAX_TILES = 4096
 
 
@@ -109,7 +109,7 @@ def _product(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     (num_rows, depth), size = x.shape, len(weight)
-    tiling = _tiling(num_rows, size, depth, x.itemsize, shared_nbytes(x.device))
+    tiling = _tiling(num_rows, size, depth, x.itemsize, triton_device.shared_nbytes(x.device))
     tiles, parts = triton.cdiv(size, BLOCK_N), tiling.parts
     out = torch.empty(num_rows, size, dtype=dtype, device=x.device)
     sums = out
@@ -136,14 +136,6 @@ def _tiling(num_rows: int, size: int, depth: int, itemsize: int, shared: int) ->
     parts = min(round(NUM_PROGRAMS / tiles), depth // (2 * block))
     held = shared // ((BLOCK_N + rows) * BLOCK_NBYTES)  # of weights and rows, on their way
     return _Tiling(rows, block, max(1, parts), min(5, 1 + held))
-
-
-@functools.cache
-def shared_nbytes(device: torch.device) -> int:
-    """Memory of a multiprocessor that a program may have."""
-    if device.type != "cuda":
-        return HOPPER_SHARED_NBYTES
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 @functools.cache
