@@ -2,7 +2,7 @@
 
 Users ask for answers to texts and images of all sizes, with sampling of all kinds, and some of
 them leave in the middle.  At the end: what was answered, what failed, and how the memory of the
-device (of GPU, else of all) and of this host's processes went, by tenths of the time.  1 if
+device (of GPU, else of all) and of the server's processes here went, by tenths of the time.  1 if
 anything failed, or grew after the first fifth.  A small `--kv-nbytes` makes preemptions.
 """
 
@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
@@ -29,7 +30,7 @@ _drawn = random.Random(1)
 SIZES = [(40, 40), (2000, 1400), (1920, 1080), (60, 1100), (1900, 100)] + [
     (_drawn.randrange(100, 2000), _drawn.randrange(100, 1400)) for _ in range(30)
 ]
-DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 64, 1024  # the client is part of the host's
+DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 64, 1024
 SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
@@ -99,16 +100,24 @@ async def ask(session: aiohttp.ClientSession, body: dict[str, Any], leaves_after
     return "FAILED: the stream ended early"
 
 
-def memory(gpu: str) -> tuple[int, int]:
-    """MiB of the device, and of the processes of this program's kind."""
+def server_of(url: str) -> psutil.Process:
+    """The `epd run` that has started who listens there."""
+    port = urlsplit(url).port
+    pids = [c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN
+            and c.laddr.port == port]  # fmt: skip
+    if not pids or pids[0] is None:
+        raise SystemExit(f"no process of this host is seen to listen at {url}: start the server")
+    found = psutil.Process(pids[0])
+    return next((p for p in reversed(found.parents()) if {"epd", "run"} <= {*p.cmdline()}), found)
+
+
+def memory(server: psutil.Process, gpu: str) -> tuple[int, int]:
+    """MiB of the device, and of the server's processes."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     command += ["-i", gpu] if gpu else []
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     device = sum(map(int, told.split()))
-    host = 0
-    for process in psutil.process_iter(["cmdline", "memory_info"]):
-        if any("epd" in part for part in process.info["cmdline"] or ()):
-            host += process.info["memory_info"].rss
+    host = sum(each.memory_info().rss for each in (server, *server.children(recursive=True)))
     return device, host >> 20
 
 
@@ -122,6 +131,7 @@ async def metrics(session: aiohttp.ClientSession) -> dict[str, float]:
 
 async def main(url: str, seconds: float, gpu: str = "") -> int:
     told: Counter[str] = Counter()
+    server = server_of(url)
     until = time.monotonic() + seconds
     timeout = aiohttp.ClientTimeout(total=300)
     connector = aiohttp.TCPConnector(limit=0)
@@ -129,7 +139,7 @@ async def main(url: str, seconds: float, gpu: str = "") -> int:
         users = [asyncio.create_task(user(session, n, until, told)) for n in range(USERS)]
         for tenth in range(10):
             await asyncio.sleep(seconds / 10)
-            device, host = memory(gpu)
+            device, host = memory(server, gpu)
             if tenth == 1:
                 first_device, first_host = device, host
             print(f"{tenth + 1}/10: device {device} MiB, host {host} MiB, {dict(told)}", flush=True)
@@ -138,7 +148,7 @@ async def main(url: str, seconds: float, gpu: str = "") -> int:
         print(json.dumps(await metrics(session), indent=1))
     if device > first_device + DEVICE_GROWTH_MIB or host > first_host + HOST_GROWTH_MIB:
         told[f"FAILED: memory grew from {first_device} and {first_host} MiB"] += 1
-    device, host = memory(gpu)
+    device, host = memory(server, gpu)
     print(f"at rest: device {device} MiB, host {host} MiB, {dict(told)}")
     return int(any(name.startswith("FAILED") for name in told))
 
