@@ -37,7 +37,7 @@ from epd.records import Address, KvState
 
 
 class Do(Effect):
-    SEND_GRANT = "tell the producer where to write"
+    SEND_GRANT = "tell the producer where to write, once a registry has told of it"
     SEND_COMMIT_ACK = "tell the producer that the commit arrived"
     SEND_CANCEL = "ask the producer to stop"
     AWAIT_LANDING = "get memory that the bytes of its blocks can land in, now or in its turn"
@@ -273,8 +273,8 @@ class Incoming(Room):
     """The consumer's end of a room."""
 
     __slots__ = (
-        "blocks", "deadline_s", "kv", "nbytes", "num_held", "num_rows", "num_writers", "parts",
-        "slots", "transport",
+        "blocks", "deadline_s", "kv", "nbytes", "num_held", "num_rows", "parts", "slots",
+        "transport",
     )  # fmt: skip
     table = TABLE
 
@@ -287,11 +287,9 @@ class Incoming(Room):
         num_rows: int,
         deadline_s: float,
         journal: Journal,
-        num_writers: int = 1,
     ) -> None:
         super().__init__(room, attempt, peer, owner, journal)
         self.num_rows = num_rows  # wanted: rows, or tokens of KV
-        self.num_writers = num_writers  # ranks of the peer
         self.deadline_s = deadline_s
         self.blocks: tuple[int, ...] = ()  # of KV
         self.num_held = 0  # of them, filled already

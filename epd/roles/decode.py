@@ -89,7 +89,6 @@ class DecodeRole(Component[Request]):
             key,
             message.num_prompt_tokens,
             message.first_token_deadline_s,
-            len(message.layout.shares),
         )
         self._requests.fire(request, KvOffered())
 

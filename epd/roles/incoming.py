@@ -80,14 +80,10 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
         owner: str,
         num_rows: int,
         deadline_s: float,
-        num_writers: int = 1,
     ) -> Incoming:
-        """A room that we want filled: a machine in PENDING, in the owner's queue for slots.
-
-        `num_writers`: ranks of the peer that write; of a group that sends rows its leader does.
-        """
+        """A room that we want filled: a machine in PENDING, in the owner's queue for slots."""
         journal = self.actor.journal
-        incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, journal, num_writers)
+        incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, journal)
         self._owners[room] = consumer
         return self._add(incoming, deadline_s)
 
@@ -119,14 +115,17 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @performs(Do.SEND_GRANT)
     def send_grant(self, incoming: Incoming, event: Event) -> None:
-        self.actor.send(incoming.peer, self._owners[incoming.key].grant(incoming))
+        """Not to whom no registry has told of yet: the grant is said again, as a lost one is."""
+        if self._is_known(incoming):
+            self.actor.send(incoming.peer, self._owners[incoming.key].grant(incoming))
 
     def descriptor(self, region: Region, incoming: Incoming) -> RemoteRegion:
         """How the peer reaches an own region, over the transport of the pair; a grant that is
         repeated names the same."""
         data_plane, info = self.actor.ports.transfers, self.actor.peer_info(incoming.peer)
         if incoming.transport is None:
-            names = common(data_plane.offers, info.transports) if info is not None else ()
+            assert info is not None  # or nothing would be granted to it
+            names = common(data_plane.offers, info.transports)
             incoming.transport = names[0] if names else ""
         return data_plane.descriptor(region, incoming.transport)
 
@@ -204,9 +203,6 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     @performs(Do.START_FENCE)
     async def start_fence(self, incoming: Incoming, event: Event) -> Event | None:
         return await self._fence(incoming, PeerFenced())
-
-    def _num_ranks(self, room: Incoming) -> int:
-        return room.num_writers
 
     # --- effects: ends ----------------------------------------------------------------------------
 

@@ -204,6 +204,8 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     async def start_write(self, outgoing: Outgoing, event: Event) -> Event:
         grant = outgoing.grant
         assert grant is not None
+        if not self._is_known(outgoing):
+            return WriteRefused(f"no registry has told of {outgoing.peer.instance_id}'s life yet")
         try:
             staged = await self._owners[outgoing.key].stage(outgoing, grant)
         except Exception as error:
@@ -239,9 +241,6 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             return WriteSettled()
         self._ask_again(outgoing)
         return None
-
-    def _num_ranks(self, room: Outgoing) -> int:
-        return 1 if room.grant is None else 1 + len(room.grant.parts)
 
     @performs(Do.RELEASE_SOURCE)
     def release_source(self, outgoing: Outgoing, event: Event) -> None:

@@ -135,18 +135,20 @@ class Rooms(Component[R], Generic[R, Owner]):
     async def _all_hold(self, room: R, asked: AskOfRank) -> bool:
         """Of each process that the peer consists of."""
         info = self.actor.peer_info(room.peer)
-        host_id, pids = "", (0,) * self._num_ranks(room)
-        if info is not None:
-            host_id, pids = info.host_id, (info.pid, *info.rank_pids)
-        for rank, pid in enumerate(pids):
-            if not await self._holds(room, asked(room.peer.of_rank(rank), host_id, pid)):
+        if info is None:
+            return True  # nothing was granted to it, nor written
+        for rank, pid in enumerate((info.pid, *info.rank_pids)):
+            if not await self._holds(room, asked(room.peer.of_rank(rank), info.host_id, pid)):
                 return False
         return True
 
-    def _num_ranks(self, room: R) -> int:
-        """Processes of the peer that have a part in the room, by what its own messages said: no
-        registry may have told of it yet."""
-        raise NotImplementedError
+    def _is_known(self, room: R) -> bool:
+        """Whether a registry has told of that life of the peer.  Of another one nobody can tell
+        where it is to be fenced: it is granted no memory, and nothing is written to it (F65)."""
+        if self.actor.peer_info(room.peer) is not None:
+            return True
+        self.actor.counters["peers_not_told_of"] += 1
+        return False
 
     async def _holds(self, room: R, answer: Awaitable[bool]) -> bool:
         """An engine that fails to answer cannot tell; it is asked again."""

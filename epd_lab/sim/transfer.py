@@ -350,7 +350,8 @@ class SimTransferEngine(DataPlane):
         return not self._fabric.under_way(self._life, life)
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
-        """True: dead, and nothing between us is under way.  An unknown process: cannot tell.
+        """True: dead, and nothing between us is under way.  An unknown process, or one of which
+        no registry has told where it is: cannot tell, as shared memory beside tcp cannot.
 
         Bars that life for good, as engines between hosts do: who fences the living is found out.
         """
@@ -358,7 +359,7 @@ class SimTransferEngine(DataPlane):
         life = (peer.instance_id, peer.epoch)
         self._fabric.barred.add((self._life, life))
         process = self._fabric.lives.get(life)
-        if process is None or process.alive:
+        if not host_id or process is None or process.alive:
             return False
         fabric = self._fabric
         return not fabric.under_way(life, self._life) and not fabric.under_way(self._life, life)

@@ -229,9 +229,7 @@ def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
 # --- decode ---------------------------------------------------------------------------------------
 
 
-def offered(
-    at: Desk, num_tokens: int = NUM_TOKENS, layout: KvLayout = KV_LAYOUT, source: str = "p0"
-) -> tuple[Request, Any]:
+def offered(at: Desk, num_tokens: int = NUM_TOKENS, source: str = "p0") -> tuple[Request, Any]:
     """d0 is offered a prompt; its request and its room."""
     due = due_s(at)
     message = KvOffer(
@@ -242,7 +240,7 @@ def offered(
         num_emitted=0,
         token_ids=tuple(range(20, 20 + num_tokens)),
         sampling=SAMPLING,
-        layout=layout,
+        layout=KV_LAYOUT,
         gateway=FRONT,
         deadline_s=due,
         first_token_deadline_s=due - 5.0,

@@ -11,7 +11,7 @@ import pytest
 
 from epd.config import Timing
 from epd.engine.base import EngineError
-from epd.fsm.outgoing import PeerFenced, WriteSettled
+from epd.fsm.outgoing import PeerFenced, WriteRefused, WriteSettled
 from epd.fsm.room import RetryDue
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
 from epd.roles.askers import Asker, Askers
@@ -91,12 +91,24 @@ async def test_of_the_lost_nobody_settles_anything() -> None:
     assert not plane.settle.called
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_who_is_not_listed_is_fenced(*, known: bool) -> None:
-    made, plane, later, _ = doubts(True, known=known)
+async def test_who_is_not_listed_is_fenced() -> None:
+    made, plane, later, _ = doubts(True)
     assert await made._fence(room(), PeerFenced()) == PeerFenced()
-    plane.fence.assert_awaited_once_with(PEER, *(("h", 7) if known else ("", 0)))
+    plane.fence.assert_awaited_once_with(PEER, "h", 7)
     assert not later.called
+
+
+async def test_to_whom_no_registry_has_told_of_nothing_is_written() -> None:
+    """F7: where it runs is not known, so a doubt about it could never end; there is none."""
+    made, plane, later, _ = doubts(True, known=False)
+    plane.write = mock.AsyncMock()
+    transfer = room()
+    transfer.grant = SimpleNamespace(parts=("of rank 1",))
+    outcome = await made.start_write(transfer, None)
+    assert isinstance(outcome, WriteRefused) and "no registry" in outcome.reason
+    assert await made._fence(transfer, PeerFenced()) == PeerFenced()
+    assert await made.settle_write(transfer, None) == WriteSettled()
+    assert not (plane.write.called or plane.fence.called or plane.settle.called or later.called)
 
 
 async def test_of_a_group_every_rank_is_fenced() -> None:
@@ -107,16 +119,6 @@ async def test_of_a_group_every_rank_is_fenced() -> None:
     asked = [(one.args[0].instance_id, one.args[2]) for one in plane.fence.await_args_list]
     name = PEER.instance_id
     assert asked == [(name, 7), (f"{name}.1", 8), (f"{name}.2", 9)]
-
-
-async def test_of_a_group_that_no_registry_has_told_of_each_that_granted_is_asked() -> None:
-    """A part that was written to any of them may be in doubt."""
-    made, plane, _, _ = doubts(True, known=False)
-    plane.settle.side_effect = [True, True]
-    transfer = room()
-    transfer.grant = SimpleNamespace(parts=("of rank 1",))
-    assert await made.settle_write(transfer, None) == WriteSettled()
-    assert plane.settle.await_args_list == [mock.call(PEER), mock.call(PEER.of_rank(1))]
 
 
 async def test_who_is_listed_is_never_fenced() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from epd.fsm import incoming
 from epd.fsm.outgoing import Manifest, S
-from epd.messages import Address
-from epd_lab.sim.hash_states import layout_of
+from epd.messages import Address, Grant
 from tests.roles.desk import desk
 from tests.roles.simulated import simulated
 from tests.roles.test_hand_over import offered
@@ -31,13 +30,27 @@ def test_what_befalls_one_life_of_a_peer_is_not_its_successors(happens: str) -> 
         assert transfer.state is S.FAILED
 
 
-def test_each_rank_of_a_lost_group_is_fenced_that_no_registry_has_told_of() -> None:
-    """F7: by its offer they are three, and each of them may write."""
+def test_who_is_lost_before_a_registry_told_of_it_was_granted_nothing() -> None:
+    """F7: where to fence it nobody can tell, so it has to need no fence."""
     with desk("1e1p1d", "d0", "decode") as at:
-        _, room = offered(at, layout=layout_of(0, 3, has_state=False), source="p7")
-        assert at.actor.peer_info(room.peer) is None
-        fence = mock.AsyncMock(return_value=True)
+        rooms = at.cluster.instance("d0").incoming
+        num_free = at.role._requests.pool.num_free
+        _, room = offered(at, source="p7")
+        at.cluster.pass_time(3 * rooms._timing.retry_interval_s)
+        assert "p7" not in dict(at.said) and room.state is incoming.S.RESERVED
+        fence = mock.AsyncMock(return_value=False)
         with mock.patch.object(at.actor.ports.transfers, "fence", fence):
-            at.do(at.cluster.instance("d0").incoming.peer_lost, room.peer)
-        named = [asked.args[0].instance_id for asked in fence.await_args_list]
-        assert named == ["p7", "p7.1", "p7.2"] and room.state is incoming.S.FAILED
+            at.do(rooms.peer_lost, room.peer)
+        assert room.state is incoming.S.FAILED and not fence.called
+        assert at.role._requests.pool.num_free == num_free
+
+
+def test_who_is_told_of_later_is_granted_memory_by_the_transport_of_the_pair() -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        rooms = at.cluster.instance("d0").incoming
+        _, room = offered(at, source="p7")
+        assert at.said == [] and room.transport is None
+        at.actor.peers["p7", 1] = next(iter(at.actor.peers.values()))
+        at.cluster.pass_time(1.5 * rooms._timing.retry_interval_s)
+        assert [type(said) for to, said in at.said if to == "p7"] == [Grant]
+        assert room.transport == "sim"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 from epd.fsm.embedding import Embedding
@@ -15,8 +16,10 @@ from epd.roles.decode import DecodeRole
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.member import Member
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.reports import Reports
 from epd.roles.requests import Requests
+from epd.roles.rooms import AskOfRank, Rooms
 from epd.transport.base import Received
 from tests.sim.planting import mutant
 
@@ -77,6 +80,27 @@ def a_list_outlives_its_registry() -> Iterator[None]:
         self._version = version
 
     with mock.patch.object(Member, "_follow", keeping):
+        yield
+
+
+@mutant
+def the_untold_are_fenced() -> Iterator[None]:
+    """F7, F65: a fence is asked of whom no registry has told: where it runs nobody can say."""
+    all_hold = Rooms._all_hold
+
+    async def of_anybody(self: Rooms[Any, Any], room: Any, asked: AskOfRank) -> bool:
+        if self.actor.peer_info(room.peer) is not None:
+            return await all_hold(self, room, asked)
+        return await self._holds(room, asked(room.peer, "", 0))
+
+    with mock.patch.object(Rooms, "_all_hold", of_anybody):
+        yield
+
+
+@mutant
+def the_untold_are_written_to() -> Iterator[None]:
+    """F7, F8, F65: what is in doubt there, nobody is asked about, and its source is given away."""
+    with mock.patch.object(OutgoingRooms, "_is_known", lambda self, room: True):
         yield
 
 

@@ -22,6 +22,7 @@ from epd.transport.file import FileTransferEngine
 from epd.transport.host import has_half_closed_arrivals, this_boot_id, this_host_id
 from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import End, missing
+from epd.transport.shm import ShmTransferEngine
 from epd.transport.whole_file import write_whole
 from tests.contract.transfer_kit import GUARD, guard
 from tests.patience import PATIENCE_S
@@ -60,6 +61,14 @@ async def test_a_torn_or_strange_file_in_a_region_is_no_write(tmp_path: Path) ->
     for content in (b"", b"EPDFILE1", os.urandom(200)):
         Path(tmp_path, region.remote.locator, name).write_bytes(content)
         assert bytes(region.views((0,), 64)[0]) == bytes([GUARD]) * 64
+    await owner.close()
+
+
+async def test_shared_memory_cannot_fence_whose_host_is_not_known(tmp_path: Path) -> None:
+    """Whose life has left no trace here: it ran on another host, or its lock was swept (F65)."""
+    owner = ShmTransferEngine(BackendSettings("owner", 1), str(tmp_path))
+    asked = (("", 0), (this_host_id(), os.getpid()), (f"not {this_host_id()}", 1))
+    assert [await owner.fence(WRITER, *where) for where in asked] == [False, False, True]
     await owner.close()
 
 
