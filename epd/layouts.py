@@ -128,6 +128,10 @@ class KvLayout(Record):
         return next(n for n in range(most, 0, -1) if self.num_layers % n == 0)
 
     @property
+    def layers_per_slot(self) -> int:
+        return self.num_layers // self.slots_per_block
+
+    @property
     def slot_nbytes(self) -> int:
         return self.block_nbytes // self.slots_per_block
 

@@ -7,8 +7,9 @@ replays captured graphs where a step fits one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from epd.engine.flat_batch import (
     shape_of,
     view,
 )
-from epd.engine.graphs import DecodeGraphs, PromptGraphs, Recorder, Rooms
+from epd.engine.graphs import DecodeGraphs, PartsRecorder, PromptGraphs, Rooms
 from epd.engine.kv_pool import KvPool
 from epd.engine.row_splice import RowSplicer
 from epd.engine.scoring import Head, Scores
@@ -178,9 +179,12 @@ class FusedForward:
         self._tables: dict[int, tuple[Any, Ints]] = {}
         self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
 
-    def capture(self, record: Recorder, max_running: int, max_prompt_tokens: int) -> None:
+    def capture(self, record: PartsRecorder, max_running: int, max_prompt_tokens: int) -> None:
         """Steps of decodes and, up to so many tokens, those with prompts; with the pool that is
-        there.  Nothing, where the layers cannot be captured."""
+        there.  Nothing, where the layers cannot be captured.
+
+        Steps with prompts are recorded in parts, one for each group of layers whose KV leaves by
+        itself."""
         if not self._decoder.can_be_captured:
             return
         layout = self.pool.layout
@@ -189,7 +193,7 @@ class FusedForward:
         with torch.inference_mode():
             if max_prompt_tokens and self._decoder.captures_prompts:
                 self.prompt_graphs = PromptGraphs(
-                    self._layers,
+                    partial(self._cut_layers, record.cut),
                     self._embedding.weight[:1],
                     self._splicer.num_deepstack if self._splicer is not None else 0,
                     Rooms(
@@ -240,14 +244,15 @@ class FusedForward:
         return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
 
     def _hidden(self, parts: list[FlatSequence], batch: list[StepSequence]) -> torch.Tensor:
-        """Hidden states of all tokens; whoever is told of layers sees them launched one by one."""
+        """Hidden states of all tokens."""
         counts = [len(part.ids) for part in parts]
-        if self.prompt_graphs is not None and self.pool.on_layer is None:
+        if self.prompt_graphs is not None:
             needed = shape_of(counts, self._tile_size)
             flat = self.prompt_graphs.fill(parts, needed)
             if flat is not None:
                 embeds = self._embeds(flat)
-                return self.prompt_graphs.replay(flat, embeds, self._splice(embeds, batch))
+                added = self._splice(embeds, batch)
+                return self.prompt_graphs.replay(flat, embeds, added, self._parts_told())
         num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
         room = shape_of(counts, self._tile_size, num_states, at_once)
         data, shape = pack(parts, self.pool.layout.block_size, self._tile_size, room)
@@ -268,6 +273,31 @@ class FusedForward:
     ) -> torch.Tensor:
         positions = flat.positions[:, None] if self._multi_axis else flat.positions[:1]
         return self._decoder.forward(embeds, positions, flat, self.pool, added)
+
+    def _cut_layers(
+        self,
+        cut: Callable[[], None],
+        embeds: torch.Tensor,
+        flat: FlatBatch,
+        added: Sequence[AddedRows],
+    ) -> torch.Tensor:
+        """`_layers`; `cut` is called between the groups of layers whose KV leaves by itself."""
+        per_slot = self.pool.layout.layers_per_slot
+
+        def on_layer(index: int) -> None:
+            if index and index % per_slot == 0:
+                cut()
+
+        before, self.pool.on_layer = self.pool.on_layer, on_layer
+        try:
+            return self._layers(embeds, flat, added)
+        finally:
+            self.pool.on_layer = before
+
+    def _parts_told(self) -> Callable[[int], None]:
+        """Told of each part of a captured step but the first, before it is launched."""
+        on_layer, per_slot = self.pool.on_layer, self.pool.layout.layers_per_slot
+        return lambda number: on_layer(number * per_slot) if on_layer is not None else None
 
     def _at_once(self, beside_prompts: bool) -> int:
         if self.pool.layout.num_parts == 1:

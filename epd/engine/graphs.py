@@ -24,6 +24,7 @@ import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +46,9 @@ Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torc
 
 class PartsRecorder(Protocol):
     """A recorder of calls that are run again in parts, between which something else may run."""
+
+    def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """As a `Recorder`."""
 
     def parts(
         self, call: Callable[[], torch.Tensor]
@@ -236,7 +240,7 @@ class PromptGraphs:
         block_size: int,
         tile_size: int,
         max_indices: int,
-        record: Recorder,
+        record: PartsRecorder,
     ) -> None:
         """`embeds`: one token's, `[1, H]`; `num_levels`: of deepstack rows."""
         self._rooms = rooms
@@ -247,10 +251,10 @@ class PromptGraphs:
         self._embeds = embeds.new_zeros(size, embeds.shape[1])
         self._levels = embeds.new_zeros(num_levels, size, embeds.shape[1])
         self._num_added = 0  # tokens whose rows may not be zero
-        self._graphs: dict[Shape, tuple[Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[Shape, tuple[list[Callable[[], None]], torch.Tensor]] = {}
         for shape in shapes:
             self._integers.fill([], shape)
-            self._graphs[shape] = record(lambda shape=shape: self._run(layers, shape))  # type: ignore[misc]
+            self._graphs[shape] = record.parts(partial(self._run, layers, shape))
 
     def fill(self, sequences: Sequence[FlatSequence], needed: Shape) -> FlatBatch | None:
         """The batch on the device, where a graph reads it; None: no graph fits."""
@@ -260,14 +264,23 @@ class PromptGraphs:
         return self._integers.view(room)
 
     def replay(
-        self, flat: FlatBatch, embeds: torch.Tensor, added: Sequence[AddedRows]
+        self,
+        flat: FlatBatch,
+        embeds: torch.Tensor,
+        added: Sequence[AddedRows],
+        before: Callable[[int], None] = lambda number: None,
     ) -> torch.Tensor:
         """Hidden states `[T, H]` of the batch that was filled in last, valid until the next replay;
-        behind its tokens lies anything."""
+        behind its tokens lies anything.
+
+        `before(n)` is called when the first n parts are launched."""
         self._embeds[: len(embeds)].copy_(embeds)
         self._add(added)
-        replay, hidden = self._graphs[flat.shape]
-        replay()
+        (first, *others), hidden = self._graphs[flat.shape]
+        first()
+        for number, part in enumerate(others, 1):
+            before(number)
+            part()
         return hidden
 
     def _run(self, layers: Layers, shape: Shape) -> torch.Tensor:

@@ -190,18 +190,14 @@ class TorchLanguageEngine:
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
     ) -> Awaitable[StepResult]:
-        """One forward, then sampling; one outcome per sequence, in order.  Raises EngineError.
-
-        In a group all ranks are given `on_layers` or none: a step that tells of its layers is not
-        replayed from a graph, whose collectives are padded.
-        """
+        """One forward, then sampling; one outcome per sequence, in order.  Raises EngineError."""
         if on_layers is None:
             return self._executor.launch(self._launch, list(batch))
         loop, told = asyncio.get_running_loop(), on_layers
-        per_group = self.kv_layout.num_layers // self.kv_layout.slots_per_block
+        per_slot = self.kv_layout.layers_per_slot
 
         def on_layer(index: int) -> None:
-            if index and index % per_group == 0:
+            if index and index % per_slot == 0:
                 self._executor.mark(loop, partial(told, index))
 
         return self._executor.launch(self._launch, list(batch), on_layer)

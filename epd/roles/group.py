@@ -21,7 +21,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from epd.config import Timing
-from epd.engine.base import EngineError, OnLayers, Patches, StepSequence
+from epd.engine.base import EngineError, Patches, StepSequence
 from epd.fsm.group import (
     AnswerMissed,
     CloseRequested,
@@ -52,7 +52,6 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Step:
     batch: Sequence[StepSequence]
-    tells_layers: bool = False  # as `TorchLanguageEngine.step`: all ranks do, or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +244,7 @@ def _ended(error: Exception | None = None) -> asyncio.Future[None]:
 class Rank(Protocol):
     """A rank's share of the engines.  What is asked for is queued when a call returns."""
 
-    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[object]: ...
+    def step(self, batch: Batch) -> Awaitable[object]: ...
 
     def encode(self, batch: Sequence[Patches], num_turns: int) -> Awaitable[object]: ...
 
@@ -274,8 +273,8 @@ class Follower:
 
     def _begin(self, command: Command) -> Awaitable[object]:
         match command:
-            case Step(batch, tells_layers):
-                return self._rank.step(batch, _unheard if tells_layers else None)
+            case Step(batch):
+                return self._rank.step(batch)
             case Encode(batch, num_turns):
                 return self._rank.encode(batch, num_turns)
             case GoOn():
@@ -285,7 +284,3 @@ class Follower:
 
     def _is_next(self, number: int) -> bool:
         return number == self._last + 1
-
-
-def _unheard(num_layers: int) -> None:
-    """The leader pushes KV of all ranks: a layer is not over for it before it is for the others."""

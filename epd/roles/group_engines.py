@@ -96,5 +96,6 @@ class GroupLanguageEngine:
         self.land_kv, self.land_state = own.land_kv, own.land_state
 
     def step(self, batch: Batch, on_layers: OnLayers | None = None) -> Awaitable[StepResult]:
-        step = Step(list(batch), tells_layers=on_layers is not None)
-        return self._leader.execute(step, lambda: self._step(batch, on_layers))
+        """As `LanguageEngine.step`.  The leader pushes KV of all ranks: a layer is not over for it
+        before it is for the others, since they meet in each."""
+        return self._leader.execute(Step(list(batch)), lambda: self._step(batch, on_layers))

@@ -18,14 +18,13 @@ class Numbered(msgspec.Struct, frozen=True, tag=True):
     number: int
     step: list[StepSequence] | None = None
     images: list[Patches] | None = None
-    tells_layers: bool = False  # the step
     num_turns: int = 0  # of the images
     goes_on: bool = False
 
     @property
     def command(self) -> Command:
         if self.step is not None:
-            return Step([_with_rows(s, _known) for s in self.step], self.tells_layers)
+            return Step([_with_rows(s, _known) for s in self.step])
         if self.images is not None:
             return Encode(self.images, self.num_turns)
         return GoOn() if self.goes_on else Probe()
@@ -33,9 +32,8 @@ class Numbered(msgspec.Struct, frozen=True, tag=True):
 
 def numbered(number: int, command: Command) -> Numbered:
     match command:
-        case Step(batch, tells_layers):
-            step = [_with_rows(sequence, _told) for sequence in batch]
-            return Numbered(number, step, tells_layers=tells_layers)
+        case Step(batch):
+            return Numbered(number, [_with_rows(sequence, _told) for sequence in batch])
         case Encode(batch, num_turns):
             from epd.engine.shared_tower import kind_of
 

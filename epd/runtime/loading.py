@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from epd.config import InstanceConfig
 from epd.engine.base import (
     EncodeFailure,
-    OnLayers,
     Patches,
     Progress,
     Rows,
@@ -103,9 +102,9 @@ class LoadedRank:
     vision: TorchVisionEngine | None = None
     language: SharedRows | None = None
 
-    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[StepResult]:
+    def step(self, batch: Batch) -> Awaitable[StepResult]:
         assert self.language is not None  # only its leader asks, which has the same roles
-        return self.language.step(batch, on_layers)
+        return self.language.step(batch)
 
     def encode(
         self, batch: Sequence[Patches], num_turns: int

@@ -222,7 +222,7 @@ class SimRanks(SimAsks):
     ) -> Awaitable[StepResult]:
         """The leader's share."""
         number = self.leader.machine.given + 1
-        step = own.step(self.rows.given(0, batch), on_layers and self.at_layer(number, on_layers))
+        step = own.step(self.rows.given(0, batch), self.at_layer(number, on_layers))
         return self.together(0, self.begins(Step(list(batch))), step)
 
     def begins(self, command: Command) -> int:
@@ -231,15 +231,16 @@ class SimRanks(SimAsks):
         self._groups.watch.entered(self, 0, number, command)
         return number
 
-    def at_layer(self, number: int, tell: OnLayers) -> OnLayers:
-        """What a rank says of a step's layers; none is over before every rank has computed it."""
-        if number not in self._halfway:
-            self._halfway[number] = self.size
+    def at_layer(self, number: int, tell: OnLayers | None = None) -> OnLayers:
+        """What a rank says of a step's layers; none is over before every rank has computed it.
+        `tell`: by the leader, who may be asked to."""
+        self._halfway.setdefault(number, self.size)
+        if tell is not None:
             self._tell_layers[number] = tell
 
         def computed(num_layers: int) -> None:
             self._halfway[number] -= 1
-            if not self._halfway[number]:
+            if not self._halfway[number] and number in self._tell_layers:
                 context = self.process.context
                 loop = self._groups.world.loop
                 loop.call_at(loop.now_s, self._tell_layers.pop(number), num_layers, context=context)
@@ -310,10 +311,10 @@ class SimFollower:
             self._groups.watch.entered(self._group, self.rank, number, command)
         self._follower.execute(number, command)
 
-    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[StepResult]:
+    def step(self, batch: Batch) -> Awaitable[StepResult]:
         assert self.engines.language is not None
         group, number = self._group, self._begins(Step(list(batch)))
-        tell = on_layers and group.at_layer(number, on_layers)
+        tell = group.at_layer(number)
         step = self.engines.language.step(group.rows.given(self.rank, batch), tell)
         return group.together(self.rank, number, step)
 

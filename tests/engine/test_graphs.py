@@ -7,6 +7,9 @@ memory, and no argument of the call can change.  On a GPU, tests/gpu/test_engine
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Semaphore
 
 import numpy as np
 import pytest
@@ -44,19 +47,57 @@ SELDOM = ("kimi_k25", "qwen3_5_moe")
 
 
 class Again:
-    """A recorder; `replays` counts what it ran again."""
+    """A recorder; `replays` counts what it ran again, from cut to cut as what is captured is."""
 
     def __init__(self) -> None:
         self.replays = 0
+        self._on_cut: Callable[[], object] = int
+        self._thread = ThreadPoolExecutor(1)
+
+    def cut(self) -> None:
+        self._on_cut()
 
     def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        result = call().clone()
-
-        def replay() -> None:
-            self.replays += 1
-            result.copy_(call())
-
+        (replay,), result = self.parts(call)
         return replay, result
+
+    def parts(
+        self, call: Callable[[], torch.Tensor]
+    ) -> tuple[list[Callable[[], None]], torch.Tensor]:
+        cuts: list[int] = []
+        self._on_cut = lambda: cuts.append(0)
+        result = call().clone()
+        turn, paused = Semaphore(0), Semaphore(0)
+        under_way: list[Future[torch.Tensor]] = []
+
+        def pause() -> None:
+            paused.release()
+            turn.acquire()
+
+        def again(inference: bool) -> torch.Tensor:
+            self._on_cut = pause
+            with torch.inference_mode(inference):
+                try:
+                    return call()
+                finally:
+                    paused.release()
+
+        def begin() -> None:
+            self.replays += 1
+            inference = torch.is_inference_mode_enabled()
+            under_way.append(self._thread.submit(again, inference))
+            paused.acquire()
+
+        def go_on() -> None:
+            turn.release()
+            paused.acquire()
+
+        def end(part: Callable[[], None]) -> None:
+            part()
+            result.copy_(under_way.pop().result())
+
+        *before, last = [begin, *[go_on] * len(cuts)]
+        return [*before, partial(end, last)], result
 
 
 @pytest.mark.parametrize(
@@ -90,17 +131,29 @@ async def test_answers_are_the_same(
     assert others and bool((language.pool.tensor[others] == 3.0).all())
 
 
-async def test_who_is_told_of_layers_sees_them_one_by_one(
+@pytest.mark.parametrize("captured", [True, False])
+def test_who_is_told_of_layers_finds_them_written(
+    captured: bool,
     fused: Callable[[str], Driver],  # noqa: F811
 ) -> None:
+    """In captured steps, too: they are replayed in parts, each up to what leaves by itself."""
     language, again = fused("qwen3").language, Again()
-    language.forward.capture(again, max_running=8, max_prompt_tokens=256)  # type: ignore[attr-defined]
+    if captured:
+        language.forward.capture(again, max_running=8, max_prompt_tokens=256)  # type: ignore[attr-defined]
+    layout, told = language.kv_layout, []
+    assert layout.slots_per_block > 1
+    language.pool.tensor.fill_(3.0)
+
+    def look(index: int) -> None:
+        keys = language.pool.tensor[1, :, 0, 0]  # of the first token, by layer
+        told.append((index, [layer for layer, key in enumerate(keys) if bool((key != 3.0).all())]))
+
     prompt = StepSequence("a", list(b"the quick brown fox"), 0, (1, 2), None)
-    told: list[int] = []
-    await language.step([prompt], told.append)
-    assert told and not again.replays
-    await language.step([prompt])
-    assert again.replays == 1
+    language._launch([prompt], look)
+    assert again.replays == captured
+    due = range(0, layout.num_layers, layout.layers_per_slot)[1:]
+    assert {index for index, _ in told} >= set(due)
+    assert all(written == [*range(index)] for index, written in told), told
 
 
 def test_the_smallest_room_that_holds_a_step() -> None:
@@ -216,14 +269,17 @@ def test_what_all_shapes_give_lies_in_one_place() -> None:
     """A result that is kept is memory that no other graph may use: hundreds of MB."""
     kept: list[torch.Tensor] = []
 
-    def record(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        kept.append(call())
-        return lambda: None, kept[-1]
+    class Record(Again):
+        def parts(
+            self, call: Callable[[], torch.Tensor]
+        ) -> tuple[list[Callable[[], None]], torch.Tensor]:
+            kept.append(call())
+            return [lambda: None], kept[-1]
 
     def layers(embeds: torch.Tensor, flat: FlatBatch, added: Sequence[AddedRows]) -> torch.Tensor:
         return embeds + 1.0
 
-    PromptGraphs(layers, torch.zeros(1, 4), 0, Rooms(256, 4, TILE), 16, TILE, 64, record)
+    PromptGraphs(layers, torch.zeros(1, 4), 0, Rooms(256, 4, TILE), 16, TILE, 64, Record())
     assert len(kept) == 8
     assert {result.data_ptr() for result in kept} == {kept[0].data_ptr()}
 

@@ -15,6 +15,7 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT
+from tests.gpu.test_engine import Counted
 from tests.roles.cluster import Cluster
 
 FILLER = "It was a long day at the harbour and the gauges had to be read twice. " * 26
@@ -35,9 +36,10 @@ def conversation() -> list[list[dict[str, Any]]]:
 
 
 async def said_by(
-    members: list[tuple[str, ...]], config: EngineConfig, parts: list[int]
+    members: list[tuple[str, ...]], config: EngineConfig, parts: list[int], replays: list[int]
 ) -> list[list[int]]:
-    """Answers to both turns; `parts`: how many writes each prompt's KV took."""
+    """Answers to both turns; `parts`: how many writes each prompt's KV took; `replays`: tokens of
+    the captured steps with prompts."""
     executor = build_executor(config)
     cluster = Cluster()
     for name, *roles in members:
@@ -46,6 +48,8 @@ async def said_by(
             engines.vision = build_vision(CHECKPOINT, config, executor)
         if roles != ["encode"]:
             engines.language = build_language(CHECKPOINT, config, executor)
+            forward = engines.language.forward
+            forward.prompt_graphs = Counted(forward.prompt_graphs, replays)
         instance = cluster.add(name, tuple(roles), engines, engine=config)
         if instance.decode is not None:
             _count(instance.decode, parts)
@@ -84,6 +88,8 @@ async def test_in_parts_and_at_once_say_the_same(cuda: str) -> None:
         max_chunk_tokens=512,
     )
     parts: list[int] = []
-    split = await said_by(SPLIT, config, parts)
+    replays: list[int] = []
+    split = await said_by(SPLIT, config, parts, replays)
     assert parts[0] >= 3, "chunks and layers went one by one"
-    assert split == await said_by(TOGETHER, config, [])
+    assert len(replays) >= 5, "steps whose KV leaves meanwhile are replayed, too"
+    assert split == await said_by(TOGETHER, config, [], [])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from epd.config import Timing
-from epd.engine.base import EncodeFailure, EngineError, OnLayers, Patches, StepResult, StepSequence
+from epd.engine.base import EncodeFailure, EngineError, Patches, StepResult, StepSequence
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
 from epd.roles.group import Batch, Command, Encode, Follower, GoOn, Leader, Probe, Step
@@ -338,7 +338,7 @@ class Executes:
     def __init__(self) -> None:
         self.under_way: list[asyncio.Future[None]] = []
 
-    def step(self, batch: Batch, on_layers: OnLayers | None = None) -> asyncio.Future[None]:
+    def step(self, batch: Batch) -> asyncio.Future[None]:
         if len(self.under_way) == 2:
             raise EngineError("full")
         self.under_way.append(asyncio.get_running_loop().create_future())

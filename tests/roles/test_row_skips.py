@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
-from epd.engine.base import OnLayers, SlotRows
+from epd.engine.base import SlotRows
 from epd.roles.group import Batch, Command, Step
 from epd_lab.sim.golden import Image
 from epd_lab.sim.groups import SimFollower, SimRanks
@@ -50,10 +50,10 @@ def played(topology: str, asks: Sequence[Ask]) -> Played:
     return Played(answers, result.violations, happened, gathered)
 
 
-def skip_the_first_image(self: SimFollower, batch: Batch, on_layers: OnLayers | None) -> object:
+def skip_the_first_image(self: SimFollower, batch: Batch) -> object:
     """F29: a rank that decides by itself."""
     mine = [replace(sequence, spans=sequence.spans[1:]) for sequence in batch]
-    return STEP(self, mine, on_layers)
+    return STEP(self, mine)
 
 
 STEP = SimFollower.step
