@@ -16,7 +16,7 @@ from torch import nn
 from epd.engine.fp8 import LAYERS
 from epd.engine.kernels import kernels_for
 
-MOST_ROWS = 8
+MOST_ROWS = 48
 
 
 class FewRowsLinear(nn.Linear):

@@ -211,5 +211,12 @@ def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
     return directory
 
 
+def is_mixture(directory: Path) -> bool:
+    """Whether layers of this checkpoint have experts to choose from."""
+    path = directory / "config.json"
+    text = json.loads(path.read_text()).get("text_config", {}) if path.is_file() else {}
+    return any(name in text for name in ("num_experts", "n_routed_experts"))
+
+
 def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")

@@ -19,6 +19,9 @@ What the GPUs of this host do, unattended: topologies of one, two or four GPUs u
 of `epd bench serve`, each compared with the first, which are replicas. One table at the end;
 gpu.json, gpu.md and gpu.svg are written after each topology. Without --model it measures the shape
 of Qwen3-VL-4B, or another --shape, with random weights. Some minutes per topology and repeat.
+
+Answers are greedy; those of a mixture of experts with random weights are drawn (temperature 1), or
+all would choose the same few experts.
 """
 
 
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from epd_lab.bench import gpu, shape
     from epd_lab.bench.machine import gpus
     from epd_lab.bench.serve import Plan
-    from epd_lab.bench.workload import at_most, named
+    from epd_lab.bench.workload import at_most, drawn, named
 
     here = len(gpus())
     number = args.gpus or max((n for n in gpu.SUITES if n <= here), default=0)
@@ -91,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--workload: {error}") from None
     if args.requests is not None:
         chosen = tuple(at_most(workload, args.requests) for workload in chosen)
+    if given.get("engine.load_format") == "dummy" and shape.is_mixture(Path(given["model_dir"])):
+        # Of random weights greedy answers are the same token, and so are the experts they choose.
+        chosen = tuple(map(drawn, chosen))
     plan = Plan(
         tuple(target_of(args, name) for name in args.topologies or topologies),
         chosen,

@@ -40,6 +40,7 @@ class Shape:
     images: int = 0
     size: tuple[int, int] = (560, 560)
     repeated: float = 0.0  # share of images that were sent before
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,12 @@ def at_most(workload: Workload, count: int) -> Workload:
     return replace(workload, streams=tuple(streams))
 
 
+def drawn(workload: Workload) -> Workload:
+    """The same with answers that are drawn, instead of greedy."""
+    streams = (replace(s, shape=replace(s.shape, temperature=1.0)) for s in workload.streams)
+    return replace(workload, streams=tuple(streams))
+
+
 # --- bodies ---------------------------------------------------------------------------------------
 
 
@@ -221,7 +228,7 @@ def bodies(
             pool.map(lambda wanted: [image_url(shape.size, number) for number in wanted], numbers)
         ):
             text = wording.text(shape.text_tokens, f"{stream.name} {repeat} {index}")
-            found.append(chat_body(text, urls, shape.output_tokens))
+            found.append(chat_body(text, urls, shape.output_tokens, shape.temperature))
             made(len(found))
     return found
 
@@ -229,8 +236,10 @@ def bodies(
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def chat_body(text: str, image_urls: list[str], output_tokens: int) -> bytes:
-    """A greedy, streamed chat completion of exactly `output_tokens`."""
+def chat_body(
+    text: str, image_urls: list[str], output_tokens: int, temperature: float = 0.0
+) -> bytes:
+    """A streamed chat completion of exactly `output_tokens`."""
     content: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": url}} for url in image_urls
     ]
@@ -238,7 +247,7 @@ def chat_body(text: str, image_urls: list[str], output_tokens: int) -> bytes:
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": content}],
         "max_tokens": output_tokens,
-        "temperature": 0,
+        "temperature": temperature,
         "ignore_eos": True,
         **_STREAMED,
     }

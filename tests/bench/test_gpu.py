@@ -7,6 +7,7 @@ import base64
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of
 from epd_lab.bench.serve import Plan, Target
 from epd_lab.bench.serve_figures import Slo, figures, spread_of
-from epd_lab.bench.workload import NAMED
+from epd_lab.bench.workload import NAMED, Stream, Wording, Workload, bodies
 
 
 def told(server: str, seconds: float, errors: list[str]) -> dict[str, Any]:
@@ -93,21 +94,39 @@ def test_status(
     assert gpu.run(plan("a"), tmp_path, as_json=True) == status
 
 
-def test_a_short_run_sends_less_of_each_stream(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Stream]]:
+    """The streams that `epd bench gpu` would send, given these flags."""
     plans: list[Plan] = []
     monkeypatch.setattr(gpu, "run", lambda plan, *args, **flags: plans.append(plan) or 0)
     parser = argparse.ArgumentParser()
     verb_gpu.add_to(parser.add_subparsers())
-    given = ["gpu", "--gpus", "2", "--device", "cpu", "--out", str(tmp_path)]
-    given += ["--topology", "1epd:tp2", "--workload", "mixed", "--workload", "text-c1"]
-    given += ["--model", str(tiny.CHECKPOINT)]
-    verb_gpu.run(parser.parse_args([*given, "--requests", "30"]))
-    counts = [[stream.count for stream in workload.streams] for workload in plans[0].workloads]
-    assert counts == [[30, 24], [6]]
+    given = ["gpu", "--gpus", "2", "--device", "cpu", "--out", str(tmp_path), "--topology", "2epd"]
+
+    def streams(*flags: str) -> list[Stream]:
+        verb_gpu.run(parser.parse_args([*given, *flags]))
+        return [stream for workload in plans.pop().workloads for stream in workload.streams]
+
+    return streams
+
+
+def test_a_short_run_sends_less_of_each_stream(planned: Callable[..., list[Stream]]) -> None:
+    given = ["--workload", "mixed", "--workload", "text-c1", "--model", str(tiny.CHECKPOINT)]
+    assert [stream.count for stream in planned(*given, "--requests", "30")] == [30, 24, 6]
     with pytest.raises(UsageError, match="at least one"):
-        verb_gpu.run(parser.parse_args([*given, "--requests", "0"]))
+        planned(*given, "--requests", "0")
+
+
+def test_random_experts_are_chosen_by_tokens_that_are_drawn(
+    planned: Callable[..., list[Stream]],
+) -> None:
+    """Greedy, all answers of such weights say the same token, and few experts are read."""
+    for size, temperature in (("4b", 0.0), ("30b-a3b", 1.0)):
+        told = planned("--shape", size, "--workload", "mixed", "--workload", "text")
+        assert [stream.shape.temperature for stream in told] == [temperature] * 3
+        stream = replace(told[0], count=1)
+        body, *_ = bodies(Workload("w", (stream,)), stream, Wording(1.0), 0, lambda n: None)
+        assert json.loads(body)["temperature"] == temperature
 
 
 def test_the_image_has_a_bar_per_server_and_figure() -> None:
