@@ -183,7 +183,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves; and its mirror on the device, which has a quarter at most of what --gpu-memory-utilization leaves for KV")] = 2 << 30
     gpu_memory_utilization: Annotated[Share, about("of a GPU's memory, when its KV pool takes what is free", "--gpu-memory-utilization", "model")] = 0.9
     cuda_graphs: Annotated[bool, about("on a GPU steps are captured and replayed")] = True
-    max_captured_tokens: Annotated[CountOrNone, about("steps with prompts are captured up to so many, rounded up; 0: none")] = 2048
+    max_captured_tokens: Annotated[CountOrNone, about("steps with prompts are captured up to so many, rounded up, with decodes up to 2048; 0: none")] = 4096
     async_scheduling: Annotated[bool, about("the next step is launched while one runs: pays on a GPU")] = False
     max_step_tokens: Annotated[Count, about("token budget of a step", "--max-num-batched-tokens", "model")] = 1024
     max_chunk_tokens: Annotated[Count, about("of one prefill chunk")] = 512

@@ -35,7 +35,8 @@ from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, header_size, p
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FINE_STEP, FINE_TOKENS = 64, 1024  # of the sizes of steps with prompts: what pads is computed, too
-COARSE_STEP = 128
+COARSE_STEP, MIXED_TOKENS = 128, 2048  # more with decodes are not captured
+LARGE_STEP = 256
 DECODES = (8, 32, 64)  # beside prompts, or as many as may run: programs of those that pad only end
 MAX_CHUNKS = 16  # prompts in a captured step
 
@@ -183,7 +184,8 @@ class DecodeGraphs:
 
 
 class Rooms:
-    """The shapes in which steps with prompts are captured."""
+    """The shapes in which steps with prompts are captured; the largest of them, which are those of
+    a prefill instance, without decodes."""
 
     def __init__(
         self,
@@ -194,7 +196,8 @@ class Rooms:
         at_once: int = 1,
     ) -> None:
         fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
-        sizes = [*fine, *range(FINE_TOKENS, max_tokens + COARSE_STEP, COARSE_STEP)]
+        coarse = range(FINE_TOKENS, MIXED_TOKENS, COARSE_STEP)
+        sizes = [*fine, *coarse, *range(MIXED_TOKENS, max_tokens + LARGE_STEP, LARGE_STEP)]
         self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
@@ -204,13 +207,14 @@ class Rooms:
         """The largest first."""
         for tokens in reversed(self._tokens):
             for decodes in reversed(self._decodes):
-                yield self._shape(tokens, decodes)
+                if tokens <= MIXED_TOKENS or not decodes:
+                    yield self._shape(tokens, decodes)
 
     def holding(self, needed: Shape) -> Shape | None:
         """The smallest that has room; None: there is none."""
         tokens = _next(self._tokens, needed.num_tokens)
         decodes = _next(self._decodes, needed.num_decodes)
-        if tokens is None or decodes is None:
+        if tokens is None or decodes is None or (tokens > MIXED_TOKENS and decodes):
             return None
         room = self._shape(tokens, decodes)
         return room if all(a >= b for a, b in zip(room, needed, strict=True)) else None

@@ -182,6 +182,10 @@ def test_the_smallest_room_that_holds_a_step() -> None:
     for name, counts in most.items():
         assert rooms.holding(shape_of([*counts, counts[-1]], TILE)) is None, name
     assert rooms.holding(shape_of([1] * 49, TILE)) is None
+    large = Rooms(3000, 48, TILE)
+    assert len(list(large)) == (16 + 8) * 4 + 4, "those of more than 2048 tokens without decodes"
+    assert large.holding(shape_of([2300], TILE)) == Shape(2304, MAX_CHUNKS, 0, 36 + MAX_CHUNKS)
+    assert large.holding(shape_of([1, 2300], TILE)) is None
     assert {s.num_tokens for s in Rooms(600, 8, TILE)} == set(range(64, 641, 64))
     assert {s.num_decodes for s in Rooms(600, 8, TILE)} == {0, 8}
 
