@@ -42,7 +42,6 @@ from epd.transport.checksum import checksum_of, crc32
 from epd.transport.copying import share_out
 from epd.transport.cuda_driver import CudaDevice, missing
 from epd.transport.device import (
-    NUM_PIECES,
     PIECE_NBYTES,
     Copy,
     Device,
@@ -227,7 +226,7 @@ class CudaTransferEngine(HostEngine):
             self._queue_copies(base, pieces)
             return self._sum(views)
         at, checksum = 0, 0
-        count = max(NUM_PIECES, -(-source.nbytes // (PIECE_NBYTES - unit)))
+        count = max(1, -(-source.nbytes // (PIECE_NBYTES - unit)))
         for share in share_out(pieces, count, unit):
             nbytes = sum(piece.nbytes for _, piece in share)
             staged = self._device.stage(source[at : at + nbytes])
