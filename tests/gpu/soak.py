@@ -25,7 +25,7 @@ import psutil
 
 from epd_lab.bench.workload import WORDS, noise_jpeg
 
-USERS = 40
+USERS, READY_S = 40, 120.0
 _drawn = random.Random(1)
 SIZES = [(40, 40), (2000, 1400), (1920, 1080), (60, 1100), (1900, 100)] + [
     (_drawn.randrange(100, 2000), _drawn.randrange(100, 1400)) for _ in range(30)
@@ -129,13 +129,23 @@ async def metrics(session: aiohttp.ClientSession) -> dict[str, float]:
     return {name: float(value) for name, value in pairs if float(value)}
 
 
+async def until_ready(session: aiohttp.ClientSession) -> None:
+    async with asyncio.timeout(READY_S):
+        while True:
+            async with session.get("/ready") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(1.0)
+
+
 async def main(url: str, seconds: float, gpu: str = "") -> int:
     told: Counter[str] = Counter()
     server = server_of(url)
-    until = time.monotonic() + seconds
     timeout = aiohttp.ClientTimeout(total=300)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
+        await until_ready(session)
+        until = time.monotonic() + seconds
         users = [asyncio.create_task(user(session, n, until, told)) for n in range(USERS)]
         for tenth in range(10):
             await asyncio.sleep(seconds / 10)
