@@ -91,5 +91,5 @@ async def test_in_parts_and_at_once_say_the_same(cuda: str) -> None:
     replays: list[int] = []
     split = await said_by(SPLIT, config, parts, replays)
     assert parts[0] >= 3, "chunks and layers went one by one"
-    assert len(replays) >= 5, "steps whose KV leaves meanwhile are replayed, too"
+    assert len(replays) >= 4, "steps whose KV leaves meanwhile are replayed, too"
     assert split == await said_by(TOGETHER, config, [], [])
