@@ -10,6 +10,7 @@ import ipaddress
 import os
 import socket
 import stat
+from pathlib import Path
 
 from epd.transport.base import TransportError
 
@@ -64,11 +65,15 @@ def check_reach(endpoint: str, *, encrypted: bool) -> None:
 def prepare_ipc(path: str) -> None:
     """Make sure that a socket can be bound at `path`: private directory, no live owner.
 
-    Removes the socket of a dead process.  Raises TransportError.
+    Makes the directory, and the one that it lies in: a run that ends as this one begins removes
+    both when it leaves them empty.  Removes the socket of a dead process.  Raises TransportError.
     """
-    directory = os.path.dirname(path)
+    directory = Path(path).parent
     try:
-        info = os.stat(directory)
+        directory.parent.mkdir(mode=0o700, exist_ok=True)
+        if directory.parent.stat().st_uid in (0, os.geteuid()):  # who else has it could exchange it
+            directory.mkdir(mode=0o700, exist_ok=True)
+        info = directory.stat()
     except OSError as error:
         raise TransportError(
             f"directory {directory} of the ipc socket cannot be used ({error.strerror}): "

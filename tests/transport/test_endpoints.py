@@ -91,7 +91,7 @@ def test_key_file(tmp_path: Path) -> None:
         ("nonsense", "HOST:PORT"),
         ("ipc://relative", "shorter run directory"),
         ("ipc:///tmp/" + "x" * 100, "shorter run directory"),
-        ("ipc:///nonexistent/a.sock", "create it"),
+        ("ipc:///nonexistent/run/epd/a.sock", "create it"),
         ("ipc:///tmp/a.sock", "chmod 700"),
     ],
 )
@@ -122,6 +122,14 @@ async def test_an_ipc_socket_in_use_is_not_taken_over(private: Path) -> None:
     assert b.send("a", note(1))
     await inbox.wait_for(1)
     await close(a, b)
+
+
+async def test_what_an_earlier_run_has_just_removed_is_made_again(private: Path) -> None:
+    """Both directories, between planning a run and binding its sockets."""
+    directory = private / "epd" / "8000"
+    a = ZmqBus("a", 1, f"ipc://{directory}/a.sock")
+    assert [d.stat().st_mode & 0o777 for d in (directory.parent, directory)] == [0o700, 0o700]
+    await a.close()
 
 
 async def test_the_socket_of_a_dead_process_is_replaced(private: Path) -> None:
