@@ -210,3 +210,44 @@ async def test_other_bytes_than_sent_are_a_failure(
     monkeypatch.setattr(owner._copier, "checksum", flipped)
     outcome = await writer.write([bytes(64)], region.remote, (0,))
     assert isinstance(outcome, WriteFailed) and "checksums differ" in outcome.reason
+
+
+def hold(owner: TcpTransferEngine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What lands at the owner is not answered."""
+    held: list[Any] = []
+    monkeypatch.setattr(owner, "_landed", lambda *its: held.append(its))
+    return held
+
+
+async def test_what_was_not_answered_in_time_is_settled_by_another_connection(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this one the payload may still be on its way."""
+    owner, writer = room.engine("owner"), room.engine("writer")
+    held, writer._answer_timeout_s = hold(owner, monkeypatch), 0.1
+    region = owner.allocate("pool", 1, 64)
+    assert isinstance(await writer.write([b"x"], region.remote, (0,)), WriteUnknown)
+    ((lost, *_),) = held
+    assert await writer.settle(OWNER) and lost.severed
+
+
+async def test_an_owner_reads_no_further_while_it_owes_too_many_answers(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on when it has paid one."""
+    monkeypatch.setattr("epd.transport.wire.MAX_UNANSWERED", 4)
+    owner, writer = room.engine("owner"), room.engine("writer")
+    region, held = owner.allocate("pool", 1, 64), hold(owner, monkeypatch)
+    writes = [writer.write([b"x"], region.remote, (0,)) for _ in range(9)]
+    under_way = asyncio.gather(*writes)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(held) < 3:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        assert len(held) == 3, "the payload of the fourth is left where it is"
+        while not under_way.done():
+            for its in held[:]:
+                TcpTransferEngine._landed(owner, *its)
+                held.remove(its)
+            await asyncio.sleep(0)
+    assert {type(outcome) for outcome in under_way.result()} == {Written}
