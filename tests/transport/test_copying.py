@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -15,6 +15,7 @@ from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, WriteFailed
 from epd.transport.copying import Copier
 from epd.transport.local import LocalMemory, LocalTransferEngine
+from epd.transport.region import Piece
 from epd.transport.shm import ShmTransferEngine
 from tests.patience import PATIENCE_S
 
@@ -51,6 +52,27 @@ async def test_settling_waits_for_a_cancelled_copy(gate: Gate) -> None:
     assert task.cancelled()
     assert not await copier.settle(0.05)
     gate.opened.set()
+    assert await copier.settle(PATIENCE_S)
+    copier.close()
+
+
+async def test_settling_waits_for_what_other_threads_have_of_a_copy_that_failed(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at_first(memory: object, pieces: Sequence[Piece], checksums: bool) -> int:
+        if not pieces[0][0]:
+            raise MemoryError
+        return gate.stand_still()
+
+    monkeypatch.setattr(copying, "_copy", fail_at_first)
+    copier, nbytes = Copier(checksums=False), 2 * copying.SHARE_NBYTES
+    memory, source = (memoryview(bytearray(nbytes)) for _ in range(2))
+    task = asyncio.create_task(copier.copy(memory, [(0, source)]))
+    await gate.reached()
+    assert not await copier.settle(0.05)
+    gate.opened.set()
+    with pytest.raises(MemoryError):
+        await task
     assert await copier.settle(PATIENCE_S)
     copier.close()
 
