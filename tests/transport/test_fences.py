@@ -161,6 +161,32 @@ async def test_mooncake_what_does_not_end_is_owned_as_long_as_the_owner_lives(
     await owner.close()
 
 
+@needs_mooncake
+async def test_mooncake_an_end_that_was_not_heard_is_told_with_a_later_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when it ended while a write was being begun that did not tell of it: what the owner
+    holds as begun no fence ever ends."""
+    owner, writer, held, write, region = await begin(monkeypatch)
+    (wire,) = owner._links._inbound["writer", 3]
+    late: list[Any] = []
+    wire.on_frame = lambda wire, frame: late.append(frame)
+    second = asyncio.create_task(writer.write([bytes(64)], region.remote, (0,)))
+    async with asyncio.timeout(PATIENCE_S):
+        while not late:
+            await asyncio.sleep(0.001)
+        held.release(End.DONE)
+        assert isinstance(await write, Written)
+        wire.on_frame = owner._on_frame
+        owner._on_frame(wire, late[0])
+        await second
+        await writer.write([bytes(64)], region.remote, (0,))
+        while not await owner.fence(WRITER, this_host_id(), os.getpid()):
+            await asyncio.sleep(0.01)
+    await writer.close()
+    await owner.close()
+
+
 def test_another_pid_namespace_is_another_host() -> None:
     """Fault F60: pods of one node have one boot id, and the first process of each is pid 1."""
     tell = "from epd.transport.host import this_host_id; print(this_host_id())"

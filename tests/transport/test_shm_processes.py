@@ -149,6 +149,29 @@ async def test_a_dead_owner_fails_the_write_and_its_files_are_swept(family: Fami
     assert isinstance(await producer.write([bytes(64)], target, (3,)), Written)
 
 
+async def test_what_nobody_serves_any_more_is_let_go_of(family: Family) -> None:
+    """With the next region that is mapped, or with the fence of its owner's life."""
+    owner, producer = family.engine("consumer"), family.engine("producer")
+    regions = [owner.allocate("pool", 1, 4096) for _ in range(2)]
+    first, second = (region.remote for region in regions)
+
+    def mapped() -> list[RemoteRegion]:
+        maps = Path("/proc/self/maps").read_text()
+        return [remote for remote in (first, second) if remote.locator in maps]
+
+    assert isinstance(await producer.write([b"x"], first, (0,)), Written)
+    owner.revoke(regions[0])
+    assert mapped() == [first, second]
+    assert isinstance(await producer.write([b"x"], second, (0,)), Written)
+    assert mapped() == [second]
+    await owner.close()
+    assert mapped() == [second]
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert await producer.fence(Address("consumer", 1, ""), this_host_id(), ended.pid)
+    assert mapped() == []
+
+
 async def test_sweep_leaves_the_living_alone(family: Family) -> None:
     family.engine("here").allocate("pool", 1, 4096)
     await family.child("own", "there", "1")
