@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from dataclasses import replace
+from unittest import mock
 
 import msgspec
+import pytest
 import torch
 
-from epd.engine.base import PENDING, Patches, Rows, RowSpan, Scoring, SlotRows, StepSequence
-from epd.messages import SamplingParams
+from epd.config import InstanceConfig
+from epd.engine.base import (
+    PENDING,
+    EngineError,
+    Patches,
+    Rows,
+    RowSpan,
+    Scoring,
+    SlotRows,
+    StepSequence,
+)
+from epd.fsm.group import RankEnded
+from epd.messages import Address, SamplingParams
 from epd.roles.group import Command, Encode, GoOn, Probe, Step
+from epd.roles.rank_asks import Fault, Holds, RankLost, Settle
 from epd.runtime.commands import Numbered
-from epd.runtime.ranks import encode_command
+from epd.runtime.ranks import (
+    Answered,
+    ForkedRanks,
+    _decode_order,
+    _encode,
+    _frame_of,
+    _framed,
+    _Rank,
+    encode_command,
+)
+from tests.patience import PATIENCE_S
 
 
 def _told(command: Command) -> Command:
@@ -81,3 +107,31 @@ def test_of_an_image_its_size_travels_and_no_pixels() -> None:
     assert _told(Encode([], 3)) == Encode([], 3)
     assert _told(GoOn()) == GoOn()
     assert _told(Probe()) == Probe()
+
+
+async def test_what_a_rank_was_asked_is_over_with_its_answer_or_with_the_rank() -> None:
+    """Nothing is kept of what was answered, and nobody waits for who has ended."""
+    ours, theirs = socket.socketpair()
+    rank, its = _Rank(0, ours), Settle(peer=Address("p0", 1, ""))
+    ranks = ForkedRanks(InstanceConfig(instance_id="d0", roles=("decode",)), 1, 0, {1: rank})
+    ranks.leader = mock.Mock()
+    ours_reader, rank.writer = await asyncio.open_unix_connection(sock=ours)
+    reader, writer = await asyncio.open_unix_connection(sock=theirs)
+    reads = asyncio.create_task(ranks._read(1, ours_reader))
+    asks = [asyncio.create_task(ranks.ask(1, its)) for _ in range(3)]
+    last, *others = reversed([_decode_order(await _frame_of(reader)) for _ in asks])
+    for told, answer in zip(others, (Fault(reason="full"), Holds(holds=True)), strict=True):
+        assert told.ask == its
+        writer.write(_framed(_encode(Answered(told.serial, answer))))
+    assert await asks[0] == Holds(holds=True)
+    with pytest.raises(EngineError, match="rank 1: full"):
+        await asks[1]
+    assert list(rank.asked) == [last.serial]
+    writer.close()
+    async with asyncio.timeout(PATIENCE_S):
+        for asked in (asks[2], ranks.ask(1, its)):
+            with pytest.raises(RankLost):
+                await asked
+        await reads
+    ranks.leader.fire.assert_called_once_with(RankEnded(1, "its process has ended"))
+    rank.writer.close()
