@@ -321,6 +321,23 @@ async def test_a_copied_state_goes_on_in_a_captured_step(
     assert torch.equal(found, language.logits([request.next_step(1)]))
 
 
+async def test_a_prompt_that_ends_in_a_row_of_an_image_is_no_decode(
+    fused: Callable[[str], Driver],  # noqa: F811
+) -> None:
+    """Its last chunk may be of one token, too, and graphs of decodes know nothing of rows."""
+    serving = fused("qwen3_vl")
+    language, again = serving.language, Again()
+    request = await serving.request("r", *cases("qwen3_vl")[2])
+    (image,) = request.layouts
+    del request.token_ids[image.offset + image.num_rows :]
+    await serving.step([request], len(request.token_ids) - 1)
+    step = request.next_step(1)
+    assert len(step.spans) == 1 and step.sample is not None
+    expected = language.logits([step]).clone()
+    language.forward.capture(again, max_running=8, max_prompt_tokens=0)  # type: ignore[attr-defined]
+    assert torch.equal(language.logits([step]), expected) and not again.replays
+
+
 def test_blocks_of_states_are_a_row_for_each_sequence() -> None:
     """Who pads has nobody's; what the host knows of chunks is behind the decodes."""
     table = np.arange(20, dtype=np.int32)

@@ -1,0 +1,43 @@
+"""KV that arrives in front of a device's pool: every block to its own place; no device is asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from epd.engine import kv_hop
+from epd.engine.kv_hop import KvHop
+from epd.engine.kv_pool import KvPool
+from epd.engine.row_memory import read_bytes
+from epd.messages import KvLayout
+
+LAYOUT = KvLayout(
+    num_layers=2, block_size=4, num_kv_heads=1, head_dim=3, dtype="float32",
+    block_nbytes=2 * 2 * 4 * 3 * 4,
+)  # fmt: skip
+SLOTS, BLOCKS = [5, 6, 2, 0, 1], [3, 7, 0, 6, 1]
+
+
+@pytest.mark.parametrize("is_mirror", [True, False])
+def test_what_lands_in_several_runs_is_in_its_blocks(
+    *, is_mirror: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_hop, "register", lambda buffer, owner: read_bytes(buffer))
+    pool = KvPool(LAYOUT, 8, torch.float32, "cpu")
+    streams: Any = SimpleNamespace(
+        device=torch.device("cpu"), upload=lambda *pieces: torch.cat(pieces)
+    )
+    hop, size = KvHop(pool, streams), LAYOUT.block_nbytes
+    arrived = np.random.default_rng(3).integers(0, 256, (7, size), dtype=np.uint8)
+    memory: Any = arrived.reshape(-1) if is_mirror else memoryview(arrived.reshape(-1))
+    hop.attach(memory)
+    pool.memory.fill_(9)
+    hop.land(memory, SLOTS, BLOCKS)
+    landed = torch.from_numpy(arrived)[SLOTS]
+    assert torch.equal(pool.memory[BLOCKS], landed)
+    assert bool((pool.memory[[2, 4, 5]] == 9).all())
+    assert torch.equal(hop._landed(memory, SLOTS), landed), "likewise what comes head by head"
