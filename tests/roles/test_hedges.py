@@ -200,8 +200,9 @@ def test_who_is_refused_gets_no_answer(why: str, count: str) -> None:
         one = Asked(at, "", *IMAGES)
         costs = mock.patch("epd.roles.dispatch.pays", return_value=why != "busy")
         spent = mock.patch.object(HedgeBudget, "take", return_value=why != "spent")
-        with costs, spent:
+        with costs, spent as take:
             assert says_late(one) == []
+        assert take.called == (why == "spent"), "only who would be asked costs a part of the budget"
         assert one.machine.attempt == 1 and one.at.actor.counters[count] == 1
 
 

@@ -15,10 +15,10 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
-from epd.messages import Grant, RemoteRegion
+from epd.messages import Address, Grant, RemoteRegion
 from epd.roles.kv_ranks import KvRanks, Sent
-from epd.roles.rank_asks import Answer, AnyAsk, RankLost
-from epd.roles.rank_data import RankPart
+from epd.roles.rank_asks import Answer, AnyAsk, Fence, Holds, RankLost, Settle
+from epd.roles.rank_data import GroupDataPlane, RankPart
 from epd.transport.backend import BackendSettings
 from epd.transport.base import WriteUnknown, Written
 from epd.transport.local import LocalMemory
@@ -157,3 +157,29 @@ async def test_what_a_lost_rank_was_writing_may_still_land(adapter: ModelAdapter
     with mock.patch.object(there, "ask", ask):
         _, second = there.kv.writes(Sent(there.slots(there.rows), (0, 1, 2), (), ()), grant)
         assert await second() == WriteUnknown("rank 1 has ended")
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "holds"),
+    [
+        (True, Holds(holds=True), True),
+        (False, Holds(holds=True), False),
+        (True, Holds(holds=False), False),
+        (True, RankLost("rank 2 has ended"), False),
+    ],
+)
+async def test_what_a_group_says_of_memory_holds_at_all_its_ranks(
+    own: bool, theirs: Holds | RankLost, holds: bool
+) -> None:
+    """All are asked, whatever the first ones say: a fence bars a peer where it is asked for."""
+    plane: Any = mock.Mock(settle=mock.AsyncMock(return_value=own))
+    plane.fence = mock.AsyncMock(return_value=own)
+    others: Any = mock.Mock(joined={2: None, 1: None})
+    peer = Address("d0", 7, "")
+    group = GroupDataPlane(plane, others)
+    for method, more in (("settle", ()), ("fence", ("host", 5))):
+        others.ask = mock.AsyncMock(side_effect=[Holds(holds=True), theirs])
+        assert await getattr(group, method)(peer, *more) is holds
+        getattr(plane, method).assert_awaited_once_with(peer, *more)
+        ask = Fence(peer=peer, host_id="host", pid=5) if more else Settle(peer=peer)
+        assert [call.args for call in others.ask.await_args_list] == [(1, ask), (2, ask)]
