@@ -14,6 +14,7 @@ from epd.api.server import ApiServer
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.fingerprint import model_fingerprint
 from epd.roles.compose import Engines, Gateway, Instance
+from epd.runtime.heap import give_back_now_and_then
 from epd.runtime.worker import (
     Ending,
     Status,
@@ -99,6 +100,7 @@ async def _serve(
         readiness = gateway.role.ready()
         status("serving" if readiness.ok else "waiting", url if readiness.ok else readiness.reason)
 
+    tidying = asyncio.create_task(give_back_now_and_then())
     try:
         gateway.start()
         if instance is not None:
@@ -115,6 +117,7 @@ async def _serve(
             server.drain()
             await _finish_open(gateway, config, ending)
     finally:
+        tidying.cancel()
         await server.close()
         if instance is not None:
             await instance.close()
