@@ -1,8 +1,8 @@
 """A process that holds large things for a moment gives their memory back.
 
 glibc keeps what is freed in the heap below a small thing that stays, and images of requests lie
-there.  A gateway that had answered 300 requests, most with images, had 36 MiB in use and held 237;
-it holds 138 since.
+there.  A gateway went from 166 to 384 MiB with a thousand requests, most of them with images, and
+stayed there at rest; with this it went from 166 to 250 with 300, and to 181 at rest.
 """
 
 from __future__ import annotations
