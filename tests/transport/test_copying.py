@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import pytest
 
@@ -53,6 +54,17 @@ async def test_settling_waits_for_a_cancelled_copy(gate: Gate) -> None:
     assert not await copier.settle(0.05)
     gate.opened.set()
     assert await copier.settle(PATIENCE_S)
+    assert not copier.in_flight, "nothing is kept of what has ended"
+    copier.close()
+
+
+async def test_in_each_turn_of_the_loop_one_big_copy_is_made_on_it() -> None:
+    copier, nbytes = Copier(checksums=False), 2 * copying.SMALL_NBYTES
+    memory, source = (memoryview(bytearray(nbytes)) for _ in range(2))
+    with mock.patch.object(copier, "_on_threads", mock.AsyncMock(return_value=0)) as others:
+        for turn in (1, 2):
+            await asyncio.gather(*(copier.copy(memory, [(0, source)]) for _ in range(2)))
+            assert others.call_count == turn
     copier.close()
 
 
