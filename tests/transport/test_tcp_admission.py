@@ -177,6 +177,18 @@ async def test_a_broken_connection_is_unknown_until_the_owner_has_let_go(
     assert isinstance(again, WriteFailed if fenced else Written)
 
 
+async def test_a_connection_severs_the_ones_that_it_succeeds(room: Room) -> None:
+    """What was lost for the writer alone may still carry bytes."""
+    owner, writer = room.engine("owner"), room.engine("writer")
+    target, life = owner.allocate("pool", 1, 64).remote, (OWNER.instance_id, OWNER.epoch)
+    assert isinstance(await writer.write([b"x"], target, (0,)), Written)
+    (former,) = owner._links._inbound["writer", 1]
+    writer._links._outbound.clear()
+    (await writer._links._call(life, target.locator, succeeds=False)).sever()
+    assert not former.severed, "what is asked apart disturbs nothing"
+    assert await writer._links.succeed(life, target.locator) and former.severed
+
+
 async def test_a_doubt_does_not_settle_while_the_owner_says_nothing(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
