@@ -51,6 +51,9 @@ def test_a_pool_that_is_asked_for_is_what_is_asked_for() -> None:
     config = EngineConfig(device="cuda", kv_nbytes=GIB, kv_landing_nbytes=GIB // 2)
     found = plan(0, Mirrored(GIB, has_landing=True), config)
     assert found == KvPlan(GIB // LAYOUT.block_nbytes, GIB // 2 // LAYOUT.block_nbytes)
+    config = EngineConfig(device="cuda", kv_nbytes=GIB, kv_landing_nbytes=2 * GIB)
+    found = plan(0, Mirrored(GIB, has_landing=True), config)
+    assert found.num_landing_blocks == found.num_blocks, "no more can arrive than has a place"
 
 
 def test_no_room_is_refused_with_what_to_do() -> None:

@@ -48,6 +48,13 @@ def test_it_goes_with_the_size_and_has_a_floor(row_s: float, num_rows: int) -> N
     assert times.late_after_s(num_rows) == pytest.approx(max(0.25, MARGIN * row_s * num_rows))
 
 
+def test_what_is_usual_is_looked_up_again_with_each_load() -> None:
+    times = timed({"e0": [1.0]})
+    assert times.late_after_s(1) == MARGIN
+    times.note("e0", 1, 0.5)
+    assert times.late_after_s(1) == 0.5 * MARGIN
+
+
 def test_of_few_loads_nothing_is_known() -> None:
     assert timed({"e0": [1.0] * 19, "e1": [1.0]}, 20).late_after_s(1) is None
     assert timed({"e0": [1.0] * 20}, 20).late_after_s(1) is not None
