@@ -32,6 +32,7 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         ),
         mutants=("placement_forgets_flights",),
         calm={"work.num_images": 1 << 30},
+        must_fire=0.7,
     ),
     Drill(
         "cache-events-lost",

@@ -250,6 +250,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("haunt", "p0", duration_s=0.4, factor=1.0),),
         fires=("former KvOffer",),
         mutants=("grants_of_the_lost_open_rooms",),
+        must_fire=0.7,
     ),
     Drill(
         "messages-of-a-former-decode",

@@ -189,6 +189,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         fires=("REQUEST:DECODING>PREEMPTED", "REQUEST:RUNNING>PREEMPTED"),
         mutants=("preempted_says_it_again", "preempted_keeps_blocks"),
         calm={"settings.num_blocks": 1024},
+        must_fire=0.7,
     ),
     Drill(
         "few-places",

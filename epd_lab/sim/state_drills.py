@@ -95,6 +95,7 @@ STATE_DRILLS: tuple[Drill, ...] = (
         fires=("state_found", "state_given_up"),
         mutants=("who_is_called_off_keeps_the_copies", "a_state_is_kept_of_a_longer_beginning"),
         calm=NO_STATE,
+        must_fire=0.7,
     ),
     Drill(
         "a-state-is-found-at-prefill",
