@@ -79,7 +79,7 @@ class _Mapping:
         self.door: Door | None = None
         self._threads = threads
         self._num_writes = 0
-        self._dropped = False
+        self.is_dropped = False
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -91,13 +91,13 @@ class _Mapping:
             self._unmap()
 
     def drop(self) -> None:
-        self._dropped = True
+        self.is_dropped = True
         if self.door is not None:
             self.door.close()
         self._unmap()
 
     def _unmap(self) -> None:
-        if self._dropped and not self._num_writes:
+        if self.is_dropped and not self._num_writes:
             with suppress(RuntimeError):  # the engine is closed: with the process it goes, too
                 self._threads.submit(self.memory.close)
 
@@ -108,6 +108,11 @@ class _Queued(NamedTuple):
     passed: Callable[[], None]
     checksum: int
     failure: Exception | None
+
+
+def _not_served(target: RemoteRegion) -> WriteRefused:
+    owner = f"{target.instance_id}:{target.epoch}"
+    return WriteRefused(f"region {target.region_id!r} of {owner} was revoked, or its owner is dead")
 
 
 def _is_quick(pieces: list[Piece]) -> bool:
@@ -263,7 +268,8 @@ class CudaTransferEngine(HostEngine):
     # --- peers' memory ----------------------------------------------------------------------------
 
     async def _mapping(self, target: RemoteRegion) -> _Mapping:
-        """Mapped now or earlier, and served.  Raises WriteRefused."""
+        """Mapped now or earlier, and served as far as the loop knows: the owner is asked behind the
+        write, and once is enough.  Raises WriteRefused."""
         if not LOCATOR.fullmatch(target.locator) or target.num_slots < 1 or target.slot_nbytes < 1:
             raise WriteRefused(f"{target.locator!r} is not the socket of an owner")
         key = key_of(target)
@@ -278,17 +284,15 @@ class CudaTransferEngine(HostEngine):
             raise
         if mapping.remote != target:
             raise WriteRefused(f"region {target.region_id!r} is described differently than before")
-        self._check(mapping, target)
+        if mapping.is_dropped:
+            raise _not_served(target)
         return mapping
 
     def _check(self, mapping: _Mapping, target: RemoteRegion) -> None:
         assert mapping.door is not None
         if not mapping.door.is_open():
             self._drop(target)
-            raise WriteRefused(
-                f"region {target.region_id!r} of {target.instance_id}:{target.epoch} "
-                "was revoked, or its owner is dead"
-            )
+            raise _not_served(target)
 
     async def _map(self, target: RemoteRegion) -> _Mapping:
         path = os.path.join(self._directory, target.locator)
