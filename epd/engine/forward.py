@@ -282,22 +282,16 @@ class FusedForward:
         added: Sequence[AddedRows],
     ) -> torch.Tensor:
         """`_layers`; `cut` is called between the groups of layers whose KV leaves by itself."""
-        per_slot = self.pool.layout.layers_per_slot
-
-        def on_layer(index: int) -> None:
-            if index and index % per_slot == 0:
-                cut()
-
-        before, self.pool.on_layer = self.pool.on_layer, on_layer
+        before, self.pool.on_layers = self.pool.on_layers, lambda num_layers: cut()
         try:
             return self._layers(embeds, flat, added)
         finally:
-            self.pool.on_layer = before
+            self.pool.on_layers = before
 
     def _parts_told(self) -> Callable[[int], None]:
         """Told of each part of a captured step but the first, before it is launched."""
-        on_layer, per_slot = self.pool.on_layer, self.pool.layout.layers_per_slot
-        return lambda number: on_layer(number * per_slot) if on_layer is not None else None
+        tell, per_slot = self.pool.on_layers, self.pool.layout.layers_per_slot
+        return lambda number: tell(number * per_slot) if tell is not None else None
 
     def _at_once(self, beside_prompts: bool) -> int:
         if self.pool.layout.num_parts == 1:

@@ -11,7 +11,9 @@ nothing and writes nothing (fault F25).
 the layers are captured (`PromptGraphs`): what comes before (embeddings, rows of images) and
 behind (which tokens are sampled) differs from step to step and is a handful of launches.  Deepstack
 rows lie in memory that the graphs add at every token; it is zero where a token has none.  Hidden
-states come out where the embeddings went in, or each shape would keep memory for its own.
+states come out where the embeddings went in, or each shape would keep memory for its own.  The
+layers are recorded in parts, one for each group whose KV leaves by itself: between two of them who
+hands over is told of the first.
 
 All graphs read one buffer of integers each (its fields lie elsewhere for each shape) and share one
 memory pool: replays are serialised by the stream, so one's temporaries may be another's.  Logits,

@@ -113,7 +113,7 @@ class KvPool:
         self._dtype = dtype
         self._device = device
         self._memory: _Memory | None = None
-        self.on_layer: Callable[[int], None] | None = None  # told of each `layer` asked for
+        self.on_layers: Callable[[int], None] | None = None  # see `layer`
 
     @property
     def memory(self) -> torch.Tensor:
@@ -152,7 +152,8 @@ class KvPool:
         """Keys and values of a layer.
 
         A step asks for its layers in order, each when it is about to write it: all that it writes
-        into those before is launched.
+        into those before is launched.  So `on_layers(n)` is called behind the first n, at the end
+        of each group that leaves by itself but the last.
         """
         keys, values = self._parts(index)
         return KvLayer(keys, values)
@@ -163,8 +164,8 @@ class KvPool:
         return part
 
     def _parts(self, index: int) -> list[KvPart]:
-        if self.on_layer is not None:
-            self.on_layer(index)
+        if self.on_layers is not None and index and index % self.layout.layers_per_slot == 0:
+            self.on_layers(index)
         _, numbers, scales = self._placed()
         return [
             KvPart(numbers[:, index, part], None if scales is None else scales[:, index, part])

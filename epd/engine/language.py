@@ -194,13 +194,11 @@ class TorchLanguageEngine:
         if on_layers is None:
             return self._executor.launch(self._launch, list(batch))
         loop, told = asyncio.get_running_loop(), on_layers
-        per_slot = self.kv_layout.layers_per_slot
 
-        def on_layer(index: int) -> None:
-            if index and index % per_slot == 0:
-                self._executor.mark(loop, partial(told, index))
+        def launched(num_layers: int) -> None:
+            self._executor.mark(loop, partial(told, num_layers))
 
-        return self._executor.launch(self._launch, list(batch), on_layer)
+        return self._executor.launch(self._launch, list(batch), launched)
 
     # --- on the launch thread --------------------------------------------------------------------
 
@@ -212,14 +210,14 @@ class TorchLanguageEngine:
         return launched.finish()
 
     def _launch(
-        self, batch: Sequence[StepSequence], on_layer: Callable[[int], None] | None = None
+        self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
     ) -> Deferred[StepResult]:
-        """`on_layer(n)` is called when the first n layers' KV is launched."""
-        self.pool.on_layer = on_layer
+        """`on_layers(n)` is called when the first n layers' KV is launched."""
+        self.pool.on_layers = on_layers
         try:
             return self._launch_step(batch)
         finally:
-            self.pool.on_layer = None
+            self.pool.on_layers = None
 
     def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
         watch = stopwatch_of(on_gpu=not self.kv_in_place)

@@ -98,7 +98,7 @@ class KvProducer(Component[Request]):
         num_groups = 0
         if layers is not None:
             num_full = layers.start // self._layout.block_size
-            num_groups = layers.num_layers * self._layout.slots_per_block // self._layout.num_layers
+            num_groups = layers.num_layers // self._layout.layers_per_slot
             num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._whole.block_nbytes
             if request.num_whole is None:  # computed again, it may begin before what was sent
                 request.num_whole = max(num_full, num_said)

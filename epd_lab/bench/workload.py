@@ -148,14 +148,16 @@ def changed(workload: Workload, arrival: Arrival | None, count: int | None) -> W
 
 def at_most(workload: Workload, count: int) -> Workload:
     """The same with no more requests in each stream."""
-    streams = (replace(stream, count=min(stream.count, count)) for stream in workload.streams)
-    return replace(workload, streams=tuple(streams))
+    return _each(workload, lambda stream: replace(stream, count=min(stream.count, count)))
 
 
 def drawn(workload: Workload) -> Workload:
     """The same with answers that are drawn, instead of greedy."""
-    streams = (replace(s, shape=replace(s.shape, temperature=1.0)) for s in workload.streams)
-    return replace(workload, streams=tuple(streams))
+    return _each(workload, lambda s: replace(s, shape=replace(s.shape, temperature=1.0)))
+
+
+def _each(workload: Workload, change: Callable[[Stream], Stream]) -> Workload:
+    return replace(workload, streams=tuple(map(change, workload.streams)))
 
 
 # --- bodies ---------------------------------------------------------------------------------------

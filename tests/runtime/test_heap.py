@@ -6,10 +6,14 @@ import asyncio
 import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
-from epd.runtime import heap
+from epd.config import GatewayConfig
+from epd.runtime import front, heap
 
 PROGRAM = """
 import psutil
@@ -46,3 +50,25 @@ async def test_it_is_done_again_and_again(monkeypatch: pytest.MonkeyPatch) -> No
         while len(times) < 3:
             await asyncio.sleep(0)
     task.cancel()
+
+
+async def test_a_gateway_does_it_while_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended, now = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def noted() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(front, "give_back_now_and_then", noted)
+    monkeypatch.setattr(front, "ApiServer", lambda role, config: mock.AsyncMock(drain=mock.Mock()))
+    monkeypatch.setattr(front, "gc", mock.Mock())
+    gateway: Any = mock.Mock(close=mock.AsyncMock())
+    ending: Any = SimpleNamespace(drain=begun, now=now, exit_status=0)  # it ends once it has begun
+    now.set()
+    config = GatewayConfig(model_dir="")
+    async with asyncio.timeout(10):
+        assert await front._serve(gateway, None, config, ending, mock.Mock()) == 0
+        await ended.wait()
