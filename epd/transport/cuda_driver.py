@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from epd.transport.device import (
 UNTIMED = 2  # of an event
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 POLL_S = 20e-6
+LINK_BYTES_PER_S = 450e9  # of NVLink 4, one way; who waits asks no sooner
 URGENT = -5  # of a stream: a few blocks of a gather between the many of a step
 
 
@@ -141,8 +143,9 @@ def _unmap(driver: Any, handle: Any, address: int, nbytes: int) -> None:
 class CudaDevice:
     """See `Device`.  Raises DeviceError.
 
-    Who waits asks again and again: the driver's own blocking wait ends 30 us late after a copy of
-    16 MB, and 350 us after one of 310 MB, for as much CPU time.
+    Who waits sleeps for as long as the copies take at best, then asks again and again: the driver's
+    own blocking wait ends 30 us late after a copy of 16 MB, and 350 us after one of 310 MB, for as
+    much CPU time.  Each question takes the interpreter's lock from who queues the next write.
 
     Pieces of staging memory are used in turn.  `left[i]` is recorded behind the copies that read
     piece i, and gathering into it waits for that.
@@ -172,6 +175,7 @@ class CudaDevice:
         self._staging = self.allocate(STAGING_NBYTES)
         self._piece = 0
         self._is_staged = False  # something since the last mark
+        self._queued_nbytes = 0  # since then
         self._marks: list[Any] = []  # events that nobody waits for
 
     def _enter(self) -> None:
@@ -225,6 +229,7 @@ class CudaDevice:
 
     def copy(self, copies: Sequence[Copy]) -> None:
         self._enter()
+        self._queued_nbytes += sum(one.nbytes for one in copies)
         if len(copies) == 1:
             (one,) = copies
             _ask(self.driver.cuMemcpyAsync(one.target, one.source, one.nbytes, self._copying))
@@ -257,11 +262,14 @@ class CudaDevice:
             self._is_staged = False
         event = self._marks.pop() if self._marks else _ask(driver.cuEventCreate(UNTIMED))
         _ask(driver.cuEventRecord(event, self._copying))
+        pause_s = max(POLL_S, self._queued_nbytes / LINK_BYTES_PER_S)
+        self._queued_nbytes = 0
 
         def passed() -> None:
             self._enter()
+            pauses = itertools.chain((pause_s,), itertools.repeat(POLL_S))
             while int((answer := driver.cuEventQuery(event))[0]) == NOT_READY:
-                time.sleep(POLL_S)
+                time.sleep(next(pauses))
             _ask(answer)
             self._marks.append(event)
 

@@ -1,13 +1,15 @@
-"""Everything at once against a server on a GPU: `python -m tests.gpu.soak URL SECONDS [GPU]`.
+"""Everything at once against a server on a GPU: `python -m tests.gpu.soak URL SECONDS`.
 
 Users ask for answers to texts and images of all sizes, with sampling of all kinds, and some of
 them leave in the middle.  At the end: what was answered, what failed, and how the memory of the
-device (of GPU, else of all) and of the server's processes here went, by tenths of the time.  1 if
-anything failed, or grew after the first fifth.  A small `--kv-nbytes` makes preemptions.
+device (of `--gpu`, else of all) and of the server's processes here went, by tenths of the time.  1
+if anything failed, or grew after the first fifth.  A server with a small `--kv-nbytes` preempts
+texts, and with `--texts-only` it has nothing else.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import functools
@@ -55,10 +57,10 @@ def image_url(size: tuple[int, int], number: int) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(data[:2] + segment + data[2:]).decode()
 
 
-def body_of(chance: random.Random, number: int) -> dict[str, Any]:
+def body_of(chance: random.Random, number: int, texts_only: bool) -> dict[str, Any]:
     words = " ".join(chance.choices(WORDS, k=chance.choice((5, 60, 400, 2500))))
     content: list[dict[str, Any]] = [{"type": "text", "text": words}]
-    for image in range(chance.choice((0, 0, 1, 1, 2, 3))):
+    for image in range(0 if texts_only else chance.choice((0, 0, 1, 1, 2, 3))):
         url = image_url(chance.choice(SIZES), number * 8 + image)
         content.append({"type": "image_url", "image_url": {"url": url}})
     asked = {"messages": [{"role": "user", "content": content}], "stream": True}
@@ -67,12 +69,14 @@ def body_of(chance: random.Random, number: int) -> dict[str, Any]:
     return asked | {"max_tokens": chance.choice((1, 16, 120, 600)), "ignore_eos": not ends} | wish
 
 
-async def user(session: aiohttp.ClientSession, name: int, until: float, told: Counter[str]) -> None:
+async def user(
+    session: aiohttp.ClientSession, name: int, until: float, told: Counter[str], texts_only: bool
+) -> None:
     chance = random.Random(name)
     number = name * 100_000
     while time.monotonic() < until:
         number += 1
-        body = await asyncio.to_thread(body_of, chance, number)
+        body = await asyncio.to_thread(body_of, chance, number, texts_only)
         leaves_after = chance.randrange(1, 40) if chance.random() < 0.25 else 0
         try:
             outcome = await ask(session, body, leaves_after)
@@ -138,7 +142,7 @@ async def until_ready(session: aiohttp.ClientSession) -> None:
             await asyncio.sleep(1.0)
 
 
-async def main(url: str, seconds: float, gpu: str = "") -> int:
+async def main(url: str, seconds: float, gpu: str, *, texts_only: bool) -> int:
     told: Counter[str] = Counter()
     server = server_of(url)
     timeout = aiohttp.ClientTimeout(total=300)
@@ -146,7 +150,9 @@ async def main(url: str, seconds: float, gpu: str = "") -> int:
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
         await until_ready(session)
         until = time.monotonic() + seconds
-        users = [asyncio.create_task(user(session, n, until, told)) for n in range(USERS)]
+        users = [
+            asyncio.create_task(user(session, n, until, told, texts_only)) for n in range(USERS)
+        ]
         for tenth in range(10):
             await asyncio.sleep(seconds / 10)
             device, host = memory(server, gpu)
@@ -164,4 +170,10 @@ async def main(url: str, seconds: float, gpu: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--gpu", default="", help="whose memory is looked at; default: all")
+    parser.add_argument("--texts-only", action="store_true", help="no images")
+    args = parser.parse_args()
+    sys.exit(asyncio.run(main(args.url, args.seconds, args.gpu, texts_only=args.texts_only)))
