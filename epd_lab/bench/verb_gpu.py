@@ -47,6 +47,11 @@ def add_to(kinds: Any) -> None:
     parser.add_argument(
         "--requests", type=int, metavar="N", help="of each stream, at most; default: all"
     )
+    parser.add_argument(
+        "--times", type=int, default=1, metavar="N",
+        help="send so many times the requests of each stream, all new: of a longer run its "
+        "beginning and its end are a smaller part",
+    )  # fmt: skip
     parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
     parser.add_argument(
         "--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help="default bench-gpu"
@@ -66,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from epd_lab.bench import gpu, shape
     from epd_lab.bench.machine import gpus
     from epd_lab.bench.serve import Plan
-    from epd_lab.bench.workload import at_most, drawn, named
+    from epd_lab.bench.workload import at_most, drawn, lengthened, named
 
     here = len(gpus())
     number = args.gpus or max((n for n in gpu.SUITES if n <= here), default=0)
@@ -86,10 +91,11 @@ def run(args: argparse.Namespace) -> int:
         directory = shape.write(args.out.absolute() / name, tiny.CHECKPOINT, args.shape)
         given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
     topologies, workloads = gpu.SUITES[number]
-    if args.requests is not None and args.requests < 1:
-        raise UsageError(f"--requests {args.requests}: send at least one")
+    for flag, count in (("--requests", args.requests), ("--times", args.times)):
+        if count is not None and count < 1:
+            raise UsageError(f"{flag} {count}: at least 1 is needed")
     try:
-        chosen = tuple(named(name) for name in args.workloads or workloads)
+        chosen = tuple(lengthened(named(name), args.times) for name in args.workloads or workloads)
     except ValueError as error:
         raise UsageError(f"--workload: {error}") from None
     if args.requests is not None:

@@ -151,6 +151,15 @@ def at_most(workload: Workload, count: int) -> Workload:
     return _each(workload, lambda stream: replace(stream, count=min(stream.count, count)))
 
 
+def lengthened(workload: Workload, times: int) -> Workload:
+    """The same with so many times the requests in each stream: of a longer run its beginning, when
+    all users ask at once, and its end, when few are left, are a smaller part.  Raises ValueError
+    for a file."""
+    if workload.file is not None and times > 1:
+        raise ValueError(f"{workload.file} is sent once, without --times; repeat its lines instead")
+    return _each(workload, lambda stream: replace(stream, count=stream.count * times))
+
+
 def drawn(workload: Workload) -> Workload:
     """The same with answers that are drawn, instead of greedy."""
     return _each(workload, lambda s: replace(s, shape=replace(s.shape, temperature=1.0)))

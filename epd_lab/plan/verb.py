@@ -57,6 +57,9 @@ def add_to(verbs: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="medians of; default 1")
+    parser.add_argument(
+        "--times", type=int, default=1, metavar="N", help="requests, as in epd bench gpu"
+    )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="default: all cores")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="compare with this gpu.json")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (SVG)")
@@ -70,12 +73,13 @@ def run(args: argparse.Namespace) -> int:
     """Raises UsageError and ConfigError."""
     from epd.topology import parse_topology
     from epd_lab.bench import serve_figures, serve_plot
-    from epd_lab.bench.workload import NAMED, named
+    from epd_lab.bench.workload import NAMED, lengthened, named
     from epd_lab.plan import compared, costs, page, topologies
     from epd_lab.plan.run import Plan, gpu_settings
     from epd_lab.plan.run import run as predict
 
-    for name, number in (("--gpus", args.gpus), ("--repeats", args.repeats)):
+    counts = {"--gpus": args.gpus, "--repeats": args.repeats, "--times": args.times}
+    for name, number in counts.items():
         if number < 1:
             raise UsageError(f"{name} {number}: at least 1 is needed")
     known = costs.read(args.costs or costs.BUNDLED)
@@ -85,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         parse_topology(name)
     try:
-        workloads = [named(name) for name in args.workloads or WORKLOADS]
+        workloads = [lengthened(named(name), args.times) for name in args.workloads or WORKLOADS]
     except ValueError as error:
         raise UsageError(f"--workload: {error}") from None
     for workload in workloads:

@@ -113,8 +113,17 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
 def test_a_short_run_sends_less_of_each_stream(planned: Callable[..., list[Stream]]) -> None:
     given = ["--workload", "mixed", "--workload", "text-c1", "--model", str(tiny.CHECKPOINT)]
     assert [stream.count for stream in planned(*given, "--requests", "30")] == [30, 24, 6]
-    with pytest.raises(UsageError, match="at least one"):
-        planned(*given, "--requests", "0")
+    for flag in ("--requests", "--times"):
+        with pytest.raises(UsageError, match="at least 1"):
+            planned(*given, flag, "0")
+
+
+def test_a_long_run_sends_more_of_each_stream(planned: Callable[..., list[Stream]]) -> None:
+    given = ["--workload", "mixed", "--model", str(tiny.CHECKPOINT), "--times", "4"]
+    assert [stream.count for stream in planned(*given)] == [512, 96]
+    assert [stream.count for stream in planned(*given, "--requests", "30")] == [30, 30]
+    with pytest.raises(UsageError, match="repeat its lines"):
+        planned(*given, "--workload", __file__)
 
 
 def test_random_experts_are_chosen_by_tokens_that_are_drawn(

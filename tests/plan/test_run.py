@@ -87,8 +87,9 @@ def test_the_verb_prints_what_it_predicts(
     told = capsys.readouterr().out
     assert "predicted, not measured: qwen3-vl-4b-shape on NVIDIA H200" in told
     assert "+0%" in told.splitlines()[-1]
-    assert main([*asked, "--json", "--plot", str(tmp_path / "plan.svg")]) == 0
-    assert msgspec.json.decode(capsys.readouterr().out)["rows"][0]["server"] == "1epd"
+    assert main([*asked, "--times", "2", "--json", "--plot", str(tmp_path / "plan.svg")]) == 0
+    (told_row,) = msgspec.json.decode(capsys.readouterr().out)["rows"]
+    assert (told_row["server"], told_row["figures"]["requests"]) == ("1epd", 24)
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
     assert main([*asked, "--topology", "2epd", "--set", "placement=fixed", "--markdown"]) == 0
     *_, one, two = capsys.readouterr().out.splitlines()
@@ -107,6 +108,7 @@ def test_what_the_gateway_refuses_is_told() -> None:
     ("flags", "said"),
     [
         (["--gpus", "0"], "--gpus 0: at least 1"),
+        (["--times", "0"], "--times 0: at least 1"),
         (["--topology", "2x"], "'x' is no role"),
         (["--workload", "tall"], "there is no workload"),
         (["--workload", __file__], "a file of bodies is not known"),
