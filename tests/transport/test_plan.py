@@ -1,0 +1,81 @@
+"""Where the bytes of a write go: `region.plan` against a copy byte by byte."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.messages import RemoteRegion
+from epd.transport.region import WriteRefused, plan
+
+NUM_SLOTS = 9
+
+
+def region(slot_nbytes: int) -> RemoteRegion:
+    return RemoteRegion(
+        backend="shm",
+        instance_id="owner",
+        epoch=1,
+        region_id="rows",
+        locator="here",
+        slot_nbytes=slot_nbytes,
+        num_slots=NUM_SLOTS,
+    )
+
+
+side_by_side = st.tuples(st.integers(0, NUM_SLOTS), st.integers(0, NUM_SLOTS)).map(
+    lambda ends: tuple(range(min(ends), max(ends)))
+)
+anywhere = st.permutations(range(NUM_SLOTS)).flatmap(
+    lambda slots: st.integers(0, NUM_SLOTS).map(lambda count: tuple(slots[:count]))
+)
+
+neighbours = side_by_side.flatmap(st.permutations).map(tuple)
+
+
+@pytest.mark.parametrize("places", [side_by_side, neighbours, anywhere])
+@given(data=st.data(), slot_nbytes=st.integers(1, 5))
+def test_every_byte_goes_where_its_slot_is(
+    places: st.SearchStrategy[tuple[int, ...]], data: st.DataObject, slot_nbytes: int
+) -> None:
+    slots = data.draw(places)
+    room = len(slots) * slot_nbytes
+    nbytes = room - data.draw(st.integers(0, min(room, 2 * slot_nbytes)))
+    content = bytes(range(1, nbytes + 1))
+    cuts = sorted(data.draw(st.lists(st.integers(0, nbytes), max_size=4)))
+    bounds = [0, *cuts, nbytes]
+    source = [memoryview(content)[a:b] for a, b in pairwise(bounds) if a < b]
+    wanted = bytearray(NUM_SLOTS * slot_nbytes)
+    for at, byte in enumerate(content):
+        wanted[slots[at // slot_nbytes] * slot_nbytes + at % slot_nbytes] = byte
+    found = bytearray(len(wanted))
+    pieces = plan(source, region(slot_nbytes), slots)
+    for offset, view in pieces:
+        found[offset : offset + view.nbytes] = view
+    assert found == wanted
+    assert sum(view.nbytes for _, view in pieces) == nbytes
+    if all(after == slot + 1 for slot, after in pairwise(slots)):
+        assert len(pieces) == len(source), "side by side, a piece for each buffer"
+
+
+@given(side_by_side.filter(bool) | anywhere.filter(bool), st.integers(0, NUM_SLOTS))
+def test_no_slot_is_written_twice(slots: tuple[int, ...], place: int) -> None:
+    twice = (*slots[:place], slots[0], *slots[place:])
+    with pytest.raises(WriteRefused, match="named twice"):
+        plan([memoryview(b"a")], region(1), twice)
+
+
+@pytest.mark.parametrize(
+    "slots", [(-1,), (-1, 0, 1), (NUM_SLOTS,), (NUM_SLOTS - 1, NUM_SLOTS), (0, NUM_SLOTS, 3)]
+)
+def test_no_slot_is_outside(slots: tuple[int, ...]) -> None:
+    with pytest.raises(WriteRefused, match="is not one of the region's 9"):
+        plan([memoryview(b"a")], region(1), slots)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(WriteRefused, match="7 bytes do not fit 2 slots of 3 bytes"):
+        plan([memoryview(b"abcdefg")], region(3), (4, 5))
