@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epd.messages import Address
 from epd.transport import copying
 from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, WriteFailed
-from epd.transport.copying import Copier
+from epd.transport.copying import Copier, share_out
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.region import Piece
 from epd.transport.shm import ShmTransferEngine
@@ -136,3 +138,28 @@ async def test_a_write_into_a_region_that_is_revoked_meanwhile_has_failed(
         assert "revoked" in outcome.reason
         await producer.close()
         await consumer.close()
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6), st.integers(1, 4))
+def test_shares_are_the_same_bytes_in_the_same_places(
+    units: list[int], count: int, unit: int
+) -> None:
+    pieces, at = [], 0
+    for number, size in enumerate(units):
+        at += 7 * number  # gaps between them
+        pieces.append((at, memoryview(bytes([number + 1]) * (size * unit))))
+        at += size * unit
+    shares = share_out(pieces, count, unit)
+
+    def laid_out(them: list[Piece]) -> bytes:
+        memory = bytearray(at)
+        for offset, view in them:
+            memory[offset : offset + view.nbytes] = view
+        return bytes(memory)
+
+    assert laid_out([piece for share in shares for piece in share]) == laid_out(pieces)
+    sizes = [sum(view.nbytes for _, view in share) for share in shares]
+    assert len(shares) <= count
+    assert all(size and size % unit == 0 for size in sizes)
+    assert max(sizes) == sizes[0], "what is left over is in the last"
+    assert len(set(sizes[:-1])) <= 1

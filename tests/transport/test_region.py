@@ -1,4 +1,4 @@
-"""Where the bytes of a write go: `region.plan` against a copy byte by byte."""
+"""Where the bytes of a write go, against a copy byte by byte; what a region keeps, and how long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.messages import RemoteRegion
-from epd.transport.region import WriteRefused, plan
+from epd.transport.base import TransportError
+from epd.transport.region import SlotRegion, WriteRefused, check_shape, plan
 
 NUM_SLOTS = 9
 
@@ -79,3 +80,19 @@ def test_no_slot_is_outside(slots: tuple[int, ...]) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(WriteRefused, match="7 bytes do not fit 2 slots of 3 bytes"):
         plan([memoryview(b"abcdefg")], region(3), (4, 5))
+
+
+@pytest.mark.parametrize(("num_slots", "slot_nbytes"), [(0, 1), (1, 0), (-1, 8), (8, -1)])
+def test_an_empty_region_is_refused(num_slots: int, slot_nbytes: int) -> None:
+    with pytest.raises(TransportError, match=f"{num_slots} slots of {slot_nbytes} bytes"):
+        check_shape("rows", num_slots, slot_nbytes)
+
+
+@pytest.mark.parametrize("by_reference", [False, True])
+def test_a_revoked_region_keeps_nothing(by_reference: bool) -> None:
+    memory, given = bytearray(NUM_SLOTS), bytearray(b"ab")
+    own = SlotRegion(region(1), memoryview(memory), by_reference=by_reference)
+    own.deposit((3, 4), [memoryview(given)])
+    own.release()
+    memory.extend(b"!")  # raises while there is a view of it
+    given.extend(b"!")
