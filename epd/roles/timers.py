@@ -132,7 +132,7 @@ class Timers:
             yield from map(_name, armed.values())
 
     def _mark(self, timer: _Timer) -> None:
-        timer.callback = None
+        timer.callback = timer.owner = None  # a request that has ended takes its images with it
         self._num_marked += 1
         if self._num_marked > MIN_MARKED and 2 * self._num_marked > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].callback is not None]

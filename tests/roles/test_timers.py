@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from epd.fsm.link import EchoMissed, RetryDue
+from epd.fsm.kernel import NULL_JOURNAL
+from epd.fsm.link import EchoMissed, Link, RetryDue
 from epd.roles.mailbox import Mailbox
 from epd.roles.timers import MIN_MARKED, Timers
-from tests.fsm.tables import make_link
+from tests.fsm.tables import PEER, make_link
 
 
 class Handle:
@@ -183,3 +187,22 @@ def test_the_loop_has_one_timer_and_what_is_dropped_is_swept(
         timers.keep(link, ())
     assert len([h for h in clock.handles if h.callback is not None]) == 1
     assert len(timers._heap) <= 2 * MIN_MARKED + 2
+
+
+def test_what_is_dropped_holds_nothing_of_its_machine(timers: Timers) -> None:
+    """It stays in the heap for a while, and a request has images of megabytes."""
+
+    class Watched(Link):
+        """A machine with a weak reference."""
+
+    link, again = Watched(PEER, NULL_JOURNAL), Watched(PEER, NULL_JOURNAL)
+    kept = weakref.ref(link), weakref.ref(again)
+    timers.arm(link, RetryDue, 100.0, partial(str, link))
+    timers.keep(link, ())
+    timers.arm(again, RetryDue, 100.0, partial(str, again))
+    timers.arm(again, RetryDue, 1.0, partial(str, again))  # its entry is in the wrong place now
+    timers.keep(again, ())
+    assert len(timers._heap) == 3
+    del link, again
+    gc.collect()
+    assert [machine() for machine in kept] == [None, None]
