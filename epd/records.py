@@ -5,10 +5,14 @@ Plain frozen records without behaviour; `epd.messages` says who sends which to w
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from epd.layouts import KvLayout
 from epd.wire import Record
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]  # or the frame is no frame
 
 
 class RemoteRegion(Record):
@@ -19,8 +23,8 @@ class RemoteRegion(Record):
     epoch: int
     region_id: str
     locator: str  # backend's own: a shared memory name, host:port, ...
-    slot_nbytes: int
-    num_slots: int
+    slot_nbytes: Positive
+    num_slots: Positive
 
 
 class RowContract(Record):

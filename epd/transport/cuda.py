@@ -270,7 +270,7 @@ class CudaTransferEngine(HostEngine):
     async def _mapping(self, target: RemoteRegion) -> _Mapping:
         """Mapped now or earlier, and served as far as the loop knows: the owner is asked behind the
         write, and once is enough.  Raises WriteRefused."""
-        if not LOCATOR.fullmatch(target.locator) or target.num_slots < 1 or target.slot_nbytes < 1:
+        if not LOCATOR.fullmatch(target.locator):
             raise WriteRefused(f"{target.locator!r} is not the socket of an owner")
         key = key_of(target)
         opening = self._mapped.get(key)

@@ -164,8 +164,6 @@ class ShmTransferEngine(OwnMemory):
             NAME.fullmatch(target.locator) and target.locator.startswith(stem)
         ):
             raise WriteRefused(f"{target.locator!r} is not the name of a segment of that region")
-        if target.num_slots < 1 or target.slot_nbytes < 1:
-            raise WriteRefused("the descriptor names an empty region")
         stale = [remote for remote, segment in self._mapped.values() if not segment.is_served()]
         self._unmap(lambda remote: remote in stale)
         return Segment.attach(

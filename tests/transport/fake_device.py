@@ -65,6 +65,8 @@ class FakeDevice:
 
     def open(self, fd: int, nbytes: int) -> FakeMemory:
         self._check()
+        if os.fstat(fd).st_size != nbytes:
+            raise DeviceError("CUDA_ERROR_INVALID_VALUE")
         return FakeMemory(fd, nbytes)
 
     def _check(self) -> None:

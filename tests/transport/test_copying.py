@@ -16,6 +16,7 @@ from epd.messages import Address
 from epd.transport import copying
 from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, WriteFailed
+from epd.transport.checksum import is_summed
 from epd.transport.copying import Copier, share_out
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.region import Piece
@@ -163,3 +164,9 @@ def test_shares_are_the_same_bytes_in_the_same_places(
     assert all(size and size % unit == 0 for size in sizes)
     assert max(sizes) == sizes[0], "what is left over is in the last"
     assert len(set(sizes[:-1])) <= 1
+
+
+def test_what_leaves_the_host_is_summed_unless_it_is_said() -> None:
+    asked = [(policy, leaves) for policy in ("always", "auto", "never") for leaves in (True, False)]
+    summed = [is_summed(policy, leaves_host=leaves) for policy, leaves in asked]
+    assert summed == [True, True, True, False, False, False]

@@ -149,6 +149,54 @@ async def test_what_is_revoked_under_a_write_is_unmapped_behind_it(
     await until(lambda: num_mapped() == 0)
 
 
+@pytest.mark.parametrize(
+    "locator", ["../0123456789abcdef.sock", "0123456789abcdef.sock/..", "pool.sock", ""]
+)
+async def test_a_locator_is_a_name_in_our_directory_and_no_path(
+    family: Family, locator: str
+) -> None:
+    region = family.device("consumer").allocate("pool", 1, 4096)
+    target = msgspec.structs.replace(region.remote, locator=locator)
+    outcome = await family.device("producer").write([], target, ())
+    assert isinstance(outcome, WriteFailed)
+    assert outcome.reason == f"{target.locator!r} is not the socket of an owner"
+
+
+async def test_a_region_keeps_its_description(family: Family) -> None:
+    region = family.device("consumer").allocate("pool", 2, 4096)
+    producer = family.device("producer")
+    assert isinstance(await producer.write([b"x"], region.remote, (0,)), Written)
+    larger = msgspec.structs.replace(region.remote, num_slots=200)
+    outcome = await producer.write([b"y"], larger, (150,))
+    assert isinstance(outcome, WriteFailed) and "described differently" in outcome.reason
+
+
+async def test_what_could_not_be_mapped_is_tried_again(family: Family) -> None:
+    consumer, device = family.device("consumer"), FakeDevice()
+    producer = CudaTransferEngine(BackendSettings("producer", 1), device, family.directory)
+    family.devices.append(producer)
+    region = consumer.allocate("pool", 3, 4096)
+    device.broken = True
+    outcome = await producer.write([b"x"], region.remote, (2,))
+    assert isinstance(outcome, WriteFailed) and "is not mapped" in outcome.reason
+    device.broken = False
+    assert isinstance(await producer.write([b"x"], region.remote, (2,)), Written)
+
+
+async def test_nothing_is_left_open_of_what_was_revoked(family: Family) -> None:
+    consumer, producer = family.device("consumer"), family.device("producer")
+    opened = []
+    for _ in range(5):
+        region = consumer.allocate("pool", 1, 4096)
+        assert isinstance(await producer.write([b"x"], region.remote, (0,)), Written)
+        consumer.revoke(region)
+        del region
+        await until(lambda: num_mapped() == 0)
+        await asyncio.sleep(0.02)
+        opened.append(len(os.listdir("/proc/self/fd")))
+    assert max(opened) == min(opened), "a connection to the owner for each region"
+
+
 async def test_a_device_that_fails_leaves_a_doubt_until_it_has_passed(family: Family) -> None:
     consumer = family.device("consumer")
     device = FakeDevice()

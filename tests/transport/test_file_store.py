@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from epd.transport.base import TransportError
 from epd.transport.file_store import FileStore
+from epd.transport.whole_file import MAX_HEADER_NBYTES, head_of, parse_whole
 from tests.contract.transfer_kit import pattern
 
 KEY = "0123456789abcdef" * 4
@@ -200,3 +201,9 @@ def test_a_link_is_not_followed(store: FileStore, tmp_path: Path) -> None:
     path_of(store.directory, KEY).symlink_to(target)
     assert store.get(KEY) is None
     assert target.exists()
+
+
+@pytest.mark.parametrize(("note_nbytes", "is_read"), [(1000, True), (MAX_HEADER_NBYTES, False)])
+def test_a_header_is_read_up_to_a_bound(note_nbytes: int, is_read: bool) -> None:
+    whole = memoryview(head_of(b"n" * note_nbytes, 0, 0))
+    assert (parse_whole(whole, verify=True) is not None) is is_read

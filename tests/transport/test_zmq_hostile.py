@@ -15,7 +15,7 @@ import zmq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from epd.messages import PROTOCOL_VERSION, Leave
+from epd.messages import PROTOCOL_VERSION, Grant, Leave, Message, RemoteRegion
 from epd.transport.codec import Envelope, FrameLimits, FrameRejected, encode, unpack
 from epd.transport.zmq_bus import ZmqBus
 from tests.contract.bus_kit import Inbox, close, note, rooms
@@ -66,9 +66,23 @@ async def attacker(private: Path) -> AsyncIterator[Attacker]:
     await made.close()
 
 
-def header(source: str = "evil", epoch: int = 1, **fields: Any) -> bytes:
+def header(
+    source: str = "evil", epoch: int = 1, message: Message | None = None, **fields: Any
+) -> bytes:
     version = fields.pop("version", PROTOCOL_VERSION)
-    return encode(Envelope(version, source, epoch, Leave(), **fields))
+    return encode(Envelope(version, source, epoch, message or Leave(), **fields))
+
+
+def granting(slot_nbytes: int, num_slots: int) -> bytes:
+    region = RemoteRegion(
+        backend="shm", instance_id="evil", epoch=1, region_id="rows", locator="here",
+        slot_nbytes=slot_nbytes, num_slots=num_slots,
+    )  # fmt: skip
+    grant = Grant(
+        room="r", attempt=1, mm_hash="", region=region, slots=(0,), contract=None, num_rows=1,
+        deadline_s=9.0,
+    )  # fmt: skip
+    return header(message=grant)
 
 
 GOOD = header()
@@ -82,6 +96,8 @@ HOSTILE: list[tuple[str, list[bytes], str]] = [
     ("missing field", [msgspec.msgpack.encode([1, "evil", 1, ["Commit", "r"]])], "malformed"),
     ("a map", [msgspec.msgpack.encode({"version": 1})], "malformed"),
     ("deep nesting", [GOOD.replace(b"\x95", b"\x96") + b"\x91" * 900], "malformed"),
+    ("slots of no bytes", [granting(0, 1)], "malformed"),
+    ("a region without slots", [granting(1, -1)], "malformed"),
     ("pickle", [b"\x80\x04\x95\x1b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix"], "malformed"),
     ("other version", [header(version=PROTOCOL_VERSION + 1)], "version"),
     ("an earlier life of the victim", [header(target_epoch=4)], "stale_target"),
