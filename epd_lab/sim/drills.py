@@ -138,6 +138,7 @@ DRILLS: tuple[Drill, ...] = (
             100, image_share=1.0, max_images=1, num_images=20, cancel_share=0.95, spread_s=1.4
         ),
         faults=(Fault("hang", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=2.0),),
+        must_fire=0.7,
         fires=(
             "ENCODING:ENCODING>ABANDONED",
             "ENCODING:ABANDONED>ENCODING",
@@ -150,6 +151,7 @@ DRILLS: tuple[Drill, ...] = (
         ("F10", "F32", "F37"),
         topology="2e2p1d",
         work=REPEATS,
+        must_fire=0.7,
         fires=("EMBEDDING:LOADING>LOADING",),
         mutants=("no_single_flight", "deepstack_is_dropped"),
         calm={"work.num_images": 1 << 30},

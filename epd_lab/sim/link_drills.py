@@ -24,6 +24,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         topology="2e2p1d",
         work=IMAGES,
         faults=(Fault("mute", "p0", point="MESSAGE:Grant", nth=8, other="e0"),),
+        must_fire=0.7,
         mutants=("no_link_is_doubted",),
         fires=(
             "LINK:MUTE>CARRIES",

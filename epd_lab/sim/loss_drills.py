@@ -75,6 +75,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         topology="1e1p2d",
         work=Workload(16, max_tokens=24, spread_s=0.3),
         faults=(Fault("kill", "here", point="MESSAGE:Tokens", nth=40, duration_s=0.5),),
+        must_fire=0.7,
         mutants=("migration_restarts_numbering",),
         fires=(
             "GENERATION:STREAMING>MIGRATING",

@@ -190,6 +190,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         must_fire=0.7,
         fires=("last_message_lost",),
         mutants=("what_failed_at_prefill_goes_on",),
+        calm={"settings": Settings()},  # with slow steps a question crosses the answer now and then
     ),
     Drill(
         "kill-prefill-unheard",
