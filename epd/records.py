@@ -12,7 +12,7 @@ import msgspec
 from epd.layouts import KvLayout
 from epd.wire import Record
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]  # or the frame is no frame
+Positive = Annotated[int, msgspec.Meta(ge=1)]  # a message with another does not decode
 
 
 class RemoteRegion(Record):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -262,14 +261,15 @@ class CudaDevice:
             self._is_staged = False
         event = self._marks.pop() if self._marks else _ask(driver.cuEventCreate(UNTIMED))
         _ask(driver.cuEventRecord(event, self._copying))
-        pause_s = max(POLL_S, self._queued_nbytes / LINK_BYTES_PER_S)
+        best_s = max(POLL_S, self._queued_nbytes / LINK_BYTES_PER_S)
         self._queued_nbytes = 0
 
         def passed() -> None:
             self._enter()
-            pauses = itertools.chain((pause_s,), itertools.repeat(POLL_S))
+            pause_s = best_s
             while int((answer := driver.cuEventQuery(event))[0]) == NOT_READY:
-                time.sleep(next(pauses))
+                time.sleep(pause_s)
+                pause_s = POLL_S
             _ask(answer)
             self._marks.append(event)
 

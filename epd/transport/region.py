@@ -54,7 +54,8 @@ def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
 def runs(slots: Sequence[int], slot_nbytes: int, nbytes: int) -> list[tuple[int, int]]:
     """`(offset, length)` in the region of the first `nbytes` of `slots`; neighbours are merged."""
     slots = slots[: -(-nbytes // slot_nbytes)]
-    if _are_side_by_side(slots):
+    # As most are; to look at each of a prompt's thousand took longer than to queue the copies.
+    if slots and tuple(slots) == tuple(range(slots[0], slots[0] + len(slots))):
         return [(slots[0] * slot_nbytes, nbytes)]
     merged: list[tuple[int, int]] = []
     first = 0
@@ -65,11 +66,6 @@ def runs(slots: Sequence[int], slot_nbytes: int, nbytes: int) -> list[tuple[int,
             nbytes -= length
             first = at
     return merged
-
-
-def _are_side_by_side(slots: Sequence[int]) -> bool:
-    """As most are; to look at each of a prompt's thousand took longer than to queue the copies."""
-    return bool(slots) and tuple(slots) == tuple(range(slots[0], slots[0] + len(slots)))
 
 
 def plan(source: Sequence[memoryview], target: RemoteRegion, slots: Sequence[int]) -> list[Piece]:
@@ -98,7 +94,7 @@ def plan(source: Sequence[memoryview], target: RemoteRegion, slots: Sequence[int
 
 def check_slots(target: RemoteRegion, slots: Sequence[int]) -> None:
     """Raises WriteRefused unless the slots are distinct and in the region."""
-    if not _are_side_by_side(slots) and len(set(slots)) != len(slots):
+    if len(slots) > 1 and len(set(slots)) != len(slots):
         raise WriteRefused("a slot is named twice")
     for slot in (min(slots), max(slots)) if slots else ():
         if not 0 <= slot < target.num_slots:

@@ -145,11 +145,11 @@ async def test_a_write_into_a_region_that_is_revoked_meanwhile_has_failed(
 def test_shares_are_the_same_bytes_in_the_same_places(
     units: list[int], count: int, unit: int
 ) -> None:
-    pieces, at = [], 0
+    content, pieces, at = memoryview(bytes(range(1, 1 + sum(units) * unit))), [], 0
     for number, size in enumerate(units):
         at += 7 * number  # gaps between them
-        pieces.append((at, memoryview(bytes([number + 1]) * (size * unit))))
-        at += size * unit
+        pieces.append((at, content[: size * unit]))
+        at, content = at + size * unit, content[size * unit :]
     shares = share_out(pieces, count, unit)
 
     def laid_out(them: list[Piece]) -> bytes:

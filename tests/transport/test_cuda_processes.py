@@ -27,9 +27,12 @@ HERE = this_host_id()
 
 
 class Family(ShmFamily):
-    def device(self, instance_id: str, epoch: int = 1) -> CudaTransferEngine:
+    def device(
+        self, instance_id: str, epoch: int = 1, made: FakeDevice | None = None, *,
+        checksums: bool = False,
+    ) -> CudaTransferEngine:  # fmt: skip
         engine = CudaTransferEngine(
-            BackendSettings(instance_id, epoch), FakeDevice(), self.directory
+            BackendSettings(instance_id, epoch, checksums), made or FakeDevice(), self.directory
         )
         self.devices.append(engine)
         return engine
@@ -173,8 +176,7 @@ async def test_a_region_keeps_its_description(family: Family) -> None:
 
 async def test_what_could_not_be_mapped_is_tried_again(family: Family) -> None:
     consumer, device = family.device("consumer"), FakeDevice()
-    producer = CudaTransferEngine(BackendSettings("producer", 1), device, family.directory)
-    family.devices.append(producer)
+    producer = family.device("producer", made=device)
     region = consumer.allocate("pool", 3, 4096)
     device.broken = True
     outcome = await producer.write([b"x"], region.remote, (2,))
@@ -200,8 +202,7 @@ async def test_nothing_is_left_open_of_what_was_revoked(family: Family) -> None:
 async def test_a_device_that_fails_leaves_a_doubt_until_it_has_passed(family: Family) -> None:
     consumer = family.device("consumer")
     device = FakeDevice()
-    producer = CudaTransferEngine(BackendSettings("producer", 1), device, family.directory)
-    family.devices.append(producer)
+    producer = family.device("producer", made=device)
     region = consumer.allocate("pool", 1, 4096)
     assert isinstance(await producer.write([b"x"], region.remote, (0,)), Written)
     device.broken = True
@@ -237,8 +238,7 @@ async def test_what_is_scattered_goes_in_pieces_of_whole_slots(
 ) -> None:
     device = FakeDevice()
     consumer = family.device("consumer")
-    producer = CudaTransferEngine(BackendSettings("producer", 1, True), device, family.directory)
-    family.devices.append(producer)
+    producer = family.device("producer", made=device, checksums=True)
     region = consumer.allocate("kv", 12, 1000)
     source = memoryview(os.urandom(2 * 1000 * num_slots))
     slots = [(5 * slot + 3) % 12 for slot in range(num_slots)]

@@ -7,24 +7,18 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epd.messages import RemoteRegion
 from epd.transport.base import TransportError
 from epd.transport.region import SlotRegion, WriteRefused, check_shape, plan
+from tests.fsm.tables import REGION
 
 NUM_SLOTS = 9
 
 
 def region(slot_nbytes: int) -> RemoteRegion:
-    return RemoteRegion(
-        backend="shm",
-        instance_id="owner",
-        epoch=1,
-        region_id="rows",
-        locator="here",
-        slot_nbytes=slot_nbytes,
-        num_slots=NUM_SLOTS,
-    )
+    return replace(REGION, slot_nbytes=slot_nbytes, num_slots=NUM_SLOTS)
 
 
 side_by_side = st.tuples(st.integers(0, NUM_SLOTS), st.integers(0, NUM_SLOTS)).map(
@@ -33,7 +27,6 @@ side_by_side = st.tuples(st.integers(0, NUM_SLOTS), st.integers(0, NUM_SLOTS)).m
 anywhere = st.permutations(range(NUM_SLOTS)).flatmap(
     lambda slots: st.integers(0, NUM_SLOTS).map(lambda count: tuple(slots[:count]))
 )
-
 neighbours = side_by_side.flatmap(st.permutations).map(tuple)
 
 

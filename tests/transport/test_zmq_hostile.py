@@ -14,11 +14,13 @@ import pytest
 import zmq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from epd.messages import PROTOCOL_VERSION, Grant, Leave, Message, RemoteRegion
+from epd.messages import PROTOCOL_VERSION, Leave, Message
 from epd.transport.codec import Envelope, FrameLimits, FrameRejected, encode, unpack
 from epd.transport.zmq_bus import ZmqBus
 from tests.contract.bus_kit import Inbox, close, note, rooms
+from tests.fsm.tables import GRANT, REGION
 from tests.patience import PATIENCE_S
 
 LIMITS = FrameLimits(max_header_nbytes=1000, max_payload_nbytes=2000, max_payloads=3)
@@ -74,15 +76,8 @@ def header(
 
 
 def granting(slot_nbytes: int, num_slots: int) -> bytes:
-    region = RemoteRegion(
-        backend="shm", instance_id="evil", epoch=1, region_id="rows", locator="here",
-        slot_nbytes=slot_nbytes, num_slots=num_slots,
-    )  # fmt: skip
-    grant = Grant(
-        room="r", attempt=1, mm_hash="", region=region, slots=(0,), contract=None, num_rows=1,
-        deadline_s=9.0,
-    )  # fmt: skip
-    return header(message=grant)
+    region = replace(REGION, slot_nbytes=slot_nbytes, num_slots=num_slots)
+    return header(message=replace(GRANT, region=region))
 
 
 GOOD = header()
