@@ -1,17 +1,21 @@
-"""KV between a GPU and the host memory that the transfer engine can reach.
+"""KV between a GPU and the memory that the transfer engine can reach.
 
-What is to be sent is gathered on the device and comes down in one piece, both on a stream of their
-own: it is final, so it need not wait for the step that is being computed (later layers of the very
-same prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that
-arrived lie in registered memory (pinned, so that the device reads it itself) and go up into one
-piece, which is then scattered into the pool; the landing memory may be written again when the
-call's future has ended.
+A transport that reads the device's memory copies what is to be sent from where it lies (`source`).
+For others it is gathered on the device and comes down in one piece, both on a stream of their own:
+it is final, so it need not wait for the step that is being computed (later layers of the very same
+prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that arrived
+lie in memory of the device, or in registered memory (pinned, so that the device reads it itself)
+and go up into one piece.  They are then scattered into the pool; the landing memory may be written
+again when the call's future has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from epd.engine.base import Buffer
@@ -19,7 +23,7 @@ from epd.engine.copies import to_device
 from epd.engine.executor import Deferred
 from epd.engine.kv_heads import put_blocks, take_heads
 from epd.engine.kv_pool import KvPool
-from epd.engine.pinned import Arena, device_tensor, register
+from epd.engine.pinned import Arena, register
 from epd.engine.row_memory import read_bytes
 from epd.engine.state_moves import Piece, put_states, take_states
 from epd.engine.streams import KV_OUT, DeviceStreams
@@ -45,9 +49,9 @@ class KvHop:
             self._mirror = read_bytes(usable).view(-1, nbytes)
 
     def source(self, slots: Sequence[int]) -> KvSource:
-        """The bytes of slots that are final, for who gathers them on this device."""
-        by_slot = self._pool.memory.view(-1, self._pool.layout.slot_nbytes)
-        return KvSource(_wide(by_slot), slots)
+        """Slots that are final, where they lie, for who copies them from there."""
+        memory, size = self._pool.memory, self._pool.layout.slot_nbytes
+        return KvSource(memory, np.array(slots, np.uint64) * size + memory.data_ptr(), size)
 
     def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
         """The bytes of slots that are final, in pinned memory of their own."""
@@ -119,43 +123,17 @@ class KvHop:
         return to_device(list(blocks), torch.int64, self._streams.device)
 
 
+@dataclass(frozen=True, slots=True)
 class KvSource:
-    """Slots of a pool as a transport gathers them (`Gathered`), on whatever thread and stream."""
+    """Slots of a pool as a transport copies them (`transport.device.Scattered`)."""
 
-    def __init__(
-        self,
-        by_slot: torch.Tensor,
-        slots: Sequence[int],
-        part: slice | None = None,
-        index: list[torch.Tensor] | None = None,
-    ) -> None:
-        """`part`: of the slots; `index`: has all of them, once they are on the device."""
-        self._by_slot = by_slot
-        self._slots = slots
-        self._part = part or slice(0, len(slots))
-        self._index = [] if index is None else index
-        self._slot_nbytes = by_slot.shape[1] * by_slot.element_size()
+    pool: torch.Tensor  # kept while a write reads it
+    addresses: np.ndarray[Any, np.dtype[np.uint64]]
+    slot_nbytes: int
 
     @property
     def nbytes(self) -> int:
-        count: int = self._part.stop - self._part.start
-        return count * self._slot_nbytes
-
-    def __getitem__(self, part: slice) -> KvSource:
-        start, stop, _ = part.indices(self.nbytes)
-        assert start % self._slot_nbytes == stop % self._slot_nbytes == 0  # whole slots
-        first, size = self._part.start, self._slot_nbytes
-        cut = slice(first + start // size, first + stop // size)
-        return KvSource(self._by_slot, self._slots, cut, self._index)
-
-    def gather_to(self, address: int, stream: int) -> None:
-        device = self._by_slot.device
-        with torch.inference_mode(), torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
-            if not self._index:
-                self._index.append(to_device(self._slots, torch.int64, device))
-            index = self._index[0][self._part]
-            gathered = device_tensor(address, self.nbytes, device).view(self._by_slot.dtype)
-            torch.index_select(self._by_slot, 0, index, out=gathered.view(len(index), -1))
+        return len(self.addresses) * self.slot_nbytes
 
 
 def _leaving(taken: torch.Tensor, *, in_place: bool) -> Deferred[list[Buffer]]:

@@ -66,12 +66,6 @@ class _Piece:
         }
 
 
-def device_tensor(address: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """uint8 over memory of a device that somebody else keeps."""
-    piece: Any = _Piece(address, nbytes)
-    return torch.as_tensor(piece, device=device)
-
-
 class Arena:
     """First fit over one allocation; from any thread."""
 

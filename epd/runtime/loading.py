@@ -26,7 +26,6 @@ from epd.roles.rank_asks import OtherRanks
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
 from epd.transport.backends import chosen
-from epd.transport.device import STAGING_NBYTES
 
 if TYPE_CHECKING:
     from epd.engine.executor import DeviceExecutor
@@ -61,7 +60,7 @@ def mirrored(config: InstanceConfig, row_nbytes: int) -> Mirrored:
         return Mirrored()
     rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
     rows_nbytes = rows if "prefill" in config.roles else 0
-    return Mirrored(STAGING_NBYTES + rows_nbytes, has_landing="decode" in config.roles)
+    return Mirrored(rows_nbytes, has_landing="decode" in config.roles)
 
 
 def load_engines(

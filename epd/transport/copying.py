@@ -107,10 +107,9 @@ class Copier:
             future.exception()  # seen, also when the caller was cancelled
 
 
-def share_out(pieces: Sequence[Piece], count: int, unit: int = 1) -> list[list[Piece]]:
-    """The same bytes to the same places, in about equal shares, each contiguous, of whole units."""
-    nbytes = sum(view.nbytes for _, view in pieces)
-    share_nbytes = -(-nbytes // (count * unit)) * unit
+def share_out(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
+    """The same bytes to the same places, in about equal shares, each contiguous."""
+    share_nbytes = -(-sum(view.nbytes for _, view in pieces) // count)
     shares: list[list[Piece]] = [[]]
     room = share_nbytes
     for offset, view in pieces:

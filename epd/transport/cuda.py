@@ -1,10 +1,10 @@
 """Data plane between GPUs of one host: the writer's copy engine writes into the owner's memory.
 
 A region is device memory that its owner hands out as a file descriptor (`memory_socket.py`); a
-writer maps it for its own device, once per (instance, epoch, region), and keeps the mapping.  What
-lies scattered is gathered into staging memory, piece by piece, and each piece is copied while the
-next one is gathered; rows are copied from where they lie.  A write has ended when an event behind
-its copies has passed.  So nothing passes through host memory, and the host only queues and waits.
+writer maps it for its own device, once per (instance, epoch, region), and keeps the mapping.  All
+is copied from where it lies, what is scattered slot by slot.  A write has ended when an event
+behind its copies has passed.  So nothing passes through host memory, no multiprocessor of the GPU
+has a part in it, and the host only queues and waits.
 
 A copy that is queued cannot be taken back, and ends with its process.  Therefore the fence is the
 end of that process, as its pidfd tells it, and nothing less: a file lock is free before the last
@@ -20,11 +20,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
@@ -38,20 +36,16 @@ from epd.transport.base import (
     WriteUnknown,
     Written,
 )
-from epd.transport.checksum import checksum_of, crc32
-from epd.transport.copying import share_out
 from epd.transport.cuda_driver import CudaDevice, missing
 from epd.transport.device import (
-    PIECE_NBYTES,
-    Copy,
     Device,
     DeviceError,
     Memory,
     is_on_device,
     is_scattered,
-    place_of,
 )
 from epd.transport.device_ends import Ends
+from epd.transport.device_queue import DeviceQueue, is_quick, scattered
 from epd.transport.host import this_host_id
 from epd.transport.host_engine import HostEngine, Write
 from epd.transport.memory_socket import Door, MemorySocket, Question, ask, own_directory
@@ -61,13 +55,13 @@ from epd.transport.region import (
     SlotRegion,
     WriteRefused,
     byte_views,
+    check_fit,
     check_shape,
     key_of,
     recut,
 )
 
 LOCATOR = re.compile(r"[0-9a-f]{16}\.sock")
-MAX_INLINE = 4  # copies that are queued on the loop, which takes less time than a thread's turn
 
 
 class _Mapping:
@@ -102,22 +96,9 @@ class _Mapping:
                 self._threads.submit(self.memory.close)
 
 
-class _Queued(NamedTuple):
-    """A write that the device has been given."""
-
-    passed: Callable[[], None]
-    checksum: int
-    failure: Exception | None
-
-
 def _not_served(target: RemoteRegion) -> WriteRefused:
     owner = f"{target.instance_id}:{target.epoch}"
     return WriteRefused(f"region {target.region_id!r} of {owner} was revoked, or its owner is dead")
-
-
-def _is_quick(pieces: list[Piece]) -> bool:
-    """Queued in microseconds: a few copies from the device's own memory."""
-    return len(pieces) <= MAX_INLINE and all(is_on_device(view) for _, view in pieces)
 
 
 class CudaTransferEngine(HostEngine):
@@ -133,7 +114,7 @@ class CudaTransferEngine(HostEngine):
         self._memories: dict[RegionKey, Memory] = {}  # own
         self._mapped: dict[RegionKey, asyncio.Task[_Mapping]] = {}
         self._in_doubt = False  # something queued may still move
-        self._order = threading.Lock()
+        self._queue = DeviceQueue(device, checksums=self._copier.checksums)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="epd-cuda")
         self._ends = Ends()
 
@@ -195,16 +176,29 @@ class CudaTransferEngine(HostEngine):
             views += [raw] if is_on_device(raw) or is_scattered(raw) else byte_views([raw])
         return views
 
+    def _pieces(
+        self, views: list[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> list[Piece]:
+        """None, if slot goes to slot."""
+        source = scattered(views)
+        if source is None:
+            return super()._pieces(views, target, slots)
+        if len(views) > 1 or source.slot_nbytes != target.slot_nbytes:
+            size = f"slots of {source.slot_nbytes} bytes"
+            raise WriteRefused(f"{size} are written alone, and into some of their size")
+        check_fit(source.nbytes, target, slots)
+        return []
+
     async def _write(self, write: Write) -> WriteOutcome:
         mapping = await self._mapping(write.target)
         loop = asyncio.get_running_loop()
-        work = (mapping.memory.address, write.views, write.pieces, write.target.slot_nbytes)
+        base = mapping.memory.address
         with mapping.in_use():
             try:
-                if self._copier.checksums or not _is_quick(write.pieces):
-                    queued = await loop.run_in_executor(self._threads, self._begin, *work)
+                if is_quick(write) and not self._copier.checksums:
+                    queued = self._queue.put(base, write)
                 else:
-                    queued = self._begin(*work)
+                    queued = await loop.run_in_executor(self._threads, self._queue.put, base, write)
                 await self._ends.end_of(queued.passed)
             except DeviceError as error:
                 self._in_doubt = True
@@ -213,57 +207,6 @@ class CudaTransferEngine(HostEngine):
             raise WriteRefused(f"the write could not be queued: {queued.failure!r}")
         self._check(mapping, write.target)
         return Written(write.nbytes, queued.checksum)
-
-    def _begin(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> _Queued:
-        failure: Exception | None = None
-        checksum = 0
-        with self._order:
-            try:
-                checksum = self._queue(base, views, pieces, unit)
-            except Exception as error:
-                failure = error
-            return _Queued(self._device.mark(), checksum, failure)
-
-    def _queue(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> int:
-        """Gives the checksum."""
-        source = views[0] if views else b""
-        if not is_scattered(source):
-            self._queue_copies(base, pieces)
-            return self._sum(views)
-        at, checksum = 0, 0
-        count = max(1, -(-source.nbytes // (PIECE_NBYTES - unit)))
-        for share in share_out(pieces, count, unit):
-            nbytes = sum(piece.nbytes for _, piece in share)
-            staged = self._device.stage(source[at : at + nbytes])
-            if self._copier.checksums:
-                checksum = crc32(self._device.read(staged, nbytes), checksum)
-            copies, first = [], staged
-            for offset, piece in share:
-                copies.append(Copy(base + offset, first, piece.nbytes))
-                first += piece.nbytes
-            self._device.copy(copies)
-            at += nbytes
-        return checksum
-
-    def _queue_copies(self, base: int, pieces: list[Piece]) -> None:
-        copies = []
-        for offset, view in pieces:
-            address, on_device = place_of(view)
-            copies.append(Copy(base + offset, address, view.nbytes))
-            if not on_device:
-                self._device.copy([copies.pop()])
-        if copies:
-            self._device.copy(copies)
-
-    def _sum(self, views: list[Buffer]) -> int:
-        if not self._copier.checksums:
-            return 0
-        checksum = 0
-        for view in views:
-            address, on_device = place_of(view)
-            data = memoryview(self._device.read(address, view.nbytes)) if on_device else view
-            checksum = checksum_of([data], checksum)
-        return checksum
 
     # --- peers' memory ----------------------------------------------------------------------------
 
@@ -325,9 +268,7 @@ class CudaTransferEngine(HostEngine):
             return False
         if self._in_doubt:
             try:
-                with self._order:
-                    passed = self._device.mark()
-                await self._ends.end_of(passed)
+                await self._ends.end_of(self._queue.mark())
             except DeviceError:
                 return False
             self._in_doubt = False
@@ -350,8 +291,6 @@ class CudaTransferEngine(HostEngine):
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if not self._writes and not self._in_doubt:
-            self._threads.submit(self._device.close)
         self._threads.shutdown(wait=False)
         self._ends.close()
 

@@ -7,24 +7,38 @@ the driver's own calls runs without one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
 
 from epd.transport.base import Buffer
 from epd.transport.host_memory import address_of
 
-PIECE_NBYTES = 64 << 20  # of the staging memory
-NUM_PIECES = 4
-STAGING_NBYTES = NUM_PIECES * PIECE_NBYTES
+Column = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class DeviceError(Exception):
     """The device did not do what was asked of it."""
 
 
-class Copy(NamedTuple):
-    target: int  # addresses
-    source: int
-    nbytes: int
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """One in each row; as arrays, which a driver takes as they are."""
+
+    targets: Column  # addresses
+    sources: Column
+    nbytes: Column
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    def __getitem__(self, rows: slice) -> Copies:
+        return Copies(*(column[rows] for column in self.columns))
+
+    @property
+    def columns(self) -> tuple[Column, Column, Column]:
+        return self.targets, self.sources, self.nbytes
 
 
 class Memory(Protocol):
@@ -44,20 +58,18 @@ class Memory(Protocol):
         """Unmap it now: no copy that touches it is under way.  Idempotent."""
 
 
-class Gathered(Protocol):
-    """Bytes that lie scattered on the device; a slice is one of them, too."""
+class Scattered(Protocol):
+    """Slots that lie scattered on the device."""
+
+    slot_nbytes: int
+    addresses: Column  # in order
 
     @property
     def nbytes(self) -> int: ...
 
-    def __getitem__(self, part: slice) -> Gathered: ...
-
-    def gather_to(self, address: int, stream: Any) -> None:
-        """Queue their copies, one behind the other, to this address; from any thread."""
-
 
 class Device(Protocol):
-    """Of one instance.  `stage`, `copy` and `mark` are called by one thread at a time."""
+    """Of one instance.  `copy`, `copy_all` and `mark` are called by one thread at a time."""
 
     @property
     def domain(self) -> str:
@@ -69,21 +81,17 @@ class Device(Protocol):
     def open(self, fd: int, nbytes: int) -> Memory:
         """A peer's memory; the descriptor stays the caller's.  Raises DeviceError."""
 
-    def stage(self, source: Gathered) -> int:
-        """Queue gathering at most `PIECE_NBYTES`; the address.  Copies queued from now on wait for
-        it, and it waits for those that read the same piece before."""
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy, from the host's memory or the device's own."""
 
-    def copy(self, copies: Sequence[Copy]) -> None:
-        """Queue copies; several at once only from the device's own memory."""
+    def copy_all(self, copies: Copies) -> None:
+        """Queue some from the device's own memory, which are made in any order."""
 
     def mark(self) -> Callable[[], None]:
         """What blocks until all that is queued so far has passed.  Both raise DeviceError."""
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Bytes of the device, behind what is staged; blocks."""
-
-    def close(self) -> None:
-        """Give the staging memory back."""
+        """Bytes of the device that are final; blocks."""
 
 
 # By type, since each write asks, and looking at an object takes longer than queueing a copy: a
@@ -95,8 +103,8 @@ def is_on_device(view: object) -> bool:
     return hasattr(type(view), "__cuda_array_interface__")
 
 
-def is_scattered(view: object) -> TypeGuard[Gathered]:
-    return hasattr(type(view), "gather_to")
+def is_scattered(view: object) -> TypeGuard[Scattered]:
+    return hasattr(type(view), "addresses")
 
 
 def place_of(view: Buffer) -> tuple[int, bool]:
@@ -107,3 +115,16 @@ def place_of(view: Buffer) -> tuple[int, bool]:
         return pointer(view), True
     interface = getattr(view, "__cuda_array_interface__", {})
     return interface["data"][0], True
+
+
+def copies_of(rows: Sequence[tuple[int, int, int]]) -> Copies:
+    """Target, source and number of bytes of each."""
+    return Copies(*np.ascontiguousarray(np.array(rows, np.uint64).T))
+
+
+def merged(targets: Column, sources: Column, size: int) -> Copies:
+    """Of slots of one size; what is side by side at both ends is one copy."""
+    follows = (np.diff(targets) == size) & (np.diff(sources) == size)
+    first = np.flatnonzero(np.append(True, ~follows))
+    nbytes = np.diff(np.append(first, len(targets))).astype(np.uint64) * size
+    return Copies(targets[first], sources[first], nbytes)

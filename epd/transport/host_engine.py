@@ -108,7 +108,8 @@ class HostEngine(OwnMemory, ABC):
             if target.backend != self.kind:
                 raise WriteRefused(f"a region of {target.backend!r} is not reached by {self.kind}")
             views = self._views(source)
-            work = self._write(Write(views, plan(views, target, slots), target, tuple(slots)))
+            pieces = self._pieces(views, target, slots)
+            work = self._write(Write(views, pieces, target, tuple(slots)))
         except WriteRefused as refused:
             return WriteFailed(str(refused))
         task = asyncio.get_running_loop().create_task(_outcome(work))
@@ -119,6 +120,12 @@ class HostEngine(OwnMemory, ABC):
     def _views(self, source: Sequence[Buffer]) -> list[Buffer]:
         """What is written, to be cut into pieces.  Raises WriteRefused."""
         return byte_views(source)
+
+    def _pieces(
+        self, views: list[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> list[Piece]:
+        """What goes where.  Raises WriteRefused."""
+        return plan(views, target, slots)
 
     @abstractmethod
     def _write(self, write: Write) -> Coroutine[Any, Any, WriteOutcome]:

@@ -71,11 +71,7 @@ def runs(slots: Sequence[int], slot_nbytes: int, nbytes: int) -> list[tuple[int,
 def plan(source: Sequence[memoryview], target: RemoteRegion, slots: Sequence[int]) -> list[Piece]:
     """Copies that put `source`, concatenated, into `slots`.  Raises WriteRefused."""
     nbytes = sum(view.nbytes for view in source)
-    check_slots(target, slots)
-    if nbytes > len(slots) * target.slot_nbytes:
-        raise WriteRefused(
-            f"{nbytes} bytes do not fit {len(slots)} slots of {target.slot_nbytes} bytes"
-        )
+    check_fit(nbytes, target, slots)
     places = runs(slots, target.slot_nbytes, nbytes)
     if len(source) == len(places) == 1:  # most rows: one buffer, into slots side by side
         return [(places[0][0], source[0])]
@@ -90,6 +86,15 @@ def plan(source: Sequence[memoryview], target: RemoteRegion, slots: Sequence[int
             pieces.append((offset, view[:step]))
             view, offset, length = view[step:], offset + step, length - step
     return pieces
+
+
+def check_fit(nbytes: int, target: RemoteRegion, slots: Sequence[int]) -> None:
+    """Raises WriteRefused unless the slots are of the region, and hold so much."""
+    check_slots(target, slots)
+    if nbytes > len(slots) * target.slot_nbytes:
+        raise WriteRefused(
+            f"{nbytes} bytes do not fit {len(slots)} slots of {target.slot_nbytes} bytes"
+        )
 
 
 def check_slots(target: RemoteRegion, slots: Sequence[int]) -> None:

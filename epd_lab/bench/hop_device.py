@@ -2,9 +2,10 @@
 
 Rows are written from where they lie: one way, from "ready" to `Written`, one write at a time, and
 as many a second as with several in flight.  A hand-over is the KV of a prompt that lies scattered
-in the sender's pool: gathered, written, told to the receiver, and scattered into its pool, until
-the receiver's device has passed that.  Every byte is compared on both sides of each measure.  CPU
-time is that of both processes.  With one GPU both processes are on it.
+in the sender's pool: written at once, or one group of layers after the other as a prompt's leave;
+told to the receiver, and scattered into its pool, until the receiver's device has passed that.
+Every byte is compared on both sides of each measure.  CPU time is that of both processes.  With one
+GPU both processes are on it.
 """
 
 from __future__ import annotations
@@ -103,8 +104,10 @@ class End:
         return time.perf_counter_ns()
 
     def is_equal(self, source: int, target: int) -> bool:
-        """The blocks of the second seed hold what the sender has in those of the first."""
+        """The blocks of the second seed hold what the sender has in those of the first; nothing
+        of it is left."""
         found = self.pool.memory[list(self.blocks(target))].clone()
+        torch.as_tensor(self.region.buffer, device=found.device).zero_()
         self.fill(0)
         return bool(torch.equal(found, self.pool.memory[list(self.blocks(source))]))
 
@@ -155,9 +158,8 @@ async def measure(count: int) -> list[Figure]:
     await sender.open("sender", 0)
     target = msgspec.convert(place, RemoteRegion)
 
-    async def write(source: list[Any]) -> int:
-        count = -(-source[0].nbytes // target.slot_nbytes)
-        outcome = await sender.engine.write(source, target, tuple(range(count)))
+    async def write(source: Any, slots: Sequence[int]) -> int:
+        outcome = await sender.engine.write([source], target, slots)
         if not isinstance(outcome, Written):
             raise RuntimeError(str(outcome))  # noqa: TRY004 - not a type error
         return time.perf_counter_ns()
@@ -165,8 +167,10 @@ async def measure(count: int) -> list[Figure]:
     size = LAYOUT.slots_per_block
     places = [block * size + group for block in sender.blocks(1) for group in range(size)]
 
-    async def hand_over() -> int:
-        await write([sender.hop.source(places)])
+    async def hand_over(num_parts: int) -> int:
+        for part in range(num_parts):
+            slots = range(part, len(places), num_parts)
+            await write(sender.hop.source([places[slot] for slot in slots]), slots)
         usable_ns: int = await receiver.ask("land", seed=2)
         return usable_ns
 
@@ -174,14 +178,17 @@ async def measure(count: int) -> list[Figure]:
     for nbytes in ROWS_NBYTES:
         rows = sender.pool.memory.view(-1)[:nbytes]
         for in_flight in (1, 4, 16):
-            once = functools.partial(write, [rows])
+            slots = range(-(-nbytes // target.slot_nbytes))
+            once = functools.partial(write, rows, slots)
             found.append(await _timed("rows", nbytes, in_flight, count, receiver, once))
         if not await receiver.ask("landed", nbytes=nbytes):
             raise RuntimeError(f"{nbytes} bytes did not land as they were sent")
     nbytes = NUM_BLOCKS * LAYOUT.block_nbytes
-    found.append(await _timed("KV", nbytes, 1, count, receiver, hand_over))
-    if not await receiver.ask("is_equal", source=1, target=2):
-        raise RuntimeError("the blocks did not land as they were sent")
+    for what, num_parts in (("KV", 1), ("KV/4", size)):
+        once = functools.partial(hand_over, num_parts)
+        found.append(await _timed(what, nbytes, 1, count, receiver, once))
+        if not await receiver.ask("is_equal", source=1, target=2):
+            raise RuntimeError("the blocks did not land as they were sent")
     await sender.close()
     await receiver.ask("close")
     await receiver.close()

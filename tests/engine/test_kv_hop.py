@@ -1,7 +1,8 @@
-"""KV that arrives in front of a device's pool: every block to its own place; no device is asked."""
+"""KV that leaves a device's pool, and that arrives in front of one; no device is asked."""
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
 from epd.engine.row_memory import read_bytes
 from epd.messages import KvLayout
+from epd.transport.device import is_scattered
 
 LAYOUT = KvLayout(
     num_layers=2, block_size=4, num_kv_heads=1, head_dim=3, dtype="float32",
@@ -41,3 +43,16 @@ def test_what_lands_in_several_runs_is_in_its_blocks(
     assert torch.equal(pool.memory[BLOCKS], landed)
     assert bool((pool.memory[[2, 4, 5]] == 9).all())
     assert torch.equal(hop._landed(memory, SLOTS), landed), "likewise what comes head by head"
+
+
+def test_what_leaves_is_copied_from_the_pool_slot_by_slot() -> None:
+    pool = KvPool(LAYOUT, 8, torch.float32, "cpu")
+    pool.memory.random_()
+    slots = [9, 2, 3, 14]
+    streams: Any = None  # nothing is launched
+    source = KvHop(pool, streams).source(slots)
+    assert is_scattered(source)
+    assert source.slot_nbytes == LAYOUT.slot_nbytes
+    assert source.nbytes == 4 * LAYOUT.slot_nbytes
+    found = [ctypes.string_at(at, source.slot_nbytes) for at in source.addresses.tolist()]
+    assert b"".join(found) == b"".join(pool.slot_views(slots))

@@ -10,11 +10,11 @@ import contextlib
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from epd.transport.backend import BackendSettings
 from epd.transport.cuda import CudaTransferEngine
-from epd.transport.device import PIECE_NBYTES, Copy, DeviceError, Gathered
+from epd.transport.device import Copies, DeviceError
 from epd.transport.host_memory import address_of
 
 NAME = "epd-fake-device"
@@ -52,8 +52,7 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self.broken = False
-        self.staged: list[int] = []  # bytes of each piece
-        self._staging = bytearray(PIECE_NBYTES)
+        self.num_copies: list[int] = []  # of each call
 
     def allocate(self, nbytes: int) -> FakeMemory:
         fd = os.memfd_create(NAME)
@@ -73,26 +72,20 @@ class FakeDevice:
         if self.broken:
             raise DeviceError("CUDA_ERROR_LAUNCH_FAILED")
 
-    def stage(self, source: Gathered) -> int:
-        assert source.nbytes <= PIECE_NBYTES
-        self.staged.append(source.nbytes)
-        address = address_of(memoryview(self._staging))
-        source.gather_to(address, None)
-        return address
-
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, target: int, source: int, nbytes: int) -> None:
         self._check()
-        for one in copies:
-            ctypes.memmove(one.target, one.source, one.nbytes)
+        ctypes.memmove(target, source, nbytes)
+
+    def copy_all(self, copies: Copies) -> None:
+        self.num_copies.append(len(copies))
+        for one in zip(*(column.tolist() for column in copies.columns), strict=True):
+            self.copy(*one)
 
     def mark(self) -> Callable[[], None]:
         return self._check
 
     def read(self, address: int, nbytes: int) -> bytes:
         return ctypes.string_at(address, nbytes)
-
-    def close(self) -> None:
-        self._staging = bytearray()
 
 
 def make(its: BackendSettings) -> CudaTransferEngine:

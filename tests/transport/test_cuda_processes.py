@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from epd.messages import Address, RemoteRegion
@@ -18,7 +18,9 @@ from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
 from epd.transport.checksum import crc32
 from epd.transport.cuda import BACKEND, CudaTransferEngine
+from epd.transport.device import Column
 from epd.transport.host import this_host_id
+from epd.transport.host_memory import address_of
 from tests.patience import PATIENCE_S
 from tests.transport.fake_device import NAME, FakeDevice
 from tests.transport.test_shm_processes import Family as ShmFamily
@@ -216,38 +218,98 @@ async def test_a_device_that_fails_leaves_a_doubt_until_it_has_passed(family: Fa
     assert isinstance(await producer.write([b"z"], region.remote, (0,)), Written)
 
 
-class Scattered:
-    """`Gathered`: every other byte of some, as a pool's blocks are."""
+class Slots:
+    """See `device.Scattered`."""
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self.nbytes = len(data[::2])
+    addresses: Column = np.empty(0, np.uint64)
 
-    def __getitem__(self, part: slice) -> Scattered:
-        start, stop, _ = part.indices(self.nbytes)
-        return Scattered(self._data[2 * start : 2 * stop])
-
-    def gather_to(self, address: int, stream: object) -> None:
-        assert stream is None
-        ctypes.memmove(address, bytes(self._data[::2]), self.nbytes)
+    def __init__(self, memory: memoryview, slots: Sequence[int], slot_nbytes: int = 1000) -> None:
+        self.slot_nbytes = slot_nbytes
+        self.addresses = np.array(slots, np.uint64) * slot_nbytes + address_of(memory)
+        self.nbytes = len(slots) * slot_nbytes
 
 
-@pytest.mark.parametrize("num_slots", [1, 3, 10])
-async def test_what_is_scattered_goes_in_pieces_of_whole_slots(
-    family: Family, num_slots: int
+@pytest.mark.parametrize("checksums", [False, True])
+@pytest.mark.parametrize(
+    ("slots", "granted", "expected"),
+    [
+        ([], [], []),
+        ([4], [7], [1]),
+        ([6, 2, 4], [1, 11, 5], [3]),
+        ([6, 7, 8, 1], [3, 4, 5, 6], [2]),  # neighbours at both ends are one copy
+        ([6, 7, 8, 1], [3, 4, 9, 10], [3]),
+        (list(range(0, 600, 2)), list(range(300)), [256, 44]),  # too many for one call
+    ],
+)
+async def test_what_is_scattered_is_copied_slot_by_slot(
+    family: Family, slots: list[int], granted: list[int], expected: list[int], checksums: bool
 ) -> None:
     device = FakeDevice()
     consumer = family.device("consumer")
-    producer = family.device("producer", made=device, checksums=True)
-    region = consumer.allocate("kv", 12, 1000)
-    source = memoryview(os.urandom(2 * 1000 * num_slots))
-    slots = [(5 * slot + 3) % 12 for slot in range(num_slots)]
-    wanted = bytes(source[::2])
-    outcome = await producer.write([Scattered(source)], region.remote, slots)
-    assert outcome == Written(len(wanted), crc32(wanted))
-    assert b"".join(region.views(slots, len(wanted))) == wanted
-    assert sum(device.staged) == len(wanted) and len(device.staged) <= 4
-    assert all(nbytes % 1000 == 0 for nbytes in device.staged)
+    producer = family.device("producer", made=device, checksums=checksums)
+    region = consumer.allocate("kv", 300, 1000)
+    memory = memoryview(bytearray(os.urandom(600_000)))
+    wanted = b"".join(memory[1000 * slot : 1000 * slot + 1000] for slot in slots)
+    outcome = await producer.write([Slots(memory, slots)], region.remote, granted)
+    assert outcome == Written(len(wanted), crc32(wanted) if checksums else 0)
+    assert b"".join(region.views(granted, len(wanted))) == wanted
+    assert device.num_copies == expected
+
+
+class Rows:
+    """Rows of a device, side by side."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self.nbytes = len(memory)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {"data": (address_of(self._memory), False)}
+
+    def __getitem__(self, part: slice) -> Rows:
+        return Rows(self._memory[part])
+
+
+@pytest.mark.parametrize(
+    ("granted", "expected"), [([4, 5, 6], []), ([4, 6, 5], [3]), ([7, 0, 1], [2])]
+)
+@pytest.mark.parametrize("checksums", [False, True])
+async def test_rows_of_a_device_are_copied_to_where_there_is_room(
+    family: Family, granted: list[int], expected: list[int], checksums: bool
+) -> None:
+    device = FakeDevice()
+    region = family.device("consumer").allocate("rows", 8, 1000)
+    rows = memoryview(bytearray(os.urandom(2500)))
+    writer = family.device("producer", made=device, checksums=checksums)
+    outcome = await writer.write([Rows(rows)], region.remote, granted)
+    assert outcome == Written(2500, crc32(rows) if checksums else 0)
+    assert b"".join(region.views(granted, 2500)) == rows
+    assert device.num_copies == expected, "one call for several copies"
+
+
+@pytest.mark.parametrize(
+    ("source", "granted", "expected"),
+    [
+        ([0, 500], [0, 1], "into some of their size"),
+        ([0], [0, 0], "named twice"),
+        ([0], [12], "not one of the region's 12"),
+        ([0, 1], [3], "do not fit 1 slots"),
+    ],
+)
+async def test_scattered_slots_that_do_not_fit_are_refused(
+    family: Family, source: list[int], granted: list[int], expected: str
+) -> None:
+    device = FakeDevice()
+    region = family.device("consumer").allocate("kv", 12, 1000)
+    memory = memoryview(bytearray(os.urandom(2000)))
+    slots = Slots(memory, source, 500 if 500 in source else 1000)
+    writer = family.device("producer", made=device)
+    outcome = await writer.write([slots], region.remote, granted)
+    assert isinstance(outcome, WriteFailed)
+    assert expected in outcome.reason
+    assert device.num_copies == []
+    assert bytes(region.buffer) == bytes(12_000)
 
 
 def test_a_forced_transport_that_cannot_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
