@@ -15,7 +15,7 @@ import importlib.util
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,18 +30,30 @@ BATCH = "cuMemcpyBatchAsync_v2"  # of CUDA 13
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
 
-@functools.cache
-def missing() -> str:
-    """Why this host cannot use the transport; empty if it can."""
-    if importlib.util.find_spec("cuda") is None or not importlib.util.find_spec("cuda.bindings"):
-        return "transport cuda needs cuda-bindings, which comes with torch for CUDA"
-    try:
-        driver = _driver()
+class Driver(NamedTuple):
+    """NVIDIA's: by cuda-bindings, and calls of its library that take a microsecond or two.
+
+    The latter keep the interpreter's lock.  Whoever lets it go waits for a turn of each thread that
+    computes to have it back: queueing 132 copies takes 0.3 ms beside two such threads, and 1.4 if
+    it lets go twice (H200).
+    """
+
+    bindings: Any
+    quick: Any
+
+    def check(self, code: int) -> None:
+        """What a quick call gives.  Raises DeviceError."""
+        if code:
+            raise DeviceError(self.bindings.CUresult(code).name)
+
+    def lacks(self) -> str:
+        """Why the transport cannot work with it; empty if it can."""
+        driver = self.bindings
         _ask(driver.cuInit(0))
         count = _ask(driver.cuDeviceGetCount())
         if not count:
             return "transport cuda needs a GPU"
-        if not hasattr(_quick(), BATCH):
+        if not hasattr(self.quick, BATCH):
             return "transport cuda needs NVIDIA's driver 580 or later"
         attributes = driver.CUdevice_attribute
         needed = (
@@ -52,23 +64,14 @@ def missing() -> str:
             device = _ask(driver.cuDeviceGet(index))
             if not all(_ask(driver.cuDeviceGetAttribute(one, device)) for one in needed):
                 return f"GPU {index} cannot export memory as a file descriptor"
-    except Exception as error:  # a driver that is not there, or too old
-        return f"transport cuda: NVIDIA's driver does not work here ({error})"
-    return ""
-
-
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
+        return ""
 
 
 @functools.cache
-def _quick() -> Any:
-    """The driver's calls that take a microsecond or two, made without letting the interpreter's
-    lock go: whoever does waits for a turn of each thread that computes to have it back.  Measured
-    (H200): queueing 132 copies takes 0.3 ms beside two such threads, and 1.4 if it lets go twice.
-    """
+def installed() -> Driver:
+    """This host's.  Raises ImportError and OSError."""
+    from cuda.bindings import driver
+
     library = ctypes.PyDLL("libcuda.so.1")
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     library.cuCtxSetCurrent.argtypes = [pointer]
@@ -79,7 +82,18 @@ def _quick() -> Any:
     if hasattr(library, BATCH):
         columns, attributes = [pointer] * 3, [pointer, pointer]
         getattr(library, BATCH).argtypes = [*columns, size, *attributes, size, pointer]
-    return library
+    return Driver(driver, library)
+
+
+@functools.cache
+def missing() -> str:
+    """Why this host cannot use the transport; empty if it can."""
+    if importlib.util.find_spec("cuda") is None or not importlib.util.find_spec("cuda.bindings"):
+        return "transport cuda needs cuda-bindings, which comes with torch for CUDA"
+    try:
+        return installed().lacks()
+    except Exception as error:  # a driver that is not there, or too old
+        return f"transport cuda: NVIDIA's driver does not work here ({error})"
 
 
 class _Attributes(ctypes.Structure):
@@ -97,14 +111,8 @@ ATTRIBUTES = _Attributes(IN_STREAM_ORDER)  # of all copies from
 FIRST = ctypes.c_size_t(0)  # on
 
 
-def _check(code: int) -> None:
-    """What a quick call gives.  Raises DeviceError."""
-    if code:
-        raise DeviceError(_driver().CUresult(code).name)
-
-
 def _ask(answer: Any) -> Any:
-    """What a call gives.  Raises DeviceError."""
+    """What a call of the bindings gives.  Raises DeviceError."""
     error, *values = answer if isinstance(answer, tuple) else (answer,)
     if int(error):
         raise DeviceError(getattr(error, "name", str(error)))
@@ -190,9 +198,10 @@ class CudaDevice:
     move at 327 GB/s, on one stream at 285, and one by one at 149 (between two H200).
     """
 
-    def __init__(self, index: int) -> None:
-        self.driver = driver = _driver()
-        self._quick = _quick()
+    def __init__(self, index: int, its: Driver | None = None) -> None:
+        its = its or installed()
+        self.driver = driver = its.bindings
+        self._quick, self._check = its.quick, its.check
         _ask(driver.cuInit(0))
         self.name = f"cuda:{index}"
         self._own = _ask(driver.cuDeviceGet(index))
@@ -217,7 +226,7 @@ class CudaDevice:
 
     def _enter(self) -> None:
         """The calling thread works on this device."""
-        _check(self._quick.cuCtxSetCurrent(self._context))
+        self._check(self._quick.cuCtxSetCurrent(self._context))
 
     @property
     def domain(self) -> str:
@@ -253,13 +262,13 @@ class CudaDevice:
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self._enter()
         self._queued_nbytes += nbytes
-        _check(self._quick.cuMemcpyAsync(target, source, nbytes, self._first))
+        self._check(self._quick.cuMemcpyAsync(target, source, nbytes, self._first))
 
     def copy_all(self, copies: Copies) -> None:
         self._enter()
         ends = np.cumsum(copies.nbytes)
         self._queued_nbytes += int(ends[-1])
-        half = 1 + int(np.searchsorted(ends[:-1], ends[-1] / 2))
+        half = max(1, int(np.searchsorted(ends, ends[-1] / 2, "right")))
         self._queue(copies[:half], self._first)
         if half < len(copies):
             self._is_split = True
@@ -268,17 +277,17 @@ class CudaDevice:
     def _queue(self, copies: Copies, stream: int) -> None:
         places = (column.ctypes.data for column in copies.columns)
         attributes = (ctypes.byref(ATTRIBUTES), ctypes.byref(FIRST), 1)
-        _check(getattr(self._quick, BATCH)(*places, len(copies), *attributes, stream))
+        self._check(getattr(self._quick, BATCH)(*places, len(copies), *attributes, stream))
 
     def mark(self) -> Callable[[], None]:
         self._enter()
         quick = self._quick
         if self._is_split:
-            _check(quick.cuEventRecord(self._joined, self._second))
-            _check(quick.cuStreamWaitEvent(self._first, self._joined, 0))
+            self._check(quick.cuEventRecord(self._joined, self._second))
+            self._check(quick.cuStreamWaitEvent(self._first, self._joined, 0))
             self._is_split = False
         event = self._marks.pop() if self._marks else self._new_event()
-        _check(quick.cuEventRecord(event, self._first))
+        self._check(quick.cuEventRecord(event, self._first))
         best_s = max(POLL_S, self._queued_nbytes / LINK_BYTES_PER_S)
         self._queued_nbytes = 0
 
@@ -288,7 +297,7 @@ class CudaDevice:
             while (code := quick.cuEventQuery(event)) == NOT_READY:
                 time.sleep(pause_s)
                 pause_s = POLL_S
-            _check(code)
+            self._check(code)
             self._marks.append(event)
 
         return passed

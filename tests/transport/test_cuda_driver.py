@@ -1,93 +1,26 @@
-"""What NVIDIA's driver is told, with a stand-in that does it in host memory.
-
-What the calls do there is tested on a GPU (`tests/gpu/test_cuda_transport.py`).
-"""
+"""What NVIDIA's driver is told; the contract of transports runs on this device, too."""
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-from collections import defaultdict
+import gc
+import time
 from collections.abc import Callable, Iterable
-from enum import IntEnum
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.transport import cuda_driver
-from epd.transport.cuda_driver import NOT_READY, CudaDevice
-from epd.transport.device import Column, DeviceError, copies_of, merged
+from epd.transport.cuda_driver import BATCH, LINK_BYTES_PER_S, POLL_S, CudaDevice, DeviceBytes
+from epd.transport.device import Column, DeviceError, copies_of, is_on_device, merged, place_of
 from epd.transport.host_memory import address_of
+from tests.transport.fake_device import FakeDevice
+from tests.transport.stand_in_driver import GRANULARITY, StandIn
+from tests.transport.test_cuda_processes import num_mapped
 
 ONE = 1000  # bytes of a slot
-
-
-class Result(IntEnum):
-    CUDA_ERROR_LAUNCH_FAILED = 719
-
-
-class Driver:
-    """Its set-up, and the calls of its library: what a stream was given happens when an event
-    behind it is asked for the second time, and not before."""
-
-    CUresult = Result
-
-    def __init__(self, failing: str = "") -> None:
-        self._failing = failing
-        self._numbers = itertools.count(1)
-        self._queued: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by stream
-        self._behind: dict[int, list[tuple[int, int, int]]] = {}  # by event
-        self._asked: set[int] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu"):
-            return MagicMock()
-        if not hasattr(type(self), f"_{name}"):
-            return lambda *_: (0, next(self._numbers))
-        call: Callable[..., int] = getattr(self, f"_{name}")
-        return lambda *its: Result.CUDA_ERROR_LAUNCH_FAILED if name == self._failing else call(*its)
-
-    def _cuCtxSetCurrent(self, context: int) -> int:
-        return 0
-
-    def _cuMemcpyAsync(self, target: int, source: int, nbytes: int, stream: int) -> int:
-        self._queued[stream].append((target, source, nbytes))
-        return 0
-
-    def _cuMemcpyBatchAsync_v2(self, *its: Any) -> int:
-        *places, count, _attributes, _first, _num_attributes, stream = its
-        columns = (np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(p)) for p in places)
-        self._queued[stream] += zip(*(column.tolist() for column in columns), strict=True)
-        return 0
-
-    def _cuEventRecord(self, event: int, stream: int) -> int:
-        self._behind[event] = list(self._queued[stream])
-        self._asked.discard(event)
-        return 0
-
-    def _cuStreamWaitEvent(self, stream: int, event: int, _flags: int) -> int:
-        self._queued[stream] += self._behind[event]
-        return 0
-
-    def _cuEventQuery(self, event: int) -> int:
-        if event not in self._asked:
-            self._asked.add(event)
-            return NOT_READY
-        for target, source, nbytes in self._behind[event]:
-            ctypes.memmove(target, source, nbytes)
-        return 0
-
-
-def device_of(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
-    monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
-    monkeypatch.setattr(cuda_driver, "_quick", lambda: driver)
-    return CudaDevice(0)
-
-
 MEMORY = bytes(np.random.default_rng(0).integers(0, 256, 40 * ONE, np.uint8))
 
 
@@ -104,16 +37,27 @@ def test_all_that_was_queued_has_landed_when_its_mark_has_passed(
     targets: list[int], sources: list[int], size: int
 ) -> None:
     target, wanted = bytearray(40 * ONE), bytearray(40 * ONE)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        device = device_of(Driver(), monkeypatch)
-        for at in range(0, 40, size):
-            to, source = targets[at : at + size], sources[at : at + size]
-            device.copy_all(merged(places(target, to), places(MEMORY, source), ONE))
-            assert target == wanted, "nothing is copied before it is waited for"
-            device.mark()()
-            for slot, its in zip(to, source, strict=True):
-                wanted[slot * ONE : slot * ONE + ONE] = MEMORY[its * ONE : its * ONE + ONE]
-            assert target == wanted
+    device = FakeDevice()
+    for at in range(0, 40, size):
+        to, source = targets[at : at + size], sources[at : at + size]
+        device.copy_all(merged(places(target, to), places(MEMORY, source), ONE))
+        assert target == wanted, "nothing is copied before it is waited for"
+        device.mark()()
+        for slot, its in zip(to, source, strict=True):
+            wanted[slot * ONE : slot * ONE + ONE] = MEMORY[its * ONE : its * ONE + ONE]
+        assert target == wanted
+    assert sum(device.calls.shares) == 40 * ONE, "nothing twice"
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=40))
+def test_two_streams_have_about_half_each(sizes: list[int]) -> None:
+    device = FakeDevice()
+    target = bytearray(360)
+    rows = [(address_of(memoryview(target)), address_of(memoryview(MEMORY)), n) for n in sizes]
+    device.copy_all(copies_of(rows))
+    first, second = device.calls.shares
+    assert first + second == sum(sizes)
+    assert abs(first - second) <= 2 * max(sizes)
 
 
 def test_slots_side_by_side_at_both_ends_are_one_copy() -> None:
@@ -124,16 +68,133 @@ def test_slots_side_by_side_at_both_ends_are_one_copy() -> None:
     assert copies.sources.tolist() == places(MEMORY, [3, 9, 11, 2]).tolist()
 
 
-@pytest.mark.parametrize(
-    "call", ["cuMemcpyBatchAsync_v2", "cuMemcpyAsync", "cuEventRecord", "cuEventQuery"]
-)
-def test_a_call_that_fails_says_what_the_driver_says(
-    call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = device_of(Driver(failing=call), monkeypatch)
+@pytest.mark.parametrize("call", [BATCH, "cuMemcpyAsync", "cuEventRecord", "cuEventQuery"])
+def test_a_call_that_fails_says_what_the_driver_says(call: str) -> None:
+    device = FakeDevice()
+    device.calls.failing = call
     target = address_of(memoryview(bytearray(3 * ONE)))
     source = address_of(memoryview(MEMORY))
     with pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED"):
         device.copy_all(copies_of([(target, source, ONE), (target + ONE, source, ONE)]))
         device.copy(target, source, ONE)
         device.mark()()
+
+
+def test_who_waits_sleeps_as_long_as_the_link_takes_then_asks_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    device = FakeDevice()
+    target, source = bytearray(40 * ONE), address_of(memoryview(MEMORY))
+    address = address_of(memoryview(target))
+    device._queued_nbytes = 0
+    device.copy(address, source, 7)
+    device.mark()()
+    assert slept == [POLL_S], "what is small takes as long as a question"
+    many = int(LINK_BYTES_PER_S)  # a second's
+    device._queued_nbytes += many
+    device.copy_all(copies_of([(address, source, 9), (address, source, 9)]))
+    device.mark()()
+    device.mark()()
+    assert slept[1:] == [pytest.approx(1, rel=1e-6), POLL_S], "and what is behind it begins anew"
+
+
+def test_events_are_used_again() -> None:
+    device = FakeDevice()
+    for _ in range(3):
+        passed = [device.mark() for _ in range(2)]
+        for wait in passed:
+            wait()
+    assert device.calls.num_events == 1 + 2
+
+
+def test_any_thread_may_ask_for_anything() -> None:
+    target = bytearray(2 * ONE)
+    to, source = address_of(memoryview(target)), address_of(memoryview(MEMORY))
+    device = FakeDevice()
+    memory = device.allocate(ONE)
+    fd = memory.export()
+    asked: list[Callable[[], Any]] = [
+        lambda: device.allocate(ONE),
+        lambda: device.open(fd, ONE),
+        lambda: device.copy(to, source, ONE),
+        lambda: device.copy_all(copies_of([(to + ONE, source, ONE), (to, source, ONE)])),
+        device.mark,
+        lambda: device.read(memory.address, ONE),
+        lambda: CudaDevice(0, device.calls.driver),
+    ]
+    found = []
+    for ask in asked:
+        with ThreadPoolExecutor(1) as thread:
+            found.append(thread.submit(ask).result())
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(found[4]).result()
+    assert target == MEMORY[:ONE] * 2
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_memory_is_zeroed_mapped_elsewhere_and_gone_when_nobody_has_it() -> None:
+    before = num_mapped()
+    owner, writer = FakeDevice(), FakeDevice()
+    memory = owner.allocate(ONE)
+    assert memory.nbytes == GRANULARITY
+    assert memory.read(0, GRANULARITY) == bytes(GRANULARITY)
+    fd = memory.export()
+    seen = writer.open(fd, ONE)
+    writer.copy(seen.address + 3, address_of(memoryview(MEMORY)), 5)
+    writer.mark()()
+    assert memory.read(3, 5) == MEMORY[:5]
+    assert num_mapped() == before + 2
+    seen.close()
+    assert num_mapped() == before + 1
+    seen.close()
+    with pytest.raises(DeviceError, match="INVALID_VALUE"):
+        writer.open(fd, 2 * GRANULARITY)
+    del memory, seen
+    gc.collect()
+    assert num_mapped() == before
+
+
+def test_a_part_of_it_knows_its_place() -> None:
+    device = FakeDevice()
+    memory = device.allocate(4 * ONE)
+    device.copy(memory.address, address_of(memoryview(MEMORY)), 4 * ONE)
+    device.mark()()
+    whole = DeviceBytes(memory, 0, memory.nbytes)
+    part = whole[ONE : 3 * ONE][5:10]
+    assert is_on_device(part)
+    assert place_of(part) == (memory.address + ONE + 5, True)
+    assert (len(part), part.nbytes, part.device) == (5, 5, "cuda:0")
+    assert part.read() == MEMORY[ONE + 5 : ONE + 10]
+    assert part.__cuda_array_interface__["shape"] == (5,)
+    assert part.__cuda_array_interface__["data"][1] is False, "it may be written"
+    assert len(whole[7:3]) == 0
+
+
+# --- whether it works here ------------------------------------------------------------------------
+
+
+def test_a_domain_is_of_those_that_reach_each_other() -> None:
+    device = FakeDevice()
+    device.calls.num_devices = 3
+    assert device.domain == "00" * 16
+    device.calls.peers = {2}
+    assert device.domain == f"{'00' * 16},{'02' * 16}"
+
+
+def test_what_a_driver_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = StandIn()
+    calls.num_devices = 2
+    assert calls.driver.lacks() == ""
+    calls.lacking = {1}
+    assert "GPU 1 cannot export memory" in calls.driver.lacks()
+    monkeypatch.delattr(StandIn, f"_{BATCH}")
+    assert "driver 580 or later" in calls.driver.lacks()
+    calls.num_devices = 0
+    assert "needs a GPU" in calls.driver.lacks()
+    calls.failing = "cuInit"
+    with pytest.raises(DeviceError, match="LAUNCH_FAILED"):
+        calls.driver.lacks()

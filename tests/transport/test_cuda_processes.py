@@ -180,10 +180,10 @@ async def test_what_could_not_be_mapped_is_tried_again(family: Family) -> None:
     consumer, device = family.device("consumer"), FakeDevice()
     producer = family.device("producer", made=device)
     region = consumer.allocate("pool", 3, 4096)
-    device.broken = True
+    device.calls.broken = True
     outcome = await producer.write([b"x"], region.remote, (2,))
     assert isinstance(outcome, WriteFailed) and "is not mapped" in outcome.reason
-    device.broken = False
+    device.calls.broken = False
     assert isinstance(await producer.write([b"x"], region.remote, (2,)), Written)
 
 
@@ -207,13 +207,13 @@ async def test_a_device_that_fails_leaves_a_doubt_until_it_has_passed(family: Fa
     producer = family.device("producer", made=device)
     region = consumer.allocate("pool", 1, 4096)
     assert isinstance(await producer.write([b"x"], region.remote, (0,)), Written)
-    device.broken = True
+    device.calls.broken = True
     assert isinstance(await producer.write([b"y"], region.remote, (0,)), WriteUnknown)
     owner = Address("consumer", 1, "")
     for _ in range(2):  # however often it is asked
         assert not await producer.settle(owner)
         assert not await producer.fence(owner, HERE, os.getpid())
-    device.broken = False
+    device.calls.broken = False
     assert await producer.settle(owner)
     assert isinstance(await producer.write([b"z"], region.remote, (0,)), Written)
 
@@ -233,16 +233,17 @@ class Slots:
 @pytest.mark.parametrize(
     ("slots", "granted", "expected"),
     [
-        ([], [], []),
-        ([4], [7], [1]),
-        ([6, 2, 4], [1, 11, 5], [3]),
-        ([6, 7, 8, 1], [3, 4, 5, 6], [2]),  # neighbours at both ends are one copy
-        ([6, 7, 8, 1], [3, 4, 9, 10], [3]),
-        (list(range(0, 600, 2)), list(range(300)), [256, 44]),  # too many for one call
+        ([], [], 0),
+        ([4], [7], 1),
+        ([6, 2, 4], [1, 11, 5], 3),
+        ([6, 7, 8, 1], [3, 4, 5, 6], 2),  # neighbours at both ends are one copy
+        ([6, 7, 8, 1], [3, 4, 9, 10], 3),
+        ([6, 2], [3, 5, 7, 9], 2),  # there is more room
+        (list(range(0, 600, 2)), list(range(300)), 300),
     ],
 )
 async def test_what_is_scattered_is_copied_slot_by_slot(
-    family: Family, slots: list[int], granted: list[int], expected: list[int], checksums: bool
+    family: Family, slots: list[int], granted: list[int], expected: int, checksums: bool
 ) -> None:
     device = FakeDevice()
     consumer = family.device("consumer")
@@ -253,7 +254,8 @@ async def test_what_is_scattered_is_copied_slot_by_slot(
     outcome = await producer.write([Slots(memory, slots)], region.remote, granted)
     assert outcome == Written(len(wanted), crc32(wanted) if checksums else 0)
     assert b"".join(region.views(granted, len(wanted))) == wanted
-    assert device.num_copies == expected
+    assert sum(device.calls.num_copies) == expected
+    assert max(device.calls.num_copies, default=0) <= 128, "others get the lock in between"
 
 
 class Rows:
@@ -271,12 +273,10 @@ class Rows:
         return Rows(self._memory[part])
 
 
-@pytest.mark.parametrize(
-    ("granted", "expected"), [([4, 5, 6], []), ([4, 6, 5], [3]), ([7, 0, 1], [2])]
-)
+@pytest.mark.parametrize(("granted", "expected"), [([4, 5, 6], 0), ([4, 6, 5], 3), ([7, 0, 1], 2)])
 @pytest.mark.parametrize("checksums", [False, True])
 async def test_rows_of_a_device_are_copied_to_where_there_is_room(
-    family: Family, granted: list[int], expected: list[int], checksums: bool
+    family: Family, granted: list[int], expected: int, checksums: bool
 ) -> None:
     device = FakeDevice()
     region = family.device("consumer").allocate("rows", 8, 1000)
@@ -285,7 +285,62 @@ async def test_rows_of_a_device_are_copied_to_where_there_is_room(
     outcome = await writer.write([Rows(rows)], region.remote, granted)
     assert outcome == Written(2500, crc32(rows) if checksums else 0)
     assert b"".join(region.views(granted, 2500)) == rows
-    assert device.num_copies == expected, "one call for several copies"
+    assert sum(device.calls.num_copies) == expected, "several are not queued one by one"
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+async def test_what_lies_on_a_device_and_in_the_host_is_written_as_one(
+    family: Family, checksums: bool
+) -> None:
+    device = FakeDevice()
+    region = family.device("consumer").allocate("rows", 8, 1000)
+    data = memoryview(bytearray(os.urandom(3500)))
+    source = [Rows(data[:1700]), data[1700:2100], Rows(data[2100:])]
+    writer = family.device("producer", made=device, checksums=checksums)
+    outcome = await writer.write(source, region.remote, [6, 1, 2, 4])
+    assert outcome == Written(3500, crc32(data) if checksums else 0)
+    assert b"".join(region.views([6, 1, 2, 4], 3500)) == data
+
+
+@pytest.mark.parametrize(
+    ("source", "granted", "on_loop"),
+    [
+        (lambda data: [Rows(data[:1000])], [1], True),
+        (lambda data: [Rows(data[:256_000])], range(1, 512, 2), True),
+        (lambda data: [Rows(data[:257_000])], range(1, 514, 2), False),
+        (lambda data: [data[:1000]], [1], False),  # is read while it is queued
+        (lambda data: [Rows(data[:1000]), data[:1000]], [1, 5], False),
+        (lambda data: [Slots(data, range(0, 512, 2))], range(1, 512, 2), True),
+        (lambda data: [Slots(data, range(0, 514, 2))], range(1, 514, 2), False),
+    ],
+)
+async def test_what_takes_long_is_not_queued_on_the_loop(
+    family: Family, source: Callable[[memoryview], list[object]], granted: Sequence[int],
+    on_loop: bool,
+) -> None:  # fmt: skip
+    device = FakeDevice()
+    region = family.device("consumer").allocate("rows", 600, 1000)
+    data = memoryview(bytearray(600_000))
+    writer = family.device("producer", made=device)
+    outcome = await writer.write(source(data), region.remote, granted)
+    assert isinstance(outcome, Written)
+    (name,) = device.calls.queueing
+    assert (name == threading.current_thread().name) is on_loop
+    assert on_loop or name.startswith("epd-cuda")
+
+
+async def test_what_cannot_be_queued_has_failed_and_the_next_write_has_not(family: Family) -> None:
+    device = FakeDevice()
+    region = family.device("consumer").allocate("kv", 8, 1000)
+    memory = memoryview(bytearray(os.urandom(8000)))
+    writer = family.device("producer", made=device)
+    device.calls.failing = "cuMemcpyBatchAsync_v2"
+    outcome = await writer.write([Slots(memory, [0, 2])], region.remote, [1, 3])
+    assert isinstance(outcome, WriteFailed)
+    assert "could not be queued" in outcome.reason
+    device.calls.failing = ""
+    assert isinstance(await writer.write([Slots(memory, [4])], region.remote, [1]), Written)
+    assert region.views([1], 1000)[0] == memory[4000:5000]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +363,7 @@ async def test_scattered_slots_that_do_not_fit_are_refused(
     outcome = await writer.write([slots], region.remote, granted)
     assert isinstance(outcome, WriteFailed)
     assert expected in outcome.reason
-    assert device.num_copies == []
+    assert device.calls.num_copies == []
     assert bytes(region.buffer) == bytes(12_000)
 
 
