@@ -2,6 +2,7 @@
 
     python -m tests.mutation --sample 30 --seed 1           # a random sample of all
     python -m tests.mutation --sample 100 --in epd/roles    # of one package, or one file
+    python -m tests.mutation --sample 100 --in epd/transport # by the tests of transports
     python -m tests.mutation --all --jobs 16                # hours
     python -m tests.mutation --only 'Bell.ring: self._rung' # those whose name holds this text
     python -m tests.mutation --list                         # what there is to plant
@@ -26,6 +27,7 @@ from tests.mutation.hunt import Hunt, Verdict, scratch
 from tests.mutation.mutants import ROOT, Mutant, of_modules
 
 TARGETS = ("epd/roles", "epd/scheduling", "epd/fsm")
+TRANSPORTS = ("epd/transport",)  # with tests of their own, that start processes
 # Not those that plant bugs themselves, that ask programs which may not be there, that test the
 # simulator, or that run what `runs.py` runs.
 NOT_NEAREST = {
@@ -42,16 +44,25 @@ NOT_NEAREST = {
     "test_shrink.py",
 }
 DIRECTORIES = ("tests/fsm", "tests/scheduling", "tests/foreign", "tests/roles", "tests/sim")
+OF_TRANSPORTS = ("tests/transport", "tests/contract")
 # What the tests need of others; whoever tries mutants imports it once.
 LIBRARIES = ("asyncio", "hypothesis", "msgspec", "numpy", "torch", "transformers", "transitions")
 REACH = ROOT / "build" / "reach.json"
 
 
-def tests() -> tuple[str, ...]:
-    """The files of tests that may catch something."""
-    found = sorted(file for d in DIRECTORIES for file in (ROOT / d).glob("test_*.py"))
-    chosen = [f.relative_to(ROOT).as_posix() for f in found if f.name not in NOT_NEAREST]
-    return (*chosen, "tests/mutation/runs.py")
+def targets(asked: argparse.Namespace) -> tuple[str, ...]:
+    """Where slips are planted: in transports if that is what is asked for, else in the rest."""
+    within = asked.within or ()
+    of_transports = within and all(path.startswith(TRANSPORTS) for path in within)
+    return tuple(asked.target or (TRANSPORTS if of_transports else TARGETS))
+
+
+def nearest(where: tuple[str, ...]) -> tuple[str, ...]:
+    """The files of tests that may catch something there."""
+    directories = OF_TRANSPORTS if where == TRANSPORTS else DIRECTORIES
+    found = sorted(file for d in directories for file in (ROOT / d).glob("test_*.py"))
+    chosen = tuple(f.relative_to(ROOT).as_posix() for f in found if f.name not in NOT_NEAREST)
+    return chosen if where == TRANSPORTS else (*chosen, "tests/mutation/runs.py")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen(asked: argparse.Namespace) -> list[Mutant]:
     """The mutants that were asked for, without the equivalent ones."""
-    mutants = [m for m in of_modules(tuple(asked.target or TARGETS)) if m.key not in EQUIVALENT]
+    mutants = [m for m in of_modules(targets(asked)) if m.key not in EQUIVALENT]
     if asked.within:
         mutants = [m for m in mutants if m.path.startswith(tuple(asked.within))]
     if asked.only is not None:
@@ -128,9 +139,10 @@ def main(argv: list[str] | None = None) -> int:
     begun_s = time.monotonic()
     verdicts: list[Verdict] = []
     with scratch() as directory:
+        where = targets(asked)
         hunt = Hunt(
-            tuple(asked.target or TARGETS),
-            tuple(asked.test or tests()),
+            where,
+            tuple(asked.test or nearest(where)),
             LIBRARIES if not asked.test else (),
             Path(directory),
             asked.jobs,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import TARGETS, chosen, parser
+from tests.mutation.__main__ import TARGETS, TRANSPORTS, chosen, parser
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOT, of_modules
 from tests.mutation.operators import IN_FUNCTIONS
@@ -140,7 +140,7 @@ def test_every_command_that_is_told_is_one(page: str) -> None:
 
 @pytest.mark.long
 def test_what_is_said_to_be_equivalent_exists_and_has_a_reason() -> None:
-    known = {mutant.key for mutant in of_modules(TARGETS)}
+    known = {mutant.key for mutant in of_modules((*TARGETS, *TRANSPORTS))}
     assert [key for key in EQUIVALENT if key not in known] == [], "gone: remove it from the list"
     assert all(EQUIVALENT.values())
 
@@ -150,4 +150,13 @@ def test_what_is_said_to_be_equivalent_exists_and_has_a_reason() -> None:
 def test_a_sample_of_slips_in_epd_is_caught() -> None:
     """Of each package 90 % were caught (docs/simulation.md): of 30, chance takes some."""
     done = hunted("--sample", "30", "--seed", "1", "--at-least", "0.8", limit_s=7100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_a_sample_of_slips_in_transports_is_caught() -> None:
+    done = hunted(
+        "--sample", "60", "--seed", "1", "--in", "epd/transport", "--at-least", "0.6", limit_s=7100
+    )
     assert done.returncode == 0, done.stdout + done.stderr

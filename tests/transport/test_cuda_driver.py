@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.transport.cuda_driver import BATCH, LINK_BYTES_PER_S, POLL_S, CudaDevice, DeviceBytes
+from epd.transport import cuda_driver
+from epd.transport.cuda_driver import BATCH, POLL_S, CudaDevice, DeviceBytes
 from epd.transport.device import Column, DeviceError, copies_of, is_on_device, merged, place_of
 from epd.transport.host_memory import address_of
 from tests.transport.fake_device import FakeDevice
@@ -85,19 +86,23 @@ def test_who_waits_sleeps_as_long_as_the_link_takes_then_asks_often(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(cuda_driver, "LINK_BYTES_PER_S", 10)
     device = FakeDevice()
-    target, source = bytearray(40 * ONE), address_of(memoryview(MEMORY))
+    target, source = bytearray(ONE), address_of(memoryview(MEMORY))
     address = address_of(memoryview(target))
-    device._queued_nbytes = 0
-    device.copy(address, source, 7)
     device.mark()()
-    assert slept == [POLL_S], "what is small takes as long as a question"
-    many = int(LINK_BYTES_PER_S)  # a second's
-    device._queued_nbytes += many
-    device.copy_all(copies_of([(address, source, 9), (address, source, 9)]))
+    device.copy(address, source, 40)
     device.mark()()
+    device.copy_all(copies_of([(address, source, 30), (address, source, 20)]))
     device.mark()()
-    assert slept[1:] == [pytest.approx(1, rel=1e-6), POLL_S], "and what is behind it begins anew"
+    device.copy(address, source, 10)
+    device.copy(address, source, 20)
+    device.mark()()
+    assert slept == [POLL_S, 4, 5, 3]
+    device.calls.num_refusals = 3
+    device.copy(address, source, 70)
+    device.mark()()
+    assert slept[4:] == [7, POLL_S, POLL_S]
 
 
 def test_events_are_used_again() -> None:
@@ -172,6 +177,22 @@ def test_a_part_of_it_knows_its_place() -> None:
     assert part.__cuda_array_interface__["shape"] == (5,)
     assert part.__cuda_array_interface__["data"][1] is False, "it may be written"
     assert len(whole[7:3]) == 0
+
+
+def test_a_tensor_is_where_its_memory_is() -> None:
+    class Tensor:
+        """Of a device; its interface is made anew each time, and is not asked for."""
+
+        @property
+        def __cuda_array_interface__(self) -> object:
+            raise AssertionError
+
+        def data_ptr(self) -> int:
+            return 4711
+
+    tensor: Any = Tensor()
+    assert place_of(tensor) == (4711, True)
+    assert place_of(memoryview(MEMORY)) == (address_of(memoryview(MEMORY)), False)
 
 
 # --- whether it works here ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,13 @@ import pytest
 from epd.messages import Address
 from epd.transport import mooncake
 from epd.transport.backend import BackendSettings
-from epd.transport.base import WriteFailed, WriteUnknown, Written
+from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import has_half_closed_arrivals, this_boot_id, this_host_id
 from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import End, missing
 from epd.transport.shm import ShmTransferEngine
+from epd.transport.tcp import TcpTransferEngine
 from epd.transport.whole_file import write_whole
 from tests.contract.transfer_kit import GUARD, guard
 from tests.patience import PATIENCE_S
@@ -61,6 +63,38 @@ async def test_a_torn_or_strange_file_in_a_region_is_no_write(tmp_path: Path) ->
     for content in (b"", b"EPDFILE1", os.urandom(200)):
         Path(tmp_path, region.remote.locator, name).write_bytes(content)
         assert bytes(region.views((0,), 64)[0]) == bytes([GUARD]) * 64
+    await owner.close()
+
+
+async def test_a_region_whose_directory_is_gone_says_so(tmp_path: Path) -> None:
+    owner = FileTransferEngine(BackendSettings("owner", 1, directory=str(tmp_path)))
+    tmp_path.rmdir()
+    with pytest.raises(TransportError, match="cannot be made: No such file or directory"):
+        owner.allocate("pool", 2, 64)
+    await owner.close()
+
+
+async def test_what_is_revoked_while_it_is_summed_up_was_not_written() -> None:
+    owner = TcpTransferEngine(BackendSettings("owner", 1))
+    writer = TcpTransferEngine(BackendSettings("writer", 1, True))
+    begun, may_end, its_own = asyncio.Event(), asyncio.Event(), owner._copier.checksum
+
+    async def slow(views: Sequence[memoryview]) -> int:
+        begun.set()
+        await may_end.wait()
+        return await its_own(views)
+
+    owner._copier.checksum = slow  # type: ignore[method-assign]
+    region = owner.allocate("pool", 2, 64)
+    write = asyncio.create_task(writer.write([b"x" * 64], region.remote, (1,)))
+    async with asyncio.timeout(PATIENCE_S):
+        await begun.wait()
+        owner.revoke(region)
+        may_end.set()
+        outcome = await write
+    assert isinstance(outcome, WriteFailed)
+    assert "revoked meanwhile" in outcome.reason
+    await writer.close()
     await owner.close()
 
 

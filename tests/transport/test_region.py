@@ -81,6 +81,17 @@ def test_an_empty_region_is_refused(num_slots: int, slot_nbytes: int) -> None:
         check_shape("rows", num_slots, slot_nbytes)
 
 
+def test_more_than_slots_hold_or_were_given_is_not_there() -> None:
+    own = SlotRegion(region(2), memoryview(bytearray(2 * NUM_SLOTS)), by_reference=True)
+    with pytest.raises(WriteRefused, match="5 bytes asked of 2 slots"):
+        own.views((3, 4), 5)
+    assert b"".join(own.views((3, 4), 3)) == bytes(3)
+    own.deposit((3, 4), [memoryview(b"abc")])
+    assert b"".join(own.views((3, 4), 3)) == b"abc"
+    with pytest.raises(WriteRefused, match="fewer than 4 bytes were deposited"):
+        own.views((3, 4), 4)
+
+
 @pytest.mark.parametrize("by_reference", [False, True])
 def test_a_revoked_region_keeps_nothing(by_reference: bool) -> None:
     memory, given = bytearray(NUM_SLOTS), bytearray(b"ab")

@@ -99,6 +99,7 @@ async def test_a_dead_peer_costs_bounded_memory(private: Path) -> None:
     payload = bytes(1 << 20)
     assert [a.send("b", Leave(), [payload]) for _ in range(14)] == [True] * 10 + [False] * 4
     assert a.send("b", Leave())  # small ones go by the count
+    assert a.dropped == {"queue_full": 4}
     started_s = time.perf_counter()
     await a.close()
     assert time.perf_counter() - started_s < PATIENCE_S
