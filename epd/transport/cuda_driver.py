@@ -35,7 +35,7 @@ class Driver(NamedTuple):
 
     The latter keep the interpreter's lock.  Whoever lets it go waits for a turn of each thread that
     computes to have it back: queueing 132 copies takes 0.3 ms beside two such threads, and 1.4 if
-    it lets go twice (H200).
+    it lets go twice (H200).  A copy from pageable memory may block, and is not among them.
     """
 
     bindings: Any
@@ -258,6 +258,11 @@ class CudaDevice:
         self._enter()
         handle = _ask(self.driver.cuMemImportFromShareableHandle(fd, self.fd_type))
         return CudaMemory(self, handle, self._rounded(nbytes))
+
+    def upload(self, target: int, source: int, nbytes: int) -> None:
+        self._enter()
+        self._queued_nbytes += nbytes
+        _ask(self.driver.cuMemcpyAsync(target, source, nbytes, self._first))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self._enter()

@@ -69,7 +69,7 @@ class Scattered(Protocol):
 
 
 class Device(Protocol):
-    """Of one instance.  `copy`, `copy_all` and `mark` are called by one thread at a time."""
+    """Of one instance.  What queues, and `mark`, are called by one thread at a time."""
 
     @property
     def domain(self) -> str:
@@ -81,11 +81,14 @@ class Device(Protocol):
     def open(self, fd: int, nbytes: int) -> Memory:
         """A peer's memory; the descriptor stays the caller's.  Raises DeviceError."""
 
+    def upload(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy from the host's memory; may block until that may be changed."""
+
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Queue a copy, from the host's memory or the device's own."""
+        """Queue one from the device's own."""
 
     def copy_all(self, copies: Copies) -> None:
-        """Queue some from the device's own memory, which are made in any order."""
+        """Queue several, which are made in any order."""
 
     def mark(self) -> Callable[[], None]:
         """What blocks until all that is queued so far has passed.  Both raise DeviceError."""

@@ -72,15 +72,17 @@ class DeviceQueue:
             return Queued(self._device.mark(), checksum, failure)
 
     def _copy(self, base: int, write: Write) -> None:
-        several = []
+        own = []
         for offset, view in write.pieces:
             address, on_device = place_of(view)
-            if on_device and len(write.pieces) > 1:
-                several.append((base + offset, address, view.nbytes))
+            if on_device:
+                own.append((base + offset, address, view.nbytes))
             else:
-                self._device.copy(base + offset, address, view.nbytes)
-        if several:
-            self._copy_all(copies_of(several))
+                self._device.upload(base + offset, address, view.nbytes)
+        if len(own) == 1:
+            self._device.copy(*own[0])
+        elif own:
+            self._copy_all(copies_of(own))
         if (source := scattered(write.views)) is not None and source.nbytes:
             slots, size = write.slots[: len(source.addresses)], source.slot_nbytes
             targets = np.array(slots, np.uint64) * size + base

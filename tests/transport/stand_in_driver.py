@@ -59,14 +59,36 @@ def _map(address: int | None, nbytes: int, protection: int, fd: int = -1) -> int
     return found
 
 
+class _Side:
+    """How it is called: bindings give what they are asked for behind the result."""
+
+    def __init__(self, its: StandIn, *, is_quick: bool) -> None:
+        self._its = its
+        self._is_quick = is_quick
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("CU"):
+            return getattr(self._its.types, name)
+        if not hasattr(type(self._its), f"_{name}"):
+            raise AttributeError(name)
+
+        def call(*its: Any) -> Any:
+            found = self._its.tell(name, its)
+            if self._is_quick:
+                return found
+            self._its.told_by_bindings.add(name)
+            is_result = found is None or isinstance(found, Result)
+            return (found or Result.CUDA_SUCCESS,) if is_result else (Result.CUDA_SUCCESS, found)
+
+        return call
+
+
 class StandIn:
-    """Bindings and quick calls in one: `driver`.
+    """What both sides of its `driver` tell.
 
     `failing` names a call that fails, and `broken` lets all fail; `num_copies` and `shares` are of
     each call that queues several, in number and in bytes; `queueing` are threads that did.
     """
-
-    CUresult = Result
 
     def __init__(self, failing: str = "") -> None:
         self.failing = failing
@@ -79,37 +101,24 @@ class StandIn:
         self.num_events = 0
         self.num_refusals = 1  # before an event has passed
         self.queueing: set[str] = set()  # threads
+        self.told_by_bindings: set[str] = set()  # which let the interpreter's lock go
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._queued: dict[int, list[_Copy]] = defaultdict(list)  # by stream
         self._behind: dict[int, list[_Copy]] = {}  # by event
         self._asked: dict[int, int] = {}  # how often, by event
         self._inside = threading.local()
-        self._types = MagicMock()
+        self.types = MagicMock(CUresult=Result)
 
     @property
     def driver(self) -> Driver:
-        return Driver(self, self)
+        return Driver(_Side(self, is_quick=False), _Side(self, is_quick=True))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("CU"):
-            return getattr(self._types, name)
-        call = getattr(type(self), f"_{name}", None)
-        if call is None:
-            raise AttributeError(name)
-
-        def checked(*its: Any) -> Any:
-            is_quick = name in QUICK
-            error = self._error(name)
-            if error is None:
-                with self._lock:
-                    found = call(self, *its)
-                return (
-                    found if is_quick or isinstance(found, tuple) else (Result.CUDA_SUCCESS, found)
-                )
-            return error if is_quick else (error,)
-
-        return checked
+    def tell(self, name: str, its: tuple[Any, ...]) -> Any:
+        if (error := self._error(name)) is not None:
+            return error
+        with self._lock:
+            return getattr(self, f"_{name}")(*its)
 
     def _error(self, name: str) -> Result | None:
         if self.broken or name == self.failing:
@@ -120,8 +129,8 @@ class StandIn:
 
     # --- set-up -----------------------------------------------------------------------------------
 
-    def _cuInit(self, flags: int) -> tuple[Result]:
-        return (Result.CUDA_ERROR_INVALID_VALUE if flags else Result.CUDA_SUCCESS,)
+    def _cuInit(self, flags: int) -> Result | None:
+        return Result.CUDA_ERROR_INVALID_VALUE if flags else None
 
     def _cuDeviceGetCount(self) -> int:
         return self.num_devices
@@ -141,8 +150,8 @@ class StandIn:
     def _cuDevicePrimaryCtxRetain(self, _device: int) -> int:
         return CONTEXT
 
-    def _cuCtxSynchronize(self) -> tuple[Result]:
-        return (Result.CUDA_SUCCESS,)
+    def _cuCtxSynchronize(self) -> Result | None:
+        return None
 
     def _cuStreamCreate(self, _flags: int) -> int:
         return next(self._numbers)
@@ -168,42 +177,42 @@ class StandIn:
     def _cuMemImportFromShareableHandle(self, fd: int, _kind: object) -> int:
         return os.dup(fd)
 
-    def _cuMemRelease(self, handle: int) -> tuple[Result]:
+    def _cuMemRelease(self, handle: int) -> Result | None:
         os.close(handle)
-        return (Result.CUDA_SUCCESS,)
+        return None
 
     def _cuMemAddressReserve(self, nbytes: int, *_: int) -> int:
         return _map(None, nbytes, PROT_NONE)
 
-    def _cuMemMap(self, address: int, nbytes: int, _at: int, handle: int, _f: int) -> tuple[Result]:
+    def _cuMemMap(self, address: int, nbytes: int, _at: int, handle: int, _f: int) -> Result | None:
         if os.fstat(handle).st_size != nbytes:
-            return (Result.CUDA_ERROR_INVALID_VALUE,)
+            return Result.CUDA_ERROR_INVALID_VALUE
         _map(address, nbytes, PROT_NONE, handle)
-        return (Result.CUDA_SUCCESS,)
+        return None
 
     def _cuMemSetAccess(
         self, address: int, nbytes: int, accesses: list[Any], count: int
-    ) -> tuple[Result]:
+    ) -> Result | None:
         assert count == len(accesses)
-        readable = self._types.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        readable = self.types.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         if accesses[0].flags is readable:
             _LIBC.mprotect(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
-        return (Result.CUDA_SUCCESS,)
+        return None
 
-    def _cuMemUnmap(self, address: int, nbytes: int) -> tuple[Result]:
+    def _cuMemUnmap(self, address: int, nbytes: int) -> Result | None:
         _map(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)  # somebody may still look at it
-        return (Result.CUDA_SUCCESS,)
+        return None
 
-    def _cuMemAddressFree(self, _address: int, _nbytes: int) -> tuple[Result]:
-        return (Result.CUDA_SUCCESS,)
+    def _cuMemAddressFree(self, _address: int, _nbytes: int) -> Result | None:
+        return None
 
-    def _cuMemsetD8(self, address: int, value: int, nbytes: int) -> tuple[Result]:
+    def _cuMemsetD8(self, address: int, value: int, nbytes: int) -> Result | None:
         ctypes.memset(address, value, nbytes)
-        return (Result.CUDA_SUCCESS,)
+        return None
 
-    def _cuMemcpyDtoH(self, target: bytearray, source: int, nbytes: int) -> tuple[Result]:
+    def _cuMemcpyDtoH(self, target: bytearray, source: int, nbytes: int) -> Result | None:
         target[:] = ctypes.string_at(source, nbytes)
-        return (Result.CUDA_SUCCESS,)
+        return None
 
     # --- copies -----------------------------------------------------------------------------------
 
@@ -247,14 +256,6 @@ class StandIn:
         return 0
 
 
-QUICK = {
-    "cuCtxSetCurrent",
-    "cuEventQuery",
-    "cuEventRecord",
-    "cuMemcpyAsync",
-    "cuMemcpyBatchAsync_v2",
-    "cuStreamWaitEvent",
-}
 NEED_NO_CONTEXT = {
     "cuCtxSetCurrent",
     "cuDeviceCanAccessPeer",

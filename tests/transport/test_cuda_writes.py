@@ -130,11 +130,14 @@ async def test_what_takes_long_is_not_queued_on_the_loop(
     region = family.device("consumer").allocate("rows", 600, 1000)
     data = memoryview(bytearray(600_000))
     writer = family.device("producer", made=device)
+    device.calls.told_by_bindings.clear()
     outcome = await writer.write(source(data), region.remote, granted)
     assert isinstance(outcome, Written)
     (name,) = device.calls.queueing
     assert (name == threading.current_thread().name) is on_loop
     assert on_loop or name.startswith("epd-cuda")
+    is_of_host = any(isinstance(view, memoryview) for view in source(data))
+    assert ("cuMemcpyAsync" in device.calls.told_by_bindings) is is_of_host, "it may block"
 
 
 async def test_what_cannot_be_queued_has_failed_and_the_next_write_has_not(family: Family) -> None:
