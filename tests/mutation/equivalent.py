@@ -7,6 +7,7 @@ from __future__ import annotations
 
 ITS_OWN_PLACE = "the first slot behind the whole blocks is at the same place either way"
 IN_THE_KEY_BEFORE = "what stands before a block is in the key of the block before it already"
+SENT_ALREADY = "a second flush, in the loop's next turn, finds nothing to send"
 REASONS: dict[str, dict[str, str]] = {
     "epd/fsm/outgoing.py": {
         "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins",
@@ -26,7 +27,13 @@ REASONS: dict[str, dict[str, str]] = {
         "KvOrder._place: behind < 0 -> behind <= 0": ITS_OWN_PLACE,
         "KvOrder._place: 0 in behind < 0 -> 1": ITS_OWN_PLACE,
     },
+    "epd/roles/compose.py": {
+        "Instance._info: self.prefill is not None and language is not None ->"
+        " self.prefill is not None": "who prefills has a language model",
+    },
     "epd/scheduling/placement.py": {
+        "place: prefills[0] -> prefills[-1]": "there is one",
+        "place: decodes[0] -> decodes[-1]": "there is one",
         "weight: hashlib.blake2b(f'{mm_hash}/{instance_id}'.encode(), digest_size=8) ->"
         " hashlib.blake2b(f'{mm_hash}/{instance_id}'.encode())": "another order by chance",
     },
@@ -57,6 +64,8 @@ REASONS: dict[str, dict[str, str]] = {
         "Requests._publish: self.caching and num_full > first -> self.caching": (
             "no block is new: it only spares the asking for keys, once a token"
         ),
+        "Requests.settle: self._settling = True -> pass": SENT_ALREADY,
+        "Requests.settle: True in self._settling = True -> False": SENT_ALREADY,
     },
 }
 EQUIVALENT = {

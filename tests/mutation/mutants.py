@@ -42,7 +42,7 @@ class Mutant:
 
     @property
     def module(self) -> str:
-        return self.path.removesuffix(".py").replace("/", ".")
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property
     def package(self) -> str:

@@ -39,14 +39,19 @@ class Importer:
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        file = ROOT / f"{name.replace('.', '/')}.py"
-        if name.partition(".")[0] not in {"epd", "epd_lab", "tests"} or not file.is_file():
+        if name.partition(".")[0] not in {"epd", "epd_lab", "tests"}:
             return None
-        tree = self._tree_of(file.relative_to(ROOT).as_posix())
+        stem = ROOT / name.replace(".", "/")
+        package, module = stem / "__init__.py", stem.with_suffix(".py")
+        file = package if package.is_file() else module
+        tree = self._tree_of(file.relative_to(ROOT).as_posix()) if file.is_file() else None
         if tree is None:
             return None
         loader = _Loader(name, str(file), tree)
-        return importlib.util.spec_from_file_location(name, file, loader=loader)
+        where = [str(stem)] if file == package else None
+        return importlib.util.spec_from_file_location(
+            name, file, loader=loader, submodule_search_locations=where
+        )
 
 
 def serve(mutant: Mutant) -> None:

@@ -19,6 +19,7 @@ from tests.mutation.__main__ import TARGETS, TRANSPORTS, chosen, parser
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOT, of_modules
 from tests.mutation.operators import IN_FUNCTIONS
+from tests.mutation.planting import Importer
 
 LEDGER = "tests/mutation/sample/ledger.py"
 ROW = "Row(S.OPEN, Filled, S.CLOSED, (Do.TELL, Do.FREE)"
@@ -124,6 +125,16 @@ def test_an_operator_plants_what_it_says(name: str) -> None:
     ]
     assert sorted(change.after for change in changes) == sorted(expected)
     assert ast.unparse(tree) == ast.unparse(ast.parse(text)), "the original was changed"
+
+
+def test_a_package_is_served_like_a_module() -> None:
+    (mutant, *_) = of_modules(("epd/fsm/request/__init__.py",))
+    assert mutant.module == "epd.fsm.request"
+    importer = Importer(lambda path: mutant.tree() if path == mutant.path else None)
+    spec = importer.find_spec(mutant.module)
+    assert spec is not None and spec.loader is not None
+    assert spec.submodule_search_locations == [str(ROOT / "epd/fsm/request")]
+    assert importer.find_spec("epd.fsm.request.context") is None, "as it is"
 
 
 @pytest.mark.parametrize(

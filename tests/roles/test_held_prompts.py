@@ -64,6 +64,7 @@ def test_an_instance_that_leaves_holds_nothing() -> None:
     held.arm_lease(prompt("a", 4), LeaseEnded())
     assert held.live() == {"held_prompts": 1} and requests.num_held == 1
     held.drained()
+    assert requests.fired == [("a", LeaseRevoked)], "at once"
     held.arm_lease(prompt("b", 4), LeaseEnded())
     assert requests.fired == [("a", LeaseRevoked), ("b", LeaseRevoked)]
     assert held.live() == {"held_prompts": 0} and requests.num_held == 0

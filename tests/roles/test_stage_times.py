@@ -118,6 +118,26 @@ def test_a_hop_lasts_while_bytes_move(key: str, hop: str) -> None:
     assert NBYTES[at - 1] < 5000 <= NBYTES[at]
 
 
+def test_how_long_a_byte_of_rows_takes_is_of_rows_that_went_elsewhere() -> None:
+    times = StageTimes(lambda: 0.0)
+    assert times.rows_nbyte_s() == 0
+
+    def moves(key: str, transport: str, nbytes: int, lasts_s: float) -> None:
+        moved = story(("PENDING", "WRITING", 1.0), ("WRITING", "WRITTEN", 1.0 + lasts_s))
+        peer = SimpleNamespace(instance_id="p0")
+        transfer: Any = SimpleNamespace(
+            key=key, story=moved, sent_nbytes=nbytes, egress_nbytes=nbytes, peer=peer
+        )
+        times.note_hop(transfer, transport)
+
+    moves("r/1/kv", "shm", 1000, 50.0)
+    moves("r/2/0", "local", 1000, 70.0)
+    assert times.rows_nbyte_s() == 0, "neither KV nor what stayed"
+    moves("r/3/0", "shm", 1000, 1.0)
+    moves("r/4/0", "tcp", 3000, 7.0)
+    assert times.rows_nbyte_s() == pytest.approx(8.0 / 4000)
+
+
 def test_the_ends_of_rooms_are_told_apart() -> None:
     times = StageTimes(lambda: 0.0)
     for key, state in (("r/1/kv", "EXPIRED"), ("r/1/0", "FAILED"), ("r/2/0", "FAILED")):

@@ -1,0 +1,106 @@
+"""REQUEST: what comes too late, or is told of what it needs no longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from epd.failure import Failure, FailureKind
+from epd.fsm.request import (
+    AbortReceived,
+    DeadlinePassed,
+    Do,
+    EmbeddingFailed,
+    EmbeddingReady,
+    FirstTokenSampled,
+    KvDelivered,
+    KvFailed,
+    KvOffered,
+    KvWithdrawn,
+    LastTokenSampled,
+    Preempted,
+    RemoteKvArrived,
+    Request,
+    S,
+    Scheduled,
+    StepReturned,
+    TextOnly,
+)
+from epd.messages import TokenLogprobs
+from tests.fsm.paths import follow
+from tests.fsm.tables import KV, make_request
+
+TOKEN = TokenLogprobs(9, 0.0)
+FREE = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
+LAST = LastTokenSampled(TOKEN, "stop")
+LOST = KvFailed(Failure(FailureKind.LOST, "decode is gone"))
+
+
+@pytest.fixture
+def running() -> Request:
+    """Offered to another decode instance, no step in flight."""
+    made = make_request()
+    made.fire(TextOnly())
+    made.fire(Scheduled((3, 4)))
+    return made
+
+
+@pytest.fixture
+def decoding() -> Request:
+    made = make_request()
+    made.decode_here = True
+    made.fire(TextOnly())
+    made.fire(Scheduled((3, 4)))
+    made.fire(FirstTokenSampled(3, TOKEN))
+    return made
+
+
+@pytest.fixture
+def waiting_for_kv() -> Request:
+    made = make_request()
+    made.decode_here = True
+    made.fire(KvOffered())
+    return made
+
+
+def test_its_deadline_calls_the_transfer_of_kv_off(waiting_for_kv: Request) -> None:
+    """F6: WAITING_FOR_REMOTE_KV -> CALLED_OFF -> FINISHED."""
+    ends = (Do.SEND_FAILURE, Do.ARM_GRACE, Do.CANCEL_TRANSFER)
+    follow(waiting_for_kv, (DeadlinePassed(), S.CALLED_OFF, ends), (LOST, S.FINISHED, ()))
+    assert waiting_for_kv.failure is not None
+    assert waiting_for_kv.failure.kind is FailureKind.DEADLINE
+
+
+def test_blocks_that_come_when_it_has_ended_are_given_back(waiting_for_kv: Request) -> None:
+    waiting_for_kv.fire(AbortReceived())
+    waiting_for_kv.fire(LOST)
+    for event, told in (
+        (RemoteKvArrived((5, 6), KV), (Do.RELEASE_BLOCKS,)),
+        (Scheduled((7, 8)), FREE),
+    ):
+        follow(waiting_for_kv, (event, S.FINISHED, told))
+        assert waiting_for_kv.block_table == event.blocks, "these, and no others"
+
+
+def test_what_is_told_of_what_it_needs_no_longer_changes_nothing(
+    running: Request, decoding: Request
+) -> None:
+    ended = Failure(FailureKind.LOST, "the encoder is gone")
+    for event in (LOST, KvWithdrawn(), KvDelivered(), EmbeddingFailed(ended)):
+        follow(decoding, (event, S.DECODING, ()))
+    follow(decoding, (EmbeddingReady("r/1/0", None), S.DECODING, ()))
+    decoding.in_flight = 1
+    decoding.fire(LAST)
+    for event in (LOST, KvWithdrawn(), KvDelivered()):
+        follow(decoding, (event, S.FINISHING, ()))
+    assert decoding.failure is None
+    follow(running, (StepReturned(), S.RUNNING, ()))
+    running.fire(FirstTokenSampled(3, TOKEN))
+    for event in (EmbeddingReady("r/1/0", None), EmbeddingFailed(ended), StepReturned()):
+        follow(running, (event, S.TRANSFERRING, ()))
+
+
+def test_who_begins_anew_has_published_nothing(running: Request) -> None:
+    running.num_published = 2
+    running.fire(Preempted())
+    running.fire(Scheduled((7,)))
+    assert running.num_published == 0
