@@ -133,8 +133,8 @@ class TorchLanguageEngine:
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
     ) -> Sequence[Buffer]:
-        """The bytes of slots that are final, to be sent; on a GPU a copy in host memory, or a
-        what gathers them there.  Heads are copied, on a GPU in its memory if that can be sent."""
+        """The bytes of slots that are final, to be sent; on a GPU a copy in host memory, or where
+        they lie (`KvSource`).  Heads are copied, on a GPU in its memory if that can be sent."""
         if self._hop is None:
             return self.pool.slot_views(slots) if heads is None else [self._heads(slots, heads)]
         if in_place and heads is None:

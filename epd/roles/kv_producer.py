@@ -212,8 +212,8 @@ class KvProducer(Component[Request]):
         """There are none."""
 
     async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | Spread | None:
-        """The part's bytes: views of the pool on a CPU; of a device's what a transport that reads
-        it gathers, or a copy in host memory.  Of groups what each rank has of them."""
+        """The part's bytes: views of the pool on a CPU; of a device's where they lie, for a
+        transport that reads it, or a copy in host memory.  Of groups what each rank has of them."""
         start = outgoing.written_nbytes
         request = self._handed_over.get(outgoing.key) or self._requests.get(outgoing.owner)
         if request is None:

@@ -1,7 +1,7 @@
 """What the data plane asks of a device: memory that other processes map, and copies into theirs.
 
-`CudaDevice` (`cuda_driver.py`) is one.  In tests host memory stands for a device's, so that all but
-the driver's own calls runs without one.
+`CudaDevice` (`cuda_driver.py`) is one.  In tests it runs on a stand-in for NVIDIA's driver, over
+the host's memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What searches found is let go behind the tests that look at it."""
+"""Requests in states that several tests begin with; what searches found is let go behind them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from epd.fsm.request import Do, FirstTokenSampled, KvOffered, Request, Scheduled, TextOnly
+from epd.messages import TokenLogprobs
 from tests.fsm.searches import searched
+from tests.fsm.tables import make_request
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -14,3 +17,30 @@ def spaces_are_let_go() -> Iterator[None]:
     """They are so many objects that each later collection of garbage would take seconds."""
     yield
     searched.cache_clear()
+
+
+@pytest.fixture
+def running() -> Request:
+    """Offered to another decode instance, no step in flight."""
+    made = make_request()
+    made.fire(TextOnly())
+    assert made.fire(Scheduled((3, 4))) == (Do.OFFER_KV,)
+    return made
+
+
+@pytest.fixture
+def decoding() -> Request:
+    made = make_request()
+    made.decode_here = True
+    made.fire(TextOnly())
+    made.fire(Scheduled((3, 4)))
+    made.fire(FirstTokenSampled(3, TokenLogprobs(9, 0.0)))
+    return made
+
+
+@pytest.fixture
+def waiting_for_kv() -> Request:
+    made = make_request()
+    made.decode_here = True
+    assert made.fire(KvOffered()) == (Do.RESERVE_BLOCKS,)
+    return made

@@ -20,7 +20,6 @@ from epd.fsm.request import (
     Grown,
     KvDelivered,
     KvFailed,
-    KvOffered,
     LastTokenSampled,
     LeaseEnded,
     LeaseRevoked,
@@ -45,25 +44,6 @@ GIVES_WAY = (*FREE, Do.ENQUEUE)
 GIVES_BACK = (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER)  # all but its blocks
 LAST = LastTokenSampled(TOKEN, "stop")
 LOST = KvFailed(Failure(FailureKind.LOST, "decode is gone"))
-
-
-@pytest.fixture
-def running() -> Request:
-    """Offered to another decode instance, no step in flight."""
-    made = make_request()
-    made.fire(TextOnly())
-    assert made.fire(Scheduled((3, 4))) == (Do.OFFER_KV,)
-    return made
-
-
-@pytest.fixture
-def decoding() -> Request:
-    made = make_request()
-    made.decode_here = True
-    made.fire(TextOnly())
-    made.fire(Scheduled((3, 4)))
-    made.fire(FirstTokenSampled(3, TOKEN))
-    return made
 
 
 @pytest.mark.parametrize(
@@ -350,14 +330,6 @@ def test_a_preempted_request_can_lose_its_decode_instance(running: Request) -> N
     running.fire(Preempted())
     ends = (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE)
     follow(running, (LOST, S.FAILED, ends))
-
-
-@pytest.fixture
-def waiting_for_kv() -> Request:
-    made = make_request()
-    made.decode_here = True
-    assert made.fire(KvOffered()) == (Do.RESERVE_BLOCKS,)
-    return made
 
 
 def test_remote_kv_brings_the_first_token_and_the_delta(waiting_for_kv: Request) -> None:

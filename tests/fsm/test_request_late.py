@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from epd.failure import Failure, FailureKind
 from epd.fsm.request import (
     AbortReceived,
@@ -13,53 +11,17 @@ from epd.fsm.request import (
     EmbeddingReady,
     FirstTokenSampled,
     KvDelivered,
-    KvFailed,
-    KvOffered,
     KvWithdrawn,
-    LastTokenSampled,
     Preempted,
     RemoteKvArrived,
     Request,
     S,
     Scheduled,
     StepReturned,
-    TextOnly,
 )
-from epd.messages import TokenLogprobs
 from tests.fsm.paths import follow
-from tests.fsm.tables import KV, make_request
-
-TOKEN = TokenLogprobs(9, 0.0)
-FREE = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
-LAST = LastTokenSampled(TOKEN, "stop")
-LOST = KvFailed(Failure(FailureKind.LOST, "decode is gone"))
-
-
-@pytest.fixture
-def running() -> Request:
-    """Offered to another decode instance, no step in flight."""
-    made = make_request()
-    made.fire(TextOnly())
-    made.fire(Scheduled((3, 4)))
-    return made
-
-
-@pytest.fixture
-def decoding() -> Request:
-    made = make_request()
-    made.decode_here = True
-    made.fire(TextOnly())
-    made.fire(Scheduled((3, 4)))
-    made.fire(FirstTokenSampled(3, TOKEN))
-    return made
-
-
-@pytest.fixture
-def waiting_for_kv() -> Request:
-    made = make_request()
-    made.decode_here = True
-    made.fire(KvOffered())
-    return made
+from tests.fsm.tables import KV
+from tests.fsm.test_request import FREE, LAST, LOST, TOKEN
 
 
 def test_its_deadline_calls_the_transfer_of_kv_off(waiting_for_kv: Request) -> None:

@@ -1,18 +1,27 @@
-"""A private directory for sockets, and no descriptor left behind by any test."""
+"""Private directories, engines with devices, and no descriptor left behind by any test."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.transport.device_family import Family
 
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
     os.chmod(tmp_path, 0o700)
     return tmp_path
+
+
+@pytest.fixture
+async def family(private: Path) -> AsyncIterator[Family]:
+    made = Family(str(private))
+    yield made
+    await made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -27,8 +27,8 @@ class FakeMemory(CudaMemory):
 class FakeDevice(CudaDevice):
     """`calls` is what the driver was told, and lets it fail."""
 
-    def __init__(self, failing: str = "") -> None:
-        self.calls = StandIn(failing)
+    def __init__(self) -> None:
+        self.calls = StandIn()
         super().__init__(0, self.calls.driver)
 
     def allocate(self, nbytes: int) -> CudaMemory:

@@ -90,8 +90,8 @@ class StandIn:
     each call that queues several, in number and in bytes; `queueing` are threads that did.
     """
 
-    def __init__(self, failing: str = "") -> None:
-        self.failing = failing
+    def __init__(self) -> None:
+        self.failing = ""
         self.broken = False
         self.num_devices = 1
         self.peers = {0}  # that the first reaches

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,42 +15,13 @@ import pytest
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
-from epd.transport.cuda import BACKEND, CudaTransferEngine
+from epd.transport.cuda import BACKEND
 from epd.transport.host import this_host_id
 from tests.patience import PATIENCE_S
+from tests.transport.device_family import Family
 from tests.transport.fake_device import NAME, FakeDevice
-from tests.transport.test_shm_processes import Family as ShmFamily
 
 HERE = this_host_id()
-
-
-class Family(ShmFamily):
-    def device(
-        self, instance_id: str, epoch: int = 1, made: FakeDevice | None = None, *,
-        checksums: bool = False,
-    ) -> CudaTransferEngine:  # fmt: skip
-        engine = CudaTransferEngine(
-            BackendSettings(instance_id, epoch, checksums), made or FakeDevice(), self.directory
-        )
-        self.devices.append(engine)
-        return engine
-
-    def __init__(self, directory: str) -> None:
-        super().__init__(directory)
-        self.devices: list[CudaTransferEngine] = []
-
-    async def close(self) -> None:
-        await super().close()
-        for engine in self.devices:
-            await engine.close()
-
-
-@pytest.fixture
-async def family(tmp_path: Path) -> AsyncIterator[Family]:
-    os.chmod(tmp_path, 0o700)
-    made = Family(str(tmp_path))
-    yield made
-    await made.close()
 
 
 async def until(holds: Callable[[], bool]) -> None:

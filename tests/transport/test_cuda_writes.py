@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -14,16 +13,8 @@ from epd.transport.base import WriteFailed, Written
 from epd.transport.checksum import crc32
 from epd.transport.device import Column
 from epd.transport.host_memory import address_of
+from tests.transport.device_family import Family
 from tests.transport.fake_device import FakeDevice
-from tests.transport.test_cuda_processes import Family
-
-
-@pytest.fixture
-async def family(tmp_path: Path) -> AsyncIterator[Family]:
-    os.chmod(tmp_path, 0o700)
-    made = Family(str(tmp_path))
-    yield made
-    await made.close()
 
 
 class Slots:
