@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
 from epd.transport.backend import BackendSettings
 from epd.transport.cuda import CudaTransferEngine
-from tests.transport.fake_device import FakeDevice
+from tests.patience import PATIENCE_S
+from tests.transport.fake_device import NAME, FakeDevice
 from tests.transport.test_shm_processes import Family as ShmFamily
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def num_mapped() -> int:
+    """Mappings of a device's memory in this process."""
+    return Path("/proc/self/maps").read_text().count(NAME)
+
+
+def threads() -> set[threading.Thread]:
+    """Those of all engines with devices in this process."""
+    return {one for one in threading.enumerate() if one.name.startswith("epd-cuda")}
 
 
 class Family(ShmFamily):
@@ -27,3 +49,4 @@ class Family(ShmFamily):
         await super().close()
         for engine in self.devices:
             await engine.close()
+        await until(lambda: not threads() and num_mapped() == 0)

@@ -17,9 +17,9 @@ from epd.transport import cuda_driver
 from epd.transport.cuda_driver import BATCH, POLL_S, CudaDevice, DeviceBytes
 from epd.transport.device import Column, DeviceError, copies_of, is_on_device, merged, place_of
 from epd.transport.host_memory import address_of
+from tests.transport.device_family import num_mapped
 from tests.transport.fake_device import FakeDevice
 from tests.transport.stand_in_driver import GRANULARITY, StandIn
-from tests.transport.test_cuda_processes import num_mapped
 
 ONE = 1000  # bytes of a slot
 MEMORY = bytes(np.random.default_rng(0).integers(0, 256, 40 * ONE, np.uint8))

@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,21 +16,10 @@ from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Writte
 from epd.transport.cuda import BACKEND
 from epd.transport.host import this_host_id
 from tests.patience import PATIENCE_S
-from tests.transport.device_family import Family
-from tests.transport.fake_device import NAME, FakeDevice
+from tests.transport.device_family import Family, num_mapped, threads, until
+from tests.transport.fake_device import FakeDevice
 
 HERE = this_host_id()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
-def num_mapped() -> int:
-    """Mappings of a device's memory in this process."""
-    return Path("/proc/self/maps").read_text().count(NAME)
 
 
 async def test_a_writer_killed_in_the_middle_of_writes_is_fenced_by_its_end(family: Family) -> None:
@@ -189,21 +176,17 @@ async def test_a_device_that_fails_leaves_a_doubt_until_it_has_passed(family: Fa
 
 
 async def test_who_is_closed_leaves_neither_threads_nor_mappings(family: Family) -> None:
-    def threads() -> set[threading.Thread]:
-        return {one for one in threading.enumerate() if one.name.startswith("epd-cuda")}
-
-    before = threads()
     consumer, producer = family.device("consumer"), family.device("producer")
     region = consumer.allocate("pool", 1, 4096)
-    mapped = num_mapped()
+    assert num_mapped() == 1
     assert isinstance(await producer.write([b"x"], region.remote, (0,)), Written)
-    assert num_mapped() == mapped + 1
-    assert threads() > before
+    assert num_mapped() == 2
+    assert threads()
     await producer.close()
-    await until(lambda: num_mapped() == mapped)
+    await until(lambda: num_mapped() == 1)
     await producer.close()
     await consumer.close()
-    await until(lambda: threads() == before)
+    await until(lambda: not threads())
 
 
 def test_a_forced_transport_that_cannot_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
