@@ -44,9 +44,10 @@ class Family(ShmFamily):
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
         self.devices: list[CudaTransferEngine] = []
+        self._others = threads()
 
     async def close(self) -> None:
         await super().close()
         for engine in self.devices:
             await engine.close()
-        await until(lambda: not threads() and num_mapped() == 0)
+        await until(lambda: threads() <= self._others and num_mapped() == 0)
