@@ -12,7 +12,7 @@ import asyncio
 import importlib.metadata
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,11 @@ SUITES: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {
 VERSIONS = ("torch", "triton", "transformers")
 
 
-async def measure_all(plan: Plan, out: Path, roofline: Roofline | None = None) -> dict[str, Any]:
+async def measure_all(
+    plan: Plan, out: Path, rooflines: Mapping[str, Roofline] | None = None
+) -> dict[str, Any]:
     """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of what is known so far.
-    `roofline`: of the one GPU, where it is known."""
+    `rooflines`: of the GPUs of each target, where they are known."""
     rows: list[dict[str, Any]] = []
     broken: dict[str, str] = {}
     found = {
@@ -52,6 +54,7 @@ async def measure_all(plan: Plan, out: Path, roofline: Roofline | None = None) -
             broken[target.name] = f"{type(error).__name__}: {error}"
             print(f"{target.name}: {broken[target.name]}", file=sys.stderr, flush=True)
             continue
+        roofline = (rooflines or {}).get(target.name)
         rows += [_bounded(row, plan, roofline) for row in told["rows"]]
         rows.sort(key=lambda row: [w.name for w in plan.workloads].index(row["workload"]))
         found["rows"] = rows + compared(rows)
@@ -116,10 +119,12 @@ def _bounded(row: dict[str, Any], plan: Plan, roofline: Roofline | None) -> dict
     return row | {"roofline": bound}
 
 
-def run(plan: Plan, out: Path, roofline: Roofline | None = None, *, as_json: bool) -> int:
+def run(
+    plan: Plan, out: Path, rooflines: Mapping[str, Roofline] | None = None, *, as_json: bool
+) -> int:
     """Measure, write and print; 1 if a request failed or a topology could not be measured."""
     out.mkdir(parents=True, exist_ok=True)
-    found = asyncio.run(measure_all(plan, out, roofline))
+    found = asyncio.run(measure_all(plan, out, rooflines))
     print(json.dumps(found, indent=2) if as_json else report(found))
     return 1 if found["broken"] or any_failed(found.get("rows", ())) else 0
 

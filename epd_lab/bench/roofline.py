@@ -1,11 +1,13 @@
-"""What one card could do of a workload, by arithmetic alone.
+"""What cards could do of a workload, by arithmetic alone.
 
 Theory of operation
 -------------------
 A request costs its arithmetic (the tower over its images, the layers over its prompt), and, for
 each token of its answer, its keys and values and its share of the weights, which a step reads once
 for all users.  Both one after the other, at the highest rates that were seen on the card, are the
-bound; what hides one behind the other could pass it, and nothing here has come near that.
+bound; what hides one behind the other could pass it, and nothing here has come near that.  Several
+cards have so many times the rates, and read weights once for all users of all of them, which no
+topology does: replicas read them once each, and ranks meet.
 
 Of a mixture a step reads those experts that its tokens chose: so many as differ if all are as
 likely, which is the most; tokens that choose alike read less.
@@ -45,16 +47,17 @@ CARDS = {"H200": Card(790e12, 1480e12, 4.3e12), "H100": Card(797e12, 1480e12, 3.
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Of one model directory on one card; the configs are its JSON files."""
+    """Of one model directory on cards of a kind; the configs are its JSON files."""
 
     card: Card
     config: Mapping[str, Any]
     preprocessor: Mapping[str, Any]
     is_fp8: bool = False
     has_fp8_kv: bool = False
+    num_cards: int = 1
 
     def request_s(self, stream: Stream, prompt_tokens: float) -> tuple[float, float] | None:
-        """Seconds of arithmetic and of reading for one request; None: not known."""
+        """Seconds of arithmetic and of reading, of one card, for one request; None: not known."""
         text, vision = self.config.get("text_config"), self.config.get("vision_config", {})
         if text is None or not isinstance(stream.arrival, Closed):
             return None
@@ -79,7 +82,7 @@ class Roofline:
     def requests_per_s(self, stream: Stream, prompt_tokens: float) -> float | None:
         """The bound; None: not known."""
         seconds = self.request_s(stream, prompt_tokens)
-        return None if seconds is None else 1 / sum(seconds)
+        return None if seconds is None else self.num_cards / sum(seconds)
 
     def _tower_flops(self, shape: Shape) -> float:
         """Of one image: layers, attention of all patches over each other, and mergers."""
@@ -137,7 +140,6 @@ def _sizes(text: Mapping[str, Any], kv_nbytes: int, num_tokens: int = 1) -> _Siz
 
 
 def card_of(names: list[str]) -> Card | None:
-    """Of the one GPU that there is; None: of several, or of a kind that nobody has measured."""
-    if len(names) != 1:
-        return None
-    return next((card for name, card in CARDS.items() if name in names[0]), None)
+    """Of the GPUs that there are; None: they differ, or nobody has measured their kind."""
+    found = [next((c for kind, c in CARDS.items() if kind in name), None) for name in names]
+    return found[0] if found and found.count(found[0]) == len(found) else None

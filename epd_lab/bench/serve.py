@@ -118,6 +118,7 @@ async def _measure_one(
                 "workload": workload.name,
                 "stream": stream.name,
                 "server": name,
+                "arrival": str(stream.arrival),
                 "figures": median_of(repeats),
                 "spread": spread_of(repeats),
                 "stages_ms": stages_ms(sample for one in samples for sample in one),

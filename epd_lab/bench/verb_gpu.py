@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,11 @@ def add_to(kinds: Any) -> None:
         "--requests", type=int, metavar="N", help="of each stream, at most; default: all"
     )
     parser.add_argument(
+        "--users", type=int, metavar="N",
+        help="so many times the users of each stream, and so many times its requests; default: 1, "
+        "with four GPUs 2, so that a GPU has as many as one of two",
+    )  # fmt: skip
+    parser.add_argument(
         "--times", type=int, default=1, metavar="N",
         help="send so many times the requests of each stream, all new: of a longer run its "
         "beginning and its end are a smaller part",
@@ -71,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from epd_lab.bench import gpu, shape
     from epd_lab.bench.machine import gpus
     from epd_lab.bench.serve import Plan
-    from epd_lab.bench.workload import at_most, drawn, lengthened, named
+    from epd_lab.bench.workload import at_most, chosen, drawn, users_of
 
     here = len(gpus())
     number = args.gpus or max((n for n in gpu.SUITES if n <= here), default=0)
@@ -91,26 +97,28 @@ def run(args: argparse.Namespace) -> int:
         directory = shape.write(args.out.absolute() / name, tiny.CHECKPOINT, args.shape)
         given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
     topologies, workloads = gpu.SUITES[number]
-    for flag, count in (("--requests", args.requests), ("--times", args.times)):
+    for flag in ("requests", "users", "times"):
+        count = given[flag]
         if count is not None and count < 1:
-            raise UsageError(f"{flag} {count}: at least 1 is needed")
+            raise UsageError(f"--{flag} {count}: at least 1 is needed")
+    users = users_of(number) if args.users is None else args.users
     try:
-        chosen = tuple(lengthened(named(name), args.times) for name in args.workloads or workloads)
+        sent = chosen(args.workloads or workloads, users=users, times=args.times)
     except ValueError as error:
         raise UsageError(f"--workload: {error}") from None
     if args.requests is not None:
-        chosen = tuple(at_most(workload, args.requests) for workload in chosen)
+        sent = [at_most(workload, args.requests) for workload in sent]
     if given.get("engine.load_format") == "dummy" and shape.is_mixture(Path(given["model_dir"])):
         # Of random weights greedy answers are the same token, and so are the experts they choose.
-        chosen = tuple(map(drawn, chosen))
+        sent = list(map(drawn, sent))
     plan = Plan(
         tuple(target_of(args, name) for name in args.topologies or topologies),
-        chosen,
+        tuple(sent),
         args.repeats,
         slo_of(args.slo),
     )
-    roofline = _roofline(args, gpus()) if number == 1 else None
-    status = gpu.run(plan, args.out, roofline, as_json=args.json)
+    rooflines = _rooflines(args, gpus(), [target.name for target in plan.targets])
+    status = gpu.run(plan, args.out, rooflines, as_json=args.json)
     if args.costs is not None:
         from epd_lab.bench import step_costs
         from epd_lab.plan.costs import write
@@ -119,15 +127,27 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _roofline(args: argparse.Namespace, names: list[str]) -> Roofline | None:
-    """Of the model on the one GPU, where both are known."""
+def _rooflines(
+    args: argparse.Namespace, names: list[str], topologies: list[str]
+) -> dict[str, Roofline]:
+    """Of the model on as many GPUs as each topology has, where both are known."""
     from epd.engine.checkpoint import read_config, read_preprocessor
+    from epd.topology import parse_groups
     from epd_lab.bench.roofline import Roofline, card_of
 
     given = vars(args)
     card, directory = card_of(names), Path(given["model_dir"])
     if card is None or not directory.is_dir():
-        return None
+        return {}
     config, preprocessor = read_config(directory), read_preprocessor(directory)
-    fp8 = (given.get(f"engine.{name}") == "fp8" for name in ("quantization", "kv_cache_dtype"))
-    return Roofline(card, config, preprocessor, *fp8)
+    one = Roofline(
+        card, config, preprocessor,
+        is_fp8=given.get("engine.quantization") == "fp8",
+        has_fp8_kv=given.get("engine.kv_cache_dtype") == "fp8",
+    )  # fmt: skip
+    ranks = int(given.get("engine.tensor_parallel_size") or 1)
+    return {
+        name: replace(one, num_cards=sum(count for _, count in parse_groups(name, ranks)))
+        for name in topologies
+        if not name.startswith("http")
+    }

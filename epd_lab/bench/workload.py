@@ -17,7 +17,7 @@ import io
 import json
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,13 +151,37 @@ def at_most(workload: Workload, count: int) -> Workload:
     return _each(workload, lambda stream: replace(stream, count=min(stream.count, count)))
 
 
-def lengthened(workload: Workload, times: int) -> Workload:
-    """The same with so many times the requests in each stream: of a longer run its beginning, when
-    all users ask at once, and its end, when few are left, are a smaller part.  Raises ValueError
-    for a file."""
-    if workload.file is not None and times > 1:
+def chosen(names: Sequence[str], *, users: int = 1, times: int = 1) -> list[Workload]:
+    """By name, with so many times the users, and then so many times the requests of each stream:
+    of a longer run its beginning, when all users ask at once, and its end, when few are left, are
+    a smaller part.  A file has the requests that it has.  Raises ValueError with what there is, and
+    if a file is to be sent several times."""
+    return [_larger(named(name), users, times) for name in names]
+
+
+def _larger(workload: Workload, users: int, times: int) -> Workload:
+    if workload.file is None:
+        times *= users
+    elif times > 1:
         raise ValueError(f"{workload.file} is sent once, without --times; repeat its lines instead")
-    return _each(workload, lambda stream: replace(stream, count=stream.count * times))
+    return _each(workload, lambda s: replace(crowded(s, users), count=s.count * times))
+
+
+def users_of(num_gpus: int) -> int:
+    """As many to a GPU as two GPUs have."""
+    return max(1, num_gpus // 2)
+
+
+def crowded(stream: Stream, users: int) -> Stream:
+    """The same with so many times as many who ask at a time."""
+    match stream.arrival:
+        case Closed(concurrency):
+            arrival: Arrival = Closed(concurrency * users)
+        case Poisson(per_s):
+            arrival = Poisson(per_s * users)
+        case Bursts(size, every_s):
+            arrival = Bursts(size * users, every_s)
+    return replace(stream, arrival=arrival)
 
 
 def drawn(workload: Workload) -> Workload:

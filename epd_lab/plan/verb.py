@@ -58,6 +58,10 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="medians of; default 1")
     parser.add_argument(
+        "--users", type=int, metavar="N",
+        help="as in epd bench gpu; default: as many to a GPU as two have, which is 2 for four",
+    )  # fmt: skip
+    parser.add_argument(
         "--times", type=int, default=1, metavar="N", help="requests, as in epd bench gpu"
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="default: all cores")
@@ -73,15 +77,15 @@ def run(args: argparse.Namespace) -> int:
     """Raises UsageError and ConfigError."""
     from epd.topology import parse_topology
     from epd_lab.bench import serve_figures, serve_plot
-    from epd_lab.bench.workload import NAMED, lengthened, named
+    from epd_lab.bench.workload import NAMED, chosen, users_of
     from epd_lab.plan import compared, costs, page, topologies
     from epd_lab.plan.run import Plan, gpu_settings
     from epd_lab.plan.run import run as predict
 
-    counts = {"--gpus": args.gpus, "--repeats": args.repeats, "--times": args.times}
-    for name, number in counts.items():
-        if number < 1:
-            raise UsageError(f"{name} {number}: at least 1 is needed")
+    users = users_of(args.gpus) if args.users is None else args.users
+    for flag, number in (vars(args) | {"users": users}).items():
+        if flag in ("gpus", "users", "repeats", "times") and number < 1:
+            raise UsageError(f"--{flag} {number}: at least 1 is needed")
     known = costs.read(args.costs or costs.BUNDLED)
     known.hop(args.transport)
     measured = compared.read_measured(args.measured) if args.measured else []
@@ -89,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         parse_topology(name)
     try:
-        workloads = [lengthened(named(name), args.times) for name in args.workloads or WORKLOADS]
+        workloads = chosen(args.workloads or WORKLOADS, users=users, times=args.times)
     except ValueError as error:
         raise UsageError(f"--workload: {error}") from None
     for workload in workloads:

@@ -23,7 +23,17 @@ from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of
 from epd_lab.bench.serve import Plan, Target
 from epd_lab.bench.serve_figures import Slo, figures, spread_of
-from epd_lab.bench.workload import NAMED, Stream, Wording, Workload, bodies
+from epd_lab.bench.workload import (
+    NAMED,
+    Bursts,
+    Closed,
+    Poisson,
+    Stream,
+    Wording,
+    Workload,
+    bodies,
+    crowded,
+)
 
 
 def told(server: str, seconds: float, errors: list[str]) -> dict[str, Any]:
@@ -113,7 +123,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
 def test_a_short_run_sends_less_of_each_stream(planned: Callable[..., list[Stream]]) -> None:
     given = ["--workload", "mixed", "--workload", "text-c1", "--model", str(tiny.CHECKPOINT)]
     assert [stream.count for stream in planned(*given, "--requests", "30")] == [30, 24, 6]
-    for flag in ("--requests", "--times"):
+    for flag in ("--requests", "--users", "--times"):
         with pytest.raises(UsageError, match="at least 1"):
             planned(*given, flag, "0")
 
@@ -124,6 +134,23 @@ def test_a_long_run_sends_more_of_each_stream(planned: Callable[..., list[Stream
     assert [stream.count for stream in planned(*given, "--requests", "30")] == [30, 30]
     with pytest.raises(UsageError, match="repeat its lines"):
         planned(*given, "--workload", __file__)
+
+
+def test_more_users_ask_at_a_time(planned: Callable[..., list[Stream]], tmp_path: Path) -> None:
+    """With four GPUs twice as many, so that a GPU has as many as one of two."""
+    given = ["--workload", "mixed", "--model", str(tiny.CHECKPOINT)]
+    one, two = planned(*given), planned(*given, "--users", "2")
+    assert [(s.arrival, s.count) for s in one] == [(Closed(16), 128), (Bursts(8, 5.0), 24)]
+    assert [(s.arrival, s.count) for s in two] == [(Closed(32), 256), (Bursts(16, 5.0), 48)]
+    assert planned(*given, "--gpus", "4") == two
+    assert planned(*given, "--gpus", "4", "--users", "1") == one
+    sent = planned(*given, "--users", "3", "--times", "2", "--requests", "500")
+    assert [(s.arrival, s.count) for s in sent] == [(Closed(48), 500), (Bursts(24, 5.0), 144)]
+    (tmp_path / "lines").write_text("{}\n" * 5)
+    (lines,) = planned("--workload", str(tmp_path / "lines"), "--users", "2", *given[2:])
+    assert (lines.arrival, lines.count) == (Closed(32), 5), "a file has the requests that it has"
+    open_loop = replace(NAMED["text"].streams[0], arrival=Poisson(3.0))
+    assert crowded(open_loop, 2).arrival == Poisson(6.0)
 
 
 def test_random_experts_are_chosen_by_tokens_that_are_drawn(
@@ -203,7 +230,26 @@ def test_the_roofline_is_that_of_the_design(tmp_path: Path) -> None:
     assert reading_s[0][1] - reading_s[1][1] == pytest.approx(5.05e-3, rel=0.08)  # half of 43.5 GB
     assert roofline.requests_per_s(NAMED["mixed"].streams[1], 9000) is None
     assert card_of(["NVIDIA H200, driver 1"]) is CARDS["H200"]
-    assert card_of(["a"]) is None and card_of(["NVIDIA H200"] * 2) is None
+    assert card_of(["NVIDIA H200"] * 2) is CARDS["H200"]
+    for names in ([], ["a"], ["NVIDIA H200", "NVIDIA H100"], ["NVIDIA H200", "a"]):
+        assert card_of(names) is None
+
+
+def test_a_topology_is_bounded_by_its_own_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bounds: list[dict[str, Roofline]] = []
+    monkeypatch.setattr("epd_lab.bench.machine.gpus", lambda: ["NVIDIA H200, driver 1"] * 4)
+    monkeypatch.setattr(gpu, "run", lambda plan, out, found, **flags: bounds.append(found) or 0)
+    parser = argparse.ArgumentParser()
+    verb_gpu.add_to(parser.add_subparsers())
+    given = ["gpu", "--out", str(tmp_path), "-tp", "2"]
+    for topology in ("1epd", "1e1pd", "1p:tp2,1d:tp1,1e"):
+        given += ["--topology", topology]
+    verb_gpu.run(parser.parse_args(given))
+    told = {name: (one.card, one.num_cards) for name, one in bounds[0].items()}
+    card = CARDS["H200"]
+    assert told == {"1epd": (card, 2), "1e1pd": (card, 3), "1p:tp2,1d:tp1,1e": (card, 4)}
 
 
 def test_of_a_mixture_what_is_chosen_is_read() -> None:
@@ -260,8 +306,11 @@ async def test_the_table_has_spread_and_share(
     directory = shape.write(tmp_path / "m", tiny.CHECKPOINT)
     roofline = Roofline(CARDS["H200"], read_config(directory), read_preprocessor(directory))
     measured({"a": told("a", 1.0, []), "b": told("b", 2.0, [])})
-    found = await gpu.measure_all(plan("a", "b"), tmp_path, roofline)
+    rooflines = {"a": roofline, "b": replace(roofline, num_cards=2)}
+    found = await gpu.measure_all(plan("a", "b"), tmp_path, rooflines)
     lines = (tmp_path / "gpu.md").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("| a | text |")]
     assert "1.0 (1.0 to 1.0)" in line and "% of " in line
+    one, two = (next(r for r in found["rows"] if r["server"] == name) for name in "ab")
+    assert two["roofline"] == pytest.approx(2 * one["roofline"])
     assert len(gpu.markdown(found["rows"])) == 2 + 4

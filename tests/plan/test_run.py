@@ -109,6 +109,7 @@ def test_what_the_gateway_refuses_is_told() -> None:
     [
         (["--gpus", "0"], "--gpus 0: at least 1"),
         (["--times", "0"], "--times 0: at least 1"),
+        (["--users", "0"], "--users 0: at least 1"),
         (["--topology", "2x"], "'x' is no role"),
         (["--workload", "tall"], "there is no workload"),
         (["--workload", __file__], "a file of bodies is not known"),
