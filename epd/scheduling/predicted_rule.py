@@ -15,8 +15,9 @@ when something more would be done (`_Forecast.done_s`).
   so what counts under load is whom it delays: prompts that wait at prefill, or streams at decode.
   A queue that has not been empty for long will not be soon, and also delays those who come until
   then; a stream goes on beside what delays it.  It leaves prefill only for one that is better by
-  `MOVE_GAIN`: replicas that share each image among them end all of them late.  Of equal ones the
-  one by rendezvous hashing on `mm_hash` (Thaler and Ravishankar 1998): equal images meet.
+  `MOVE_GAIN`, and for one with prompts of its own by `SHARE_GAIN`: replicas that share their images
+  among them end all of them late.  Of equal ones the one by rendezvous hashing on `mm_hash` (Thaler
+  and Ravishankar 1998): equal images meet.
 - **Decode**: where a step is shortest with one more sequence in it.  It leaves prefill, or who
   holds the prompt's KV, only for one that is better by `MOVE_GAIN`: KV moves, and the request then
   depends on two instances.
@@ -46,7 +47,8 @@ HOP_S = 0.001  # grant, write, commit
 ANSWER_TOKENS = 64  # of an answer that count: nobody knows how long it will be
 STREAM_WORTH = 2  # who decodes counts for so many who wait: all that is left of it is later
 MANY_SERVED = 50  # of these, more say no more of how soon a queue will be empty
-MOVE_GAIN = 0.1  # of the time of these, which makes decoding elsewhere worth it
+MOVE_GAIN = 0.1  # of the time of these, which makes decoding or encoding elsewhere worth it,
+SHARE_GAIN = 0.3  # and encoding where other prompts are computed
 ALIKE = 1.5  # times the fastest
 
 
@@ -145,14 +147,14 @@ class PredictedRule:
             """Until its prompt can go on, and what it takes from others."""
             forecast = self._forecasts[encoder.instance_id]
             image_s = forecast.encode_s(image.num_patches)
-            others_s = forecast.delay_s(image_s)
+            others_s, gain = forecast.delay_s(image_s), MOVE_GAIN
             if "prefill" in encoder.roles:
                 others_s += image_s * self._num_to_come
+                gain = SHARE_GAIN
             if encoder is prefill:
-                done_s = here.done_s(here.images_s + here.ready_s + image_s)
-                return (done_s + others_s) * (1.0 - MOVE_GAIN)
+                return here.done_s(here.images_s + here.ready_s + image_s) + others_s
             rows_s = forecast.encoded_s(image_s) + self._hop_s(image, encoder)
-            return max(rows_s, waits_s) + others_s
+            return (max(rows_s, waits_s) + others_s) / (1.0 - gain)
 
         costs = {c.instance_id: cost_s(c) for c in encoders}
         least_s = min(costs.values())

