@@ -90,17 +90,19 @@ class StepCost:
 
     def max_prompt_tokens(self, num_decodes: int) -> int:
         """Prompt tokens that a step with so many decodes may carry."""
-        if not self.token_s:
+        # Where prompts have never let decodes alone, a token of theirs costs what whole steps did.
+        token_s = self.token_s or self.prompts.unit_s
+        if not token_s:
             return UNBOUNDED  # nothing is known yet
         allowed_s = math.inf
-        if self._impact:
+        if self._impact and self.token_s:
             allowed_s = (self._impact - 1) * self.decode_s
         if self._quantum_s:
             allowed_s = min(allowed_s, self._quantum_s - self.decode_s)
         if allowed_s == math.inf:
             return UNBOUNDED
         least = max(MIN_PROMPT_TOKENS, self._min_step_tokens - num_decodes)
-        return max(least, int(allowed_s / self.token_s))
+        return max(least, int(allowed_s / token_s))
 
 
 def _follow(mean: float, value: float) -> float:

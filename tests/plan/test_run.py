@@ -65,6 +65,13 @@ def test_quanta_bound_what_images_cost_streams() -> None:
     assert cut < 0.5 * whole[0]["figures"]["itl_ms_p99"]
 
 
+def test_quanta_are_kept_from_the_first_prompt_on() -> None:
+    """Rows come from elsewhere, so that a prompt is always there and no step has decodes alone."""
+    (stream,) = NAMED["4x1080p"].streams
+    start = Workload("start", (replace(stream, count=16),))
+    assert predict("2e1pd", start)[0]["figures"]["itl_ms_p99"] < 30
+
+
 def test_replicas_keep_their_images() -> None:
     """Four of them; a third of all images went elsewhere once, for 3% of the requests."""
     (stream,) = NAMED["1x1080p"].streams

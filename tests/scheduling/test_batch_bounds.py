@@ -217,6 +217,21 @@ def test_what_a_step_costs_is_followed_slowly() -> None:
     assert cost.token_s == pytest.approx(0.0011)
 
 
+def test_a_quantum_is_kept_before_decodes_were_seen_alone() -> None:
+    """Prompts come without a pause from the start on: each step has some."""
+    cost = StepCost(max_quantum_s=0.015625)
+    assert cost.max_prompt_tokens(1) == UNBOUNDED
+    cost.observe(0, 4096, 0.0625)
+    assert cost.max_prompt_tokens(1) == 1024
+    cost.observe(1, 4096, 0.0625)
+    assert cost.max_prompt_tokens(1) == 1024
+    cost.observe(1, 0, 0.0078125)
+    cost.observe(1, 512, 0.015625)  # from now on what is known of steps with both counts
+    assert cost.max_prompt_tokens(1) == 512
+    cost.observe(0, 4096, 8.0)
+    assert cost.max_prompt_tokens(1) == 512
+
+
 def test_without_a_bound_prompts_take_what_they_like() -> None:
     cost = StepCost()
     cost.observe(1, 0, 0.010)
