@@ -22,7 +22,16 @@ from epd.cli.supervisor import running
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import describe
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
-from epd_lab.bench.serve_figures import Slo, figures, median_of, ratios, spread_of, stages_ms, table
+from epd_lab.bench.serve_figures import (
+    Slo,
+    by_stream,
+    figures,
+    median_of,
+    ratios,
+    spread_of,
+    stages_ms,
+    table,
+)
 from epd_lab.bench.trace import chrome_trace
 from epd_lab.bench.workload import Workload, bodies
 
@@ -156,9 +165,6 @@ async def _run_once(
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each other server by the first, per workload and stream."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["workload"], row["stream"]), []).append(row)
     return [
         {
             "workload": workload,
@@ -166,7 +172,7 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "server": f"{other['server']} / {first['server']}",
             "figures": ratios(first["figures"], other["figures"]),
         }
-        for (workload, stream), (first, *others) in found.items()
+        for (workload, stream), (first, *others) in by_stream(rows).items()
         for other in others
     ]
 

@@ -110,6 +110,16 @@ COLUMNS = (
 )
 
 
+def by_stream(
+    rows: Sequence[dict[str, Any]],
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Those of each workload and stream together, both in the order in which they came first."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["workload"], row["stream"]), []).append(row)
+    return found
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A line per server, workload and stream; times in ms; then the ratios of a pair."""
     width = max(12, *(len(row["server"]) for row in rows)) if rows else 12

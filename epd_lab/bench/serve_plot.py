@@ -5,10 +5,10 @@ Bars of one workload and one column are to scale; the longest of them fills the 
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 from epd_lab.bench.machine import sentence
+from epd_lab.bench.serve_figures import by_stream
 
 COLUMNS = (
     ("requests per second", "req_per_s", 1),
@@ -18,7 +18,7 @@ COLUMNS = (
     ("ITL p99, ms", "itl_ms_p99", 0),
 )
 COLOURS = ("#2f6fb0", "#c05621", "#0b7a75", "#7b3fa0", "#b7950b", "#52606d")
-LEFT, TOP, WIDTH, GAP, BAR, BETWEEN = 150, 64, 170, 60, 16, 18
+LEFT, TOP, WIDTH, GAP, BAR, BETWEEN, LEGEND = 150, 64, 170, 60, 16, 18, 130
 STYLE = (
     'text { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2933; '
     "font-size: 12px } .title { font-weight: 600 } .name { font-size: 13px; font-weight: 600 }"
@@ -35,12 +35,11 @@ def plot(found: dict[str, Any]) -> str:
         for index, (title, _, _) in enumerate(COLUMNS)
     ]
     y = TOP
-    for (workload, stream), group in groupby(rows, lambda row: (row["workload"], row["stream"])):
-        bars = list(group)
+    for (workload, stream), bars in by_stream(rows).items():
         name = workload if workload == stream else f"{workload}: {stream}"
         middle = y + len(bars) * BAR / 2 + 4
         parts.append(f'<text class="name" x="16" y="{middle:.0f}">{name}</text>')
-        for index, (_, key, places) in enumerate(COLUMNS):
+        for index, (_, key, digits) in enumerate(COLUMNS):
             left = LEFT + index * (WIDTH + GAP)
             longest = max(row["figures"][key] for row in bars) or 1.0
             for line, row in enumerate(bars):
@@ -49,13 +48,14 @@ def plot(found: dict[str, Any]) -> str:
                 parts.append(
                     f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{BAR - 3}" '
                     f'fill="{colours[row["server"]]}"/>'
-                    f'<text x="{left + width + 5:.1f}" y="{top + 11}">{value:.{places}f}</text>'
+                    f'<text x="{left + width + 5:.1f}" y="{top + 11}">{value:.{digits}f}</text>'
                 )
         y += len(bars) * BAR + BETWEEN
+    places = range(LEFT, LEFT + LEGEND * len(servers), LEGEND)
     legend = "".join(
-        f'<rect x="{LEFT + 110 * index}" y="14" width="14" height="14" fill="{colours[server]}"/>'
-        f'<text x="{LEFT + 110 * index + 20}" y="26">{server}</text>'
-        for index, server in enumerate(servers)
+        f'<rect x="{x}" y="14" width="14" height="14" fill="{colours[server]}"/>'
+        f'<text x="{x + 20}" y="26">{server}</text>'
+        for x, server in zip(places, servers, strict=True)
     )
     machine = [sentence(found["machine"])] if "machine" in found else []  # none where predicted
     where = "; ".join([*found.get("gpus", []), *machine])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from epd.topology import parse_topology
+from epd_lab.bench.serve_figures import by_stream
 
 COLUMNS = (  # title, figure, places, whether more is better
     ("req/s", "req_per_s", 1, True),
@@ -23,9 +23,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A table; times in milliseconds."""
     titles = ("workload", "topology", *(title for title, _, _, _ in COLUMNS))
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for (workload, stream), group in groupby(
-        sorted(rows, key=lambda row: _order(rows, row)), lambda r: (r["workload"], r["stream"])
-    ):
+    for (workload, stream), group in by_stream(rows).items():
         alike = [(row["server"], [_value(row, name) for _, name, _, _ in COLUMNS]) for row in group]
         columns = zip(*(values for _, values in alike), strict=True)
         best = [
@@ -40,15 +38,6 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             )
             lines.append(f"| {name} | {server} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _order(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> int:
-    """Streams of a workload together, as they came first."""
-    return next(
-        index
-        for index, other in enumerate(rows)
-        if (other["workload"], other["stream"]) == (row["workload"], row["stream"])
-    )
 
 
 def _value(row: dict[str, Any], name: str) -> float:
