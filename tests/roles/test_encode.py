@@ -121,6 +121,7 @@ def test_a_device_that_hangs_fails_the_image_in_time_and_is_told_of(*, kept: boo
         assert encoding.state is S.ENCODING
         at.cluster.pass_time(0.2 * LIMIT_S)
         assert encoding.state is S.ABANDONED and not rooms(at)
+        assert at.role.live()["encodings"] == 1, "the tower is at it all the same"
         told = RequestFailed(request_id="r", attempt=1, failure=encoding.failure)
         assert ((GATEWAY, told) in at.said) == kept
         assert (encoding.failure.kind, at.actor.counters["device_hangs"]) == ("engine", 0)

@@ -103,6 +103,7 @@ def test_stages_and_hops_are_right_in_number_and_sum() -> None:
         ("p0", "prefill", "kv", num_requests, "REQUEST", "TRANSFERRING"),
         ("d0", "decode", "kv", num_requests, "REQUEST", "WAITING_FOR_REMOTE_KV"),
         ("d0", "decode", "decode", num_requests, "REQUEST", "DECODING"),
+        ("gateway", "gateway", "prepare", num_requests, "GENERATION", "PREPARING"),
     ):
         assert stages[instance, role, stage, "count"] == count, (instance, stage)
         assert stages[instance, role, stage, "+Inf", "bucket"] == count

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,23 +88,30 @@ def test_any_encoders_serve_any_group(topology: str) -> None:
 
 
 @given(
-    st.integers(1, 30), st.integers(1, 6), st.integers(1, 4), st.booleans(),
+    st.integers(1, 30), st.integers(1, 6), st.integers(1, 4), st.booleans(), st.booleans(),
     st.lists(st.integers(1, 7), max_size=5),
 )  # fmt: skip
 async def test_what_is_written_to_each_rank(
-    num_rows: int, num_ranks: int, rows_per_slot: int, is_sharded: bool, sizes: list[int]
-) -> None:
-    """Whatever views the source consists of: each rank has its rows, in its first slots."""
+    num_rows: int, num_ranks: int, rows_per_slot: int, is_sharded: bool, by_reference: bool,
+    sizes: list[int],
+) -> None:  # fmt: skip
+    """Whatever views the source consists of, or if it is handed on: each rank has its rows, in its
+    first slots."""
     row_nbytes = 3
     data = bytes(i % 251 for i in range(num_rows * row_nbytes))
-    rows = Rows(data, num_rows, len(data))
+    tensor = np.frombuffer(data, np.uint8).reshape(num_rows, row_nbytes)
+    rows = Rows(tensor if by_reference else data, num_rows, len(data))
     views, at = [], 0
     for size in (*sizes, len(data)):
         views.append(memoryview(data)[at : at + size])
         at += size
     told: dict[int, bytes] = {}
 
-    async def write(source: list[memoryview], region: Any, slots: tuple[int, ...]) -> None:
+    async def write(source: list[Any], region: Any, slots: tuple[int, ...]) -> None:
+        if by_reference:
+            (one,) = source
+            source = [one.holder.tensor.tobytes()]
+            assert one.nbytes == one.holder.nbytes == len(source[0])
         told[region.rank] = b"".join(source)
         assert len(told[region.rank]) <= len(slots) * region.slot_nbytes
         assert slots == grant.slots[: len(slots)]
@@ -117,7 +125,7 @@ async def test_what_is_written_to_each_rank(
         region=regions[0], parts=tuple(regions[1:]), slots=slots, is_sharded=is_sharded
     )
     ring = mock.Mock(copy=mock.AsyncMock(return_value=views))
-    transfers = SimpleNamespace(takes_references=lambda region: False, write=write)
+    transfers = SimpleNamespace(takes_references=lambda region: by_reference, write=write)
     actor: Any = SimpleNamespace(
         ports=SimpleNamespace(transfers=transfers), is_self=lambda peer: False
     )
