@@ -49,7 +49,7 @@ def drill(args: argparse.Namespace) -> int:
         f"{drill.name} fired in {parts[drill.name].fired_share:.0%} of its seeds only"
         for drill in chosen
         if parts[drill.name].reports >= ENOUGH_SEEDS
-        and parts[drill.name].fired_share < drill.must_fire
+        and parts[drill.name].fires_too_seldom(drill.must_fire)
     ]
     return _conclude(args, summary, weak, parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import signal
 import sys
@@ -17,6 +18,7 @@ from epd_lab.sim.run import Plan, Result, run
 SIMULATOR = "[simulator]"
 """Marks a failure of the simulator itself: nothing was learned about the roles."""
 RUN_LIMIT_S = 120  # of real time; a run takes some tenths of a second
+CHANCE = 4.0  # standard deviations: of all drills together none fails by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ class Summary:
     @property
     def fired_share(self) -> float:
         return self.fired / self.reports if self.reports else 0.0
+
+    def fires_too_seldom(self, share: float) -> bool:
+        """More so than by chance, if it happened in such a share of all runs there are."""
+        expected = share * self.reports
+        return self.fired < expected - CHANCE * math.sqrt(expected * (1.0 - share))
 
     def add(self, report: Report) -> None:
         """Count one run."""

@@ -13,7 +13,7 @@ import pytest
 from epd.cli.main import main
 from epd_lab.sim import drills
 from epd_lab.sim.run import run
-from epd_lab.sim.runner import Job, execute_all
+from epd_lab.sim.runner import Job, Summary, execute_all
 from epd_lab.sim.workload import Workload
 from epd_lab.sim.world import World
 
@@ -66,6 +66,19 @@ def test_all_drills_are_one_search_and_the_summary_is_one_object(
     assert not found["interrupted"]
     assert found["drills"]["kill-encode"] == {"seeds": 2, "failed": 0, "fired": 2}
     assert "kill-encode" in told.err
+
+
+@pytest.mark.parametrize(
+    ("fired", "reports", "share", "too_seldom"),
+    [
+        (44, 50, 0.9, False), (37, 50, 0.9, False), (36, 50, 0.9, True), (49, 50, 1.0, True),
+        (50, 50, 1.0, False), (0, 50, 0.0, False), (5, 10, 0.9, True), (840, 1000, 0.9, True),
+    ],
+)  # fmt: skip
+def test_a_drill_may_be_unlucky(
+    *, fired: int, reports: int, share: float, too_seldom: bool
+) -> None:
+    assert Summary(reports, fired).fires_too_seldom(share) == too_seldom
 
 
 def test_a_failing_seed_is_named_at_once(
