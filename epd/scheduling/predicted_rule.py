@@ -18,9 +18,10 @@ when something more would be done (`_Forecast.done_s`).
   `MOVE_GAIN`, and for one with prompts of its own by `SHARE_GAIN`: replicas that share their images
   among them end all of them late.  Of equal ones the one by rendezvous hashing on `mm_hash` (Thaler
   and Ravishankar 1998): equal images meet.
-- **Decode**: where a step is shortest with one more sequence in it.  It leaves prefill, or who
-  holds the prompt's KV, only for one that is better by `MOVE_GAIN`: KV moves, and the request then
-  depends on two instances.
+- **Decode**: where the answer is done first: its steps, with one more sequence in them, in turns
+  with the images and prompts that wait there.  It leaves prefill, or who holds the prompt's KV,
+  only for one that is better by `MOVE_GAIN`: KV moves, and the request then depends on two
+  instances.
 
 No herd: each choice changes the backlog that the next one sees, at once, whatever heartbeats say.
 Equal devices do not measure quite the same: they differ by chance, and by what they had to do.
@@ -89,6 +90,11 @@ class _Forecast:
     def token_s(self) -> float:
         """A step with one more of those who decode here, or will."""
         return self.step_s(self._backlog.num_sequences + 1)
+
+    def answer_s(self, num_tokens: int) -> float:
+        """An answer of so many tokens, in turns with what waits here."""
+        turns_s = num_tokens * self._quantum_s if self._quantum_s else self.work_s
+        return num_tokens * self.token_s() + min(self.work_s, turns_s)
 
     @property
     def work_s(self) -> float:
@@ -179,7 +185,7 @@ class PredictedRule:
     def _answer_s(self, prefill: Candidate, decode: Candidate) -> float:
         """To decode there what was computed here."""
         num_tokens = min(self._asked.max_tokens, ANSWER_TOKENS)
-        answer_s = num_tokens * self._forecasts[decode.instance_id].token_s()
+        answer_s = self._forecasts[decode.instance_id].answer_s(num_tokens)
         if decode is prefill:
             return answer_s * (1.0 - MOVE_GAIN)
         held = self._asked.held.get(decode.instance_id, 0.0)

@@ -83,6 +83,19 @@ def test_replicas_keep_their_images() -> None:
     assert auto["req_per_s"] > 0.99 * fixed["req_per_s"]
 
 
+def test_streams_leave_who_computes_prompts_and_images() -> None:
+    """Of `1epd1d`, too; where a step alone was counted, the decode instance was half idle."""
+    chat = Stream("chat", Shape(512, 128), Closed(24), 60)
+    heavy = Stream("images", Shape(64, 16, 2, (1920, 1080)), Closed(6), 24)
+    both = Workload("both", (chat, heavy))
+    auto, fixed = (
+        predict("1epd1d", both, settings=gpu_settings([f"placement={rule}"]))
+        for rule in ("auto", "fixed")
+    )
+    for ours, theirs in zip(auto, fixed, strict=True):
+        assert ours["figures"]["req_per_s"] > 0.95 * theirs["figures"]["req_per_s"]
+
+
 def test_repeated_images_are_encoded_once() -> None:
     (new,), (again,) = (
         predict("1epd", Workload(name, (Stream(name, shape, Closed(4), 16),)))

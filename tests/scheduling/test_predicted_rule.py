@@ -120,6 +120,24 @@ def test_replicas_keep_their_pictures_unless_one_is_much_less_busy() -> None:
     assert goes_to(replica("epd0", 8), replica("ed1", 6)) == "ed1", "who has no prompts of its own"
 
 
+def test_an_answer_goes_where_it_has_fewer_turns_with_others() -> None:
+    """Between two of its tokens a device works for a quantum at what waits there."""
+    few, more_streams = (Backlog(num_sequences=n, num_decoding=n) for n in (4, 8))
+    here = replace(few, num_patches=12 * PICTURE, num_tokens=25_000, num_prompts=12)
+    for backlog, costs, expected in (
+        (here, GPU, "d0"),
+        (few, GPU, "epd0"),
+        (replace(few, num_patches=PICTURE // 8), GPU, "epd0"),  # 3 ms, once
+        (here, msgspec.structs.replace(GPU, quantum_s=0.0), "d0"),  # it waits for all of it
+    ):
+        pool = [instance("epd0", backlog, costs), instance("d0", more_streams, costs)]
+        asked = replace(pictures(0), num_tokens=1000)
+        assert chosen(pool, asked)[2] == expected
+    pool = [instance("epd0", here), instance("epd1", here)]
+    _, prefill, decode = chosen(pool, replace(pictures(0), num_tokens=1000))
+    assert prefill == decode, "where all have as much to do nothing moves"
+
+
 def test_a_hop_through_slow_memory_keeps_pictures_and_answers_where_they_are() -> None:
     slow = msgspec.structs.replace(GPU, nbyte_s=1e-8)
     pool = [instance("ep0", costs=slow), instance("ed0", costs=slow)]
