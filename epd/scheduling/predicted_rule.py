@@ -19,9 +19,11 @@ when something more would be done (`_Forecast.done_s`).
   among them end all of them late.  Of equal ones the one by rendezvous hashing on `mm_hash` (Thaler
   and Ravishankar 1998): equal images meet.
 - **Decode**: where the answer is done first: its steps, with one more sequence in them, in turns
-  with the images and prompts that wait there.  It leaves prefill, or who holds the prompt's KV,
-  only for one that is better by `MOVE_GAIN`: KV moves, and the request then depends on two
-  instances.
+  with the prompts that wait there and their images.  Images of prompts that are computed elsewhere
+  do not count, for they are there because few decode; if answers fled them, too, one of two that
+  are alike would have all images and the other all answers.  It leaves prefill, or who holds the
+  prompt's KV, only for one that is better by `MOVE_GAIN`: KV moves, and the request then depends on
+  two instances.
 
 No herd: each choice changes the backlog that the next one sees, at once, whatever heartbeats say.
 Equal devices do not measure quite the same: they differ by chance, and by what they had to do.
@@ -56,11 +58,20 @@ ALIKE = 1.5  # times the fastest
 class _Forecast:
     """When one instance would be done with what waits there."""
 
-    __slots__ = ("_backlog", "_quantum_s", "costs", "images_s", "prompts_s", "ready_s")
+    __slots__ = (
+        "_backlog",
+        "_has_prompts",
+        "_quantum_s",
+        "costs",
+        "images_s",
+        "prompts_s",
+        "ready_s",
+    )
 
     def __init__(self, candidate: Candidate, costs: StageCosts) -> None:
         self._backlog = backlog = candidate.backlog
         self._quantum_s = candidate.load.costs.quantum_s
+        self._has_prompts = "prefill" in candidate.roles
         self.costs = costs
         self.images_s = self.encode_s(backlog.num_patches)
         self.ready_s = costs.token_s * backlog.num_ready
@@ -92,9 +103,10 @@ class _Forecast:
         return self.step_s(self._backlog.num_sequences + 1)
 
     def answer_s(self, num_tokens: int) -> float:
-        """An answer of so many tokens, in turns with what waits here."""
-        turns_s = num_tokens * self._quantum_s if self._quantum_s else self.work_s
-        return num_tokens * self.token_s() + min(self.work_s, turns_s)
+        """An answer of so many tokens, in turns with prompts that wait here, and their images."""
+        work_s = self.work_s if self._has_prompts else 0.0
+        turns_s = num_tokens * self._quantum_s if self._quantum_s else work_s
+        return num_tokens * self.token_s() + min(work_s, turns_s)
 
     @property
     def work_s(self) -> float:

@@ -133,6 +133,8 @@ def test_an_answer_goes_where_it_has_fewer_turns_with_others() -> None:
         pool = [instance("epd0", backlog, costs), instance("d0", more_streams, costs)]
         asked = replace(pictures(0), num_tokens=1000)
         assert chosen(pool, asked)[2] == expected
+    pool = [instance("ep0"), instance("ed0", here), instance("ed1", more_streams)]
+    assert chosen(pool, asked)[2] == "ed0", "images that are there because few decode"
     pool = [instance("epd0", here), instance("epd1", here)]
     _, prefill, decode = chosen(pool, replace(pictures(0), num_tokens=1000))
     assert prefill == decode, "where all have as much to do nothing moves"
