@@ -54,7 +54,8 @@ class Attempts(Checker):
         super().__init__(context)
         self._timing = context.cluster.settings.timing
         self._said: defaultdict[tuple[str, int], set[str]] = defaultdict(set)  # who failed it
-        self._asked: dict[tuple[str, int], tuple[float, str]] = {}  # for a room, last: when, whose
+        self._asked: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        """For rooms in place of those of these encoders: when, last."""
         self._blamed: defaultdict[str, set[str]] = defaultdict(set)  # by generation
         self._lost: defaultdict[str, set[Life]] = defaultdict(set)  # by gateway
         self._given_up: dict[str, dict[str, float]] = defaultdict(dict)  # by process: peer, when
@@ -78,8 +79,8 @@ class Attempts(Checker):
         if (source, received.epoch) in self._lost[process.name]:
             return
         if isinstance(message, RoomWanted):
-            asked = self.world.loop.now_s, message.encoder.instance_id
-            self._asked[message.request_id, message.attempt] = asked
+            asked = self._asked[message.request_id, message.attempt]
+            asked[message.encoder.instance_id] = self.world.loop.now_s
             return
         said = self._said[message.request_id, message.attempt]
         failure = message.failure
@@ -122,8 +123,8 @@ class Attempts(Checker):
         """
         placement = machine.placement
         if isinstance(event, generation.AttemptFailed):
-            asked_s, encoder = self._asked.get((machine.key, machine.attempt), (-1.0, ""))
-            there = {"", encoder, *placement.instances()}  # its image may have left an encoder
+            asked = self._asked[machine.key, machine.attempt]
+            there = {"", *asked, *placement.instances()}  # images may have left encoders
             if said := self._said[machine.key, machine.attempt] & there:
                 return said - {""}
             if lost := {a.instance_id for a in _needed(machine) if self._is_lost(process, a)}:
@@ -131,8 +132,8 @@ class Attempts(Checker):
             if event.failure.reason.endswith("takes no messages") and not self.context.undisturbed:
                 return {placement.prefill.instance_id}
             given_up, now_s = self._given_up[process.name], self.world.loop.now_s
-            if asked_s == now_s:  # and there is no other one
-                return {encoder}
+            if now := {name for name, asked_s in asked.items() if asked_s == now_s}:
+                return now  # and there is no other one
             silent = {a.instance_id for a in placement.encoders}
             silent = {name for name in silent if given_up.get(name) == now_s}
             return silent if silent and event.failure.kind is FailureKind.LOST else None
