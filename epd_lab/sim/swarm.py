@@ -52,6 +52,7 @@ UNDECLARED = (
     "jump",
     "sleep",
 )
+ENDS = ("kill", "lose_device", "lose_thread")  # an instance, as does the end of a rank
 CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "stall": ("deadline", "lost", "transfer"),
     "hang": ("deadline", "lost", "transfer"),
@@ -132,6 +133,9 @@ def excuse(
             kinds |= {"lost", "unavailable"}  # who cannot reach the gateway is lost to it
             refusals = True
         kinds.update(CAUSES.get(fault.kind, ()))
+    num_ends = sum(fault.kind in ENDS or "." in fault.target for fault in faults)
+    if num_ends >= Settings().timing.max_attempts:
+        kinds.add("lost")
     if data.failed or data.unknown:
         kinds.add("transfer")
     if conditions.loss:
