@@ -83,8 +83,9 @@ def run(args: argparse.Namespace) -> int:
     from epd_lab.plan.run import run as predict
 
     users = users_of(args.gpus) if args.users is None else args.users
-    for flag, number in (vars(args) | {"users": users}).items():
-        if flag in ("gpus", "users", "repeats", "times") and number < 1:
+    counts = {"gpus": args.gpus, "users": users, "repeats": args.repeats, "times": args.times}
+    for flag, number in counts.items():
+        if number < 1:
             raise UsageError(f"--{flag} {number}: at least 1 is needed")
     known = costs.read(args.costs or costs.BUNDLED)
     known.hop(args.transport)
