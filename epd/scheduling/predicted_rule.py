@@ -105,8 +105,9 @@ class _Forecast:
     def answer_s(self, num_tokens: int) -> float:
         """An answer of so many tokens, in turns with prompts that wait here, and their images."""
         work_s = self.work_s if self._has_prompts else 0.0
-        turns_s = num_tokens * self._quantum_s if self._quantum_s else work_s
-        return num_tokens * self.token_s() + min(work_s, turns_s)
+        if self._quantum_s:
+            work_s = min(work_s, num_tokens * self._quantum_s)
+        return num_tokens * self.token_s() + work_s
 
     @property
     def work_s(self) -> float:

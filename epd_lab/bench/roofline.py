@@ -6,8 +6,8 @@ A request costs its arithmetic (the tower over its images, the layers over its p
 each token of its answer, its keys and values and its share of the weights, which a step reads once
 for all users.  Both one after the other, at the highest rates that were seen on the card, are the
 bound; what hides one behind the other could pass it, and nothing here has come near that.  Several
-cards have so many times the rates, and read weights once for all users of all of them, which no
-topology does: replicas read them once each, and ranks meet.
+cards have so many times the rates, and read weights once for all users of all of them.  No topology
+does both: replicas read them once each, a decode instance at the rate of one card, and ranks meet.
 
 Of a mixture a step reads those experts that its tokens chose: so many as differ if all are as
 likely, which is the most; tokens that choose alike read less.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from epd_lab.bench.verb_serve import slo_of, target_of
 
 if TYPE_CHECKING:
     from epd_lab.bench.roofline import Roofline
+    from epd_lab.bench.serve import Target
 
 DESCRIPTION = """\
 What the GPUs of this host do, unattended: topologies of one, two or four GPUs under the workloads
@@ -117,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         args.repeats,
         slo_of(args.slo),
     )
-    rooflines = _rooflines(args, gpus(), [target.name for target in plan.targets])
+    rooflines = _rooflines(args, gpus(), plan.targets)
     status = gpu.run(plan, args.out, rooflines, as_json=args.json)
     if args.costs is not None:
         from epd_lab.bench import step_costs
@@ -128,26 +130,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rooflines(
-    args: argparse.Namespace, names: list[str], topologies: list[str]
+    args: argparse.Namespace, names: list[str], targets: Sequence[Target]
 ) -> dict[str, Roofline]:
     """Of the model on as many GPUs as each topology has, where both are known."""
     from epd.engine.checkpoint import read_config, read_preprocessor
     from epd.topology import parse_groups
     from epd_lab.bench.roofline import Roofline, card_of
 
-    given = vars(args)
-    card, directory = card_of(names), Path(given["model_dir"])
+    card, directory = card_of(names), Path(vars(args)["model_dir"])
     if card is None or not directory.is_dir():
         return {}
+    engine = options.settings_of(args).engine
     config, preprocessor = read_config(directory), read_preprocessor(directory)
     one = Roofline(
         card, config, preprocessor,
-        is_fp8=given.get("engine.quantization") == "fp8",
-        has_fp8_kv=given.get("engine.kv_cache_dtype") == "fp8",
+        is_fp8=engine.quantization == "fp8",
+        has_fp8_kv=engine.kv_cache_dtype == "fp8",
     )  # fmt: skip
-    ranks = int(given.get("engine.tensor_parallel_size") or 1)
-    return {
-        name: replace(one, num_cards=sum(count for _, count in parse_groups(name, ranks)))
-        for name in topologies
-        if not name.startswith("http")
-    }
+    rooflines = {}
+    for target in targets:
+        if target.cluster is not None:
+            groups = parse_groups(target.name, engine.tensor_parallel_size)
+            rooflines[target.name] = replace(one, num_cards=sum(ranks for _, ranks in groups))
+    return rooflines

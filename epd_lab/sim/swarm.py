@@ -117,10 +117,11 @@ def excuse(
 ) -> Excuse:
     """Which failures these faults explain."""
     kinds: set[str] = set()
-    refusals = False
+    refusals, num_ends = False, 0
     alone = _single_points(topology)
     for fault in faults:
         target, _, rank = fault.target.partition(".")
+        num_ends += bool(rank) or fault.kind in ENDS
         if rank or fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
             if target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
@@ -133,7 +134,6 @@ def excuse(
             kinds |= {"lost", "unavailable"}  # who cannot reach the gateway is lost to it
             refusals = True
         kinds.update(CAUSES.get(fault.kind, ()))
-    num_ends = sum(fault.kind in ENDS or "." in fault.target for fault in faults)
     if num_ends >= Settings().timing.max_attempts:
         kinds.add("lost")
     if data.failed or data.unknown:

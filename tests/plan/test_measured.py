@@ -53,14 +53,14 @@ def test_one_gpu_is_predicted(workload: str) -> None:
         ("1ep1ed", "text"),
         ("2epd", "1x1080p"),
         *(
-            pytest.param(topology, workload, marks=pytest.mark.long)
-            for topology, workload in (("2epd", "text"), ("1ep1ed", "1x1080p"))
+            pytest.param(*names, marks=pytest.mark.long)
+            for names in (
+                ("2epd", "text"), ("1ep1ed", "1x1080p"), ("2epd", "1x1080p-256"),
+                ("1ep1ed", "1x1080p-256"), ("1ep1ed", "mixed"),
+            )
         ),
-        pytest.param("2epd", "1x1080p-256", marks=pytest.mark.long),
-        pytest.param("1ep1ed", "1x1080p-256", marks=pytest.mark.long),
-        pytest.param("1ep1ed", "mixed", marks=pytest.mark.long),
     ],
-)
+)  # fmt: skip
 def test_two_gpus_are_predicted(topology: str, workload: str) -> None:
     """Requests and times between tokens; what is farther off is in docs/topologies.md."""
     rows = run(Plan(read(BUNDLED), topology, named(workload), gpu_settings()))
