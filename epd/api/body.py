@@ -30,13 +30,14 @@ import msgspec
 from epd.api.data_url import DataUrl
 from epd.api.errors import ApiError, bad_request
 from epd.api.port import JsonObject, Metric
+from epd.api.turns import Turns
 from epd.config import Limits
 
 T = TypeVar("T")
 
 NUM_THREADS = 2
 MAX_JSON_VALUES = 65_536  # none needs so many members, beside the ids of a prompt
-INLINE_NBYTES = 64 << 10  # of text: shorter is read on the loop, cheaper than a trip to a thread
+INLINE_NBYTES = 64 << 10  # shorter is read at once: cheaper than a trip to a thread, or a turn
 SHORT_NBYTES = 4 << 10  # of data: shorter stays in the text, whoever it is meant for
 _HEAD = re.compile(rb'"(?:data:[\w.+/;=\\-]{0,100};base64,|data"\s{0,9}:\s{0,9}")')
 _DATA = re.compile(rb"[A-Za-z0-9+/=,\\]*")  # and JSON's escapes, but no sentence
@@ -52,6 +53,7 @@ class Intake:
         self.max_context = max_context
         self.nbytes = 0  # of bodies that arrive, or whose requests are open
         self.threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-read")
+        self.turns = Turns()
 
     def sample(self) -> Metric:
         """For /metrics."""
@@ -62,7 +64,7 @@ class Intake:
 
 
 class Body:
-    """One request's body: `feed` it, `parse` it once, `close` it when the request has ended."""
+    """One request's body: `read` it, `parse` it once, `close` it when the request has ended."""
 
     def __init__(self, intake: Intake, announced_nbytes: int = 0) -> None:
         """Raises ApiError 413 or 429 for a length that cannot be taken."""
@@ -75,9 +77,16 @@ class Body:
         self._data: DataUrl | None = None  # the one that arrives
         self._found: dict[str, DataUrl] = {}
         self._nonce = secrets.token_hex(16)
+        self._place = intake.turns.place()
         self._check_length(announced_nbytes)
 
     # --- arriving ---------------------------------------------------------------------------------
+
+    async def read(self, chunk: bytes) -> None:
+        """The next bytes; those of a long body when it is its turn.  Raises ApiError 413 or 429."""
+        if self._nbytes + len(chunk) > INLINE_NBYTES:
+            await self._intake.turns.come(self._place)
+        self.feed(chunk)
 
     def feed(self, chunk: bytes) -> None:
         """The next bytes.  Raises ApiError 413 or 429."""
@@ -137,7 +146,7 @@ class Body:
             assert self._short is not None
             self._short += piece
             if len(self._short) > SHORT_NBYTES:
-                if not _DATA.fullmatch(self._short):
+                if not _DATA.fullmatch(self._short, 0, SHORT_NBYTES):
                     self._text += self._short
                     self._short = None
                     return len(buffer) if end < 0 else end

@@ -7,11 +7,11 @@ data.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+import pybase64
 
 from epd.api.errors import ApiError, bad_request
 from epd.config import Limits
@@ -48,7 +48,7 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
         self.frames: list[list[bytes]] = [[]]
         self._raw = b""  # what may be the beginning of an escape
         self._run = 0  # of backslashes at the end
-        self._chars = ""  # of a group of four
+        self._chars = b""  # of a group of four
         self._max_nbytes = 0
         self._max_frames = 0
 
@@ -109,7 +109,7 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
         """With its data, as it was sent; None if that was no base64, whole or cut off."""
         if self._is_undone or len(self.frames) > 1:
             return None
-        return str(self) + b64encode(self.take()).decode() + self._chars
+        return str(self) + (pybase64.b64encode(self.take()) + self._chars).decode()
 
     def take(self) -> bytes:
         """The data, once."""
@@ -118,21 +118,22 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
 
     def _decode(self, raw: bytes) -> None:
         try:
-            text = raw.decode("ascii")
             if b"\\" in raw:
-                text = msgspec.json.decode(b'"' + raw + b'"', type=str)
-            first, *others = text.split(",", self._max_frames - len(self.frames) + 1)
+                raw = msgspec.json.decode(b'"' + raw + b'"', type=str).encode("ascii")
+            # To look for a comma takes a thirtieth of the time that splitting takes.
+            more = self._max_frames - len(self.frames) + 1
+            first, *others = raw.split(b",", more) if b"," in raw else [raw]
             self._add(first)
             for characters in others:
                 self._end_frame()
-                self._chars = ""
+                self._chars = b""
                 self.frames.append([])
                 self._add(characters)
-        except (UnicodeDecodeError, msgspec.DecodeError):
+        except (ValueError, msgspec.DecodeError):
             self._drop()
             self.is_broken = self._is_undone = True
 
-    def _add(self, characters: str) -> None:
+    def _add(self, characters: bytes) -> None:
         if len(self.frames) > self._max_frames:
             return
         characters = self._chars + characters
@@ -140,8 +141,7 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
         self._chars = characters[cut:]
         if not cut:
             return
-        # base64, strictly; four times as fast as binascii
-        piece = msgspec.convert(characters[:cut], bytes)
+        piece = pybase64.b64decode(characters[:cut], validate=True)
         pieces = self.frames[-1]
         if pieces and len(pieces[-1]) % 3:  # it had ended
             self.is_broken = self._is_undone = True
@@ -186,8 +186,8 @@ def read_data_url(url: str, bound: Bound, param: str) -> bytes:
         if len(body) * 3 // 4 - 2 > bound.nbytes:
             raise too_large(bound, param)
         try:
-            data = msgspec.convert(body, bytes)
-        except msgspec.ValidationError:
+            data = pybase64.b64decode(body, validate=True)
+        except ValueError:
             raise _not_base64(param) from None
     if len(data) > bound.nbytes:
         raise too_large(bound, param)

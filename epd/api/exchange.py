@@ -195,7 +195,7 @@ class Exchange:
                 self.disconnected = True
                 raise ClientGone
             self._is_read = not message.get("more_body", False)
-            body.feed(message["body"])
+            await body.read(message["body"])
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Call back once if the client leaves before the response is complete."""

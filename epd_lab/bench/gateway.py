@@ -3,7 +3,8 @@
 One gateway process on one core, one worker process of all three roles with null engines on another,
 and a load generator that shares the worker's core.  Both sides of every ratio run in one process
 run: added latency is the full path against an echo by the same server, one request at a time.
-Medians of several repeats.
+A burst is many different photographs at once, and beside it somebody who asks short questions, one
+after the other.  Medians of several repeats.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ from epd.tiny import CHECKPOINT
 from epd_lab.bench.gateway_process import Spec
 from epd_lab.bench.image import noise_png
 from epd_lab.bench.load import Load, Result, post
+from epd_lab.bench.workload import FULL_HD, image_url
 
 HOST = "127.0.0.1"
 PATH = "/v1/chat/completions"
@@ -52,6 +54,7 @@ class Plan:
     streams: int = 128
     latency_requests: int = 500
     concurrency: int = 64
+    burst: int = 64  # photographs
 
 
 @dataclass(slots=True)
@@ -144,8 +147,7 @@ def text_request(port: int, max_tokens: int, *, stream: bool = False) -> bytes:
     return post(PATH, f"{HOST}:{port}", json.dumps(body).encode())
 
 
-def image_request(port: int, image: bytes) -> bytes:
-    url = "data:image/png;base64," + base64.b64encode(image).decode()
+def image_request(port: int, url: str) -> bytes:
     content = [
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "What does the image say?"},
@@ -157,6 +159,23 @@ def image_request(port: int, image: bytes) -> bytes:
         "ignore_eos": True,
     }
     return post(PATH, f"{HOST}:{port}", json.dumps(body).encode())
+
+
+async def burst(port: int, requests: Sequence[bytes]) -> tuple[list[float], Result]:
+    """Milliseconds until each of `requests`, sent at once, was answered, and what somebody saw who
+    asked beside them."""
+    over = asyncio.Event()
+
+    async def ask() -> Result:
+        one, seen = text_request(port, 1), Result()
+        while not over.is_set():
+            seen.latencies_s += (await _load(port, one, 1, 1)).latencies_s
+        return seen
+
+    asking = asyncio.create_task(ask())
+    answered = await asyncio.gather(*(_load(port, request, 1, 1) for request in requests))
+    over.set()
+    return sorted(1e3 * result.latencies_s[0] for result in answered), await asking
 
 
 async def _load(port: int, request: bytes, total: int, concurrency: int) -> Result:
@@ -176,7 +195,7 @@ async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]
         await _load(cluster.port, text_request(cluster.port, 1), 200, 8)  # warm
         for number in range(plan.repeats):
             progress(f"round {number + 1} of {plan.repeats}")
-            rounds.append(await _round(cluster, plan))
+            rounds.append(await _round(cluster, plan, number))
     progress("share of the state machines")
     async with running(time_machines=True) as timed:
         await _load(timed.port, text_request(timed.port, 16), plan.text_requests // 4, 64)
@@ -193,6 +212,8 @@ async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]
             "p50": round(middle["full_p50"] - middle["echo_p50"], 3),
             "p99": round(middle["full_p99"] - middle["echo_p99"], 3),
         },
+        "burst_ms": {name: round(middle[f"burst_{name}"], 1) for name in ("first", "p50", "last")},
+        "beside_burst_ms": {name: round(middle[f"beside_{name}"], 1) for name in ("p50", "p99")},
         "fsm_cpu_share": round(gateway["fire_s"] / gateway["cpu_s"], 4),
         "fsm_cpu_share_worker": round(worker["fire_s"] / worker["cpu_s"], 4),
         "repeats": plan.repeats,
@@ -200,18 +221,21 @@ async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]
     }
 
 
-async def _round(cluster: Cluster, plan: Plan) -> dict[str, float]:
+async def _round(cluster: Cluster, plan: Plan, number: int) -> dict[str, float]:
     """Each kind of load once, the echo between them, so that drift hits all alike."""
     port, echo_port = cluster.port, cluster.echo_port
     one = text_request(port, 1)
     echo = await _load(echo_port, one, plan.text_requests, plan.concurrency)
     text = await _load(port, one, plan.text_requests, plan.concurrency)
-    image = await _load(port, image_request(port, noise_png()), plan.image_requests, 16)
+    png = "data:image/png;base64," + base64.b64encode(noise_png()).decode()
+    image = await _load(port, image_request(port, png), plan.image_requests, 16)
     streams = await _load(
         port, text_request(port, STREAM_TOKENS, stream=True), plan.streams, plan.concurrency
     )
     alone_echo = await _load(echo_port, one, plan.latency_requests, 1)
     alone = await _load(port, one, plan.latency_requests, 1)
+    photographs = [image_url(FULL_HD, number * plan.burst + i) for i in range(plan.burst)]
+    in_burst, beside = await burst(port, [image_request(port, url) for url in photographs])
     return {
         "echo": echo.per_s,
         "text": text.per_s,
@@ -221,12 +245,18 @@ async def _round(cluster: Cluster, plan: Plan) -> dict[str, float]:
         "echo_p99": alone_echo.percentile_ms(0.99),
         "full_p50": alone.percentile_ms(0.5),
         "full_p99": alone.percentile_ms(0.99),
+        "burst_first": in_burst[0],
+        "burst_p50": statistics.median(in_burst),
+        "burst_last": in_burst[-1],
+        "beside_p50": beside.percentile_ms(0.5),
+        "beside_p99": beside.percentile_ms(0.99),
     }
 
 
 def table(figures: dict[str, Any]) -> str:
     """For people."""
     rate, added = figures["req_per_s"], figures["added_latency_ms"]
+    burst, beside = figures["burst_ms"], figures["beside_burst_ms"]
     rows = [
         ("echo by the same server", f"{rate['echo']:10.0f} req/s"),
         ("text, one token", f"{rate['text']:10.0f} req/s"),
@@ -234,6 +264,10 @@ def table(figures: dict[str, Any]) -> str:
         ("streamed tokens", f"{figures['stream_tokens_per_s']:10.0f} tokens/s"),
         ("added latency, p50", f"{added['p50']:10.3f} ms"),
         ("added latency, p99", f"{added['p99']:10.3f} ms"),
+        ("images of 1080p at once: first", f"{burst['first']:10.0f} ms"),
+        ("  half of them; the last", f"{burst['p50']:10.0f} ms {burst['last']:.0f} ms"),
+        ("text beside them, p50", f"{beside['p50']:10.1f} ms"),
+        ("text beside them, p99", f"{beside['p99']:10.1f} ms"),
         ("state machines, gateway", f"{100 * figures['fsm_cpu_share']:10.1f} % of its CPU"),
         ("state machines, worker", f"{100 * figures['fsm_cpu_share_worker']:10.1f} % of its CPU"),
     ]

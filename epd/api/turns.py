@@ -1,0 +1,45 @@
+"""Who reads next: of bodies that arrive at the same time, the one that began first.
+
+Without it, each of 64 users who send an image at once has it read by pieces in between those of all
+others, and the encoders wait until nearly all bodies are whole.  One piece is read in each turn of
+the loop, so that streams of tokens are written in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+
+class Turns:
+    """Of one loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # a heap
+        self._is_due = False  # a turn is
+        self._serials = itertools.count()
+
+    def place(self) -> int:
+        """Behind all who have one."""
+        return next(self._serials)
+
+    async def come(self, place: int) -> None:
+        """Wait until nobody with an earlier place waits.  Who is cancelled does not."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        heapq.heappush(self._waiting, (place, turn))
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._next)
+        await turn
+
+    def _next(self) -> None:
+        while self._waiting:
+            _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                break
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._next)
