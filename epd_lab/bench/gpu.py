@@ -2,7 +2,7 @@
 
 Topologies that share the GPUs out differently are measured one after another under the workloads
 of `epd bench serve`, and each is compared with the first, the replicas.  What is known is written
-after each topology, so that a measurement that is cut short keeps what it has; a topology that does
+after each workload, so that a measurement that is cut short keeps what it has; a topology that does
 not start, or a server that dies, is a line of the report and not the end of it.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import describe, gpus
 from epd_lab.bench.roofline import Roofline
-from epd_lab.bench.serve import Plan, any_failed, compared, measure
+from epd_lab.bench.serve import Plan, Rows, any_failed, compared, measure
 from epd_lab.bench.serve_figures import table
 
 _EVERY = ("text", "3x560", "1x1080p", "1x1080p-256", "4x1080p", "mixed")
@@ -38,7 +38,7 @@ async def measure_all(
 ) -> dict[str, Any]:
     """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of what is known so far.
     `rooflines`: of the GPUs of each target, where they are known."""
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     broken: dict[str, str] = {}
     found = {
         "gpus": gpus(),
@@ -47,18 +47,20 @@ async def measure_all(
         "repeats": plan.repeats,
         "broken": broken,
     }
+    order = [workload.name for workload in plan.workloads]
+
+    def known(more: Rows) -> None:
+        rows.extend(_bounded(row, plan, (rooflines or {}).get(row["server"])) for row in more)
+        rows.sort(key=lambda row: order.index(row["workload"]))
+        found["rows"] = rows + compared(rows)
+        _write(found, out)
+
     for target in plan.targets:
         try:
-            told = await measure(replace(plan, targets=(target,)))
+            await measure(replace(plan, targets=(target,)), known)
         except Exception as error:  # whatever one server does: the others are measured
             broken[target.name] = f"{type(error).__name__}: {error}"
             print(f"{target.name}: {broken[target.name]}", file=sys.stderr, flush=True)
-            continue
-        roofline = (rooflines or {}).get(target.name)
-        rows += [_bounded(row, plan, roofline) for row in told["rows"]]
-        rows.sort(key=lambda row: [w.name for w in plan.workloads].index(row["workload"]))
-        found["rows"] = rows + compared(rows)
-        _write(found, out)
     return found
 
 
@@ -72,7 +74,7 @@ def report(found: dict[str, Any]) -> str:
         for row in rows
         for error in row.get("errors", ())
     ]
-    broken = [f"{name} was not measured: {why}" for name, why in found["broken"].items()]
+    broken = [f"{name} was not measured to the end: {why}" for name, why in found["broken"].items()]
     return "\n".join([*head, table(rows), *errors, *broken])
 
 

@@ -58,6 +58,9 @@ class Target:
             yield f"http://{cluster.gateway.host}:{cluster.gateway.port}"
 
 
+Rows = list[dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to measure."""
@@ -93,14 +96,21 @@ class Progress:
         print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
 
-async def measure(plan: Plan) -> dict[str, Any]:
-    """Everything; rows of figures per workload, stream and server."""
-    rows = []
+def _nobody(rows: Rows) -> None:
+    """Is told of what is known so far."""
+
+
+async def measure(plan: Plan, told: Callable[[Rows], None] = _nobody) -> dict[str, Any]:
+    """Everything; rows of figures per workload, stream and server.  `told`: those of one workload
+    and server, as soon as they are known."""
+    rows: Rows = []
     traced: list[tuple[str, Sample]] = []
     for target in plan.targets:
         async with target.up() as url, connected(url, plan.request_timeout_s) as server:
             for workload in plan.workloads:
-                rows += await _measure_one(server, target.name, workload, plan, traced)
+                known = await _measure_one(server, target.name, workload, plan, traced)
+                rows += known
+                told(known)
     if plan.trace is not None:
         plan.trace.write_text(json.dumps(chrome_trace(traced)))
     order = [workload.name for workload in plan.workloads]
@@ -114,7 +124,7 @@ async def _measure_one(
     workload: Workload,
     plan: Plan,
     traced: list[tuple[str, Sample]],
-) -> list[dict[str, Any]]:
+) -> Rows:
     runs = [await _run_once(server, name, workload, repeat, plan) for repeat in range(plan.repeats)]
     rows = []
     for stream in workload.streams:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 What the GPUs of this host do, unattended: topologies of one, two or four GPUs under the workloads
 of `epd bench serve`, each compared with the first, which are replicas. One table at the end;
-gpu.json, gpu.md and gpu.svg are written after each topology. Without --model it measures the shape
+gpu.json, gpu.md and gpu.svg are written after each workload. Without --model it measures the shape
 of Qwen3-VL-4B, or another --shape, with random weights. Some minutes per topology and repeat.
 
 Answers are greedy; those of a mixture of experts with random weights are drawn (temperature 1), or

@@ -6,10 +6,9 @@ import argparse
 import base64
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from epd.engine.checkpoint import read_config, read_preprocessor
 from epd_lab.bench import gpu, roofline, serve_plot, shape, verb_gpu
 from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of
-from epd_lab.bench.serve import Plan, Target
+from epd_lab.bench.serve import Plan, Rows, Target
 from epd_lab.bench.serve_figures import Slo, figures, spread_of
 from epd_lab.bench.workload import (
     NAMED,
@@ -35,28 +34,31 @@ from epd_lab.bench.workload import (
     crowded,
 )
 
+Told = Sequence[Rows | Exception]  # of each workload, and what ended it
 
-def told(server: str, seconds: float, errors: list[str]) -> dict[str, Any]:
+
+def told(server: str, seconds: float, errors: Sequence[str] = ()) -> list[Rows]:
     samples = [Sample(0.0, seconds, 0.1, [0.02], 7, 4, errors[0] if errors else "")]
-    rows = [
-        {
-            "workload": name, "stream": name, "server": server,
-            "figures": figures(samples, Slo()), "errors": errors,
-            "spread": spread_of([figures(samples, Slo())]),
-        }
+    return [
+        [
+            {
+                "workload": name, "stream": name, "server": server,
+                "figures": figures(samples, Slo()), "errors": list(errors),
+                "spread": spread_of([figures(samples, Slo())]),
+            }
+        ]
         for name in ("3x560", "text")
     ]  # fmt: skip
-    return {"rows": rows}
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
-    def answers(by_name: dict[str, Any]) -> None:
-        async def measure(plan: Plan) -> dict[str, Any]:
-            answer = by_name[plan.targets[0].name]
-            if isinstance(answer, Exception):
-                raise answer
-            return dict(answer)
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Told]], None]:
+    def answers(by_name: dict[str, Told]) -> None:
+        async def measure(plan: Plan, known: Callable[[Rows], None]) -> None:
+            for rows in by_name[plan.targets[0].name]:
+                if isinstance(rows, Exception):
+                    raise rows
+                known(rows)
 
         monkeypatch.setattr(gpu, "measure", measure)
 
@@ -69,12 +71,12 @@ def plan(*names: str) -> Plan:
 
 
 async def test_a_broken_topology_is_a_line_of_the_report(
-    measured: Callable[[dict[str, Any]], None], tmp_path: Path
+    measured: Callable[[dict[str, Told]], None], tmp_path: Path
 ) -> None:
     answers = {
-        "2epd": told("2epd", 2.0, []),
-        "1e1pd": ServerError("gone"),
-        "1ep1d": told("1ep1d", 1.0, []),
+        "2epd": told("2epd", 2.0),
+        "1e1pd": [told("1e1pd", 4.0)[0], ServerError("gone")],
+        "1ep1d": told("1ep1d", 1.0),
     }
     measured(answers)
     found = await gpu.measure_all(plan(*answers), tmp_path)
@@ -83,14 +85,15 @@ async def test_a_broken_topology_is_a_line_of_the_report(
     assert kept["rows"] == found["rows"]
     by_name = {(r["workload"], r["server"]): r["figures"]["req_per_s"] for r in kept["rows"]}
     assert by_name["text", "1ep1d / 2epd"] == pytest.approx(2.0)
-    assert [r["workload"] for r in kept["rows"][:4]] == ["text", "text", "3x560", "3x560"]
-    assert "1e1pd was not measured: ServerError: gone" in gpu.report(found)
+    assert by_name["3x560", "1e1pd / 2epd"] == pytest.approx(0.5)  # what was known before
+    assert [r["workload"] for r in kept["rows"][:5]] == ["text"] * 2 + ["3x560"] * 3
+    assert "1e1pd was not measured to the end: ServerError: gone" in gpu.report(found)
 
 
 async def test_the_status_tells_of_failures(
-    measured: Callable[[dict[str, Any]], None], tmp_path: Path
+    measured: Callable[[dict[str, Told]], None], tmp_path: Path
 ) -> None:
-    measured({"a": told("a", 1.0, [])})
+    measured({"a": told("a", 1.0)})
     assert "broken" in await gpu.measure_all(plan("a"), tmp_path)
     measured({"a": told("a", 1.0, ["HTTP 500"])})
     assert "a text text: HTTP 500" in gpu.report(await gpu.measure_all(plan("a"), tmp_path))
@@ -98,7 +101,7 @@ async def test_the_status_tells_of_failures(
 
 @pytest.mark.parametrize(("errors", "status"), [([], 0), (["HTTP 500"], 1)])
 def test_status(
-    measured: Callable[[dict[str, Any]], None], tmp_path: Path, errors: list[str], status: int
+    measured: Callable[[dict[str, Told]], None], tmp_path: Path, errors: list[str], status: int
 ) -> None:
     measured({"a": told("a", 1.0, errors)})
     assert gpu.run(plan("a"), tmp_path, as_json=True) == status
@@ -166,7 +169,7 @@ def test_random_experts_are_chosen_by_tokens_that_are_drawn(
 
 
 def test_the_image_has_a_bar_per_server_and_figure() -> None:
-    rows = told("one", 1.0, [])["rows"] + told("two", 2.0, [])["rows"]
+    rows = [row for known in told("one", 1.0) + told("two", 2.0) for row in known]
     found = {"rows": rows, "repeats": 3, "machine": gpu.describe()}
     root = ET.fromstring(serve_plot.plot(found))
     bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("height") == "13"]
@@ -300,11 +303,11 @@ def test_of_what_is_not_known_there_is_no_bound(size: str) -> None:
 
 
 async def test_the_table_has_spread_and_share(
-    measured: Callable[[dict[str, Any]], None], tmp_path: Path
+    measured: Callable[[dict[str, Told]], None], tmp_path: Path
 ) -> None:
     directory = shape.write(tmp_path / "m", tiny.CHECKPOINT)
     roofline = Roofline(CARDS["H200"], read_config(directory), read_preprocessor(directory))
-    measured({"a": told("a", 1.0, []), "b": told("b", 2.0, [])})
+    measured({"a": told("a", 1.0), "b": told("b", 2.0)})
     rooflines = {"a": roofline, "b": replace(roofline, num_cards=2)}
     found = await gpu.measure_all(plan("a", "b"), tmp_path, rooflines)
     lines = (tmp_path / "gpu.md").read_text().splitlines()
