@@ -123,7 +123,7 @@ AREAS = {
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
-        packages("aiohttp", "av", "httptools", "jinja2", "msgspec", "PIL")
+        packages("aiohttp", "av", "httptools", "jinja2", "msgspec", "PIL", "pybase64")
         | packages("llguidance", "prometheus_client", "tokenizers", "uvicorn", "uvloop", "yarl"),
         lazily=packages("opentelemetry"),
     ),

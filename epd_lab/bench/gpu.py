@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from epd_lab.bench import serve_plot
-from epd_lab.bench.machine import describe, gpus
+from epd_lab.bench.machine import counted, describe, gpus
 from epd_lab.bench.roofline import Roofline
 from epd_lab.bench.serve import Plan, Rows, any_failed, compared, measure
 from epd_lab.bench.serve_figures import table
@@ -67,7 +67,8 @@ async def measure_all(
 def report(found: dict[str, Any]) -> str:
     """The table, with what it was measured on."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    head = [f"{', '.join(found['gpus']) or 'no GPU'}; {versions}; medians of {found['repeats']}"]
+    cards = ", ".join(counted(found["gpus"])) or "no GPU"
+    head = [f"{cards}; {versions}; medians of {found['repeats']}"]
     rows: Sequence[dict[str, Any]] = found.get("rows", ())
     errors = [
         f"{row['server']} {row['workload']} {row['stream']}: {error}"

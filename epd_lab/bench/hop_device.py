@@ -212,8 +212,10 @@ def run(*, as_json: bool, count: int = 200) -> int:
         print(reason, file=sys.stderr)
         return 1
     figures = uvloop.run(measure(count))
-    found = {"gpus": machine.gpus(), "rows": [asdict(figure) for figure in figures]}
-    print(json.dumps(found) if as_json else "\n".join([*machine.gpus(), table(figures)]))
+    cards = machine.gpus()
+    found = {"gpus": cards, "rows": [asdict(figure) for figure in figures]}
+    told = "\n".join([*machine.counted(cards), table(figures)])
+    print(json.dumps(found) if as_json else told)
     return 0
 
 

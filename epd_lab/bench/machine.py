@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
 
 
 def describe() -> dict[str, str | float | int]:
@@ -27,6 +29,11 @@ def gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [", driver ".join(line.split(", ")) for line in told.stdout.splitlines() if line]
+
+
+def counted(names: Sequence[str]) -> list[str]:
+    """Alike ones once, with their number: `4 x NVIDIA H200, driver 580.159.04`."""
+    return [f"{n} x {name}" if n > 1 else name for name, n in Counter(names).items()]
 
 
 def sentence(machine: dict[str, str | float | int]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from epd_lab.bench.machine import sentence
+from epd_lab.bench.machine import counted, sentence
 from epd_lab.bench.serve_figures import by_stream
 
 COLUMNS = (
@@ -58,7 +58,7 @@ def plot(found: dict[str, Any]) -> str:
         for x, server in zip(places, servers, strict=True)
     )
     machine = [sentence(found["machine"])] if "machine" in found else []  # none where predicted
-    where = "; ".join([*found.get("gpus", []), *machine])
+    where = "; ".join([*counted(found.get("gpus", [])), *machine])
     note = f"medians of {found['repeats']}; {where}"
     parts.append(f'<text x="16" y="{y + 14}" fill="#52606d">{note}</text>')
     width, height = LEFT + len(COLUMNS) * (WIDTH + GAP) + 10, y + 34

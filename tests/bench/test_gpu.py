@@ -170,8 +170,10 @@ def test_random_experts_are_chosen_by_tokens_that_are_drawn(
 
 def test_the_image_has_a_bar_per_server_and_figure() -> None:
     rows = [row for known in told("one", 1.0) + told("two", 2.0) for row in known]
-    found = {"rows": rows, "repeats": 3, "machine": gpu.describe()}
+    cards = ["NVIDIA H200, driver 1"] * 4
+    found = {"rows": rows, "repeats": 3, "machine": gpu.describe(), "gpus": cards}
     root = ET.fromstring(serve_plot.plot(found))
+    assert "".join(root.itertext()).count(cards[0]) == 1  # four of them, in a line that fits
     bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("height") == "13"]
     assert len(bars) == 2 * 2 * len(serve_plot.COLUMNS)
     widths = [float(bar.get("width", "")) for bar in bars]
