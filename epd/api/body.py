@@ -84,15 +84,14 @@ class Body:
 
     async def read(self, chunk: bytes) -> None:
         """The next bytes; those of a long body when it is its turn.  Raises ApiError 413 or 429."""
-        if self._nbytes + len(chunk) > INLINE_NBYTES:
-            await self._intake.turns.come(self._place)
-        self.feed(chunk)
-
-    def feed(self, chunk: bytes) -> None:
-        """The next bytes.  Raises ApiError 413 or 429."""
         self._check_length(len(chunk))
         self._nbytes += len(chunk)
         self._intake.nbytes += len(chunk)
+        if self._nbytes > INLINE_NBYTES:
+            await self._intake.turns.come(self._place)
+        self._feed(chunk)
+
+    def _feed(self, chunk: bytes) -> None:
         buffer, at = self._tail + chunk, 0
         self._tail = b""
         while at < len(buffer):

@@ -41,7 +41,7 @@ async def parsed(intake: Intake, raw: bytes, *cuts: int) -> dict[str, Any]:
     body = Body(intake)
     try:
         for start, end in zip((0, *cuts), (*cuts, len(raw)), strict=True):
-            body.feed(raw[start:end])
+            await body.read(raw[start:end])
         return await body.parse()
     finally:
         body.close()
