@@ -40,13 +40,11 @@ def is_process_dead(pid: int) -> bool:
 
     A pid that was given to another process meanwhile counts as alive.
     """
-    if pid <= 0:
-        return False
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, OverflowError):  # the latter, and some of the former: no pid at all
         return False
     try:
         return has_ended(fd)

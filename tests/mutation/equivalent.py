@@ -45,7 +45,14 @@ REASONS: dict[str, dict[str, str]] = {
     "epd/scheduling/speculation.py": {
         "PromptLookup._copy: 1 in self._shortest - 1 -> 2": "of a shorter suffix nothing is noted",
     },
-    "epd/scheduling/step_cost.py": {": 1 in 1 << 60 -> 2": "either is beyond every budget"},
+    "epd/scheduling/step_cost.py": {
+        ": 1 in 1 << 60 -> 2": "either is beyond every budget",
+        "Line.observe: KEPT * a + b -> KEPT * a - b": "the signs of all sums cancel out",
+        "Line.observe: True in strict=True -> False": "there are five of either",
+        "Line.fitted: spread > n * n * MIN_VARIANCE -> spread >= n * n * MIN_VARIANCE": (
+            "a bound that is hit by chance"
+        ),
+    },
     "epd/roles/dispatch.py": {
         f"Dispatcher.{where}: zip({what}, strict=True) -> zip({what})": (
             "a placement has an encoder for each image"

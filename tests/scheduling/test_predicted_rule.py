@@ -365,3 +365,26 @@ def test_the_load_of_a_stage_is_what_waits_for_it() -> None:
     expected = {("ep0", "encode"): 3e-3, ("ep0", "prefill"): 28e-3, ("d0", "decode"): step_s}
     assert loads == pytest.approx(expected)
     assert all(one.load_s == 0.0 for one in predicted_loads([instance("epd0")]))
+
+
+# --- who decodes ----------------------------------------------------------------------------------
+
+
+def test_prompts_that_wait_take_a_quantum_of_each_step_from_an_answer_and_no_more() -> None:
+    """14 seconds of prompts cost 64 tokens 0.64 of them; 300 more in each step cost 0.96."""
+    busy = instance("epd0", Backlog(num_tokens=1_000_000, num_prompts=1))
+    for num_sequences, name in ((300, "epd0"), (100, "d0")):
+        crowded = instance("d0", Backlog(num_sequences=num_sequences))
+        *_, decode = chosen([instance("p0"), busy, crowded], pictures(0))
+        assert decode == name
+
+
+@pytest.mark.parametrize(("more", "name"), [(3, "d1"), (9, "d0")])
+def test_an_answer_stays_with_who_has_the_prompt_unless_another_is_better_by_a_tenth(
+    more: int, name: str
+) -> None:
+    """Each sequence more makes a step 1.4% longer; to move these bytes takes next to nothing."""
+    pool = [instance("p0"), instance("d0"), instance("d1", Backlog(num_sequences=more))]
+    asked = replace(pictures(0), num_tokens=16, held={"d1": 1.0})
+    assert chosen(pool, asked)[2] == name
+    assert chosen(pool, replace(asked, held={}))[2] == "d0"

@@ -227,6 +227,7 @@ class StandIn:
 
     def _cuMemcpyBatchAsync_v2(self, *its: Any) -> int:
         *places, count, attributes, first, num_attributes, stream = its
+        assert count, "CUDA refuses to copy nothing"
         assert num_attributes == 1
         assert first._obj.value == 0
         assert attributes._obj.source_order == 1

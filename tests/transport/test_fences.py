@@ -20,7 +20,12 @@ from epd.transport import mooncake
 from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
 from epd.transport.file import FileTransferEngine
-from epd.transport.host import has_half_closed_arrivals, this_boot_id, this_host_id
+from epd.transport.host import (
+    has_half_closed_arrivals,
+    is_process_dead,
+    this_boot_id,
+    this_host_id,
+)
 from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import End, missing
 from epd.transport.shm import ShmTransferEngine
@@ -266,3 +271,23 @@ async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() ->
             await asyncio.sleep(0.001)
     server.close()
     await server.wait_closed()
+
+
+def test_what_is_no_pid_is_not_known_to_be_dead() -> None:
+    """Peers say theirs."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert is_process_dead(ended.pid)
+    assert not is_process_dead(os.getpid())
+    assert not any(map(is_process_dead, (0, -1, 1 << 40, -(1 << 40))))
+
+
+async def test_nobody_else_may_look_into_the_directory_of_files(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        directory = tmp_path / "rows"
+        engine = FileTransferEngine(BackendSettings("owner", 1, directory=str(directory)))
+        assert directory.stat().st_mode & 0o777 == 0o700
+        await engine.close()
+    finally:
+        os.umask(mask)

@@ -57,6 +57,31 @@ def test_any_length(store: FileStore, nbytes: int) -> None:
     assert store.get(KEY) == (b"", pattern(nbytes))
 
 
+@pytest.mark.parametrize("most", [1, 40, 1000])
+def test_a_file_is_whole_however_little_is_written_at_a_time(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    def some(fd: int, views: list[memoryview]) -> int:
+        return os.write(fd, b"".join(views)[:most])
+
+    monkeypatch.setattr(os, "writev", some)
+    assert store.put(KEY, [pattern(700), b"", pattern(7), pattern(2000)], b"note")
+    assert store.get(KEY) == (b"note", pattern(700) + pattern(7) + pattern(2000))
+
+
+def test_what_does_not_fit_on_the_disk_leaves_nothing(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, views: list[memoryview]) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "writev", full)
+        assert not store.put(KEY, [pattern(100)])
+    assert not list(Path(store.directory).glob(f"{KEY[:2]}*"))
+    assert store.put(KEY, [pattern(100)])
+
+
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 9, 64, 100, 5000, -1])
 def test_a_torn_file_is_a_miss_and_goes(store: FileStore, keep: int) -> None:
     """Fault F32: at whatever byte the crash came."""

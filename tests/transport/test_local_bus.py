@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
 from epd.messages import Leave
@@ -47,6 +50,20 @@ async def test_messages_to_a_closed_peer_are_counted() -> None:
     assert a.send("b", Leave())
     assert a.dropped == {"stale_target": 1}
     await a.close()
+
+
+async def test_what_a_life_has_not_received_the_next_one_does_not() -> None:
+    hub = LocalBusHub()
+    a, b = LocalBus(hub, "a", 1), LocalBus(hub, "b", 1)
+    inbox = Inbox()
+    b.start(inbox)
+    a.connect(b.address)
+    assert a.send("b", Leave())
+    a.connect(msgspec.structs.replace(b.address, epoch=b.address.epoch))  # the same life
+    a.connect(msgspec.structs.replace(b.address, epoch=2))
+    await asyncio.sleep(0.01)
+    assert inbox.received == []
+    await close(a, b)
 
 
 def test_an_instance_id_that_could_be_a_path_is_refused() -> None:

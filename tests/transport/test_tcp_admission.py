@@ -57,6 +57,16 @@ async def knock(locator: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
     return await asyncio.open_connection(host, int(port))
 
 
+def frame(message: Any) -> bytes:
+    body = encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+UNASKED_WRITE = WriteFrame(
+    number=1, region_id="pool", slot_nbytes=64, num_slots=1, slots=(0,), nbytes=64, checksum=False
+)
+
+
 @pytest.mark.parametrize(("theirs", "admitted"), [(KEY, True), (b"other" * 8, False), (b"", False)])
 async def test_only_who_holds_the_key_gets_in(room: Room, theirs: bytes, admitted: bool) -> None:
     region = room.engine("owner", secret=KEY).allocate("pool", 1, 64)
@@ -87,6 +97,21 @@ async def test_an_owner_that_cannot_prove_the_key_gets_nothing(room: Room) -> No
     assert isinstance(outcome, WriteFailed) and "did not prove" in outcome.reason
 
 
+@pytest.mark.parametrize("said", [UNASKED_WRITE, links.Accepted(proof=b"p" * 32)])
+async def test_a_listener_that_does_not_challenge_is_no_instance(room: Room, said: Any) -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(said))
+        assert await reader.read() == b""
+        writer.close()
+
+    remote = room.engine("owner").allocate("pool", 1, 64).remote
+    async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        forged = msgspec.structs.replace(remote, locator=f"127.0.0.1:{port}")
+        outcome = await room.engine("writer").write([b"x" * 64], forged, (0,))
+    assert isinstance(outcome, WriteFailed) and "as an instance does" in outcome.reason
+
+
 async def test_beyond_loopback_nothing_goes_without_a_key(room: Room) -> None:
     with pytest.raises(TransportError, match="--cluster-key"):
         room.engine("owner", host="10.0.0.7")
@@ -98,14 +123,6 @@ async def test_beyond_loopback_nothing_goes_without_a_key(room: Room) -> None:
     assert isinstance(outcome, WriteFailed) and "--cluster-key" in outcome.reason
 
 
-def frame(message: Any) -> bytes:
-    body = encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
-UNASKED_WRITE = WriteFrame(
-    number=1, region_id="pool", slot_nbytes=64, num_slots=1, slots=(0,), nbytes=64, checksum=False
-)
 FORGED_HELLO = Hello(
     version=1,
     instance_id="writer",

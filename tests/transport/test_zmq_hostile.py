@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from epd.messages import PROTOCOL_VERSION, Leave, Message
+from epd.messages import PROTOCOL_VERSION, Address, Leave, Message
 from epd.transport.codec import Envelope, FrameLimits, FrameRejected, encode, unpack
 from epd.transport.zmq_bus import ZmqBus
 from tests.contract.bus_kit import Inbox, close, note, rooms
@@ -43,6 +43,14 @@ class Attacker:
         dealer.setsockopt(zmq.LINGER, 500)
         dealer.connect(self.victim.address.endpoint)
         return dealer
+
+    def router(self) -> tuple[zmq.Socket[bytes], str]:
+        """A bare one that others connect to, and its endpoint."""
+        router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        endpoint = self.victim.address.endpoint.replace("victim", "evil")
+        router.bind(endpoint)
+        return router, endpoint
 
     async def until_dropped(self, count: int) -> dict[str, int]:
         async with asyncio.timeout(PATIENCE_S):
@@ -124,6 +132,23 @@ async def test_a_frame_above_the_socket_limit_costs_the_connection(attacker: Att
     await asyncio.sleep(0.05)
     await attacker.check_victim_works()
     assert attacker.inbox.received[0].source == "honest"
+    assert not attacker.victim.dropped, "the bus had it in memory"
+    evil.close()
+
+
+async def test_a_peer_that_answers_at_length_loses_the_connection(attacker: Attacker) -> None:
+    """Nothing is read from where messages leave, so nothing large may wait there."""
+    evil, endpoint = attacker.router()
+    attacker.honest.connect(Address("evil", 1, endpoint))
+    assert attacker.honest.send("evil", Leave())
+    who, *_ = await asyncio.to_thread(evil.recv_multipart)
+    monitor = evil.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    evil.send_multipart([who, b"short"])
+    assert not await asyncio.to_thread(monitor.poll, 200)
+    evil.send_multipart([who, bytes(1 << 20)])
+    assert await asyncio.to_thread(monitor.poll, PATIENCE_S * 1000)
+    evil.disable_monitor()
+    monitor.close()
     evil.close()
 
 
