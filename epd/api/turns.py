@@ -17,7 +17,6 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # a heap
-        self._is_due = False  # a turn is
         self._serials = itertools.count()
 
     def place(self) -> int:
@@ -28,10 +27,9 @@ class Turns:
         """Wait until nobody with an earlier place waits.  Who is cancelled does not."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
-        heapq.heappush(self._waiting, (place, turn))
-        if not self._is_due:
-            self._is_due = True
+        if not self._waiting:  # else the next turn is due
             loop.call_soon(self._next)
+        heapq.heappush(self._waiting, (place, turn))
         await turn
 
     def _next(self) -> None:
@@ -40,6 +38,5 @@ class Turns:
             if not turn.done():
                 turn.set_result(None)
                 break
-        self._is_due = bool(self._waiting)
-        if self._is_due:
+        if self._waiting:
             asyncio.get_running_loop().call_soon(self._next)

@@ -3,8 +3,8 @@
 One gateway process on one core, one worker process of all three roles with null engines on another,
 and a load generator that shares the worker's core.  Both sides of every ratio run in one process
 run: added latency is the full path against an echo by the same server, one request at a time.
-A burst is many different photographs at once, and beside it somebody who asks short questions, one
-after the other.  Medians of several repeats.
+A burst is many different images of 1920x1080 at once, and beside it somebody who asks short
+questions, one after the other.  Medians of several repeats.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Plan:
     streams: int = 128
     latency_requests: int = 500
     concurrency: int = 64
-    burst: int = 64  # photographs
+    burst: int = 64  # images
 
 
 @dataclass(slots=True)
@@ -234,8 +234,8 @@ async def _round(cluster: Cluster, plan: Plan, number: int) -> dict[str, float]:
     )
     alone_echo = await _load(echo_port, one, plan.latency_requests, 1)
     alone = await _load(port, one, plan.latency_requests, 1)
-    photographs = [image_url(FULL_HD, number * plan.burst + i) for i in range(plan.burst)]
-    in_burst, beside = await burst(port, [image_request(port, url) for url in photographs])
+    images = [image_url(FULL_HD, number * plan.burst + i) for i in range(plan.burst)]
+    in_burst, beside = await burst(port, [image_request(port, url) for url in images])
     return {
         "echo": echo.per_s,
         "text": text.per_s,

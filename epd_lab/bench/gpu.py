@@ -20,7 +20,7 @@ from typing import Any
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import counted, describe, gpus
 from epd_lab.bench.roofline import Roofline
-from epd_lab.bench.serve import Plan, Rows, any_failed, compared, measure
+from epd_lab.bench.serve import Plan, Rows, any_failed, arranged, measure
 from epd_lab.bench.serve_figures import table
 
 _EVERY = ("text", "3x560", "1x1080p", "1x1080p-256", "4x1080p", "mixed")
@@ -47,12 +47,10 @@ async def measure_all(
         "repeats": plan.repeats,
         "broken": broken,
     }
-    order = [workload.name for workload in plan.workloads]
 
     def known(more: Rows) -> None:
         rows.extend(_bounded(row, plan, (rooflines or {}).get(row["server"])) for row in more)
-        rows.sort(key=lambda row: order.index(row["workload"]))
-        found["rows"] = rows + compared(rows)
+        found["rows"] = arranged(rows, plan)
         _write(found, out)
 
     for target in plan.targets:

@@ -96,11 +96,7 @@ class Progress:
         print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
 
-def _nobody(rows: Rows) -> None:
-    """Is told of what is known so far."""
-
-
-async def measure(plan: Plan, told: Callable[[Rows], None] = _nobody) -> dict[str, Any]:
+async def measure(plan: Plan, told: Callable[[Rows], None] = lambda rows: None) -> dict[str, Any]:
     """Everything; rows of figures per workload, stream and server.  `told`: those of one workload
     and server, as soon as they are known."""
     rows: Rows = []
@@ -113,9 +109,7 @@ async def measure(plan: Plan, told: Callable[[Rows], None] = _nobody) -> dict[st
                 told(known)
     if plan.trace is not None:
         plan.trace.write_text(json.dumps(chrome_trace(traced)))
-    order = [workload.name for workload in plan.workloads]
-    rows.sort(key=lambda row: order.index(row["workload"]))
-    return {"machine": describe(), "repeats": plan.repeats, "rows": rows + compared(rows)}
+    return {"machine": describe(), "repeats": plan.repeats, "rows": arranged(rows, plan)}
 
 
 async def _measure_one(
@@ -173,7 +167,14 @@ async def _run_once(
     return {stream.name: found for stream, found in zip(workload.streams, samples, strict=True)}
 
 
-def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def arranged(rows: Rows, plan: Plan) -> Rows:
+    """By workload, as they were asked for, and behind them each other server by the first."""
+    order = [workload.name for workload in plan.workloads]
+    ordered = sorted(rows, key=lambda row: order.index(row["workload"]))
+    return ordered + _compared(ordered)
+
+
+def _compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each other server by the first, per workload and stream."""
     return [
         {

@@ -5,27 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from epd.messages import RemoteRegion
 from epd.transport.memory_socket import KIND, MemorySocket, Question
 from epd.transport.region import WriteRefused
+from tests.fsm.tables import REGION
 from tests.patience import PATIENCE_S
-
-REGION = RemoteRegion(
-    backend="cuda",
-    instance_id="owner",
-    epoch=1,
-    region_id="pool",
-    locator="",
-    slot_nbytes=64,
-    num_slots=1,
-)
+from tests.transport.device_family import until
 
 
 def question(instance_id: str = "writer") -> bytes:
@@ -41,12 +32,6 @@ def sockets() -> set[str]:
     return {link for link in found if link.startswith("socket:")}
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.002)
-
-
 @pytest.fixture
 async def owner(tmp_path: Path) -> AsyncIterator[MemorySocket]:
     def export(asked: Question) -> int:
@@ -59,8 +44,8 @@ async def owner(tmp_path: Path) -> AsyncIterator[MemorySocket]:
     made.close()
 
 
-@asynccontextmanager
-async def caller(owner: MemorySocket, tmp_path: Path) -> AsyncIterator[socket.socket]:
+@contextmanager
+def caller(owner: MemorySocket, tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, KIND | socket.SOCK_NONBLOCK) as wire:
         wire.connect(str(tmp_path / owner.name))
         yield wire
@@ -74,7 +59,7 @@ async def answer(wire: socket.socket) -> bytes:
 
 async def test_of_who_has_gone_nothing_is_left(owner: MemorySocket, tmp_path: Path) -> None:
     before = sockets()
-    async with caller(owner, tmp_path), caller(owner, tmp_path) as wire:
+    with caller(owner, tmp_path), caller(owner, tmp_path) as wire:
         wire.send(question())
         assert await answer(wire) == b"mapped"
         await until(lambda: len(sockets() - before) == 4)  # either end of either
@@ -82,7 +67,7 @@ async def test_of_who_has_gone_nothing_is_left(owner: MemorySocket, tmp_path: Pa
 
 
 async def test_who_asks_twice_is_hung_up_on(owner: MemorySocket, tmp_path: Path) -> None:
-    async with caller(owner, tmp_path) as wire:
+    with caller(owner, tmp_path) as wire:
         for expected in (b"mapped", b""):
             wire.send(question())
             assert await answer(wire) == expected
@@ -101,7 +86,7 @@ async def test_who_gets_nothing_is_told_why_and_hung_up_on(
     owner: MemorySocket, tmp_path: Path, said: bytes, reason: bytes
 ) -> None:
     assert owner.bar(("barred", 1)), "nobody of that life has mapped anything"
-    async with caller(owner, tmp_path) as wire:
+    with caller(owner, tmp_path) as wire:
         wire.send(said)
         told = await answer(wire)
         assert told != b"mapped" and told.startswith(reason)
@@ -111,7 +96,7 @@ async def test_who_gets_nothing_is_told_why_and_hung_up_on(
 async def test_who_lives_may_write_until_its_process_ends(
     owner: MemorySocket, tmp_path: Path
 ) -> None:
-    async with caller(owner, tmp_path) as wire:
+    with caller(owner, tmp_path) as wire:
         wire.send(question())
         assert await answer(wire) == b"mapped"
         assert not owner.bar(("writer", 1)), "it is this process"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -14,12 +14,19 @@ import pytest
 from epd.messages import Address
 from epd.transport import links
 from epd.transport.backend import BackendSettings
-from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
-from epd.transport.frames import Challenge, Hello, WriteFrame, decode, encode
+from epd.transport.base import (
+    TransportError,
+    WriteFailed,
+    WriteOutcome,
+    WriteUnknown,
+    Written,
+)
+from epd.transport.frames import Challenge, Hello, WriteFrame, decode
 from epd.transport.tcp import TcpTransferEngine
 from epd.transport.wire import LENGTH, MAX_FRAME_NBYTES
 from tests.contract.transfer_kit import GUARD, guard, pattern
 from tests.patience import PATIENCE_S
+from tests.transport.test_wire import frame
 
 OWNER = Address("owner", 1, "")
 KEY = b"k" * 32
@@ -57,11 +64,6 @@ async def knock(locator: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
     return await asyncio.open_connection(host, int(port))
 
 
-def frame(message: Any) -> bytes:
-    body = encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
 UNASKED_WRITE = WriteFrame(
     number=1, region_id="pool", slot_nbytes=64, num_slots=1, slots=(0,), nbytes=64, checksum=False
 )
@@ -77,23 +79,30 @@ async def test_only_who_holds_the_key_gets_in(room: Room, theirs: bytes, admitte
         assert bytes(region.buffer) == bytes(64)
 
 
+async def written_to(
+    listener: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    room: Room,
+    secret: bytes = b"",
+) -> WriteOutcome:
+    """What becomes of a write when somebody else listens where its owner did."""
+    remote = room.engine("owner", secret=secret).allocate("pool", 1, 64).remote
+    async with await asyncio.start_server(listener, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        forged = msgspec.structs.replace(remote, locator=f"127.0.0.1:{port}")
+        return await room.engine("writer", secret=secret).write([b"x" * 64], forged, (0,))
+
+
 async def test_an_owner_that_cannot_prove_the_key_gets_nothing(room: Room) -> None:
     """A listener that took over an address accepts everybody; the caller notices."""
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        challenge = encode(Challenge(nonce=b"n" * 32))
-        writer.write(LENGTH.pack(len(challenge)) + challenge)
+        writer.write(frame(Challenge(nonce=b"n" * 32)))
         await read_frame(reader)
-        accepted = encode(links.Accepted(proof=b"p" * 32))
-        writer.write(LENGTH.pack(len(accepted)) + accepted)
+        writer.write(frame(links.Accepted(proof=b"p" * 32)))
         assert await reader.read() == b""  # not a byte of payload
         writer.close()
 
-    remote = room.engine("owner", secret=KEY).allocate("pool", 1, 64).remote
-    async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        forged = msgspec.structs.replace(remote, locator=f"127.0.0.1:{port}")
-        outcome = await room.engine("writer", secret=KEY).write([b"x" * 64], forged, (0,))
+    outcome = await written_to(impostor, room, secret=KEY)
     assert isinstance(outcome, WriteFailed) and "did not prove" in outcome.reason
 
 
@@ -104,11 +113,7 @@ async def test_a_listener_that_does_not_challenge_is_no_instance(room: Room, sai
         assert await reader.read() == b""
         writer.close()
 
-    remote = room.engine("owner").allocate("pool", 1, 64).remote
-    async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        forged = msgspec.structs.replace(remote, locator=f"127.0.0.1:{port}")
-        outcome = await room.engine("writer").write([b"x" * 64], forged, (0,))
+    outcome = await written_to(other, room)
     assert isinstance(outcome, WriteFailed) and "as an instance does" in outcome.reason
 
 

@@ -9,9 +9,11 @@ import pytest
 from epd.transport.frames import Challenge, encode
 from epd.transport.wire import LENGTH, SCRATCH_NBYTES, Wire
 
+NEXT = Challenge(nonce=b"next")
 
-def frame(nonce: bytes) -> bytes:
-    body = encode(Challenge(nonce=nonce))
+
+def frame(message: Any) -> bytes:
+    body = encode(message)
     return LENGTH.pack(len(body)) + body
 
 
@@ -38,9 +40,9 @@ def test_what_is_not_wanted_ends_where_the_next_frame_begins(nbytes: int, most: 
     receiver, done = Receiver(most), []
     receiver.wire.discard(nbytes, lambda: done.append(True))
     assert bool(done) == (not nbytes), "what is nothing is over at once"
-    receiver.feed(bytes(nbytes) + frame(b"next"))
+    receiver.feed(bytes(nbytes) + frame(NEXT))
     assert done == [True]
-    assert receiver.frames == [Challenge(nonce=b"next")]
+    assert receiver.frames == [NEXT]
 
 
 @pytest.mark.parametrize("most", [1, 7, 1 << 20])
@@ -49,10 +51,10 @@ def test_payload_fills_its_views_in_order_and_no_other_byte_does(most: int) -> N
     memory = bytearray(10)
     views = [memoryview(memory)[4:8], memoryview(memory)[:0], memoryview(memory)[:2]]
     receiver.wire.land(views, lambda: done.append(True))
-    receiver.feed(b"abcdef" + frame(b"next"))
+    receiver.feed(b"abcdef" + frame(NEXT))
     assert bytes(memory) == b"ef\0\0abcd\0\0"
     assert done == [True]
-    assert receiver.frames == [Challenge(nonce=b"next")]
+    assert receiver.frames == [NEXT]
 
 
 def test_what_was_severed_lands_nowhere_and_holds_no_memory() -> None:
@@ -61,7 +63,7 @@ def test_what_was_severed_lands_nowhere_and_holds_no_memory() -> None:
     receiver.wire.land([memoryview(memory)], lambda: pytest.fail("it never landed"))
     receiver.feed(b"abc")
     receiver.wire.sever()
-    receiver.feed(b"defghijklm" + frame(b"next"))
+    receiver.feed(b"defghijklm" + frame(NEXT))
     assert bytes(memory) == b"abc" + bytes(7)
     assert receiver.frames == []
     memory.append(0)  # raises BufferError while somebody has a view of it
