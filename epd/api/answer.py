@@ -21,12 +21,13 @@ class Extras:
 
     timeline: bool = False
     transfer_params: bool = False
+    began_s: float = 0.0  # of the request's head, by the wall clock
 
     def of(self, choices: Sequence[Choice]) -> JsonObject:
         """Fields to add to an object that holds these choices."""
         added: JsonObject = {}
         if self.timeline:
-            added["epd"] = {"timeline": _timeline(choices)}
+            added["epd"] = {"timeline": _timeline(choices, self.began_s)}
         if self.transfer_params:
             params = [choice.stream.transfer_params() for choice in choices]
             single = len(params) == 1  # with several, one entry for each choice
@@ -130,18 +131,16 @@ def _num_cached(choices: Sequence[Choice]) -> int:
     return sum(least.values())
 
 
-def _timeline(choices: Sequence[Choice]) -> list[JsonObject]:
+def _timeline(choices: Sequence[Choice], began_s: float) -> list[JsonObject]:
     """For X-EPD-Timeline; with several choices each entry says whose it is."""
     entries = []
     for choice in choices:
-        timeline = choice.stream.timeline()
-        start_s = timeline[0].at_s if timeline else 0.0
-        for one in timeline:
+        for one in choice.stream.timeline():
             entry: JsonObject = {
                 "machine": f"{one.machine}@{one.instance}",
                 "key": one.key,
                 "state": one.state,
-                "t_ms": round((one.at_s - start_s) * 1e3, 3),
+                "t_ms": round((one.at_s - began_s) * 1e3, 3),
             }
             if one.lasted_s:
                 entry |= {"ms": round(one.lasted_s * 1e3, 3), "num_tokens": one.num_tokens}

@@ -138,6 +138,7 @@ class Completions:
 
     async def _read(self, exchange: Exchange, read: Reader) -> Asked:
         value = await exchange.read_json(self._intake, self._limits.read_timeout_s)
+        self._telemetry.body_read(exchange.age_s)
         assert exchange.body is not None
         return await exchange.body.work(read, value, self._preparer, self._limits)
 
@@ -380,4 +381,5 @@ def _extras(exchange: Exchange, asked: Asked) -> Extras:
     return Extras(
         timeline=headers.get(b"x-epd-timeline") == b"1",
         transfer_params=bool(asked.staged.stage) or headers.get(b"x-epd-transfer-params") == b"1",
+        began_s=time.time() - exchange.age_s,
     )

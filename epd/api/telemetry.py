@@ -41,6 +41,9 @@ class Telemetry:
     def __init__(self) -> None:
         self._responses: Counter[tuple[str, int]] = Counter()
         self._num_images = 0
+        self._body = Histogram(
+            "epd_body_seconds", "from a request's head to the end of its body", SECONDS
+        )
         self._first_token = Histogram(
             "epd_time_to_first_token_seconds", "from a request's head to its first token", SECONDS
         )
@@ -50,6 +53,9 @@ class Telemetry:
         self._prompt = Histogram(
             "epd_prompt_tokens", "tokens of a prompt, rows of images included", TOKENS
         )
+
+    def body_read(self, age_s: float) -> None:
+        self._body.observe(age_s)
 
     def prompt_prepared(self, num_tokens: int, num_images: int) -> None:
         self._prompt.observe(num_tokens)
@@ -73,5 +79,5 @@ class Telemetry:
             yield Metric("epd_http_responses_total", count, labels, "counter", text)
         text = "images of prepared prompts"
         yield Metric("epd_prompt_images_total", self._num_images, (), "counter", text)
-        for one in (self._first_token, self._whole, self._prompt):
+        for one in (self._body, self._first_token, self._whole, self._prompt):
             yield from one.samples()

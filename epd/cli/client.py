@@ -24,7 +24,7 @@ LINE_NBYTES = 1 << 20  # of an event: a timeline may be long
 
 @dataclass(slots=True)
 class Answer:
-    """What has come back so far; `timeline`: machine, state, milliseconds since admission."""
+    """What has come back so far; `timeline`: machine, state, ms since the request's head."""
 
     text: str = ""
     finish_reason: str = ""

@@ -4,9 +4,10 @@ Theory of operation
 -------------------
 Hardly anything is measured while work is in progress. A machine's story has the time of each change
 of its state. When a request has ended, the rows of an encoding are there, or the commit of a
-transfer is acknowledged, the times in its states are added up and counted into buckets. Only the
-time between two tokens is counted as they come, at the gateway. Every heartbeat carries all counts,
-so a lost one costs nothing; `/metrics` shows them.
+transfer is acknowledged, the times in its states are added up and counted into buckets. Only steps,
+and at the gateway the time between two tokens, are counted as they come; and twenty times a second
+how late the event loop is. Every heartbeat carries all counts, so a lost one costs nothing;
+`/metrics` shows them.
 
 The names of stages are those of the spans of a trace (`epd.records.STAGES`).
 """
@@ -31,6 +32,8 @@ SECONDS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
 NBYTES = tuple(float(1 << power) for power in range(12, 35, 2))  # 4 KiB to 16 GiB
+LAG = "epd_loop_lag_seconds"
+STEP = "epd_step_seconds"
 GAP = "epd_inter_token_seconds"
 MEAN_GAP = "epd_time_per_output_token_seconds"
 TRANSFERS = "epd_transfers_total"
@@ -39,6 +42,8 @@ KINDS: dict[str, tuple[str, tuple[float, ...]]] = {
     "epd_stage_seconds": ("time in a stage: of a request, or of an image", SECONDS),
     "epd_hop_seconds": ("from the first byte's write to the last's, of rows or KV", SECONDS),
     "epd_hop_nbytes": ("bytes written for an image's rows or a prompt's KV", NBYTES),
+    STEP: ("time of a step on its device", SECONDS),
+    LAG: ("what is due at an event loop waits so long for its turn", SECONDS),
     GAP: ("between two deliveries of tokens to one client", SECONDS),
     MEAN_GAP: ("of an answer's tokens behind the first one, the mean", SECONDS),
 }
@@ -114,6 +119,16 @@ class StageTimes:
         hop = "kv" if room.key.endswith("/kv") else "rows"
         labels = (("end", end), ("hop", hop), ("outcome", room.state.name.lower()))
         self._totals[TRANSFERS, labels] += 1
+
+    def note_step(self, num_decodes: int, num_prompt_tokens: int, elapsed_s: float) -> None:
+        """Once for each step that did not fail."""
+        kind = "mixed" if num_decodes and num_prompt_tokens else "prompts"
+        labels = (("batch", kind if num_prompt_tokens else "decodes"),)
+        self._observe(STEP, labels, elapsed_s)
+
+    def note_lag(self, late_s: float) -> None:
+        """Now and then: so much later than it should have been, the event loop did something."""
+        self._observe(LAG, (), late_s)
 
     def note_token(self, generation: Generation) -> None:
         """Tokens of it go to its client now."""

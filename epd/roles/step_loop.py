@@ -179,3 +179,4 @@ class StepLoop:
         num_prompt = sum(part.count for part in parts if not part.decoding)
         num_decodes = sum(part.decoding for part in parts)
         self._cost.observe(num_decodes, num_prompt, elapsed_s)
+        self._actor.times.note_step(num_decodes, num_prompt, elapsed_s)

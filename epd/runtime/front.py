@@ -15,6 +15,7 @@ from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.fingerprint import model_fingerprint
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime.heap import give_back_now_and_then
+from epd.runtime.lag import watch_lag
 from epd.runtime.worker import (
     Ending,
     Status,
@@ -100,7 +101,10 @@ async def _serve(
         readiness = gateway.role.ready()
         status("serving" if readiness.ok else "waiting", url if readiness.ok else readiness.reason)
 
-    tidying = asyncio.create_task(give_back_now_and_then())
+    aside = [
+        asyncio.create_task(give_back_now_and_then()),
+        asyncio.create_task(watch_lag(gateway.actor.times.note_lag)),
+    ]
     try:
         gateway.start()
         if instance is not None:
@@ -117,7 +121,8 @@ async def _serve(
             server.drain()
             await _finish_open(gateway, config, ending)
     finally:
-        tidying.cancel()
+        for task in aside:
+            task.cancel()
         await server.close()
         if instance is not None:
             await instance.close()

@@ -24,6 +24,7 @@ from epd.messages import Address
 from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
 from epd.roles.rank_data import GroupDataPlane
+from epd.runtime.lag import watch_lag
 from epd.runtime.loading import backends_of
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
@@ -170,6 +171,7 @@ async def serve_instance(
     end_with_device(instance, ending, status)
     instance.member.on_welcome = lambda: status("serving", "")
     status("joining", config.gateway_endpoint)
+    watching = asyncio.create_task(watch_lag(instance.actor.times.note_lag))
     try:
         instance.start()
         await ending.drain.wait()
@@ -177,6 +179,7 @@ async def serve_instance(
             status("draining", "")
             await _drain(instance, ending)
     finally:
+        watching.cancel()
         await instance.close()
     return ending.exit_status
 

@@ -8,7 +8,6 @@ not start, or a server that dies, is a line of the report and not the end of it.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import json
 import sys
@@ -16,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import counted, describe, gpus
@@ -125,7 +126,7 @@ def run(
 ) -> int:
     """Measure, write and print; 1 if a request failed or a topology could not be measured."""
     out.mkdir(parents=True, exist_ok=True)
-    found = asyncio.run(measure_all(plan, out, rooflines))
+    found = uvloop.run(measure_all(plan, out, rooflines))
     print(json.dumps(found, indent=2) if as_json else report(found))
     return 1 if found["broken"] or any_failed(found.get("rows", ())) else 0
 

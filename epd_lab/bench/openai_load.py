@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
+
 from epd.cli.settings import api_keys
 from epd.config import Settings
 from epd.errors import Told
@@ -30,6 +32,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 PATH = "/v1/chat/completions"
 TIMELINE = {"X-EPD-Timeline": "1"}
 PROBE_TOKENS = (16, 80)
+PIECE_NBYTES = 256 << 10  # of a body, sent at a time
 
 
 class ServerError(Told):
@@ -101,56 +104,85 @@ class Server:
         """Send one and read its stream to the end; an error becomes part of the sample."""
         import aiohttp
 
-        named = b'{"model": ' + json.dumps(self.model).encode() + b", " + body[1:]
+        named = b'{"model": ' + json.dumps(self.model).encode() + b", "
         began_s = time.perf_counter()
         sample = Sample(began_s - zero_s)
-        headers = {"Content-Type": "application/json", **TIMELINE}
+        nbytes = len(named) + len(body) - 1
+        headers = TIMELINE | {"Content-Type": "application/json", "Content-Length": str(nbytes)}
         try:
             async with self._session.post(
-                self._base_url + PATH, data=named, headers=headers
+                self._base_url + PATH, data=_pieces(named, body), headers=headers
             ) as response:
                 if response.status != 200:
                     sample.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                 else:
-                    await self._read(response, sample, began_s)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    await _Reading(sample, began_s).read(response.content)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             sample.error = f"{type(error).__name__}: {error}"
         sample.ended_s = time.perf_counter() - zero_s
         return sample
 
-    async def _read(self, response: aiohttp.ClientResponse, sample: Sample, began_s: float) -> None:
-        last_s, finished_s, ended = 0.0, 0.0, False
-        async for line in response.content:
-            if not line.startswith(b"data: "):
-                continue
-            if line.startswith(b"data: [DONE]"):
-                ended = True
+
+async def _pieces(named: bytes, body: bytes) -> AsyncIterator[bytes]:
+    """The body with what stands in front; others send and read between two pieces of it."""
+    yield named
+    for at in range(1, len(body), PIECE_NBYTES):
+        yield body[at : at + PIECE_NBYTES]
+        await asyncio.sleep(0)
+
+
+class _Reading:
+    """The stream of one answer: its events become a sample."""
+
+    def __init__(self, sample: Sample, began_s: float) -> None:
+        self._sample = sample
+        self._began_s = began_s
+        self._last_s = self._finished_s = 0.0
+        self._is_over = False  # it was told so, or that it failed
+
+    async def read(self, content: aiohttp.StreamReader) -> None:
+        tail = b""
+        async for chunk in content.iter_any():
+            *lines, tail = (tail + chunk).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: ") and not self._is_over:
+                    self._take(line[6:].rstrip())
+            if self._is_over:
                 break
-            event = json.loads(line[6:])
-            if "error" in event:
-                sample.error = str(event["error"].get("message", event["error"]))
-                return
-            if usage := event.get("usage"):
-                sample.prompt_tokens = usage["prompt_tokens"]
-                sample.output_tokens = usage["completion_tokens"]
-            choices = event.get("choices") or [{}]
-            sample.timeline += choices[0].get("epd", event.get("epd", {})).get("timeline", [])
-            if choices[0].get("finish_reason"):
-                finished_s = time.perf_counter()
-            if not _has_token(choices[0]):
-                continue
-            now_s = time.perf_counter()
-            if last_s:
-                sample.gaps_s.append(now_s - last_s)
-            else:
-                sample.ttft_s = now_s - began_s
-            last_s = now_s
-        if not ended:
+        sample = self._sample
+        if not self._is_over:
             sample.error = "the stream ended without [DONE]"
-        elif not last_s and finished_s and sample.output_tokens:
-            sample.ttft_s = finished_s - began_s  # tokens without text, told of in one chunk
-        elif not last_s:
+        elif not self._last_s and self._finished_s and sample.output_tokens:
+            # tokens without text, told of in one chunk
+            sample.ttft_s = self._finished_s - self._began_s
+        elif not self._last_s and not sample.error:
             sample.error = "no token came"
+
+    def _take(self, data: bytes) -> None:
+        sample = self._sample
+        if data == b"[DONE]":
+            self._is_over = True
+            return
+        event = msgspec.json.decode(data)
+        if "error" in event:
+            sample.error = str(event["error"].get("message", event["error"]))
+            self._is_over = True
+            return
+        if usage := event.get("usage"):
+            sample.prompt_tokens = usage["prompt_tokens"]
+            sample.output_tokens = usage["completion_tokens"]
+        choice = (event.get("choices") or [{}])[0]
+        sample.timeline += choice.get("epd", event.get("epd", {})).get("timeline", [])
+        now_s = time.perf_counter()
+        if choice.get("finish_reason"):
+            self._finished_s = now_s
+        if not _has_token(choice):
+            return
+        if self._last_s:
+            sample.gaps_s.append(now_s - self._last_s)
+        else:
+            sample.ttft_s = now_s - self._began_s
+        self._last_s = now_s
 
 
 def _has_token(choice: dict[str, Any]) -> bool:

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from epd.cli.plan import Plan as ClusterPlan
 from epd.cli.supervisor import running
+from epd.runtime.lag import watch_lag
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import describe
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
@@ -36,6 +39,7 @@ from epd_lab.bench.trace import chrome_trace
 from epd_lab.bench.workload import Workload, bodies
 
 PROGRESS_S = 1.0
+LAG_PERIOD_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +126,8 @@ async def _measure_one(
     runs = [await _run_once(server, name, workload, repeat, plan) for repeat in range(plan.repeats)]
     rows = []
     for stream in workload.streams:
-        samples = [run[stream.name] for run in runs]
-        repeats = [figures(one, plan.slo) for one in samples]
+        samples = [run[stream.name] for run, _ in runs]
+        repeats = [figures(run[stream.name], plan.slo, late_s) for run, late_s in runs]
         if plan.trace is not None:
             traced += [(f"{name} {stream.name}", s) for one in samples for s in one]
         rows.append(
@@ -143,8 +147,8 @@ async def _measure_one(
 
 async def _run_once(
     server: Server, name: str, workload: Workload, repeat: int, plan: Plan
-) -> dict[str, list[Sample]]:
-    """One repeat: make the bodies, then send all streams at once."""
+) -> tuple[dict[str, list[Sample]], list[float]]:
+    """One repeat: make the bodies, then send all streams at once; also how late this loop was."""
     title = f"{name} {workload.name} {repeat + 1}/{plan.repeats}"
     wording = await server.wording()
 
@@ -157,6 +161,8 @@ async def _run_once(
         for stream in workload.streams
     ]
     progress = Progress(title, sum(map(len, requests)))
+    late_s: list[float] = []
+    watching = asyncio.create_task(watch_lag(late_s.append, LAG_PERIOD_S))
     zero_s = time.perf_counter()
     samples = await asyncio.gather(
         *(
@@ -164,7 +170,9 @@ async def _run_once(
             for stream, wanted in zip(workload.streams, requests, strict=True)
         )
     )
-    return {stream.name: found for stream, found in zip(workload.streams, samples, strict=True)}
+    watching.cancel()
+    by_name = {s.name: found for s, found in zip(workload.streams, samples, strict=True)}
+    return by_name, late_s
 
 
 def arranged(rows: Rows, plan: Plan) -> Rows:
@@ -190,7 +198,7 @@ def _compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def run(plan: Plan, *, as_json: bool, save: Path | None, plot: Path | None) -> int:
     """Measure and print; `save` keeps the JSON, `plot` an image of it."""
-    found = asyncio.run(measure(plan))
+    found = uvloop.run(measure(plan))
     text = json.dumps(found, indent=2)
     if save is not None:
         save.write_text(text + "\n")

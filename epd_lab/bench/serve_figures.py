@@ -11,6 +11,7 @@ from typing import Any
 from epd_lab.bench.openai_load import Sample
 
 SHARES = (50, 90, 99)
+CLIENT_LAG = "client_lag_ms_p99"
 Figures = dict[str, float]
 
 
@@ -33,8 +34,9 @@ def percentile(values: Sequence[float], share: int) -> float:
     return ordered[min(len(ordered) - 1, -(-share * len(ordered) // 100) - 1)]
 
 
-def figures(samples: Sequence[Sample], slo: Slo) -> Figures:
-    """Of one stream of one run; milliseconds, and rates from the first request to the last end."""
+def figures(samples: Sequence[Sample], slo: Slo, late_s: Sequence[float] = ()) -> Figures:
+    """Of one stream of one run; milliseconds, and rates from the first request to the last end.
+    `late_s`: how late the client's own loop was, now and then."""
     good = [sample for sample in samples if not sample.error]
     began_s = min((sample.sent_s for sample in samples), default=0.0)
     elapsed_s = max((sample.ended_s for sample in samples), default=0.0) - began_s or 1e-9
@@ -55,6 +57,8 @@ def figures(samples: Sequence[Sample], slo: Slo) -> Figures:
     for name, values in times.items():
         for share in SHARES:
             found[f"{name}_ms_p{share}"] = 1e3 * percentile(values, share)
+    if late_s:
+        found[CLIENT_LAG] = 1e3 * percentile(late_s, 99)
     return found
 
 
@@ -71,14 +75,18 @@ def spread_of(repeats: Sequence[Figures]) -> dict[str, list[float]]:
 
 def ratios(first: Figures, second: Figures) -> Figures:
     """Second by first, where both are known."""
-    return {name: second[name] / value for name, value in first.items() if value and second[name]}
+    names = [name for name in first if name != CLIENT_LAG]
+    return {name: second[name] / first[name] for name in names if first[name] and second[name]}
 
 
 def stages_ms(samples: Iterable[Sample]) -> dict[str, float]:
-    """Median milliseconds per state of each machine, where the server tells its timeline."""
+    """Median milliseconds per state of each machine, where the server tells its timeline; and
+    from the request's head to the end of its body."""
     spans: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         since: dict[tuple[str, str], tuple[str, float]] = {}
+        if sample.timeline:
+            spans["body"].append(min(event["t_ms"] for event in sample.timeline))
         for event in sample.timeline:
             machine, state, at_ms = event["machine"], event["state"], event["t_ms"]
             name = machine.partition("@")[0]
@@ -106,6 +114,7 @@ COLUMNS = (
     ("TPOT p50", "tpot_ms_p50", 2),
     ("e2e p50", "e2e_ms_p50", 0),
     ("p99", "e2e_ms_p99", 0),
+    ("lag p99", CLIENT_LAG, 1),
     ("failed", "failed", 0),
 )
 

@@ -17,8 +17,9 @@ DESCRIPTION = """\
 Load one OpenAI server, or compare several, with streamed chat completions. A SERVER is an URL, or a
 topology such as 1e1pd, which is started for it with the flags of epd run below. Figures are medians
 of the repeats: requests and tokens per second, goodput (requests per second that keep --slo), time
-to first token, between chunks (ITL), per later token (TPOT), end to end, in milliseconds; JSON has
-all percentiles and, of epd's servers, the time in each state of each stage.
+to first token, between chunks (ITL), per later token (TPOT), end to end, in milliseconds; lag is
+how late the client itself is, which is in its other times, too. JSON has all percentiles and, of
+epd's servers, the time in each state of each stage.
 Of several servers each is divided by the first. A server that wants a key gets EPD_API_KEY.
 
 workloads (text tokens in / out, images; unique noise, so that nothing is compressible or cached):

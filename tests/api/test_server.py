@@ -15,7 +15,6 @@ from epd.api.server import ApiServer
 from tests.api.fakes import (
     HELLO,
     NUM_IMAGE_ROWS,
-    TIMELINE,
     FakeFrontend,
     FakePreparer,
     failed,
@@ -357,32 +356,6 @@ async def test_models():
     async with client_of() as (client, _, _):
         assert [model.id async for model in client.models.list()] == ["tiny"]
         assert (await client.models.retrieve("tiny")).max_model_len == 200
-
-
-async def test_request_id_and_timeline():
-    wanted = {"x-epd-timeline": "1"}
-    async with client_of() as (client, _, _):
-        raw = await client.chat.completions.with_raw_response.create(model="tiny", messages=HI)
-        assert raw.headers["x-request-id"] == "gw-1-0"
-        assert "epd" not in raw.parse().model_dump()
-        answer = await ask(client, extra_headers=wanted)
-        chunks = await chunks_of(client, extra_headers=wanted)
-        both = await ask(client, extra_headers=wanted, n=2)
-    entries = answer.epd["timeline"]
-    first, chunk, last = entries
-    assert first == {"machine": "GENERATION@gateway", "key": "", "state": "PREPARING", "t_ms": 0.0}
-    assert (chunk["machine"], chunk["key"], chunk["t_ms"]) == ("CHUNK@p0", "1", 5.0)
-    assert (chunk["ms"], chunk["num_tokens"]) == (2.5, 7)
-    assert last["t_ms"] == 12.346
-    assert chunks[-1].epd["timeline"] == entries
-    assert [e["choice"] for e in both.epd["timeline"]] == [0] * len(TIMELINE) + [1] * len(TIMELINE)
-
-
-async def test_an_answer_ended_by_a_stop_string_has_its_timeline():
-    async with client_of([said("he"), said("llo")]) as (client, _, _):
-        answer = await ask(client, extra_headers={"x-epd-timeline": "1"}, stop=["l"])
-    assert answer.choices[0].message.content == "he"
-    assert len(answer.epd["timeline"]) == len(TIMELINE)
 
 
 async def test_transfer_params_are_shown_when_asked_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -17,7 +18,15 @@ from hypothesis import strategies as st
 
 from epd_lab.bench import serve
 from epd_lab.bench.openai_load import Sample, ServerError, connected
-from epd_lab.bench.serve_figures import Slo, figures, percentile, ratios, stages_ms, table
+from epd_lab.bench.serve_figures import (
+    CLIENT_LAG,
+    Slo,
+    figures,
+    percentile,
+    ratios,
+    stages_ms,
+    table,
+)
 from epd_lab.bench.workload import (
     NAMED,
     Bursts,
@@ -41,6 +50,7 @@ class FakeServer:
     """Streams `TOKENS` chunks, a second token per word in the prompt; refuses what says REFUSE.
 
     The tokens of what says WORDLESS have no text and come with the end; MUTE: there are none.
+    GARBLED: an event is no JSON.
     """
 
     def __init__(self) -> None:
@@ -65,6 +75,8 @@ class FakeServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await self._event(response, {"delta": {"role": "assistant", "content": ""}})
+        if "GARBLED" in text:
+            await response.write(b"data: {\n\n")
         tokens = 0 if "MUTE" in text else TOKENS
         for index in range(0 if "WORDLESS" in text else tokens):
             await asyncio.sleep(GAP_S)
@@ -150,17 +162,47 @@ async def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path) 
         return json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 4})
 
     file = tmp_path / "mine.jsonl"
-    file.write_text("\n".join(map(line, ("fine", "REFUSE", "CUT", "WORDLESS", "MUTE"))) + "\n\n")
+    file.write_text("\n".join(map(line, ("fine", "REFUSE", "CUT", "WORDLESS", "MUTE", "GARBLED"))))
     found = named(str(file))
-    assert found.streams[0].count == 5
+    assert found.streams[0].count == 6
     plan = serve.Plan((serve.Target("fake", url=fake.url),), (found,), 1, Slo())
     (row,) = (await serve.measure(plan))["rows"]
-    assert row["figures"]["failed"] == 3.0
+    assert row["figures"]["failed"] == 4.0
     assert row["errors"] == [
+        "DecodeError: Input data was truncated",
         'HTTP 400: {"error": {"message": "no"}}',
         "no token came",
         "the stream ended without [DONE]",
     ]
+
+
+async def test_a_long_body_arrives_whole(fake: FakeServer, tmp_path: Path) -> None:
+    words = " ".join(map(str, range(100_000)))
+    content = [{"type": "text", "text": words}]
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
+    plan = serve.Plan((serve.Target("fake", url=fake.url),), (named(str(file)),), 1, Slo())
+    (row,) = (await serve.measure(plan))["rows"]
+    assert row["errors"] == []
+    assert fake.bodies[-1]["messages"][0]["content"] == content
+
+
+async def test_a_client_that_is_late_says_so(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it measures then is its own time, too."""
+    told = serve.Progress.done
+
+    def slow(progress: serve.Progress, sample: Sample) -> None:
+        time.sleep(0.2)
+        told(progress, sample)
+
+    monkeypatch.setattr(serve.Progress, "done", slow)
+    stream = Stream("users", Shape(5, TOKENS), Closed(1), 3)
+    plan = serve.Plan((serve.Target("fake", url=fake.url),), (workload(stream),), 1, Slo())
+    rows = (await serve.measure(plan))["rows"]
+    assert rows[0]["figures"]["client_lag_ms_p99"] >= 100
+    assert "lag p99" in table(rows)
 
 
 async def test_no_server() -> None:
@@ -229,13 +271,16 @@ def test_figures_of_known_samples() -> None:
     assert found["goodput_req_per_s"] == pytest.approx(0.1)
     assert found["output_tok_per_s"] == pytest.approx(0.8)
     assert found["tpot_ms_p50"] == pytest.approx(1e3 / 3)
-    assert ratios({"a": 2.0, "b": 0.0}, {"a": 3.0, "b": 1.0}) == {"a": 1.5}
+    ours = {"a": 2.0, "b": 0.0, CLIENT_LAG: 1.0}
+    assert ratios(ours, {"a": 3.0, "b": 1.0, CLIENT_LAG: 2.0}) == {"a": 1.5}
 
 
 def test_time_in_each_state() -> None:
-    events = [("G@1", "A", 0.0), ("T@1", "X", 1.0), ("G@1", "B", 4.0), ("G@1", "C", 5.0)]
+    events = [("G@1", "A", 0.5), ("T@1", "X", 1.0), ("G@1", "B", 4.5), ("G@1", "C", 5.5)]
     timeline = [{"machine": m, "state": s, "t_ms": t} for m, s, t in events]
-    assert stages_ms([Sample(0.0, timeline=timeline)]) == {"G A": 4.0, "G B": 1.0}
+    assert stages_ms([Sample(0.0, timeline=timeline)]) == {
+        "body": 0.5, "G A": 4.0, "G B": 1.0,
+    }  # fmt: skip
 
 
 def test_words_for_tokens() -> None:

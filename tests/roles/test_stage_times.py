@@ -165,3 +165,25 @@ def test_gaps_between_tokens_and_their_mean() -> None:
     answer.token_ids = [0]
     times.note_answer(answer)
     assert sum(times.told()[1].counts) == 1  # one token has no gap
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "num_prompt_tokens", "batch"),
+    [(3, 0, "decodes"), (0, 70, "prompts"), (3, 70, "mixed")],
+)
+def test_steps_are_told_apart_by_what_is_in_them(
+    num_decodes: int, num_prompt_tokens: int, batch: str
+) -> None:
+    times = StageTimes(lambda: 0.0)
+    times.note_step(num_decodes, num_prompt_tokens, 0.003)
+    (told,) = times.told()
+    assert (told.name, told.labels, told.total) == ("epd_step_seconds", (("batch", batch),), 0.003)
+
+
+def test_how_late_the_loop_was_is_counted() -> None:
+    times = StageTimes(lambda: 0.0)
+    times.note_lag(0.0)
+    times.note_lag(0.02)
+    (told,) = times.told()
+    assert (told.name, told.labels, told.total) == ("epd_loop_lag_seconds", (), 0.02)
+    assert [SECONDS[at] for at in bucket(told)] == [0.0005, 0.025]

@@ -52,17 +52,20 @@ async def test_it_is_done_again_and_again(monkeypatch: pytest.MonkeyPatch) -> No
     task.cancel()
 
 
-async def test_a_gateway_does_it_while_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["give_back_now_and_then", "watch_lag"])
+async def test_a_gateway_does_it_while_it_serves(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     begun, ended, now = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def noted() -> None:
+    async def noted(*_: object) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
-    monkeypatch.setattr(front, "give_back_now_and_then", noted)
+    monkeypatch.setattr(front, what, noted)
     monkeypatch.setattr(front, "ApiServer", lambda role, config: mock.AsyncMock(drain=mock.Mock()))
     monkeypatch.setattr(front, "gc", mock.Mock())
     gateway: Any = mock.Mock(close=mock.AsyncMock())
