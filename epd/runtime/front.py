@@ -7,14 +7,13 @@ headers, and leaves models to the workers.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.fingerprint import model_fingerprint
 from epd.roles.compose import Engines, Gateway, Instance
-from epd.runtime.heap import give_back_now_and_then
+from epd.runtime import heap
 from epd.runtime.lag import watch_lag
 from epd.runtime.worker import (
     Ending,
@@ -102,7 +101,7 @@ async def _serve(
         status("serving" if readiness.ok else "waiting", url if readiness.ok else readiness.reason)
 
     aside = [
-        asyncio.create_task(give_back_now_and_then()),
+        asyncio.create_task(heap.give_back_now_and_then()),
         asyncio.create_task(watch_lag(gateway.actor.times.note_lag)),
     ]
     try:
@@ -111,8 +110,7 @@ async def _serve(
             end_with_device(instance, ending, status)
             instance.start()
         await server.start()
-        gc.collect()
-        gc.freeze()  # a full collection looks at what requests made, not at every module
+        heap.keep()
         gateway.registry.on_change = tell  # not earlier: serving means that HTTP answers
         tell()
         await ending.drain.wait()

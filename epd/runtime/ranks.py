@@ -42,6 +42,7 @@ from epd.records import rank_name
 from epd.roles.group import Command, Follower, Leader
 from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, RankLost
 from epd.roles.rank_data import RankPart
+from epd.runtime import heap
 from epd.runtime.commands import Numbered, numbered
 from epd.runtime.loading import load_rank
 from epd.runtime.logs import set_up_logging
@@ -319,6 +320,7 @@ def follow(
         prefills = config.prefill if "prefill" in config.roles else None
         part = RankPart(engine, transfers, prefills, takes_kv="decode" in config.roles)
         follower = Follower(own, lambda *executed: tell(Executed(*executed)))
+        heap.keep()
         tell(Present(part.joined()))
         answering: set[asyncio.Task[None]] = set()
         with contextlib.suppress(EOFError, OSError):

@@ -24,6 +24,7 @@ from epd.messages import Address
 from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
 from epd.roles.rank_data import GroupDataPlane
+from epd.runtime import heap
 from epd.runtime.lag import watch_lag
 from epd.runtime.loading import backends_of
 from epd.runtime.logs import LoggingLog
@@ -173,6 +174,7 @@ async def serve_instance(
     status("joining", config.gateway_endpoint)
     watching = asyncio.create_task(watch_lag(instance.actor.times.note_lag))
     try:
+        heap.keep()
         instance.start()
         await ending.drain.wait()
         if not ending.now.is_set():
