@@ -180,7 +180,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: Annotated[Count, about("tokens of one KV block; the same in all instances")] = 16
     kv_nbytes: Annotated[NbytesOrNone, about("KV pool of each prefill and decode instance, such as 256MiB; 0: what is free on a GPU", "--kv-nbytes", "model")] = 128 << 20
     kv_layer_groups: Annotated[Count, fixed("a last chunk's KV is sent in so many parts; 1: behind its last layer", "both ends must agree on it, and it changes no answer; tests try others")] = 4
-    kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves; and its mirror on the device, which has a quarter at most of what --gpu-memory-utilization leaves for KV")] = 2 << 30
+    kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves; and its mirror on the device, which has a quarter at most of what --gpu-memory-utilization leaves for KV")] = 4 << 30
     gpu_memory_utilization: Annotated[Share, about("of a GPU's memory, when its KV pool takes what is free", "--gpu-memory-utilization", "model")] = 0.9
     cuda_graphs: Annotated[bool, about("on a GPU steps are captured and replayed")] = True
     max_captured_tokens: Annotated[CountOrNone, about("steps with prompts are captured up to so many, rounded up, with decodes up to 2048; 0: none")] = 4096
