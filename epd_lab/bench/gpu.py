@@ -41,12 +41,13 @@ async def measure_all(
     `rooflines`: of the GPUs of each target, where they are known."""
     rows: Rows = []
     broken: dict[str, str] = {}
-    found = {
+    found: dict[str, Any] = {
         "gpus": gpus(),
         "versions": {name: _version(name) for name in VERSIONS},
         "machine": describe(),
         "repeats": plan.repeats,
         "broken": broken,
+        "rows": rows,
     }
 
     def known(more: Rows) -> None:
@@ -60,6 +61,7 @@ async def measure_all(
         except Exception as error:  # whatever one server does: the others are measured
             broken[target.name] = f"{type(error).__name__}: {error}"
             print(f"{target.name}: {broken[target.name]}", file=sys.stderr, flush=True)
+            known([])
     return found
 
 
@@ -68,7 +70,7 @@ def report(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     cards = ", ".join(counted(found["gpus"])) or "no GPU"
     head = [f"{cards}; {versions}; medians of {found['repeats']}"]
-    rows: Sequence[dict[str, Any]] = found.get("rows", ())
+    rows: Sequence[dict[str, Any]] = found["rows"]
     errors = [
         f"{row['server']} {row['workload']} {row['stream']}: {error}"
         for row in rows
@@ -128,7 +130,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     found = uvloop.run(measure_all(plan, out, rooflines))
     print(json.dumps(found, indent=2) if as_json else report(found))
-    return 1 if found["broken"] or any_failed(found.get("rows", ())) else 0
+    return 1 if found["broken"] or any_failed(found["rows"]) else 0
 
 
 def _write(found: dict[str, Any], out: Path) -> None:

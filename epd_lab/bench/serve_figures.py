@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,9 +22,15 @@ class Slo:
 
     ttft_s: float = 1.0
     tpot_s: float = 0.030
+    itl_s: float = math.inf  # the p99 of its own gaps
 
     def kept_by(self, sample: Sample) -> bool:
-        return not sample.error and sample.ttft_s <= self.ttft_s and sample.tpot_s <= self.tpot_s
+        return (
+            not sample.error
+            and sample.ttft_s <= self.ttft_s
+            and sample.tpot_s <= self.tpot_s
+            and percentile(sample.gaps_s, 99) <= self.itl_s
+        )
 
 
 def percentile(values: Sequence[float], share: int) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from epd.cli import options
 from epd.cli.parser import UsageError
 from epd_lab.bench.shape import SERVED
-from epd_lab.bench.verb_serve import slo_of, target_of
+from epd_lab.bench.verb_serve import SLO, slo_of, target_of
 
 if TYPE_CHECKING:
     from epd_lab.bench.roofline import Roofline
@@ -60,7 +60,7 @@ def add_to(kinds: Any) -> None:
         help="send so many times the requests of each stream, all new: of a longer run its "
         "beginning and its end are a smaller part",
     )  # fmt: skip
-    parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
+    parser.add_argument("--slo", default=SLO, metavar="MS", help="of goodput, as epd bench serve")
     parser.add_argument(
         "--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help="default bench-gpu"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from epd.cli.parser import UsageError
-from epd_lab.bench.verb_serve import slo_of
+from epd_lab.bench.verb_serve import SLO, slo_of
 
 DESCRIPTION = """\
 Predict what topologies do, without a GPU: requests per second, goodput, time to first token (TTFT)
@@ -55,7 +55,7 @@ def add_to(verbs: Any) -> None:
         "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
         help="a setting of the cluster, such as engine.max_quantum_ms=0; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
+    parser.add_argument("--slo", default=SLO, metavar="MS", help="of goodput, as epd bench serve")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="medians of; default 1")
     parser.add_argument(
         "--users", type=int, metavar="N",

@@ -90,6 +90,19 @@ async def test_a_broken_topology_is_a_line_of_the_report(
     assert "1e1pd was not measured to the end: ServerError: gone" in gpu.report(found)
 
 
+async def test_the_last_one_that_breaks_is_in_the_report_that_is_kept(
+    measured: Callable[[dict[str, Told]], None], tmp_path: Path
+) -> None:
+    measured({"2epd": told("2epd", 2.0), "1e1pd": [ServerError("gone")]})
+    await gpu.measure_all(plan("2epd", "1e1pd"), tmp_path)
+    assert (
+        "1e1pd was not measured to the end: ServerError: gone" in (tmp_path / "gpu.md").read_text()
+    )
+    measured({"1e1pd": [ServerError("gone")]})
+    await gpu.measure_all(plan("1e1pd"), tmp_path)  # nothing is known at all
+    assert json.loads((tmp_path / "gpu.json").read_text())["rows"] == []
+
+
 async def test_the_status_tells_of_failures(
     measured: Callable[[dict[str, Told]], None], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.cli.parser import UsageError
 from epd_lab.bench import serve
 from epd_lab.bench.openai_load import Sample, ServerError, connected
 from epd_lab.bench.serve_figures import (
@@ -27,6 +28,7 @@ from epd_lab.bench.serve_figures import (
     stages_ms,
     table,
 )
+from epd_lab.bench.verb_serve import SLO, slo_of
 from epd_lab.bench.workload import (
     NAMED,
     Bursts,
@@ -270,9 +272,20 @@ def test_figures_of_known_samples() -> None:
     assert found["req_per_s"] == pytest.approx(0.2)
     assert found["goodput_req_per_s"] == pytest.approx(0.1)
     assert found["output_tok_per_s"] == pytest.approx(0.8)
+    halting = replace(one, gaps_s=[0.01, 0.01, 0.2])
+    for slo, goodput in ((Slo(1.0, 0.6, 0.2), 0.1), (Slo(1.0, 0.6, 0.19), 0.0)):
+        assert figures([halting, late, bad], slo)["goodput_req_per_s"] == pytest.approx(goodput)
     assert found["tpot_ms_p50"] == pytest.approx(1e3 / 3)
     ours = {"a": 2.0, "b": 0.0, CLIENT_LAG: 1.0}
     assert ratios(ours, {"a": 3.0, "b": 1.0, CLIENT_LAG: 2.0}) == {"a": 1.5}
+
+
+def test_bounds_of_goodput() -> None:
+    assert slo_of(SLO) == Slo(1.0, 0.03)
+    assert slo_of("itl=30") == Slo(1.0, 0.03, 0.03)
+    for wrong in ("", "ttft", "ttft=x", "ttft=1,p99=2"):
+        with pytest.raises(UsageError, match="write ttft=1000,tpot=30"):
+            slo_of(wrong)
 
 
 def test_time_in_each_state() -> None:
