@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +48,12 @@ def test_every_name_and_label_exists(apart: Server) -> None:
                 found.setdefault(sample.name, set()).update(sample.labels)
         return found
 
-    wait_for(lambda: "epd_transfers_total" in labels(), 10.0, "heartbeats tell of it")
-    known = labels()
+    asked = {name for expression in expressions() for name in re.findall(r"\bepd_\w+", expression)}
+    for _ in range(100):
+        known = labels()
+        if asked <= known.keys():
+            break
+        time.sleep(0.1)  # heartbeats tell of it
     if promtool := shutil.which("promtool"):
         told = apart.get("/metrics")[1].encode()
         subprocess.run([promtool, "check", "metrics"], check=True, input=told)
@@ -62,6 +67,16 @@ def test_every_name_and_label_exists(apart: Server) -> None:
             assert name in known, f"{expression}: no {name} in /metrics"
         have = set.union(*(known[name] for name in names))
         assert wanted <= have, f"{expression}: no label {wanted - have}"
+
+
+def test_every_process_says_how_late_it_is(apart: Server) -> None:
+    def watched() -> set[str]:
+        families = text_string_to_metric_families(apart.get("/metrics")[1])
+        samples = [sample for family in families for sample in family.samples]
+        return {s.labels["instance"] for s in samples if s.name == "epd_loop_lag_seconds_count"}
+
+    processes = {"gateway", *apart.instances()}
+    wait_for(lambda: watched() == processes, 10.0, "heartbeats tell of it")
 
 
 def test_a_panel_has_a_title_and_its_own_place() -> None:
