@@ -16,11 +16,12 @@ from epd.fsm.room import RetryDue
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
 from epd.roles.askers import Asker, Askers
 from epd.roles.finder import NoTower
+from epd.roles.incoming import IncomingRooms
 from epd.roles.landing import Landing
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.profiling import ANSWER_TIMEOUT_S, Profiles
 from epd.roles.rank_asks import LandKv
-from epd.roles.rank_data import RankKv
+from epd.roles.rank_data import RankKv, RankPart
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import desk
@@ -305,3 +306,32 @@ async def test_what_has_landed_is_copied_or_put_in_order_where_it_has_to_be(
     transfers.recut.assert_called_once_with(kv.region, 2) if heads else (
         transfers.recut.assert_not_called()
     )
+
+
+@pytest.mark.parametrize("takes_kv", [True, False])
+@pytest.mark.parametrize("has_mirror", [True, False])
+def test_a_rank_that_kv_comes_to_has_its_mirror_attached(
+    *, takes_kv: bool, has_mirror: bool
+) -> None:
+    """Behind its region: what lands in either is in the pool."""
+    engine, transfers = mock.MagicMock(), mock.MagicMock()
+    engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
+    engine.num_landing_blocks = 4
+    if not has_mirror:
+        transfers.mirror.return_value = None
+    RankPart(engine, transfers, takes_kv=takes_kv)
+    attached = [mock.call(transfers.allocate.return_value.buffer)]
+    if takes_kv and has_mirror:
+        attached.append(mock.call(transfers.mirror.return_value.buffer))
+    assert engine.attach_kv.call_args_list == attached
+
+
+@pytest.mark.parametrize("transport", [None, "shm"])
+def test_memory_of_a_room_is_that_of_its_pair_of_instances(transport: str | None) -> None:
+    transfers, region = mock.Mock(), mock.Mock()
+    rooms: Any = SimpleNamespace(actor=SimpleNamespace(ports=SimpleNamespace(transfers=transfers)))
+    incoming: Any = SimpleNamespace(transport=transport)
+    IncomingRooms.parts(rooms, region, incoming)
+    IncomingRooms.landing(rooms, region, incoming)
+    transfers.parts.assert_called_once_with(region, transport or "")
+    transfers.landing.assert_called_once_with(region, transport or "")
