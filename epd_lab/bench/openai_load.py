@@ -141,14 +141,13 @@ class _Reading:
         self._is_over = False  # it was told so, or that it failed
 
     async def read(self, content: aiohttp.StreamReader) -> None:
+        """To the end, which comes behind the last event: else its connection is not used again."""
         tail = b""
         async for chunk in content.iter_any():
             *lines, tail = (tail + chunk).split(b"\n")
             for line in lines:
                 if line.startswith(b"data: ") and not self._is_over:
                     self._take(line[6:].rstrip())
-            if self._is_over:
-                break
         sample = self._sample
         if not self._is_over:
             sample.error = "the stream ended without [DONE]"

@@ -60,6 +60,7 @@ class FakeServer:
         self.bodies: list[dict[str, Any]] = []
         self.open: Counter[bool] = Counter()  # by whether there is an image
         self.most_open = self.most_with_images = 0
+        self.peers: set[object] = set()  # connections
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake"}]})
@@ -67,6 +68,8 @@ class FakeServer:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
         text = json.dumps(body["messages"])
         if "REFUSE" in text:
             return web.json_response({"error": {"message": "no"}}, status=400)
@@ -89,6 +92,7 @@ class FakeServer:
             words = len(body["messages"][0]["content"][-1]["text"].split())
             usage = {"prompt_tokens": 10 + 2 * words, "completion_tokens": tokens}
             await response.write(_sse({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+            await asyncio.sleep(GAP_S)  # its end comes by itself
         return response
 
     async def _event(self, response: web.StreamResponse, choice: dict[str, Any]) -> None:
@@ -133,6 +137,7 @@ async def test_a_run_is_what_was_asked_for(fake: FakeServer) -> None:
     assert first["itl_ms_p50"] >= 1e3 * GAP_S * 0.9
     assert first["e2e_ms_p50"] >= first["ttft_ms_p50"] + 3 * 1e3 * GAP_S * 0.9
     assert fake.most_with_images == 3  # the users
+    assert len(fake.peers) <= 2 * (3 + 4)  # connections are used again
     assert 3 <= fake.most_open <= 3 + 4  # and bursts that a slow machine lets overlap
     images = Counter(
         part["image_url"]["url"]
