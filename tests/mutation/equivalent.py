@@ -27,6 +27,11 @@ REASONS: dict[str, dict[str, str]] = {
         "KvOrder._place: behind < 0 -> behind <= 0": ITS_OWN_PLACE,
         "KvOrder._place: 0 in behind < 0 -> 1": ITS_OWN_PLACE,
     },
+    "epd/scheduling/snapshots.py": {
+        "Snapshots.take: taken is None and found -> taken is None": (
+            "without anything found the same is asked once more"
+        ),
+    },
     "epd/roles/compose.py": {
         "Instance._info: self.prefill is not None and language is not None ->"
         " self.prefill is not None": "who prefills has a language model",

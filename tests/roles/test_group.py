@@ -12,6 +12,7 @@ from epd.config import Timing
 from epd.engine.base import EncodeFailure, EngineError, Patches, StepResult, StepSequence
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
+from epd.roles.compose import Engines
 from epd.roles.group import Batch, Command, Encode, Follower, GoOn, Leader, Probe, Step
 from epd.roles.group_engines import Encoded, GroupLanguageEngine, GroupVisionEngine
 from epd.roles.rank_asks import RankLost
@@ -366,3 +367,10 @@ async def test_a_follower_executes_in_order_and_says_how_it_ended() -> None:
     follower.execute(6, Step(BATCH))
     missing = "command 5 has not come"
     assert answers == [(1, ""), (2, "out of memory"), (3, "full"), (4, ""), (6, missing)]
+
+
+async def test_an_instance_goes_on_in_the_journal_of_its_group() -> None:
+    """What ranks did before there was an instance is in its story."""
+    leader = Played().leader
+    assert Engines(leader=leader).journal is leader.journal is NULL_JOURNAL
+    assert Engines().journal is None

@@ -172,6 +172,14 @@ def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
         assert bool(request.drafts) == (text[4] == 1)
 
 
+@pytest.mark.parametrize(("config", "num_left"), [(SpeculativeConfig(), 1), (NGRAM, -1)])
+def test_nothing_is_looked_up_in_vain(config: SpeculativeConfig, num_left: int) -> None:
+    """Without a method, and while drafts are under way."""
+    request: Any = SimpleNamespace(num_left=num_left, lookup=None)  # nothing else is asked of it
+    Speculation(config, Counter()).draft(request, has_room=True)
+    assert request.lookup is None
+
+
 def count_pending(cluster: Cluster) -> list[StepSequence]:
     """Grows by each sequence whose token is on its way when its step is launched."""
     requests = cluster.instances["epd0"].requests

@@ -206,3 +206,13 @@ def test_what_is_dropped_holds_nothing_of_its_machine(timers: Timers) -> None:
     del link, again
     gc.collect()
     assert [machine() for machine in kept] == [None, None]
+
+
+def test_nothing_is_armed_behind_the_end(clock: ManualClock, timers: Timers) -> None:
+    seen: list[str] = []
+    timers.call_later(1.0, call(seen, "before"))
+    timers.close()
+    timers.call_later(0.5, call(seen, "behind"))
+    assert [handle for handle in clock.handles if handle.callback is not None] == []
+    clock.run_until(5.0)
+    assert seen == []

@@ -16,6 +16,7 @@ from epd.messages import Address, InstanceInfo, KvLayout, Load, RowContract, Sta
 from epd.scheduling.backlog import NOTHING_WAITS, Backlog, Books
 from epd.scheduling.placement import Asked, Candidate, Image, Placement, place
 from epd.scheduling.predicted_rule import USUAL, PredictedRule, predicted_loads
+from epd.scheduling.residency import Nowhere, Said
 
 GPU = StageCosts(
     patch_s=3e-6,
@@ -149,6 +150,12 @@ def test_a_hop_through_slow_memory_keeps_pictures_and_answers_where_they_are() -
     assert chosen(pool, pictures(1))[2] == "epd0"
     pool = [instance("epd0", busy), instance("d0")]
     assert chosen(pool, pictures(1))[2] == "d0", "over a fast one it goes"
+
+
+def test_a_prompt_goes_where_the_rows_of_its_images_are() -> None:
+    asked = replace(pictures(1), known=Said(Nowhere(), {"hash0": "ep1"}))
+    assert chosen([*map(instance, ("ep0", "ep1", "d0"))], asked)[1] == "ep1"
+    assert chosen([*map(instance, ("ep0", "ep1", "d0"))], pictures(1))[1] == "ep0"
 
 
 # --- prefixes, costs that are not known -----------------------------------------------------------
