@@ -61,7 +61,7 @@ async def measure_all(
         except Exception as error:  # whatever one server does: the others are measured
             broken[target.name] = f"{type(error).__name__}: {error}"
             print(f"{target.name}: {broken[target.name]}", file=sys.stderr, flush=True)
-            known([])
+            known([])  # what is written says so
     return found
 
 

@@ -164,13 +164,15 @@ async def _run_once(
     late_s: list[float] = []
     watching = asyncio.create_task(watch_lag(late_s.append, LAG_PERIOD_S))
     zero_s = time.perf_counter()
-    samples = await asyncio.gather(
-        *(
-            send_all(server, wanted, stream.arrival, zero_s, progress.done)
-            for stream, wanted in zip(workload.streams, requests, strict=True)
+    try:
+        samples = await asyncio.gather(
+            *(
+                send_all(server, wanted, stream.arrival, zero_s, progress.done)
+                for stream, wanted in zip(workload.streams, requests, strict=True)
+            )
         )
-    )
-    watching.cancel()
+    finally:
+        watching.cancel()
     by_name = {s.name: found for s, found in zip(workload.streams, samples, strict=True)}
     return by_name, late_s
 

@@ -93,7 +93,7 @@ def stages_ms(samples: Iterable[Sample]) -> dict[str, float]:
     for sample in samples:
         since: dict[tuple[str, str], tuple[str, float]] = {}
         if sample.timeline:
-            spans["body"].append(min(event["t_ms"] for event in sample.timeline))
+            spans["body"].append(sample.timeline[0]["t_ms"])
         for event in sample.timeline:
             machine, state, at_ms = event["machine"], event["state"], event["t_ms"]
             name = machine.partition("@")[0]

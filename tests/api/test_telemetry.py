@@ -82,16 +82,27 @@ async def test_requests_are_counted_as_their_clients_see_them() -> None:
     assert whole >= 0.06
 
 
+BODY = b'{"prompt": "a"}'
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n" % len(BODY)
+)
+
+
+async def begun(frontend: FakeFrontend) -> None:
+    """The request has been read."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not frontend.generations:
+            await asyncio.sleep(0.01)
+
+
 async def test_how_long_a_body_takes() -> None:
     async with serving(FakeFrontend([])) as (server, frontend, _):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        writer.write(head + b"content-length: 15\r\n\r\n" + b'{"prompt"')
+        writer.write(HEAD + BODY[:9])
         await asyncio.sleep(0.05)
-        writer.write(b': "a"}')
-        async with asyncio.timeout(PATIENCE_S):
-            while not frontend.generations:
-                await asyncio.sleep(0.01)
+        writer.write(BODY[9:])
+        await begun(frontend)
         found = {(s.name, s.labels): s.value for s in server._telemetry.samples()}
         assert found["epd_body_seconds_count", ()] == 1
         assert 0.03 < found["epd_body_seconds_sum", ()] < PATIENCE_S
@@ -101,11 +112,9 @@ async def test_how_long_a_body_takes() -> None:
 async def test_a_client_that_leaves_early_has_no_status() -> None:
     async with serving(FakeFrontend([asyncio.Event()])) as (server, frontend, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        writer.write(head + b"content-length: 15\r\n\r\n" + b'{"prompt": "a"}')
+        writer.write(HEAD + BODY)
+        await begun(frontend)
         async with asyncio.timeout(PATIENCE_S):
-            while not frontend.generations:
-                await asyncio.sleep(0.01)
             writer.close()
             await writer.wait_closed()
             labels = (("path", "/v1/completions"), ("status", "none"))

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,11 +48,9 @@ def test_every_name_and_label_exists(apart: Server) -> None:
         return found
 
     asked = {name for expression in expressions() for name in re.findall(r"\bepd_\w+", expression)}
-    for _ in range(100):
-        known = labels()
-        if asked <= known.keys():
-            break
-        time.sleep(0.1)  # heartbeats tell of it
+    for name in sorted(asked):
+        wait_for(lambda name=name: name in labels(), 10.0, f"heartbeats tell of {name}")
+    known = labels()
     if promtool := shutil.which("promtool"):
         told = apart.get("/metrics")[1].encode()
         subprocess.run([promtool, "check", "metrics"], check=True, input=told)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, KvLayout, Load, RowContract, StageCosts
 from epd.scheduling.backlog import NOTHING_WAITS, Backlog, Books
-from epd.scheduling.placement import Asked, Candidate, Image, Placement, place
+from epd.scheduling.placement import NOWHERE, Asked, Candidate, Image, Placement, place
 from epd.scheduling.predicted_rule import USUAL, PredictedRule, predicted_loads
-from epd.scheduling.residency import Nowhere, Said
+from epd.scheduling.residency import Said
 
 GPU = StageCosts(
     patch_s=3e-6,
@@ -153,7 +153,7 @@ def test_a_hop_through_slow_memory_keeps_pictures_and_answers_where_they_are() -
 
 
 def test_a_prompt_goes_where_the_rows_of_its_images_are() -> None:
-    asked = replace(pictures(1), known=Said(Nowhere(), {"hash0": "ep1"}))
+    asked = replace(pictures(1), known=Said(NOWHERE, {"hash0": "ep1"}))
     assert chosen([*map(instance, ("ep0", "ep1", "d0"))], asked)[1] == "ep1"
     assert chosen([*map(instance, ("ep0", "ep1", "d0"))], pictures(1))[1] == "ep0"
 

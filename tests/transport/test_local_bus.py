@@ -10,7 +10,7 @@ import pytest
 from epd.messages import Leave
 from epd.transport.base import Bus, TransportError
 from epd.transport.local_bus import LocalBus, LocalBusHub
-from tests.contract.bus_kit import BUS_CHECKS, BusNet, Check, Inbox, close, meet, name_of
+from tests.contract.bus_kit import BUS_CHECKS, BusNet, Check, close, meet, name_of
 
 
 class LocalNet:
@@ -43,9 +43,7 @@ async def test_codec_finds_what_would_not_survive_the_wire() -> None:
 async def test_messages_to_a_closed_peer_are_counted() -> None:
     hub = LocalBusHub()
     a, b = LocalBus(hub, "a", 1), LocalBus(hub, "b", 1)
-    inbox = Inbox()
-    a.start(inbox)
-    a.connect(b.address)
+    meet(a, b)
     await b.close()
     assert a.send("b", Leave())
     assert a.dropped == {"stale_target": 1}
@@ -55,9 +53,7 @@ async def test_messages_to_a_closed_peer_are_counted() -> None:
 async def test_what_a_life_has_not_received_the_next_one_does_not() -> None:
     hub = LocalBusHub()
     a, b = LocalBus(hub, "a", 1), LocalBus(hub, "b", 1)
-    inbox = Inbox()
-    b.start(inbox)
-    a.connect(b.address)
+    _, inbox = meet(a, b)
     assert a.send("b", Leave())
     a.connect(b.address)  # the same life
     a.connect(msgspec.structs.replace(b.address, epoch=2))
