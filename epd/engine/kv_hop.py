@@ -5,8 +5,8 @@ For others it is gathered on the device and comes down in one piece, both on a s
 it is final, so it need not wait for the step that is being computed (later layers of the very same
 prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that arrived
 lie in memory of the device, or in registered memory (pinned, so that the device reads it itself)
-and go up into one piece.  They are then scattered into the pool; the landing memory may be written
-again when the call's future has ended.
+and go up into one piece.  They are then scattered into the pool, beside steps that are computed: no
+step uses them yet.  The landing memory may be written again when the call's future has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.pinned import Arena, register
 from epd.engine.row_memory import read_bytes
 from epd.engine.state_moves import Piece, put_states, take_states
-from epd.engine.streams import KV_OUT, DeviceStreams
+from epd.engine.streams import KV_IN, KV_OUT, DeviceStreams
 
 
 class KvHop:
@@ -88,29 +88,28 @@ class KvHop:
         pieces: Sequence[Piece],
     ) -> Deferred[None]:
         """What lies of a state in `slots` of this landing memory becomes that in `blocks`."""
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_in_stream):
             landed = self._landed(memory, slots).view(-1)
             put_states(self._pool, self._index(blocks), landed, pieces)
-        return Deferred(lambda: None)
+        return Deferred(lambda: None, KV_IN)
 
     def land(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
     ) -> Deferred[None]:
         """Copy what lies in `slots` of this landing memory into `blocks` of the pool."""
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_in_stream):
             targets = self._index(blocks)
             if by_head:
                 put_blocks(self._pool, targets, self._landed(memory, slots))
-                return Deferred(lambda: None)
-            if isinstance(memory, memoryview):
+            elif isinstance(memory, memoryview):
                 runs = (self._landing[first:last] for first, last in _runs(slots))
                 self._pool.memory.index_copy_(0, targets, self._streams.upload(*runs))
-                return Deferred(lambda: None)
-            pool, landing, at = _wide(self._pool.memory), _wide(self._mirror), 0
-            for first, last in _runs(slots):
-                pool.index_copy_(0, targets[at : at + last - first], landing[first:last])
-                at += last - first
-        return Deferred(lambda: None)
+            else:
+                pool, landing, at = _wide(self._pool.memory), _wide(self._mirror), 0
+                for first, last in _runs(slots):
+                    pool.index_copy_(0, targets[at : at + last - first], landing[first:last])
+                    at += last - first
+        return Deferred(lambda: None, KV_IN)
 
     def _landed(self, memory: Buffer, slots: Sequence[int]) -> torch.Tensor:
         """A copy of these slots on the device."""

@@ -20,7 +20,10 @@ own (`tier_stream`) and waits for the event behind it; no step waits for either.
 
 KV that is sent while later layers of its step are computed must not wait for them, nor behind a
 download that does.  It is final for the host, which has seen the event behind it, so it waits for
-nothing and has a stream of its own (`KV_OUT`).
+nothing and has a stream of its own (`KV_OUT`).  So has KV that has arrived (`KV_IN`): no kernel
+that is launched uses its blocks, since whoever had them before gave them back when the host had
+seen the end of the last step, and who decodes from them is in no step before the host has seen them
+filled.  Behind the steps that are launched it would wait for two of them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from epd.engine.pinned import Arena
 
 DOWNLOAD = "download"
 KV_OUT = "kv-out"
+KV_IN = "kv-in"
 
 
 class DeviceStreams:
@@ -41,6 +45,7 @@ class DeviceStreams:
         self.upload_stream = torch.cuda.Stream(device)
         self.download_stream = torch.cuda.Stream(device)
         self.kv_out_stream = torch.cuda.Stream(device)
+        self.kv_in_stream = torch.cuda.Stream(device)
         self.tier_stream = torch.cuda.Stream(device)
         self.arena = Arena(0)  # of what comes down; torch's own allocator where it is full
         self.rows = Arena(0, device)  # of what stays up

@@ -14,6 +14,7 @@ from epd.engine import kv_hop
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
 from epd.engine.row_memory import read_bytes
+from epd.engine.streams import KV_IN
 from epd.messages import KvLayout
 from epd.transport.device import is_scattered
 
@@ -31,14 +32,16 @@ def test_what_lands_in_several_runs_is_in_its_blocks(
     monkeypatch.setattr(kv_hop, "register", lambda buffer, owner: read_bytes(buffer))
     pool = KvPool(LAYOUT, 8, torch.float32, "cpu")
     streams: Any = SimpleNamespace(
-        device=torch.device("cpu"), upload=lambda *pieces: torch.cat(pieces)
+        device=torch.device("cpu"),
+        kv_in_stream=None,
+        upload=lambda *pieces: torch.cat(pieces),
     )
     hop, size = KvHop(pool, streams), LAYOUT.block_nbytes
     arrived = np.random.default_rng(3).integers(0, 256, (7, size), dtype=np.uint8)
     memory: Any = arrived.reshape(-1) if is_mirror else memoryview(arrived.reshape(-1))
     hop.attach(memory)
     pool.memory.fill_(9)
-    hop.land(memory, SLOTS, BLOCKS)
+    assert hop.land(memory, SLOTS, BLOCKS).lane == KV_IN
     landed = torch.from_numpy(arrived)[SLOTS]
     assert torch.equal(pool.memory[BLOCKS], landed)
     assert bool((pool.memory[[2, 4, 5]] == 9).all())

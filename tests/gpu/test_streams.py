@@ -17,7 +17,7 @@ from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
 from epd.engine.pinned import register
-from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
+from epd.engine.streams import DOWNLOAD, KV_IN, KV_OUT, DeviceStreams
 from epd.messages import KvLayout
 
 DELAY_CYCLES = 200_000_000  # about a tenth of a second
@@ -35,7 +35,11 @@ class Device:
     def __init__(self) -> None:
         device = torch.device("cuda")
         self.streams = DeviceStreams(device)
-        lanes = {DOWNLOAD: self.streams.download_stream, KV_OUT: self.streams.kv_out_stream}
+        lanes = {
+            DOWNLOAD: self.streams.download_stream,
+            KV_OUT: self.streams.kv_out_stream,
+            KV_IN: self.streams.kv_in_stream,
+        }
         bridge = CudaEventBridge(lanes=lanes)
         self.executor = DeviceExecutor(completion=bridge, streams=self.streams)
         self.pool = KvPool(LAYOUT, 8, torch.float32, "cuda")
@@ -150,6 +154,26 @@ async def test_kv_lands_and_leaves_as_it_was(device: Device) -> None:
     assert torch.equal(after[1], before[5]) and torch.equal(after[7], before[2])
     kept = [0, 2, 3, 4, 5, 6]
     assert torch.equal(after[kept], before[kept])
+    await device.executor.close()
+    del landing
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+async def test_kv_lands_beside_a_step(device: Device, on_device: bool) -> None:
+    """It is used by none that is launched, and is there before the next one is planned."""
+    nbytes = 4 * LAYOUT.block_nbytes
+    drawn = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+    landing: Any = drawn.cuda() if on_device else memoryview(drawn.numpy())
+    device.hop.attach(landing)
+    await device.executor.launch(device.hop.land, landing, (1, 2), (3, 4))  # memory of its own
+    stepping = device.executor.launch(torch.cuda._sleep, DELAY_CYCLES)
+    await device.executor.launch(device.hop.land, landing, (3, 0), (1, 7))
+    assert not stepping.done()
+    with torch.cuda.stream(torch.cuda.Stream()):  # another one than the step's
+        landed = device.pool.memory[[1, 7]].cpu()
+    assert not stepping.done(), "the step is still running"
+    assert torch.equal(landed, drawn.view(4, -1)[[3, 0]])
+    await stepping
     await device.executor.close()
     del landing
 
