@@ -39,6 +39,7 @@ from epd.scheduling.encode_policy import pick_encoder
 from epd.scheduling.fixed_rule import FixedRule
 from epd.scheduling.placement import MakeRule
 from epd.scheduling.predicted_rule import PredictedRule
+from epd.scheduling.step_cost import Measured
 
 IDLE_CHECK_S = 0.05
 RULES: dict[str, MakeRule] = {"auto": PredictedRule, "fixed": FixedRule}
@@ -227,17 +228,26 @@ class Instance:
         )
 
     def _costs(self) -> StageCosts:
+        rows = self.actor.times.rows_cost
+        measured: dict[str, Measured] = {"nbyte_s": rows}
         step_s = sequence_s = token_s = 0.0
         if self.requests is not None:
-            step_s, sequence_s = self.requests.cost.decodes.fitted()
-            token_s = self.requests.cost.prompts.unit_s
+            cost = self.requests.cost
+            step_s, sequence_s = cost.decodes.fitted()
+            token_s = cost.prompts.unit_s
+            measured |= {
+                "step_s": cost.decodes,
+                "sequence_s": cost.decodes,
+                "token_s": cost.prompts,
+            }
         return StageCosts(
             patch_s=self._vision.patch_s if self._vision is not None else 0.0,
             token_s=token_s,
             step_s=step_s,
             sequence_s=sequence_s,
-            nbyte_s=self.actor.times.rows_nbyte_s(),
+            nbyte_s=rows.unit_s,
             quantum_s=self.config.engine.max_quantum_ms / 1e3,
+            old=tuple(name for name, one in measured.items() if one.is_old),
         )
 
     async def drain(self) -> bool:

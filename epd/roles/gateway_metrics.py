@@ -14,6 +14,7 @@ from epd.observed import StageLoad
 from epd.records import Count, Histogram
 from epd.roles.base import Actor
 from epd.roles.stage_times import COUNTS, KINDS
+from epd.scheduling.predicted_rule import COSTS
 
 TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
@@ -29,6 +30,7 @@ SILENT = "peers that do not answer this instance; its links to them are opened a
 QUEUES = {"waiting": "requests that wait for the batch", "running": "requests in the batch"}
 KV_USAGE = "share of the KV blocks that requests hold, 0 to 1"
 LOAD = "predicted work that waits for a stage; of decode, the time of a step"
+COST = "measured of late by the instance; placement counts with it; 0: not yet"
 IN_USE = "memory and work in use by kind; zero when idle"
 
 
@@ -109,6 +111,9 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         yield from _by_kind("epd_bus_dropped_total", name, load.dropped, "counter", DROPPED)
         num_silent = len(instance.load.silent_peers)
         yield Metric("epd_silent_peers", num_silent, up[:1], "gauge", SILENT)
+        for cost in COSTS:
+            labels = (up[0], ("cost", cost.removesuffix("_s")))
+            yield Metric("epd_cost_seconds", getattr(load.costs, cost), labels, "gauge", COST)
         totals = dict(instance.load.totals)
         for kind, text in TOTALS.items() if instance.info.kv_layout is not None else ():
             yield Metric(f"epd_{kind}_total", totals.get(kind, 0), up[:1], "counter", text)

@@ -74,7 +74,10 @@ class Requests(Component[Request]):
         self._timing = timing
         self._alive = SignsOfLife(actor, timing, self._tell_alive)
         self.cost = StepCost(
-            config.max_itl_impact, config.max_quantum_ms / 1e3, config.min_step_tokens
+            actor.clock.now_s,
+            config.max_itl_impact,
+            config.max_quantum_ms / 1e3,
+            config.min_step_tokens,
         )
         self._scheduler = BatchScheduler[Request](
             self.pool,

@@ -26,6 +26,7 @@ from epd.fsm.room import Room
 from epd.messages import KvOffer
 from epd.observed import LinkCount
 from epd.records import STAGES, Count, Histogram
+from epd.scheduling.step_cost import Rate
 
 SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -62,6 +63,7 @@ class StageTimes:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
+        self.rows_cost = Rate(now_s)  # of a byte to another instance
         self._counts: dict[tuple[str, Labels], list[int]] = {}
         self._sums: dict[tuple[str, Labels], float] = {}
         self._totals: Counter[tuple[str, Labels]] = Counter()
@@ -108,6 +110,8 @@ class StageTimes:
         moving_s = sum(lasted_s for state, lasted_s in _stays(outgoing) if state in MOVING)
         self._observe("epd_hop_seconds", labels, moving_s)
         self._observe("epd_hop_nbytes", labels, outgoing.sent_nbytes)
+        if hop == "rows" and transport != "local":
+            self.rows_cost.observe(outgoing.sent_nbytes, moving_s)
         link = (("peer", outgoing.peer.instance_id), ("transport", transport))
         is_here = transport == "local"
         self._totals[LINK_NBYTES, link] += (
@@ -144,14 +148,6 @@ class StageTimes:
         if (num_gaps := len(generation.token_ids) - 1) > 0:
             lasted_s = generation.token_at_s - generation.first_token_at_s
             self._observe(MEAN_GAP, (), lasted_s / num_gaps)
-
-    def rows_nbyte_s(self) -> float:
-        """Seconds that a byte of rows took to another instance, since the process began; 0: none
-        went there."""
-        hops = [labels for name, labels in self._sums if name == "epd_hop_nbytes"]
-        away = [one for one in hops if ("hop", "rows") in one and ("transport", "local") not in one]
-        nbytes = sum(self._sums["epd_hop_nbytes", labels] for labels in away)
-        return sum(self._sums["epd_hop_seconds", labels] for labels in away) / (nbytes or 1.0)
 
     def _observe(self, name: str, labels: Labels, value: float) -> None:
         key, (_, bounds) = (name, labels), KINDS[name]

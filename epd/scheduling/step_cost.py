@@ -12,43 +12,72 @@ move the wait from one client to another, and a device that computes tokens in t
 end by steps of a size that it likes, decodes included.
 
 `Rate` and `Line` are what placement is told (`StageCosts`): there the sum of many steps counts.
+
+A step that takes far longer than others was held up, by the host or the driver: that says nothing
+of the next one.  It counts as no more than STALL times what was expected; else one second lost
+would make an instance look so slow that nothing is placed there, and what is not used is not
+measured again.  For the same reason a measurement grows old, and a new one replaces it: who was
+slow for a while gets something to do again, and is measured by it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 MEMORY = 0.1  # weight of the newest measurement
 MIN_VARIANCE = 0.25  # of a count, below which nothing follows from it
 KEPT = 0.99  # of what was measured before, each time
+STALL = 5.0  # times as long as expected
+MIN_SEEN = 10.0  # measurements, before which nothing is expected
+RECENT_S = 30.0  # a measurement is, for so long
 UNBOUNDED = 1 << 60
 MIN_PROMPT_TOKENS = 16
+NOTHING_SEEN = (0.0,) * 5
 
 
-class Rate:
+class Measured:
+    """Sums over what was seen of late: counts, and the seconds that they took."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._seen_at_s = -math.inf
+        self._sums: tuple[float, ...] = NOTHING_SEEN  # of 1, x, y, x * x, x * y
+
+    def observe(self, count: int, elapsed_s: float) -> None:
+        if self.is_old:
+            self._sums = NOTHING_SEEN
+        num_seen, _, total_s, _, _ = self._sums
+        if num_seen > MIN_SEEN:
+            usual_s = max(self.expected_s(count), total_s / num_seen)
+            elapsed_s = min(elapsed_s, STALL * usual_s)
+        seen = (1.0, count, elapsed_s, count * count, count * elapsed_s)
+        self._sums = tuple(KEPT * a + b for a, b in zip(self._sums, seen, strict=True))
+        self._seen_at_s = self._now_s()
+
+    @property
+    def is_old(self) -> bool:
+        """Nothing was measured of late."""
+        return self._now_s() - self._seen_at_s > RECENT_S
+
+    def expected_s(self, count: int) -> float:
+        raise NotImplementedError
+
+
+class Rate(Measured):
     """Seconds per unit, over what was done of late; 0: nothing was."""
-
-    def __init__(self) -> None:
-        self._units = self._elapsed_s = 0.0
-
-    def observe(self, units: int, elapsed_s: float) -> None:
-        self._units = KEPT * self._units + units
-        self._elapsed_s = KEPT * self._elapsed_s + elapsed_s
 
     @property
     def unit_s(self) -> float:
-        return self._elapsed_s / self._units if self._units else 0.0
+        _, units, elapsed_s, _, _ = self._sums
+        return elapsed_s / units if units else 0.0
+
+    def expected_s(self, count: int) -> float:
+        return self.unit_s * count
 
 
-class Line:
+class Line(Measured):
     """Seconds by a count: the line of least squares through what was seen of late."""
-
-    def __init__(self) -> None:
-        self._sums: tuple[float, ...] = (0.0,) * 5  # of 1, x, y, x * x, x * y
-
-    def observe(self, count: int, elapsed_s: float) -> None:
-        seen = (1.0, count, elapsed_s, count * count, count * elapsed_s)
-        self._sums = tuple(KEPT * a + b for a, b in zip(self._sums, seen, strict=True))
 
     def fitted(self) -> tuple[float, float]:
         """At a count of zero, and what each adds; 0: not known, as counts did not differ."""
@@ -59,12 +88,20 @@ class Line:
         slope = max(0.0, (n * xy - x * y) / spread) if spread > n * n * MIN_VARIANCE else 0.0
         return max(0.0, (y - slope * x) / n), slope
 
+    def expected_s(self, count: int) -> float:
+        at_zero_s, each_s = self.fitted()
+        return at_zero_s + each_s * count
+
 
 class StepCost:
     """A line through measured steps; seconds."""
 
     def __init__(
-        self, max_itl_impact: float = 0.0, max_quantum_s: float = 0.0, min_step_tokens: int = 0
+        self,
+        now_s: Callable[[], float],
+        max_itl_impact: float = 0.0,
+        max_quantum_s: float = 0.0,
+        min_step_tokens: int = 0,
     ) -> None:
         """`max_itl_impact`: how many times as long as a step without prompts a step may take;
         `max_quantum_s`: how long; 0: no bound."""
@@ -73,8 +110,8 @@ class StepCost:
         self._min_step_tokens = min_step_tokens
         self.decode_s = 0.0
         self.token_s = 0.0
-        self.decodes = Line()
-        self.prompts = Rate()
+        self.decodes = Line(now_s)
+        self.prompts = Rate(now_s)
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, elapsed_s: float) -> None:
         """A step took so long."""
@@ -106,4 +143,4 @@ class StepCost:
 
 
 def _follow(mean: float, value: float) -> float:
-    return value if not mean else mean + MEMORY * (value - mean)
+    return value if not mean else mean + MEMORY * (min(value, STALL * mean) - mean)

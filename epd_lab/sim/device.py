@@ -45,6 +45,7 @@ class SimDevice:
         self.dead = False  # its thread is gone
         self.fail_next = 0
         self.num_started = 0
+        self.elapsed_s = 0.0  # that the work took which has just ended
         self._loop = loop
         self.process = process
         self._random = random.stream(process.name, name)
@@ -86,7 +87,8 @@ class SimDevice:
         if halfway is not None and fails is None:
             loop.call_at(ends_s - cost_s / 2, self._pass, halfway, context=context)
         number = self.num_started
-        loop.call_at(ends_s, self._finish, future, work, fails, number, context=context)
+        done = (future, work, fails, number, ends_s - cost_s)
+        loop.call_at(ends_s, self._finish, *done, context=context)
         return future
 
     def _exhausted(self) -> Exception | None:
@@ -101,11 +103,13 @@ class SimDevice:
         work: Callable[[], Any],
         fails: Exception | None,
         number: int,
+        began_s: float,
     ) -> None:
         """What was launched is done, also if nobody waits for it any more."""
         if self.hung:
-            self._waiting.append((future, work, fails, number))
+            self._waiting.append((future, work, fails, number, began_s))
             return
+        self.elapsed_s = self._loop.now_s - began_s
         self._launched.pop(number, None)
         if self.dead:
             return

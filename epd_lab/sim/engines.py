@@ -236,7 +236,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         num_tokens = sum(len(sequence.token_ids) for sequence in batch)
         cost_s = self._costs.step_base_s + num_tokens * self._costs.step_per_token_s
         before, self._last = self._last, _Launched({s.request_id for s in batch})
-        work = partial(self._forward, batch, cost_s, before, self._last)
+        work = partial(self._forward, batch, before, self._last)
         halfway = None if on_layers is None else partial(self._halfway, batch, before, on_layers)
         return self.device.run(cost_s, self._costs.jitter, work, halfway, call="step")
 
@@ -250,7 +250,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         on_layers(1)
 
     def _forward(
-        self, batch: Sequence[StepSequence], cost_s: float, before: _Launched, now: _Launched
+        self, batch: Sequence[StepSequence], before: _Launched, now: _Launched
     ) -> StepResult:
         """All prefixes are read before anything is written, as one forward does per layer.
 
@@ -269,7 +269,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         ]
         for sequence, outcome in zip(batch, outcomes, strict=True):
             now.note(sequence, outcome)
-        return StepResult(outcomes, cost_s)
+        return StepResult(outcomes, self.device.elapsed_s)
 
     def _prefix(self, sequence: StepSequence) -> bytes:
         """The records of the tokens before it, put together from both layers."""

@@ -52,8 +52,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "epd/scheduling/step_cost.py": {
         ": 1 in 1 << 60 -> 2": "either is beyond every budget",
-        "Line.observe: KEPT * a + b -> KEPT * a - b": "the signs of all sums cancel out",
-        "Line.observe: True in strict=True -> False": "there are five of either",
+        "Measured.observe: True in strict=True -> False": "there are five of either",
         "Line.fitted: spread > n * n * MIN_VARIANCE -> spread >= n * n * MIN_VARIANCE": (
             "a bound that is hit by chance"
         ),

@@ -200,7 +200,7 @@ def test_images_that_just_fit_go_together() -> None:
 
 
 def test_what_a_step_costs_is_followed_slowly() -> None:
-    cost = StepCost(2.0)
+    cost = StepCost(lambda: 0.0, 2.0)
     cost.observe(0, 0, 5.0)
     cost.observe(0, 9, 5.0)
     cost.observe(1, 9, 5.0)  # a step of decodes alone was not seen yet
@@ -219,7 +219,7 @@ def test_what_a_step_costs_is_followed_slowly() -> None:
 
 def test_a_quantum_is_kept_before_decodes_were_seen_alone() -> None:
     """Prompts come without a pause from the start on: each step has some."""
-    cost = StepCost(max_quantum_s=0.015625)
+    cost = StepCost(lambda: 0.0, max_quantum_s=0.015625)
     assert cost.max_prompt_tokens(1) == UNBOUNDED
     cost.observe(0, 4096, 0.0625)
     assert cost.max_prompt_tokens(1) == 1024
@@ -233,7 +233,7 @@ def test_a_quantum_is_kept_before_decodes_were_seen_alone() -> None:
 
 
 def test_without_a_bound_prompts_take_what_they_like() -> None:
-    cost = StepCost()
+    cost = StepCost(lambda: 0.0)
     cost.observe(1, 0, 0.010)
     cost.observe(1, 10, 0.020)
     assert cost.max_prompt_tokens(1) == UNBOUNDED

@@ -176,7 +176,7 @@ def test_prompts_are_not_starved_by_decodes() -> None:
 
 def test_prompts_may_slow_streams_by_so_much() -> None:
     """A step of decodes takes 10 ms, a prompt token 0.1 ms: half as much again is 50 tokens."""
-    cost = StepCost(1.5)
+    cost = StepCost(lambda: 0.0, 1.5)
     scheduler = scheduler_of(2000, 1024, 512, 8, cost=cost)
     decoding(scheduler, "d", 2)
     scheduler.add(Entry("p", 4000))
@@ -186,6 +186,9 @@ def test_prompts_may_slow_streams_by_so_much() -> None:
     cost.observe(1, 100, 0.020)
     assert scheduler.plan()[1][1] == 50
     cost.observe(1, 100, 10.0)
+    assert scheduler.plan()[1][1] == 35  # one that was held up says little
+    for _ in range(10):
+        cost.observe(1, 100, 10.0)
     assert scheduler.plan()[1][1] == 16  # never nothing
     scheduler.remove("d")
     assert scheduler.plan()[0][1] == 512  # nobody to be slowed
@@ -193,7 +196,7 @@ def test_prompts_may_slow_streams_by_so_much() -> None:
 
 def test_a_step_ends_within_its_quantum() -> None:
     """Of 10 ms a step of decodes leaves 6, which are 500 tokens."""
-    cost = StepCost(max_quantum_s=0.010, min_step_tokens=400)
+    cost = StepCost(lambda: 0.0, max_quantum_s=0.010, min_step_tokens=400)
     scheduler = scheduler_of(2000, 8192, 8192, 8, cost=cost)
     decoding(scheduler, "d", 2)
     cost.observe(1, 0, 0.004)
@@ -226,7 +229,7 @@ def test_no_step_is_longer_than_its_bound_nor_emptier_than_it_need_be(
 ) -> None:
     """Beside decodes, what a quantum holds or the least size of a step, whichever is more, goes to
     prompts in order of rank, and all of it, as long as prompts wait."""
-    cost = StepCost(max_quantum_s=0.010, min_step_tokens=least)
+    cost = StepCost(lambda: 0.0, max_quantum_s=0.010, min_step_tokens=least)
     cost.observe(1, 0, decode_s)
     cost.observe(1, 1000, decode_s + 1000 * token_s)
     scheduler = scheduler_of(8000, 8192, 8192, 99, cost=cost)

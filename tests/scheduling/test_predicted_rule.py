@@ -170,11 +170,15 @@ def test_a_prefix_is_worth_what_it_saves() -> None:
 
 
 def test_what_is_not_measured_costs_as_elsewhere() -> None:
-    """Someone new is neither free nor dear."""
+    """Someone new is neither free nor dear, nor is who was slow long ago."""
     waits = Backlog(num_tokens=1000, num_ready=1000)
-    pool = [instance("p0", waits), instance("p1", costs=UNMEASURED), instance("d0")]
-    assert chosen(pool, pictures(0))[1] == "p1"
-    pool = [instance("p0"), instance("p1", waits, UNMEASURED), instance("d0")]
+    slow = msgspec.structs.replace(GPU, token_s=1.0)
+    for costs in (UNMEASURED, msgspec.structs.replace(slow, old=("token_s",))):
+        pool = [instance("p0", waits), instance("p1", costs=costs), instance("d0")]
+        assert chosen(pool, pictures(0))[1] == "p1"
+        pool = [instance("p0"), instance("p1", waits, costs), instance("d0")]
+        assert chosen(pool, pictures(0))[1] == "p0"
+    pool = [instance("p0", waits), instance("p1", costs=slow), instance("d0")]
     assert chosen(pool, pictures(0))[1] == "p0"
 
 

@@ -2,44 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.scheduling.step_cost import Line, Rate
+from epd.scheduling.predicted_rule import ALIKE
+from epd.scheduling.step_cost import MIN_SEEN, RECENT_S, Line, Measured, Rate
 
 seconds = st.floats(1e-5, 0.1)
 counts = st.lists(st.integers(1, 256), min_size=20, max_size=200).filter(
     lambda seen: max(seen) - min(seen) > 20
 )
+kinds = st.sampled_from([Line, Rate])
+Make = Callable[[Callable[[], float]], Measured]
+
+
+def at_once() -> float:
+    return 0.0
 
 
 @given(at_zero_s=seconds, each_s=seconds, seen=counts)
 def test_a_line_is_found_and_found_anew(at_zero_s: float, each_s: float, seen: list[int]) -> None:
-    line = Line()
-    for count in seen:
+    line = Line(at_once)
+    often = seen * (3000 // len(seen))  # though the first ones may be of one count, and few
+    for count in often:
         line.observe(count, at_zero_s + each_s * count)
     assert line.fitted() == pytest.approx((at_zero_s, each_s), rel=1e-3, abs=1e-6)
-    for count in seen * (2000 // len(seen)):  # it has changed
+    for count in often:  # it has changed
         line.observe(count, 2 * at_zero_s + 3 * each_s * count)
     assert line.fitted() == pytest.approx((2 * at_zero_s, 3 * each_s), rel=1e-3, abs=1e-6)
 
 
-@given(count=st.integers(1, 256), took_s=st.lists(seconds, min_size=2, max_size=20))
+@given(count=st.integers(1, 256), took_s=st.lists(seconds, min_size=2, max_size=int(MIN_SEEN)))
 def test_of_one_count_nothing_follows_for_others(count: int, took_s: list[float]) -> None:
-    line = Line()
+    line = Line(at_once)
     for elapsed_s in took_s:
         line.observe(count, elapsed_s)
     at_zero_s, each_s = line.fitted()
     assert each_s == 0.0
     assert min(took_s) <= at_zero_s * 1.000001 and at_zero_s <= max(took_s) * 1.000001
-    assert Line().fitted() == (0.0, 0.0)
+    assert Line(at_once).fitted() == (0.0, 0.0)
 
 
-@given(unit_s=seconds, seen=st.lists(st.integers(1, 4096), min_size=1, max_size=100))
+@given(unit_s=seconds, seen=st.lists(st.integers(1, 4096), min_size=1, max_size=int(MIN_SEEN)))
 def test_a_rate_weighs_steps_by_what_they_did(unit_s: float, seen: list[int]) -> None:
-    rate = Rate()
+    rate = Rate(at_once)
     assert rate.unit_s == 0.0
     for units in seen:
         rate.observe(units, units * unit_s)
     assert rate.unit_s == pytest.approx(unit_s)
+
+
+@given(
+    make=kinds, each_s=seconds, num_seen=st.integers(12, 300), count=st.integers(1, 256),
+    held_up_s=st.floats(0.5, 100.0),
+)  # fmt: skip
+def test_who_was_held_up_once_counts_as_fast_as_before(
+    make: Make, each_s: float, num_seen: int, count: int, held_up_s: float
+) -> None:
+    """A driver stood still for a second, and for minutes nothing was placed there."""
+    measured = make(at_once)
+    for _ in range(num_seen):
+        measured.observe(count, each_s)
+    measured.observe(count, each_s + held_up_s)
+    assert each_s <= measured.expected_s(count) < ALIKE * each_s
+
+
+@given(make=kinds, each_s=seconds, count=st.integers(1, 256), factor=st.floats(2.0, 1000.0))
+def test_who_is_slower_from_now_on_is_believed(
+    make: Make, each_s: float, count: int, factor: float
+) -> None:
+    measured = make(at_once)
+    for elapsed_s in [each_s] * 200 + [factor * each_s] * 800:
+        measured.observe(count, elapsed_s)
+    assert measured.expected_s(count) == pytest.approx(factor * each_s, rel=0.01)
+
+
+@given(make=kinds, was_s=seconds, is_s=seconds, count=st.integers(1, 256))
+def test_what_is_old_gives_way_to_what_is_new(
+    make: Make, was_s: float, is_s: float, count: int
+) -> None:
+    now = [0.0]
+    measured = make(lambda: now[0])
+    assert measured.is_old, "nothing was measured"
+    for _ in range(50):
+        measured.observe(count, was_s)
+    now[0] += RECENT_S
+    assert not measured.is_old
+    now[0] += 0.1
+    assert measured.is_old
+    assert measured.expected_s(count) == pytest.approx(was_s), "it is all that is known"
+    measured.observe(count, is_s)
+    assert not measured.is_old
+    assert measured.expected_s(count) == pytest.approx(is_s)

@@ -1,0 +1,83 @@
+"""A device that stands still once is not shunned for it.
+
+Placement counts with what instances measure of themselves.  On four GPUs three drivers stood still
+for more than a second, in one of them during a step.  That one step made all steps of its instance
+look four times as long, and for two minutes nothing was placed there: nothing by which it could
+have measured itself anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from epd.scheduling import step_cost
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.device import Costs, SimDevice
+from epd_lab.sim.faults import Fault
+from epd_lab.sim.network import Conditions
+from epd_lab.sim.run import Plan, run
+from epd_lab.sim.sampler import FIRST_WORD
+from epd_lab.sim.swarm import Excuse
+from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.workload import Ask
+
+PER_S = 20
+HUNG_AT_S, HUNG_FOR_S, AFTER_S, UNTIL_S = 2.0, 1.3, 6.0, 12.0
+SETTINGS = replace(Settings(), num_blocks=4096, costs=Costs(jitter=0.0, step_base_s=0.004))
+
+
+def asks() -> list[Ask]:
+    """Twenty a second, of 80 steps each: about seven are open at a time."""
+    count = int(PER_S * (UNTIL_S - 1.0))
+    return [
+        Ask(
+            n,
+            1.0 + n / PER_S,
+            tuple(FIRST_WORD + (n * 31 + i) % 900 for i in range(20)),
+            max_tokens=80,
+            stops_at_eos=False,
+        )
+        for n in range(count)
+    ]
+
+
+def share_of_steps(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The part that the one which hung for a while has, of all steps from some seconds later on."""
+    seen: Counter[str] = Counter()
+    launch = SimDevice.run
+
+    def counted(self: SimDevice, *args: object, call: str) -> object:
+        if call == "step" and self._loop.now_s > AFTER_S:
+            seen[self.process.instance_id] += 1
+        return launch(self, *args, call=call)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SimDevice, "run", counted)
+    steady = Conditions(slow_share=0.0)
+    hangs = Fault("hang", "epd1", at_s=HUNG_AT_S, duration_s=HUNG_FOR_S)
+    nothing = Excuse(frozenset(), refusals=False)
+    plan = Plan(1, "2epd", tuple(asks()), (hangs,), steady, DataConditions(), SETTINGS, nothing)
+    result = run(plan)
+    assert not result.violations, result.violations[:3]
+    assert sum(seen.values()) > 1000
+    return seen["epd1"] / sum(seen.values())
+
+
+@pytest.mark.parametrize(
+    ("stall", "recent_s", "is_shunned"),
+    [
+        (step_cost.STALL, step_cost.RECENT_S, False),
+        (math.inf, 2.0, False),  # it is believed to be slow, but not for long
+        (math.inf, math.inf, True),  # or this test would show nothing
+    ],
+)
+def test_who_hung_for_a_second_has_its_share_again(
+    stall: float, recent_s: float, is_shunned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_cost, "STALL", stall)
+    monkeypatch.setattr(step_cost, "RECENT_S", recent_s)
+    share = share_of_steps(monkeypatch)
+    assert share < 0.1 if is_shunned else share > 0.3, share
