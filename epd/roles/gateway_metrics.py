@@ -30,7 +30,7 @@ SILENT = "peers that do not answer this instance; its links to them are opened a
 QUEUES = {"waiting": "requests that wait for the batch", "running": "requests in the batch"}
 KV_USAGE = "share of the KV blocks that requests hold, 0 to 1"
 LOAD = "predicted work that waits for a stage; of decode, the time of a step"
-COST = "measured of late by the instance; placement counts with it; 0: not yet"
+COST = "as the instance measured it last; placement counts with it; 0: not yet"
 IN_USE = "memory and work in use by kind; zero when idle"
 
 

@@ -160,7 +160,8 @@ class PlannedLanguage(AlikeRanks):
         *,
         by_head: bool = False,
     ) -> None:
-        await self._device.launch([Piece(COPY_HOST_S, 0.0)], Weight.BRIEF)
+        """Likewise."""
+        await asyncio.sleep(COPY_HOST_S)
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
