@@ -23,6 +23,7 @@ slow for a while gets something to do again, and is measured by it.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 MEMORY = 0.1  # weight of the newest measurement
@@ -36,7 +37,7 @@ MIN_PROMPT_TOKENS = 16
 NOTHING_SEEN = (0.0,) * 5
 
 
-class Measured:
+class Measured(ABC):
     """Sums over what was seen of late: counts, and the seconds that they took."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -60,8 +61,9 @@ class Measured:
         """Nothing was measured of late."""
         return self._now_s() - self._seen_at_s > RECENT_S
 
+    @abstractmethod
     def expected_s(self, count: int) -> float:
-        raise NotImplementedError
+        """What so many would take."""
 
 
 class Rate(Measured):

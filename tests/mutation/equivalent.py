@@ -52,6 +52,13 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "epd/scheduling/step_cost.py": {
         ": 1 in 1 << 60 -> 2": "either is beyond every budget",
+        "Measured.observe: num_seen > MIN_SEEN -> num_seen >= MIN_SEEN": (
+            "a sum of powers of KEPT is no whole number"
+        ),
+        "StepCost.__init__: 0 -> 1": "prompts have more at least",
+        "Measured.observe: zip(self._sums, seen, strict=True) -> zip(self._sums, seen)": (
+            "there are five of either"
+        ),
         "Measured.observe: True in strict=True -> False": "there are five of either",
         "Line.fitted: spread > n * n * MIN_VARIANCE -> spread >= n * n * MIN_VARIANCE": (
             "a bound that is hit by chance"
