@@ -144,7 +144,7 @@ class StageCosts(Record):
     sequence_s: float = 0.0  # and what each sequence adds to it
     nbyte_s: float = 0.0  # of rows to another instance
     quantum_s: float = 0.0  # that images and prompts may hold decodes up for; 0: any time
-    old: tuple[str, ...] = ()  # of these, by name: what it did not measure of late
+    unsure: tuple[str, ...] = ()  # of these, by name: measured a few times only, or long ago
 
 
 class Load(Record):

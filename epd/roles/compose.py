@@ -247,7 +247,7 @@ class Instance:
             sequence_s=sequence_s,
             nbyte_s=rows.unit_s,
             quantum_s=self.config.engine.max_quantum_ms / 1e3,
-            old=tuple(name for name, one in measured.items() if one.is_old),
+            unsure=tuple(name for name, one in measured.items() if not one.is_sure),
         )
 
     async def drain(self) -> bool:

@@ -27,9 +27,9 @@ when something more would be done (`_Forecast.done_s`).
 
 No herd: each choice changes the backlog that the next one sees, at once, whatever heartbeats say.
 Equal devices do not measure quite the same: they differ by chance, and by what they had to do.
-So all count as the fastest, but for those that are slower than that by more than `ALIKE`, and have
-measured it of late: who was slow once is asked again.  What nobody has measured yet costs what is
-usual (`USUAL`): only ratios count then.  With nothing to choose from nothing is computed.
+So all count as the fastest, but for those that are surely slower than that by more than `ALIKE`:
+who was slow long ago is asked again.  What nobody has measured yet costs what is usual (`USUAL`):
+only ratios count then.  With nothing to choose from nothing is computed.
 
 `epd sim plan --set placement=fixed` compares it with counting.
 """
@@ -243,6 +243,6 @@ def _usual(told: Iterable[StageCosts]) -> dict[str, float]:
 
 def _completed(costs: StageCosts, usual: dict[str, float]) -> StageCosts:
     """Its own where it is another kind of device."""
-    fresh = (name for name in COSTS if name not in costs.old)
-    own = {name: value for name in fresh if (value := getattr(costs, name)) > ALIKE * usual[name]}
+    sure = (name for name in COSTS if name not in costs.unsure)
+    own = {name: value for name in sure if (value := getattr(costs, name)) > ALIKE * usual[name]}
     return StageCosts(**{**usual, **own})

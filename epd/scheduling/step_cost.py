@@ -16,8 +16,9 @@ end by steps of a size that it likes, decodes included.
 A step that takes far longer than others was held up, by the host or the driver: that says nothing
 of the next one.  It counts as no more than STALL times what was expected; else one second lost
 would make an instance look so slow that nothing is placed there, and what is not used is not
-measured again.  For the same reason a measurement grows old, and a new one replaces it: who was
-slow for a while gets something to do again, and is measured by it.
+measured again.  For the same reason nothing is sure of what was measured a few times only, as first
+ones are often held up, or long ago, when the next one replaces it (`is_sure`): who was slow for a
+while gets something to do again, and is measured by it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MEMORY = 0.1  # weight of the newest measurement
 MIN_VARIANCE = 0.25  # of a count, below which nothing follows from it
 KEPT = 0.99  # of what was measured before, each time
 STALL = 5.0  # times as long as expected
-MIN_SEEN = 10.0  # measurements, before which nothing is expected
+MIN_SEEN = 10.0  # measurements, before which nothing is sure
 RECENT_S = 30.0  # a measurement is, for so long
 UNBOUNDED = 1 << 60
 MIN_PROMPT_TOKENS = 16
@@ -46,20 +47,26 @@ class Measured(ABC):
         self._sums: tuple[float, ...] = NOTHING_SEEN  # of 1, x, y, x * x, x * y
 
     def observe(self, count: int, elapsed_s: float) -> None:
-        if self.is_old:
+        if self._is_old():
             self._sums = NOTHING_SEEN
         num_seen, _, total_s, _, _ = self._sums
-        if num_seen > MIN_SEEN:
-            usual_s = max(self.expected_s(count), total_s / num_seen)
-            elapsed_s = min(elapsed_s, STALL * usual_s)
+        if num_seen:
+            usual_s = (self.expected_s(count), total_s / num_seen)
+            if num_seen > MIN_SEEN:
+                elapsed_s = min(elapsed_s, STALL * max(usual_s))
+            elif 0.0 < STALL * elapsed_s < min(usual_s):
+                self._sums = NOTHING_SEEN  # they were held up: something was loaded, or compiled
         seen = (1.0, count, elapsed_s, count * count, count * elapsed_s)
         self._sums = tuple(KEPT * a + b for a, b in zip(self._sums, seen, strict=True))
         self._seen_at_s = self._now_s()
 
-    @property
-    def is_old(self) -> bool:
-        """Nothing was measured of late."""
+    def _is_old(self) -> bool:
         return self._now_s() - self._seen_at_s > RECENT_S
+
+    @property
+    def is_sure(self) -> bool:
+        """It was measured of late, and often."""
+        return self._sums[0] > MIN_SEEN and not self._is_old()
 
     @abstractmethod
     def expected_s(self, count: int) -> float:

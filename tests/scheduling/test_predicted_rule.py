@@ -167,13 +167,13 @@ def test_a_prefix_is_worth_what_it_saves() -> None:
 def test_what_is_not_measured_costs_as_elsewhere() -> None:
     """Someone new is neither free nor dear, nor is who was slow long ago."""
     waits = Backlog(num_tokens=1000, num_ready=1000)
-    slow = msgspec.structs.replace(GPU, token_s=1.0, old=("token_s",))
+    slow = msgspec.structs.replace(GPU, token_s=1.0, unsure=("token_s",))
     for costs in (UNMEASURED, slow):
         pool = [instance("p0", waits), instance("p1", costs=costs), instance("d0")]
         assert chosen(pool, pictures(0))[1] == "p1"
         pool = [instance("p0"), instance("p1", waits, costs), instance("d0")]
         assert chosen(pool, pictures(0))[1] == "p0"
-    pool = [instance("p0", waits), instance("p1", costs=msgspec.structs.replace(slow, old=()))]
+    pool = [instance("p0", waits), instance("p1", costs=msgspec.structs.replace(slow, unsure=()))]
     assert chosen([*pool, instance("d0")], pictures(0))[1] == "p0"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epd.scheduling.predicted_rule import ALIKE
-from epd.scheduling.step_cost import MIN_SEEN, RECENT_S, Line, Measured, Rate
+from epd.scheduling.step_cost import MIN_SEEN, RECENT_S, STALL, Line, Measured, Rate
 
 seconds = st.floats(1e-5, 0.1)
 counts = st.lists(st.integers(1, 256), min_size=20, max_size=200).filter(
@@ -71,6 +71,23 @@ def test_who_was_held_up_once_counts_as_fast_as_before(
     assert each_s <= measured.expected_s(count) < ALIKE * each_s
 
 
+@given(
+    make=kinds, each_s=seconds, num_held_up=st.integers(1, 3), count=st.integers(1, 256),
+    factor=st.floats(1.0, 1e4),
+)  # fmt: skip
+def test_who_begins_slowly_is_as_fast_as_others_when_it_is_sure(
+    make: Make, each_s: float, num_held_up: int, count: int, factor: float
+) -> None:
+    """The first ones load what is not loaded yet, after a pause they wake a device."""
+    measured = make(at_once)
+    for _ in range(num_held_up):
+        measured.observe(count, factor * each_s)
+    while not measured.is_sure:
+        measured.observe(count, each_s)
+    slowest = 1.0 + num_held_up * (STALL - 1.0) / MIN_SEEN
+    assert 0.999 * each_s <= measured.expected_s(count) <= slowest * each_s
+
+
 def test_few_may_take_as_long_as_many() -> None:
     """A step has its least time: with one token of a prompt it is not held up."""
     rate = Rate(at_once)
@@ -97,14 +114,17 @@ def test_what_is_old_gives_way_to_what_is_new(
 ) -> None:
     now = [0.0]
     measured = make(lambda: now[0])
-    assert measured.is_old, "nothing was measured"
+    assert not measured.is_sure, "nothing was measured"
     for _ in range(50):
         measured.observe(count, was_s)
     now[0] += RECENT_S
-    assert not measured.is_old
+    assert measured.is_sure
     now[0] += 0.1
-    assert measured.is_old
+    assert not measured.is_sure
     assert measured.expected_s(count) == pytest.approx(was_s), "it is all that is known"
     measured.observe(count, is_s)
-    assert not measured.is_old
     assert measured.expected_s(count) == pytest.approx(is_s)
+    for _ in range(int(MIN_SEEN)):
+        assert not measured.is_sure, "a few say little"
+        measured.observe(count, is_s)
+    assert measured.is_sure
