@@ -37,7 +37,7 @@ from epd.engine.models.registry import adapter_for
 from epd.engine.row_splice import RowSplicer
 from epd.engine.sampler import Draft
 from epd.engine.sharding import WHOLE, Shard
-from epd.engine.streams import DOWNLOAD, KV_IN, KV_OUT, DeviceStreams
+from epd.engine.streams import DeviceStreams
 from epd.engine.tensor_parallel import TensorParallel
 from epd.engine.vision import TorchVisionEngine
 from epd.messages import KvLayout, SamplingParams
@@ -71,14 +71,7 @@ def build_executor(engine_config: EngineConfig, num_ranks: int = 1) -> DeviceExe
     index = torch.device(device).index or 0
     torch.cuda.set_device(index)
     streams = DeviceStreams(torch.device("cuda", index))
-    bridge = CudaEventBridge(
-        lanes={
-            DOWNLOAD: streams.download_stream,
-            KV_OUT: streams.kv_out_stream,
-            KV_IN: streams.kv_in_stream,
-        },
-        works=streams.works,
-    )
+    bridge = CudaEventBridge(lanes=streams.lanes, works=streams.works)
     return DeviceExecutor(
         device,
         num_pool_threads=threads,

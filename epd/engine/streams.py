@@ -50,6 +50,15 @@ class DeviceStreams:
         self.arena = Arena(0)  # of what comes down; torch's own allocator where it is full
         self.rows = Arena(0, device)  # of what stays up
 
+    @property
+    def lanes(self) -> dict[str, torch.cuda.Stream]:
+        """By the name that a `Deferred` has of where it is over."""
+        return {
+            DOWNLOAD: self.download_stream,
+            KV_OUT: self.kv_out_stream,
+            KV_IN: self.kv_in_stream,
+        }
+
     def works(self) -> bool:
         """Whether the device still takes work: after a sticky error even a question fails."""
         try:

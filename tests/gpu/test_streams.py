@@ -17,7 +17,7 @@ from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
 from epd.engine.pinned import register
-from epd.engine.streams import DOWNLOAD, KV_IN, KV_OUT, DeviceStreams
+from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.messages import KvLayout
 
 DELAY_CYCLES = 200_000_000  # about a tenth of a second
@@ -35,12 +35,7 @@ class Device:
     def __init__(self) -> None:
         device = torch.device("cuda")
         self.streams = DeviceStreams(device)
-        lanes = {
-            DOWNLOAD: self.streams.download_stream,
-            KV_OUT: self.streams.kv_out_stream,
-            KV_IN: self.streams.kv_in_stream,
-        }
-        bridge = CudaEventBridge(lanes=lanes)
+        bridge = CudaEventBridge(lanes=self.streams.lanes)
         self.executor = DeviceExecutor(completion=bridge, streams=self.streams)
         self.pool = KvPool(LAYOUT, 8, torch.float32, "cuda")
         self.hop = KvHop(self.pool, self.streams)

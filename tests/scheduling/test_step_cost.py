@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.scheduling.predicted_rule import ALIKE
@@ -23,7 +23,14 @@ def at_once() -> float:
     return 0.0
 
 
-@settings(max_examples=30)
+def after(make: Make, count: int, took_s: Iterable[float]) -> Measured:
+    """So many each time."""
+    measured = make(at_once)
+    for elapsed_s in took_s:
+        measured.observe(count, elapsed_s)
+    return measured
+
+
 @given(at_zero_s=seconds, each_s=seconds, seen=counts)
 def test_a_line_is_found_and_found_anew(at_zero_s: float, each_s: float, seen: list[int]) -> None:
     line = Line(at_once)
@@ -36,7 +43,7 @@ def test_a_line_is_found_and_found_anew(at_zero_s: float, each_s: float, seen: l
     assert line.fitted() == pytest.approx((2 * at_zero_s, 3 * each_s), rel=1e-3, abs=1e-6)
 
 
-@given(count=st.integers(1, 256), took_s=st.lists(seconds, min_size=2, max_size=int(MIN_SEEN)))
+@given(count=st.integers(1, 256), took_s=st.lists(seconds, min_size=2, max_size=20))
 def test_of_one_count_nothing_follows_for_others(count: int, took_s: list[float]) -> None:
     line = Line(at_once)
     for elapsed_s in took_s:
@@ -47,7 +54,7 @@ def test_of_one_count_nothing_follows_for_others(count: int, took_s: list[float]
     assert Line(at_once).fitted() == (0.0, 0.0)
 
 
-@given(unit_s=seconds, seen=st.lists(st.integers(1, 4096), min_size=1, max_size=int(MIN_SEEN)))
+@given(unit_s=seconds, seen=st.lists(st.integers(1, 4096), min_size=1, max_size=100))
 def test_a_rate_weighs_steps_by_what_they_did(unit_s: float, seen: list[int]) -> None:
     rate = Rate(at_once)
     assert rate.unit_s == 0.0
@@ -64,10 +71,7 @@ def test_who_was_held_up_once_counts_as_fast_as_before(
     make: Make, each_s: float, num_seen: int, count: int, held_up_s: float
 ) -> None:
     """A driver stood still for a second, and for minutes nothing was placed there."""
-    measured = make(at_once)
-    for _ in range(num_seen):
-        measured.observe(count, each_s)
-    measured.observe(count, each_s + held_up_s)
+    measured = after(make, count, [each_s] * num_seen + [each_s + held_up_s])
     assert each_s <= measured.expected_s(count) < ALIKE * each_s
 
 
@@ -79,9 +83,7 @@ def test_who_begins_slowly_is_as_fast_as_others_when_it_is_sure(
     make: Make, each_s: float, num_held_up: int, count: int, factor: float
 ) -> None:
     """The first ones load what is not loaded yet, after a pause they wake a device."""
-    measured = make(at_once)
-    for _ in range(num_held_up):
-        measured.observe(count, factor * each_s)
+    measured = after(make, count, [factor * each_s] * num_held_up)
     while not measured.is_sure:
         measured.observe(count, each_s)
     slowest = 1.0 + num_held_up * (STALL - 1.0) / MIN_SEEN
@@ -102,9 +104,7 @@ def test_few_may_take_as_long_as_many() -> None:
 def test_who_is_slower_from_now_on_is_believed(
     make: Make, each_s: float, count: int, factor: float
 ) -> None:
-    measured = make(at_once)
-    for elapsed_s in [each_s] * 200 + [factor * each_s] * 800:
-        measured.observe(count, elapsed_s)
+    measured = after(make, count, [each_s] * 200 + [factor * each_s] * 800)
     assert measured.expected_s(count) == pytest.approx(factor * each_s, rel=0.01)
 
 

@@ -14,18 +14,17 @@ import pytest
 from epd.roles.affinity import Affinity
 from epd.scheduling.placement import Shares
 from epd_lab.sim.cluster import Cluster, Settings
+from epd_lab.sim.drill import NOTHING
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.golden import Image
 from epd_lab.sim.network import Conditions
 from epd_lab.sim.run import Plan, Prepare, Result, run
 from epd_lab.sim.sampler import FIRST_WORD
-from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Ask
 
 NUM = 8
 ROOMY = replace(Settings(), num_blocks=1024)
-NOTHING = Excuse(frozenset(), refusals=False)
 
 
 def words(length: int, first: int) -> tuple[int, ...]:

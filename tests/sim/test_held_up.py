@@ -15,19 +15,14 @@ from dataclasses import replace
 import pytest
 
 from epd.scheduling import step_cost
-from epd_lab.sim.cluster import Settings
-from epd_lab.sim.device import Costs, SimDevice
+from epd_lab.sim.device import SimDevice
 from epd_lab.sim.faults import Fault
-from epd_lab.sim.network import Conditions
-from epd_lab.sim.run import Plan, run
-from epd_lab.sim.sampler import FIRST_WORD
-from epd_lab.sim.swarm import Excuse
-from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Ask
+from tests.sim.test_isolation import EXACT, ROOMY, play, text
 
 PER_S = 20
 HUNG_AT_S, HUNG_FOR_S, AFTER_S, UNTIL_S = 2.0, 1.3, 6.0, 12.0
-SETTINGS = replace(Settings(), num_blocks=4096, costs=Costs(jitter=0.0, step_base_s=0.004))
+SETTINGS = replace(ROOMY, costs=replace(EXACT, step_base_s=0.004))
 
 
 def asks() -> list[Ask]:
@@ -37,7 +32,7 @@ def asks() -> list[Ask]:
         Ask(
             n,
             1.0 + n / PER_S,
-            tuple(FIRST_WORD + (n * 31 + i) % 900 for i in range(20)),
+            text(20, n),
             max_tokens=80,
             stops_at_eos=False,
         )
@@ -56,12 +51,8 @@ def share_of_steps(monkeypatch: pytest.MonkeyPatch) -> float:
         return launch(self, *args, call=call)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SimDevice, "run", counted)
-    steady = Conditions(slow_share=0.0)
     hangs = Fault("hang", "epd1", at_s=HUNG_AT_S, duration_s=HUNG_FOR_S)
-    nothing = Excuse(frozenset(), refusals=False)
-    plan = Plan(1, "2epd", tuple(asks()), (hangs,), steady, DataConditions(), SETTINGS, nothing)
-    result = run(plan)
-    assert not result.violations, result.violations[:3]
+    play("2epd", asks(), SETTINGS, (hangs,))
     assert sum(seen.values()) > 1000
     return seen["epd1"] / sum(seen.values())
 

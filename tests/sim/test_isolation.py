@@ -18,26 +18,28 @@ from epd.roles import requests
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.device import Costs
+from epd_lab.sim.drill import NOTHING
+from epd_lab.sim.faults import Fault
 from epd_lab.sim.golden import Image
 from epd_lab.sim.network import Conditions
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.sampler import FIRST_WORD
-from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Ask
 
 EXACT = Costs(jitter=0.0)
 ROOMY = replace(Settings(), num_blocks=4096, costs=EXACT)
-NOTHING = Excuse(frozenset(), refusals=False)
 
 
 def text(length: int, first: int) -> tuple[int, ...]:
     return tuple(FIRST_WORD + (first * 31 + n) % 900 for n in range(length))
 
 
-def play(topology: str, asks: list[Ask], settings: Settings) -> list[Record]:
+def play(
+    topology: str, asks: list[Ask], settings: Settings, faults: tuple[Fault, ...] = ()
+) -> list[Record]:
     steady = Conditions(slow_share=0.0)  # or the slowest messages are what a percentile shows
-    plan = Plan(1, topology, tuple(asks), (), steady, DataConditions(), settings, NOTHING)
+    plan = Plan(1, topology, tuple(asks), faults, steady, DataConditions(), settings, NOTHING)
     result = run(plan)
     assert not result.violations, result.violations[:3]
     return result.records
