@@ -111,12 +111,16 @@ class FusedDecoder:
         norm_of = self._family.fused_norm
         mixer_of = _mixer_of(layer, self._family)
         assert mixer_of is not None, "the stack does not fit"
-        return _Layer(
+        fused = _Layer(
             norm_of(layer.input_layernorm),
             mixer_of(layer, self._kernels, norm_of),
             norm_of(layer.post_attention_layernorm),
             *self._fuse_mlp(layer.mlp),
         )
+        # What the weights were made of, before those of the next layer are put into its place and
+        # so keep the rest of it: the KV pool is made of whole pieces of the device.
+        torch.cuda.empty_cache()
+        return fused
 
     def _fuse_mlp(self, mlp: Foreign) -> tuple[Mlp, bool]:
         """And whether it takes rows of eight bits."""

@@ -31,7 +31,7 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.loading import DTYPES, load_stage
 from epd.engine.logit_rules import SampleRequest
-from epd.engine.memory_plan import Mirrored, kv_plan, log_table
+from epd.engine.memory_plan import Mirrored, held_nbytes, kv_plan, log_table
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
 from epd.engine.row_splice import RowSplicer
@@ -130,6 +130,7 @@ def build_language(
     mirrored: Callable[[int], Mirrored] = lambda row_nbytes: Mirrored(),
     progress: Progress = no_progress,
     shard: Shard = WHOLE,
+    vision: TorchVisionEngine | None = None,
 ) -> TorchLanguageEngine:
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
 
@@ -137,8 +138,9 @@ def build_language(
 
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
     way from a GPU to another instance, reserved here.  `mirrored`: what the data plane will take of
-    the device if a row has so many bytes.  Raises ModelError and ConfigError, also when `kv_nbytes`
-    is less than one block.
+    the device if a row has so many bytes.  `vision`: of the same process, whose largest batch needs
+    memory beside the KV pool.  Raises ModelError and ConfigError, also when `kv_nbytes` is less
+    than one block.
     """
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
@@ -162,8 +164,9 @@ def build_language(
     on_gpu = executor.streams is not None
     if on_gpu:
         _touch_largest_step(forward, engine_config, adapter.max_context)
-        vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
-        _touch_sampling(torch.zeros(max_running, vocabulary, device=device))
+        _touch_sampling(max_running, adapter.language_model(model).embed_tokens)
+        if vision is not None:
+            vision.touch()
     row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
     plan = kv_plan(engine_config, layout, mirrored(row_nbytes) if on_gpu else Mirrored())
     num_blocks = shard.least(plan.num_blocks, device)
@@ -179,16 +182,18 @@ def build_language(
         shard,
     )
     engine.warm_up()
-    if on_gpu:
+    if executor.streams is not None:
         if engine_config.cuda_graphs and isinstance(forward, FusedForward):
             most = min(engine_config.max_captured_tokens, engine_config.max_step_tokens)
             forward.capture(CudaRecorder(), max_running, most)
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        rows_nbytes = executor.streams.rows.nbytes
-        tokens = num_blocks * layout.block_size
-        step = engine_config.max_step_tokens
-        log_table(device, weights, forward.pool.nbytes, tokens, step, rows_nbytes)
+        _log_memory(engine_config, model, forward.pool, executor.streams)
     return engine
+
+
+def _log_memory(config: EngineConfig, model: Any, pool: KvPool, streams: DeviceStreams) -> None:
+    tokens, step = pool.num_blocks * pool.layout.block_size, config.max_step_tokens
+    rows_nbytes = streams.rows.nbytes
+    log_table(config.device, held_nbytes(model), pool.nbytes, tokens, step, rows_nbytes)
 
 
 def _exchange_products(layers: Any, config: EngineConfig) -> None:
@@ -301,14 +306,16 @@ def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int
     forward.pool = pool
 
 
-def _touch_sampling(logits: torch.Tensor) -> None:
+def _touch_sampling(max_running: int, vocabulary: torch.nn.Embedding) -> None:
     """Likewise for whatever may be asked of so many rows; kernels are compiled by their first
     use."""
     everything = SamplingParams(
         max_tokens=1, temperature=1.0, top_k=20, top_p=0.9, repetition_penalty=1.1,
         frequency_penalty=0.1, logit_bias=((0, 1.0),), allowed_token_ids=(0,), num_logprobs=20,
     )  # fmt: skip
+    device = vocabulary.weight.device
     with torch.inference_mode():
+        logits = torch.zeros(max_running, vocabulary.num_embeddings, device=device)
         for params in (everything, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)):
             Draft(logits, [SampleRequest(params, 0, (0,), (0,))] * len(logits))
         torch.cuda.synchronize()

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from epd.config import ConfigError
-from epd.engine.eight_bits import Scaled, scaled
+from epd.engine.eight_bits import FP8, Scaled, scaled
 from epd.engine.kernels import kernels_for
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,10 @@ class Fp8Linear(nn.Module):
     @classmethod
     def of(cls, plain: nn.Linear) -> Fp8Linear:
         bias = None if plain.bias is None else plain.bias.data
-        return cls(scaled(plain.weight.data), bias, plain.weight.dtype)
+        # Ahead of what its making leaves free: put into a piece of that, it would keep the rest.
+        values = torch.empty_like(plain.weight.data, dtype=FP8)
+        found = scaled(plain.weight.data)
+        return cls(Scaled(values.copy_(found.values), found.scales), bias, plain.weight.dtype)
 
     @classmethod
     def side_by_side(cls, layers: Sequence[Any]) -> Fp8Linear:
@@ -82,6 +85,7 @@ def quantize(layers: Iterable[Any]) -> None:
             else:
                 changed += 1
                 setattr(layer.get_submodule(parent), name, Fp8Linear.of(module))
+                torch.cuda.empty_cache()  # as where a layer is fused (`decoder`)
     logger.info("fp8: %d linear layers, and %d of odd sizes as they were", changed, left)
 
 

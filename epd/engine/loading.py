@@ -157,7 +157,7 @@ def load_stage(
     joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
     cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
     if dummy:
-        state = {n: _dummy(n, like, dtype, device, cuts.get(n)) for n, like in wanted.items()}
+        state = _dummies(wanted, cuts, dtype, device)
     else:
 
         def told(done: int, total: int) -> None:
@@ -329,19 +329,29 @@ def _nbytes(like: torch.Tensor, dtype: torch.dtype, cut: Cut | None) -> int:
     return kept.numel() * _dtype_of(like, dtype).itemsize
 
 
-def _dummy(
-    name: str, like: torch.Tensor, dtype: torch.dtype, device: str, cut: Cut | None
-) -> torch.Tensor:
+def _dummies(
+    wanted: Mapping[str, torch.Tensor], cuts: Mapping[str, Cut], dtype: torch.dtype, device: str
+) -> dict[str, torch.Tensor]:
+    """What is cut is made whole, all in one place, so that torch's allocator is left no holes."""
+    largest = max((like.numel() for n, like in wanted.items() if n in cuts), default=0)
+    place = torch.empty(largest, dtype=dtype, device=device)
+    state: dict[str, torch.Tensor] = {}
+    for name, like in wanted.items():
+        if name in cuts:
+            whole = _dummy(name, place[: like.numel()].view(like.shape))
+            state[name] = cuts[name].of(whole).clone()
+        else:
+            own = torch.empty(like.shape, dtype=_dtype_of(like, dtype), device=device)
+            state[name] = _dummy(name, own)
+    return state
+
+
+def _dummy(name: str, out: torch.Tensor) -> torch.Tensor:
     """Random weights, the same in every process: norms of one, no biases, the rest N(0, 0.02)."""
-    if cut is not None:
-        return cut.of(_dummy(name, like, dtype, device, None)).clone()
-    kind = _dtype_of(like, dtype)
-    if not like.is_floating_point() or like.ndim < 2:
-        fill = 1.0 if name.endswith("weight") else 0.0
-        return torch.full(like.shape, fill, dtype=kind, device=device)
-    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-    tensor = torch.empty(like.shape, dtype=kind, device=device)
-    return tensor.normal_(0.0, 0.02, generator=generator)
+    if not out.is_floating_point() or out.ndim < 2:
+        return out.fill_(1.0 if name.endswith("weight") else 0.0)
+    generator = torch.Generator(out.device).manual_seed(zlib.crc32(name.encode()))
+    return out.normal_(0.0, 0.02, generator=generator)
 
 
 def _some(names: Sequence[str]) -> str:

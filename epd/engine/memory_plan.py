@@ -3,11 +3,12 @@
 Theory of operation
 -------------------
 Weights are loaded, memory for an encoder's rows is reserved, and the largest step and the largest
-vision batch run once, so that torch's allocator holds what activations can ever need.  What is free
-then, within the share that this process may use, less a reserve for graphs and libraries, becomes
-the KV pool, and where KV comes from other GPUs the memory in which it arrives, which has a quarter
-of it at most.  An instance that cannot serve says so before it joins; none runs out of memory
-later.
+vision batch run once, so that torch's allocator holds what activations can ever need.  What it has
+beside that it gives back where weights are laid side by side, or the pool would go without.  What
+is free then, within the share that this process may use, less a reserve for graphs and libraries,
+becomes the KV pool, and where KV comes from other GPUs the memory in which it arrives, which has a
+quarter of it at most.  An instance that cannot serve says so before it joins; none runs out of
+memory later.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def kv_plan(config: EngineConfig, layout: KvLayout, mirrored: Mirrored) -> KvPla
         )
     num_blocks = nbytes // layout.block_nbytes
     return KvPlan(num_blocks, min(num_blocks, landing_nbytes // layout.block_nbytes))
+
+
+def held_nbytes(model: torch.nn.Module) -> int:
+    """What its parameters take; those that share memory, such as a tied head, count once."""
+    each = (parameter.untyped_storage() for parameter in model.parameters())
+    return sum({memory.data_ptr(): memory.nbytes() for memory in each}.values())
 
 
 def log_table(

@@ -60,6 +60,7 @@ class TowerGraphs:
         self._pixels = pixels.new_zeros(most, pixels.shape[1])
         self._inputs = {name: t.new_zeros(most, *t.shape[1:]) for name, t in given.items()}
         self._tiles = torch.zeros(self._room(most), 3, dtype=torch.int32, device=self._device)
+        self._rows: torch.Tensor | None = None  # of the largest run
         slices.on_cut = record.cut
         self._graphs = {
             size: record.parts(partial(self._run, size)) for size in reversed(self._sizes)
@@ -97,7 +98,11 @@ class TowerGraphs:
         self._attend.preset(bounds, self._tiles[: self._room(size)])
         inputs = {name: tensor[:size] for name, tensor in self._inputs.items()}
         inputs["cu_seqlens"] = bounds
-        return run(self._visual, self._pixels[:size], [(1, 1, size)], inputs)
+        rows = run(self._visual, self._pixels[:size], [(1, 1, size)], inputs)
+        if self._rows is None:
+            self._rows = torch.empty_like(rows)
+        # A result is kept, so no other graph may use its memory: all give theirs in one place.
+        return self._rows[: len(rows)].copy_(rows)
 
     def _room(self, size: int) -> int:
         """Tiles of so many patches, at most."""

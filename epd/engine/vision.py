@@ -71,6 +71,7 @@ class TorchVisionEngine:
         self._slices = Slices(executor, layers, max_quantum_s, is_led=shard.size > 1)
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
         self._shard = shard
+        self._largest: tuple[list[Patches], ...] = ()  # batches, set by `warm_up`
         self._tower: Tower = self._rows_of
         if shard.size > 1:
             width = self.contract.row_width
@@ -157,10 +158,17 @@ class TorchVisionEngine:
         smallest = self._image(1)
         self._run([smallest] * self._shard.size)
         if count := num_patches // smallest.num_patches:
-            self._run([smallest] * count * self._shard.size)
             largest = self._image(self._scale_of(num_patches))
+            self._largest = ([smallest] * count, [largest])
+            self.touch()
             times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
             self._slices.measured(largest.num_patches, min(times_s))
+
+    def touch(self) -> None:
+        """Take the memory of the largest batch again: torch's allocator gives it back where
+        something is captured or weights are laid side by side, and a plan would not know of it."""
+        for batch in self._largest:
+            self._run(batch * self._shard.size)
 
     def capture(self, record: PartsRecorder, max_patches: int) -> None:
         """Runs over up to so many patches, in their slices."""

@@ -130,7 +130,7 @@ def load_rank(
     if "encode" in config.roles:
         vision = _load_vision(config, executor, shard, progress)
     if "prefill" in config.roles or "decode" in config.roles:
-        engine = _load_language(config, executor, shard, progress)
+        engine = _load_language(config, executor, shard, progress, vision)
         language = SharedRows(engine, executor, shard, DTYPES[config.engine.dtype])
     return LoadedRank(vision, language)
 
@@ -157,7 +157,11 @@ def _load_vision(
 
 
 def _load_language(
-    config: InstanceConfig, executor: DeviceExecutor, shard: Shard, progress: Progress
+    config: InstanceConfig,
+    executor: DeviceExecutor,
+    shard: Shard,
+    progress: Progress,
+    vision: TorchVisionEngine | None,
 ) -> TorchLanguageEngine:
     from epd.engine.factory import build_language
 
@@ -171,6 +175,7 @@ def _load_language(
         mirrored=partial(mirrored, config),
         progress=progress,
         shard=shard,
+        vision=vision,
     )
 
 

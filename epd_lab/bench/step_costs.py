@@ -96,7 +96,9 @@ def _meter(settings: Settings) -> Meter:
         directory, settings.engine, executor, max_batch_patches=encode.max_batch_patches
     )
     vision.reserve(encode.cache_device_nbytes, encode.cache_host_nbytes)
-    language = build_language(directory, settings.engine, executor, settings.decode.max_running)
+    language = build_language(
+        directory, settings.engine, executor, settings.decode.max_running, vision=vision
+    )
     if language.kv_in_place:
         nbytes = language.num_blocks * language.kv_layout.block_nbytes
         language.attach_kv(memoryview(bytearray(nbytes)))

@@ -111,6 +111,7 @@ async def test_rows_are_the_towers_own(
     expected = [await rows_of(serving, sizes) for sizes in BATCHES]
     visual = captured(family)
     assert list(visual.graphs._sizes) == [STEP, 2 * STEP, 3 * STEP]
+    assert len({rows.data_ptr() for _, rows in visual.graphs._graphs.values()}) == 1
     forward = visual.forward
     runs: list[int] = []
 
