@@ -29,7 +29,7 @@ from epd.engine.image_pixels import MAX_PIXELS
 from epd.engine.kernels import kernels_for
 from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
-from epd.engine.loading import DTYPES, load_stage
+from epd.engine.loading import DTYPES, Takers, load_stage
 from epd.engine.logit_rules import SampleRequest
 from epd.engine.memory_plan import Mirrored, held_nbytes, kv_plan, log_table
 from epd.engine.models.base import ModelAdapter
@@ -155,7 +155,7 @@ def build_language(
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout, Mirrored())  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
-    _exchange_products(adapter.language_model(model).layers, engine_config)
+    few_rows.exchange(adapter.language_model(model).layers)
     experts.adopt(adapter.language_model(model).layers, adapter.routing)  # type: ignore[arg-type]
     TensorParallel(adapter, model, shard).join()
     adapter.adopt_language(model)
@@ -194,12 +194,6 @@ def _log_memory(config: EngineConfig, model: Any, pool: KvPool, streams: DeviceS
     tokens, step = pool.num_blocks * pool.layout.block_size, config.max_step_tokens
     rows_nbytes = streams.rows.nbytes
     log_table(config.device, held_nbytes(model), pool.nbytes, tokens, step, rows_nbytes)
-
-
-def _exchange_products(layers: Any, config: EngineConfig) -> None:
-    if config.quantization:
-        fp8.quantize(layers)
-    few_rows.exchange(layers)
 
 
 def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
@@ -246,8 +240,15 @@ def _load(
     progress: Progress,
     shard: Shard = WHOLE,
 ) -> Any:
-    if config.quantization:
+    in_eight_bits = stage == "language" and bool(config.quantization)
+    if in_eight_bits:
         fp8.check(config.device, dtype)
+
+    def exchange(model: torch.nn.Module) -> Takers:
+        if not in_eight_bits:
+            return {}
+        return fp8.exchange(model, adapter.language_model(model).layers, dtype)
+
     return load_stage(
         adapter,
         stage,
@@ -257,6 +258,7 @@ def _load(
         allow_unused=config.allow_unused_tensors,
         progress=progress,
         shard=shard,
+        exchange=exchange,
     )
 
 

@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-Weights become e4m3 when they are loaded, with a scale for each output channel; what comes into a
-layer becomes e4m3 as it comes, with a scale for each row, so no row depends on its neighbours.
+Weights become e4m3 as they are read, one after the other, with a scale for each output channel, so
+that a device need not hold them in more bits.  What comes into a layer becomes e4m3 as it comes,
+with a scale for each row, so no row depends on its neighbours.
 Sums are fp32 and are multiplied by both scales.  The decoder's layers are changed; embeddings,
 head, norms, attention, the experts that a router chooses among and what writes into states or
 forgets stay as they are, and so does a tower: what its products would gain goes into making eight
@@ -16,7 +17,7 @@ On CUDA the kernels are `triton_fp8` and torch's scaled product; elsewhere the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,18 +39,26 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, weight: Scaled, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.values, requires_grad=False)
-        self.scales = nn.Parameter(weight.scales, requires_grad=False)
+        self._hold(weight)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.dtype = dtype
 
     @classmethod
-    def of(cls, plain: nn.Linear) -> Fp8Linear:
+    def on_meta(cls, plain: nn.Linear, dtype: torch.dtype) -> Fp8Linear:
+        """Of this one's shape, for rows of `dtype`; `take` gives it its weight."""
         bias = None if plain.bias is None else plain.bias.data
+        return cls(scaled(plain.weight.data.to("meta")), bias, dtype)
+
+    def take(self, weight: torch.Tensor) -> None:
+        """`[out, in]` in more bits, which it does not keep."""
         # Ahead of what its making leaves free: put into a piece of that, it would keep the rest.
-        values = torch.empty_like(plain.weight.data, dtype=FP8)
-        found = scaled(plain.weight.data)
-        return cls(Scaled(values.copy_(found.values), found.scales), bias, plain.weight.dtype)
+        values = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+        found = scaled(weight)
+        self._hold(Scaled(values.copy_(found.values), found.scales))
+
+    def _hold(self, weight: Scaled) -> None:
+        self.weight = nn.Parameter(weight.values, requires_grad=False)
+        self.scales = nn.Parameter(weight.scales, requires_grad=False)
 
     @classmethod
     def side_by_side(cls, layers: Sequence[Any]) -> Fp8Linear:
@@ -72,21 +81,26 @@ class Fp8Linear(nn.Module):
         return self.forward(rows).view(*x.shape[:-1], -1)
 
 
-def quantize(layers: Iterable[Any]) -> None:
-    """Exchange the linear modules of loaded layers, but for odd sizes."""
-    changed = left = 0
-    for layer in layers:
-        for path, module in list(layer.named_modules()):
-            parent, _, name = path.rpartition(".")
-            if not isinstance(module, nn.Linear) or name not in LAYERS:
-                continue
-            if module.in_features % MULTIPLE or module.out_features % MULTIPLE:
-                left += 1
-            else:
-                changed += 1
-                setattr(layer.get_submodule(parent), name, Fp8Linear.of(module))
-                torch.cuda.empty_cache()  # as where a layer is fused (`decoder`)
-    logger.info("fp8: %d linear layers, and %d of odd sizes as they were", changed, left)
+def exchange(
+    model: nn.Module, layers: nn.Module, dtype: torch.dtype
+) -> dict[str, Callable[[torch.Tensor], None]]:
+    """The linear modules of these layers of a model on meta, but for odd sizes; by the name of a
+    weight, who takes it."""
+    (prefix,) = (path for path, module in model.named_modules() if module is layers)
+    takers: dict[str, Callable[[torch.Tensor], None]] = {}
+    left = 0
+    for path, module in list(layers.named_modules()):
+        parent, _, name = path.rpartition(".")
+        if not isinstance(module, nn.Linear) or name not in LAYERS:
+            continue
+        if module.in_features % MULTIPLE or module.out_features % MULTIPLE:
+            left += 1
+        else:
+            eight = Fp8Linear.on_meta(module, dtype)
+            setattr(layers.get_submodule(parent), name, eight)
+            takers[f"{prefix}.{path}.weight"] = eight.take
+    logger.info("fp8: %d linear layers, and %d of odd sizes as they were", len(takers), left)
+    return takers
 
 
 def check(device: str, dtype: torch.dtype) -> None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
 
 logger = logging.getLogger(__name__)
+Takers = dict[str, Callable[[torch.Tensor], None]]
+"""By a parameter's name, who takes its tensor as soon as it is there, and does not keep it."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _patching = threading.Lock()
 _register = nn.Module.register_parameter
@@ -144,20 +146,22 @@ def load_stage(
     allow_unused: bool = False,
     progress: Progress = no_progress,
     shard: Shard = WHOLE,
+    exchange: Callable[[nn.Module], Takers] = lambda model: {},
 ) -> nn.Module:
     """The model with the weights of one stage, in eval mode; what belongs to the other is None.
 
     `load_format` "dummy" makes weights on the device instead of reading them.  `shard`: a rank
-    reads only what it keeps.  Raises what `plan_stage` raises, and ModelError where a file cannot
-    be read.
+    reads only what it keeps.  `exchange`: of modules on meta, before anything is read.  Raises what
+    `plan_stage` raises, and ModelError where a file cannot be read.
     """
     dummy = load_format == "dummy"
     plan = plan_stage(adapter, stage, dummy=dummy, allow_unused=allow_unused, shard=shard)
     model, wanted = plan.model, plan.wanted
     joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
     cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
+    takers = exchange(model)
     if dummy:
-        state = _dummies(wanted, cuts, dtype, device)
+        state = _dummies(wanted, cuts, takers, dtype, device)
     else:
 
         def told(done: int, total: int) -> None:
@@ -165,7 +169,7 @@ def load_stage(
 
         stored = {piece.stored for name in wanted for piece in plan.sources[name]}
         stored_weights.log_cost(adapter.checkpoint, sorted(stored), dtype)
-        state = _read(adapter, plan.sources, wanted, cuts, dtype, device, told)
+        state = _read(adapter, plan.sources, wanted, cuts, takers, dtype, device, told)
     for name, source in plan.tied.items():
         # Where both are stored the weights decide, as in transformers: some heads were trained on.
         if name not in state or torch.equal(state[name], state[source]):
@@ -248,6 +252,7 @@ def _read(
     sources: Sources,
     wanted: Mapping[str, torch.Tensor],
     cuts: Mapping[str, Cut],
+    takers: Takers,
     dtype: torch.dtype,
     device: str,
     progress: Callable[[int, int], None],
@@ -275,6 +280,9 @@ def _read(
                     place.copy_(_stored(reader, adapter, name, piece, like, cut, dtype, device))
                     done += place.nbytes
                     progress(done, total)
+                    if name in takers:
+                        del place
+                        _give(state.pop(name), takers[name])
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
             raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
     return state
@@ -329,17 +337,33 @@ def _nbytes(like: torch.Tensor, dtype: torch.dtype, cut: Cut | None) -> int:
     return kept.numel() * _dtype_of(like, dtype).itemsize
 
 
+def _give(tensor: torch.Tensor, taker: Callable[[torch.Tensor], None]) -> None:
+    taker(tensor)
+    del tensor
+    torch.cuda.empty_cache()  # or what comes next would be put into pieces of it
+
+
 def _dummies(
-    wanted: Mapping[str, torch.Tensor], cuts: Mapping[str, Cut], dtype: torch.dtype, device: str
+    wanted: Mapping[str, torch.Tensor],
+    cuts: Mapping[str, Cut],
+    takers: Takers,
+    dtype: torch.dtype,
+    device: str,
 ) -> dict[str, torch.Tensor]:
-    """What is cut is made whole, all in one place, so that torch's allocator is left no holes."""
-    largest = max((like.numel() for n, like in wanted.items() if n in cuts), default=0)
+    """What is not kept as it is made, is made in one place, so that torch's allocator is left no
+    holes."""
+    passing = cuts.keys() | takers.keys()
+    largest = max((like.numel() for n, like in wanted.items() if n in passing), default=0)
     place = torch.empty(largest, dtype=dtype, device=device)
     state: dict[str, torch.Tensor] = {}
     for name, like in wanted.items():
-        if name in cuts:
+        if name in passing:
             whole = _dummy(name, place[: like.numel()].view(like.shape))
-            state[name] = cuts[name].of(whole).clone()
+            kept = cuts[name].of(whole) if name in cuts else whole
+            if name in takers:
+                _give(kept, takers[name])
+            else:
+                state[name] = kept.clone()
         else:
             own = torch.empty(like.shape, dtype=_dtype_of(like, dtype), device=device)
             state[name] = _dummy(name, own)

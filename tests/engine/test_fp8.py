@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from torch import nn
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine import fp8
+from epd.engine.checkpoint import read_checkpoint
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.fp8 import Fp8Linear
 from epd.engine.kernels import torch_ops
 from epd.engine.kv_pool import SCALE_NBYTES
+from epd.engine.loading import load_stage
+from epd.engine.models.registry import adapter_for
+from epd.engine.sharding import WHOLE, Collectives, Shard
 from tests.engine.driver import Driver
 from tests.engine.test_decoder import fuse
 from tests.engine.test_equality import NEW_TOKENS, cases
@@ -23,6 +28,12 @@ from tests.engine.tiny_models import VISION_FAMILIES
 
 CONFIG = EngineConfig(threads=1, kv_nbytes=16 << 20, quantization="fp8")
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava_onevision", "qwen3_vl_moe", "embedded")
+
+
+def eight_bits_of(plain: nn.Linear) -> Fp8Linear:
+    layer = Fp8Linear.on_meta(plain, plain.weight.dtype)
+    layer.take(plain.weight.data)
+    return layer
 
 
 def test_rows_keep_their_largest_and_round_the_rest() -> None:
@@ -54,7 +65,7 @@ def test_what_is_not_finite_stays_so() -> None:
 def test_a_layer_is_close_to_the_plain_one(bias: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Linear(256, 96, bias=bias).requires_grad_(False)
-    changed = Fp8Linear.of(plain)
+    changed = eight_bits_of(plain)
     x = torch.randn(2, 7, 256)
     expected = plain(x)
     assert float((changed(x) - expected).norm() / expected.norm()) < 0.05
@@ -68,7 +79,7 @@ def test_a_layer_is_close_to_the_plain_one(bias: bool) -> None:
 
 def test_side_by_side_is_the_same_and_held_once() -> None:
     torch.manual_seed(1)
-    layers = [Fp8Linear.of(nn.Linear(64, size).requires_grad_(False)) for size in (32, 16, 16)]
+    layers = [eight_bits_of(nn.Linear(64, size).requires_grad_(False)) for size in (32, 16, 16)]
     x = torch.randn(3, 64)
     expected = torch.cat([layer(x) for layer in layers], dim=-1)
     joined = Fp8Linear.side_by_side(layers)
@@ -79,9 +90,50 @@ def test_side_by_side_is_the_same_and_held_once() -> None:
 def test_odd_sizes_and_strangers_stay() -> None:
     layer = nn.ModuleDict({"q_proj": nn.Linear(64, 40), "o_proj": nn.Linear(32, 64)})
     layer["gate"] = nn.Linear(64, 64)
-    fp8.quantize([layer])
+    model = nn.ModuleDict({"stack": nn.ModuleDict({"layers": nn.ModuleList([layer])})})
+    takers = fp8.exchange(model, model["stack"]["layers"], torch.float32)
     assert isinstance(layer["q_proj"], nn.Linear) and isinstance(layer["gate"], nn.Linear)
-    assert isinstance(layer["o_proj"], Fp8Linear)
+    assert takers == {"stack.layers.0.o_proj.weight": layer["o_proj"].take}
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("shard", [WHOLE, Shard(1, 2, Collectives())], ids=["whole", "half"])
+def test_weights_are_converted_one_by_one(
+    load_format: str,
+    shard: Shard,
+    model_dir: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is read in more bits is let go before the next is."""
+    adapter = adapter_for(read_checkpoint(model_dir("qwen3_vl")))
+    taken: list[weakref.ref[torch.Tensor]] = []
+    take = Fp8Linear.take
+
+    def noted(self: Fp8Linear, weight: torch.Tensor) -> None:
+        assert all(before() is None for before in taken)
+        taken.append(weakref.ref(weight))
+        take(self, weight)
+
+    monkeypatch.setattr(Fp8Linear, "take", noted)
+    plain, eight = (
+        load_stage(
+            adapter, "language", torch.bfloat16, "cpu", load_format, shard=shard, exchange=exchange
+        )
+        for exchange in (
+            lambda model: {},
+            lambda model: fp8.exchange(model, adapter.language_model(model).layers, torch.bfloat16),
+        )
+    )
+    changed = {name: m for name, m in eight.named_modules() if isinstance(m, Fp8Linear)}
+    assert len(changed) == len(taken) == 7 * len(adapter.language_model(eight).layers)
+    for name, module in changed.items():
+        expected = torch_ops.scaled(plain.get_submodule(name).weight)
+        assert torch.equal(module.weight.view(torch.uint8), expected.values.view(torch.uint8))
+        assert torch.equal(module.scales, expected.scales) and module.dtype == torch.bfloat16
+    changed_weights = {f"{name}.weight" for name in changed}
+    for name, parameter in plain.named_parameters():
+        if name not in changed_weights:
+            assert torch.equal(parameter, eight.get_parameter(name)), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -50,10 +50,15 @@ def test_joined_weights_leave_nothing_of_their_parts(
     """Query, key and value are laid side by side in new memory, and so are gate and up; a rank's
     dummy weights are cut from whole ones."""
     before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
     config = replace(CONFIG, quantization=quantization)
     engine = build_language(write(tmp_path / "4b", CHECKPOINT), config, shard=shard)
-    beside = torch.cuda.memory_reserved() - before - held_nbytes(engine.model) - KV_NBYTES
-    assert 0 <= beside < ACTIVATIONS_NBYTES
+    expected = before + held_nbytes(engine.model) + KV_NBYTES
+    assert 0 <= torch.cuda.memory_reserved() - expected < ACTIVATIONS_NBYTES
+    peak = torch.cuda.max_memory_reserved() - expected
+    assert peak < ACTIVATIONS_NBYTES, (
+        "weights are never there in more bits than they have in service"
+    )
 
 
 def test_a_plan_knows_the_largest_batch_of_images(tmp_path: Path) -> None:
