@@ -189,8 +189,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_chunk_tokens: Annotated[Count, about("of one prefill chunk")] = 512
     min_partial_tokens: Annotated[CountOrNone, fixed("fewer, before an image that lacks, wait for it", "it goes with the device: a GPU launches kernels longer than it computes fewer")] = 0
     max_quantum_ms: Annotated[Milliseconds, about("that images and prompts may hold streams up for; 0: any time")] = 0.0
-    min_step_tokens: Annotated[CountOrNone, fixed("a step may have so many, decodes included, whatever bounds its length", "it goes with the device: a GPU computes tokens in tiles, and so many in about the time that it takes for few")] = 0
-    max_itl_impact: Annotated[Factor, about("a step with prompts takes at most so many times one without; 0: no bound", "--max-itl-impact", "model")] = 0.0
+    min_step_tokens: Annotated[CountOrNone, fixed("a step may have so many, decodes included, whatever engine.max_quantum_ms says", "it goes with the device: a GPU computes tokens in tiles, and so many in about the time that it takes for few")] = 0
+    max_itl_impact: Annotated[Factor, about("a step with prompts takes at most so many times one without, so tokens come evenly and prompts take longer; 0: no bound", "--max-itl-impact", "model")] = 0.0
     prefix_caching: Annotated[bool, about("KV blocks that nobody uses are found again by their content")] = True
     checksums: Annotated[Literal["auto", "always", "never"], about("of what moves; auto: of what leaves the host")] = "auto"
     speculative: SpeculativeConfig = SpeculativeConfig()

@@ -6,10 +6,11 @@ added to every stream's inter-token latency.  The model is a line: a step of dec
 drift with the number of streams and the length of contexts.
 
 Two bounds, either or both: with `max_itl_impact` = 1.5, prompts may add half of `decode_s`; with
-`max_quantum_s` = 0.01, the step is to end within 10 ms.  A step may have `min_step_tokens`, and
-prompts MIN_PROMPT_TOKENS of it, whatever it costs: a bound that stops prompts for good would only
-move the wait from one client to another, and a device that computes tokens in tiles is used to its
-end by steps of a size that it likes, decodes included.
+`max_quantum_s` = 0.01, the step is to end within 10 ms.  Prompts may have MIN_PROMPT_TOKENS of it,
+whatever they cost: a bound that stops them for good would only move the wait from one client to
+another.  The quantum, which is there by default, bounds no step of `min_step_tokens` either: a
+device that computes tokens in tiles is used to its end by steps of a size that it likes, decodes
+included.  Who asks for `max_itl_impact` wants even streams for what that costs.
 
 `Rate` and `Line` are what placement is told (`StageCosts`): there the sum of many steps counts.
 
@@ -138,17 +139,14 @@ class StepCost:
         """Prompt tokens that a step with so many decodes may carry."""
         # Where prompts have never let decodes alone, a token of theirs costs what whole steps did.
         token_s = self.token_s or self.prompts.unit_s
-        if not token_s:
-            return UNBOUNDED  # nothing is known yet
-        allowed_s = math.inf
+        most = UNBOUNDED  # where nothing is known yet
+        if self._quantum_s and token_s:
+            least = max(MIN_PROMPT_TOKENS, self._min_step_tokens - num_decodes)
+            most = max(least, int((self._quantum_s - self.decode_s) / token_s))
         if self._impact and self.token_s:
-            allowed_s = (self._impact - 1) * self.decode_s
-        if self._quantum_s:
-            allowed_s = min(allowed_s, self._quantum_s - self.decode_s)
-        if allowed_s == math.inf:
-            return UNBOUNDED
-        least = max(MIN_PROMPT_TOKENS, self._min_step_tokens - num_decodes)
-        return max(least, int(allowed_s / token_s))
+            added = int((self._impact - 1) * self.decode_s / self.token_s)
+            most = min(most, max(MIN_PROMPT_TOKENS, added))
+        return most
 
 
 def _follow(mean: float, value: float) -> float:

@@ -72,6 +72,16 @@ def test_quanta_are_kept_from_the_first_prompt_on() -> None:
     assert predict("2e1pd", start)[0]["figures"]["itl_ms_p99"] < 30
 
 
+def test_streams_are_as_even_as_is_asked_for() -> None:
+    """Also in steps that are no longer than a GPU's quantum allows anyway."""
+    (stream,) = NAMED["text"].streams
+    text = Workload("text", (replace(stream, count=96),))
+    even = predict("1epd", text, settings=gpu_settings(["engine.max_itl_impact=2"]))[0]["figures"]
+    usual = predict("1epd", text)[0]["figures"]
+    assert even["itl_ms_p99"] < 0.7 * usual["itl_ms_p99"]
+    assert even["req_per_s"] > 0.5 * usual["req_per_s"]
+
+
 def test_replicas_keep_their_images() -> None:
     """Four of them; a third of all images went elsewhere once, for 3% of the requests."""
     (stream,) = NAMED["1x1080p"].streams

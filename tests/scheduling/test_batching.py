@@ -194,6 +194,21 @@ def test_prompts_may_slow_streams_by_so_much() -> None:
     assert scheduler.plan()[0][1] == 512  # nobody to be slowed
 
 
+def test_a_step_may_have_so_many_tokens_for_its_quantum_but_not_for_streams() -> None:
+    """Half of a step of 10 ms is 50 tokens, though the device likes 400; 20 ms are 100."""
+    cost = StepCost(lambda: 0.0, 1.5, max_quantum_s=0.020, min_step_tokens=400)
+    assert cost.max_prompt_tokens(1) > 8192
+    cost.observe(1, 100, 0.020)
+    assert cost.max_prompt_tokens(1) == 399, "what prompts add is not known yet"
+    cost.observe(1, 0, 0.010)
+    cost.observe(1, 100, 0.020)
+    assert cost.max_prompt_tokens(1) == 50
+    of_quantum = StepCost(lambda: 0.0, 3.0, max_quantum_s=0.020)
+    of_quantum.observe(1, 0, 0.010)
+    of_quantum.observe(1, 100, 0.020)
+    assert of_quantum.max_prompt_tokens(1) == 100, "the shorter of both"
+
+
 def test_a_step_ends_within_its_quantum() -> None:
     """Of 10 ms a step of decodes leaves 6, which are 500 tokens."""
     cost = StepCost(lambda: 0.0, max_quantum_s=0.010, min_step_tokens=400)
