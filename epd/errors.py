@@ -6,6 +6,7 @@ import traceback
 from typing import ClassVar
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+_OUT_OF_MEMORY = "out of memory"
 
 
 class Told(Exception):
@@ -25,11 +26,13 @@ def explain(error: BaseException) -> tuple[int, str]:
         )
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY in str(error):  # torch's, or NCCL's
+        lines = [line for line in str(error).splitlines() if _OUT_OF_MEMORY in line]
+        what = lines[0] if lines else type(error).__name__
         return FAILED, (
-            f"the memory is not enough ({first_line}); use a smaller model or fewer instances on "
-            "this device, or lower --kv-nbytes or engine.max_step_tokens"
+            f"the memory is not enough ({what}); use a smaller model, fewer bits for each weight "
+            "(--quantization fp8), more devices for it (--tensor-parallel-size) or fewer instances "
+            "on each, or lower --kv-nbytes, engine.max_step_tokens or encode.max_batch_patches"
         )
     return FAILED, (
         f"internal error, please report it: {type(error).__name__}: {error} "

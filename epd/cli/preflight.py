@@ -102,7 +102,10 @@ def _needed(instance: InstanceConfig) -> int:
     if engine.load_format == "dummy":
         return nbytes
     stages = {"vision": "encode" in instance.roles, "language": speaks}
-    found = weights_nbytes(Path(instance.model_dir), DTYPE_NBYTES[engine.dtype])
+    number_nbytes = DTYPE_NBYTES[engine.dtype]
+    found = dict(weights_nbytes(Path(instance.model_dir), number_nbytes))
+    if engine.quantization:  # most of them: it must not be more than they can come to
+        found["language"] //= number_nbytes
     return nbytes + sum(found[stage] // num_ranks for stage, is_held in stages.items() if is_held)
 
 

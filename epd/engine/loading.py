@@ -283,6 +283,8 @@ def _read(
                     if name in takers:
                         del place
                         _give(state.pop(name), takers[name])
+        except (MemoryError, torch.OutOfMemoryError):  # the file is as it should be
+            raise
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
             raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
     return state

@@ -13,6 +13,7 @@ import torch
 
 from epd.cli.preflight import check_devices, check_host, check_memory, memory_nbytes, weights_nbytes
 from epd.config import ConfigError, EngineConfig, InstanceConfig
+from epd.engine import loading
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.factory import build_vision
 from epd.engine.loading import load_stage
@@ -127,6 +128,18 @@ def test_memory_that_cannot_be_enough() -> None:
         check_memory("cuda", both, 8 * GIB, 0.5)
 
 
+def test_weights_of_eight_bits_are_not_counted_as_sixteen() -> None:
+    language = weights_nbytes(CHECKPOINT, 2)["language"]
+    plain, eight = (
+        instance("p0", "prefill", kv_nbytes=0, dtype="bfloat16", quantization=kind)
+        for kind in ("", "fp8")
+    )
+    check_memory("cuda", [plain], language, 1.0)
+    check_memory("cuda", [eight], language // 2, 1.0)
+    with pytest.raises(ConfigError, match="p0"):
+        check_memory("cuda", [plain], language - 1, 1.0)
+
+
 def test_an_encoder_has_no_kv_and_dummy_weights_are_no_file(tmp_path: Path) -> None:
     check_memory("cpu", [instance("e0", "encode", kv_nbytes=GIB)], GIB // 2, 1.0)
     dummy = msgspec.structs.replace(
@@ -150,17 +163,27 @@ def test_a_file_that_is_not_whole(tmp_path: Path, size: int) -> None:
         check_host([broken])
 
 
-class OutOfMemoryError(RuntimeError):
-    """Named as torch's."""
-
-
 @pytest.mark.parametrize(
-    "error", [MemoryError(), OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")]
+    ("error", "named"),
+    [
+        (MemoryError(), "MemoryError"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"), "2 GiB"),
+        (RuntimeError("NCCL error in: x.cpp\nCuda failure 2 'out of memory'"), "failure 2"),
+    ],
 )
-def test_memory_that_is_not_enough_while_loading(error: Exception) -> None:
+def test_memory_that_is_not_enough_while_loading(error: Exception, named: str) -> None:
     status, sentence = explain(error)
-    assert status == 1 and "\n" not in sentence
+    assert status == 1 and "\n" not in sentence and named in sentence
     assert "memory is not enough" in sentence and "--kv-nbytes" in sentence
+
+
+def test_a_file_is_not_to_blame_for_a_device_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(loading, "_stored", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        build_vision(CHECKPOINT, EngineConfig(threads=1))
 
 
 # --- how far loading is ---------------------------------------------------------------------------

@@ -55,6 +55,9 @@ REASONS: dict[str, dict[str, str]] = {
         "Measured.observe: num_seen > MIN_SEEN -> num_seen >= MIN_SEEN": (
             "a sum of powers of KEPT is no whole number"
         ),
+        "Measured.is_sure: self._sums[0] > MIN_SEEN -> self._sums[0] >= MIN_SEEN": (
+            "a sum of powers of KEPT is no whole number"
+        ),
         "StepCost.__init__: 0 -> 1": "prompts have more at least",
         "Measured.observe: zip(self._sums, seen, strict=True) -> zip(self._sums, seen)": (
             "there are five of either"

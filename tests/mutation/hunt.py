@@ -144,20 +144,22 @@ class Hunt:
         """Raises what importing the mutant raises."""
         at = _place(mutant)
         if at in known.places:
-            return self._affordable(known.items([at]), known)
+            return self._affordable(known.items([at]), known, mutant)
         importlib.import_module(mutant.module)
         rows = reach.table_rows()
         changed = [cell for cell in known.rows if rows.get(cell, "") != known.rows[cell]]
         of_loaded = {cell.partition(":")[0] for cell in rows}
         changed = [cell for cell in changed if cell.partition(":")[0] in of_loaded]
         if changed:
-            return self._affordable(known.items(changed), known)
-        return self._affordable(known.items(known.within(mutant.path)), known)
+            return self._affordable(known.items(changed), known, mutant)
+        return self._affordable(known.items(known.within(mutant.path)), known, mutant)
 
-    def _affordable(self, names: list[str], known: Reach) -> list[str]:
-        """Half of the budget is for tests, half for runs; the first seed of each drill comes before
-        the second of any."""
-        tests = [name for name in names if RUNS not in name]
+    def _affordable(self, names: list[str], known: Reach, mutant: Mutant) -> list[str]:
+        """Half of the budget is for tests, half for runs.  Tests of the module's own come before
+        cheaper ones that only pass through it; the first seed of each drill comes before the second
+        of any."""
+        own = f"/test_{Path(mutant.path).stem}.py::"
+        tests = sorted((n for n in names if RUNS not in n), key=lambda name: own not in name)
         runs = sorted((n for n in names if RUNS in n), key=lambda n: (_round(n), known.costs_s[n]))
         chosen: list[str] = []
         for kind in (tests, runs):
@@ -177,7 +179,8 @@ class Hunt:
 
             def attempt(index: int, tell: Tell) -> None:
                 planting.exchange(mutants[index], live)
-                names = self._affordable(known.items([_place(mutants[index])]), known)
+                mutant = mutants[index]
+                names = self._affordable(known.items([_place(mutant)]), known, mutant)
                 judging.judge([by_name[name] for name in names], known, self.budget_s, tell)
 
             tell({"limit_s": 1e9})

@@ -17,9 +17,11 @@ import pytest
 
 from tests.mutation.__main__ import TARGETS, TRANSPORTS, chosen, parser
 from tests.mutation.equivalent import EQUIVALENT
+from tests.mutation.hunt import Hunt
 from tests.mutation.mutants import ROOT, of_modules
 from tests.mutation.operators import IN_FUNCTIONS
 from tests.mutation.planting import Importer
+from tests.mutation.reach import Reach
 
 LEDGER = "tests/mutation/sample/ledger.py"
 ROW = "Row(S.OPEN, Filled, S.CLOSED, (Do.TELL, Do.FREE)"
@@ -72,6 +74,20 @@ def test_no_mutant_of_a_module_is_lost(tmp_path: Path) -> None:
     assert all("importing" in found[key]["caught_by"] for key in NOT_IMPORTED)
     for key in NOT_SEEN:
         assert f"{LEDGER}:{found[key]['line']}: {found[key]['operator']}: " in done.stdout
+
+
+def test_tests_of_a_module_come_before_cheaper_ones(tmp_path: Path) -> None:
+    """Hundreds may pass through it; the budget must not end before those that look at it."""
+    mutant = next(iter(of_modules((LEDGER,))))
+    known = Reach()
+    known.costs_s = {f"tests/test_roles.py::test_{n}": 0.1 for n in range(200)}
+    own = {f"tests/test_ledger.py::test_{n}": 2.0 for n in range(3)}
+    known.costs_s |= own
+    names = sorted(known.costs_s, key=lambda name: known.costs_s[name])
+    hunt = Hunt((LEDGER,), (), (), tmp_path, 1, budget_s=20.0)
+    chosen = hunt._affordable(names, known, mutant)
+    assert own.keys() <= set(chosen)
+    assert 30 < len(chosen) < 50, "and the budget is used"
 
 
 # Each operator with a line and all that it makes of it.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.scheduling.predicted_rule import ALIKE
-from epd.scheduling.step_cost import MIN_SEEN, RECENT_S, STALL, Line, Measured, Rate
+from epd.scheduling.step_cost import MIN_SEEN, RECENT_S, STALL, Line, Measured, Rate, StepCost
 
 seconds = st.floats(1e-5, 0.1)
 counts = st.lists(st.integers(1, 256), min_size=20, max_size=200).filter(
@@ -41,6 +41,27 @@ def test_a_line_is_found_and_found_anew(at_zero_s: float, each_s: float, seen: l
     for count in often:  # it has changed
         line.observe(count, 2 * at_zero_s + 3 * each_s * count)
     assert line.fitted() == pytest.approx((2 * at_zero_s, 3 * each_s), rel=1e-3, abs=1e-6)
+
+
+def test_a_line_expects_what_lies_on_it() -> None:
+    line = Line(at_once)
+    for count in (10, 50, 90, 130):
+        line.observe(count, 0.004 + 0.0001 * count)
+    for count in (10, 70, 250):
+        assert line.expected_s(count) == pytest.approx(0.004 + 0.0001 * count, rel=1e-3)
+
+
+def test_steps_are_told_apart_by_what_is_in_them() -> None:
+    """Of prompts beside decodes counts what they add to a step of decodes alone."""
+    cost = StepCost(at_once)
+    cost.observe(8, 0, 0.005)
+    assert cost.decodes.expected_s(8) == cost.decode_s == 0.005 and not cost.prompts.unit_s
+    cost.observe(0, 100, 0.020)
+    assert cost.prompts.unit_s == pytest.approx(0.0002) and not cost.token_s
+    assert cost.decodes.expected_s(8) == cost.decode_s == 0.005
+    cost.observe(8, 300, 0.065)
+    assert cost.prompts.unit_s == pytest.approx(0.0002) == cost.token_s
+    assert cost.decodes.expected_s(8) == cost.decode_s == 0.005
 
 
 @given(count=st.integers(1, 256), took_s=st.lists(seconds, min_size=2, max_size=20))
