@@ -63,6 +63,8 @@ REASONS: dict[str, dict[str, str]] = {
             "there are five of either"
         ),
         "Measured.observe: True in strict=True -> False": "there are five of either",
+        "Measured.observe: 0.0 < STALL * elapsed_s < min(usual_s) -> "
+        "0.0 < STALL * elapsed_s <= min(usual_s)": "a bound that is hit by chance",
         "Line.fitted: spread > n * n * MIN_VARIANCE -> spread >= n * n * MIN_VARIANCE": (
             "a bound that is hit by chance"
         ),

@@ -51,6 +51,30 @@ def test_a_line_expects_what_lies_on_it() -> None:
         assert line.expected_s(count) == pytest.approx(0.004 + 0.0001 * count, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("counts_seen", "is_known"), [((10,) * 9 + (11,), False), ((10, 12), True)]
+)
+def test_what_each_adds_is_known_from_counts_that_differ(
+    counts_seen: tuple[int, ...], is_known: bool
+) -> None:
+    line = Line(at_once)
+    for count in counts_seen * 4:
+        line.observe(count, 0.001 * count)
+    assert line.fitted()[1] == pytest.approx(0.001 if is_known else 0.0, rel=1e-3)
+
+
+def test_who_does_less_is_not_faster() -> None:
+    """Only who is much faster than the line and the mean makes the first ones look held up."""
+    line = Line(at_once)
+    for count in (1, 100, 1):
+        line.observe(count, 0.001 * count)
+    assert line.fitted()[1] == pytest.approx(0.001)
+    rate = Rate(at_once)
+    for elapsed_s in (0.02, 0.02, 0.0):  # what prompts add to a step may come to nothing
+        rate.observe(100, elapsed_s)
+    assert rate.unit_s > 0.0001
+
+
 def test_steps_are_told_apart_by_what_is_in_them() -> None:
     """Of prompts beside decodes counts what they add to a step of decodes alone."""
     cost = StepCost(at_once)
