@@ -85,8 +85,9 @@ def check_memory(
     remedy = (
         "free memory, use a smaller model or fewer instances, or lower --kv-nbytes"
         if device == "cpu"
-        else "name more devices (--device cuda:0,cuda:1), use a smaller model or fewer instances, "
-        "or lower --kv-nbytes"
+        else "name more devices (--device cuda:0,cuda:1) and share the model out to them "
+        "(--tensor-parallel-size), use a smaller model, --quantization fp8 or fewer instances, or "
+        "lower --kv-nbytes"
     )
     raise ConfigError(
         f"{device} has {total_nbytes * share / GIB:.1f} GiB{of} to give, and weights and KV pools "
