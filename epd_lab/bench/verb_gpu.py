@@ -132,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
 def _rooflines(
     args: argparse.Namespace, names: list[str], targets: Sequence[Target]
 ) -> dict[str, Roofline]:
-    """Of the model on as many GPUs as each topology has, where both are known."""
+    """Of the model on as many GPUs as each topology has, where both are known; instances may share
+    some, where fewer are named."""
     from epd.engine.checkpoint import read_config, read_preprocessor
     from epd.topology import parse_groups
     from epd_lab.bench.roofline import Roofline, card_of
@@ -151,5 +152,7 @@ def _rooflines(
     for target in targets:
         if target.cluster is not None:
             groups = parse_groups(target.name, engine.tensor_parallel_size)
-            rooflines[target.name] = replace(one, num_cards=sum(ranks for _, ranks in groups))
+            here = len(set(engine.device.split(",")))
+            num_cards = min(here, sum(ranks for _, ranks in groups))
+            rooflines[target.name] = replace(one, num_cards=num_cards)
     return rooflines

@@ -267,6 +267,9 @@ def test_a_topology_is_bounded_by_its_own_gpus(
     told = {name: (one.card, one.num_cards) for name, one in bounds[0].items()}
     card = CARDS["H200"]
     assert told == {"1epd": (card, 2), "1e1pd": (card, 3), "1p:tp2,1d:tp1,1e": (card, 4)}
+    verb_gpu.run(parser.parse_args([*given, "--device", "cuda:0,cuda:1"]))
+    shared = [one.num_cards for one in bounds[1].values()]
+    assert shared == [2, 2, 2], "an encoder and a rank are on one card"
 
 
 def test_of_a_mixture_what_is_chosen_is_read() -> None:
