@@ -8,7 +8,8 @@ beside that it gives back where weights are laid side by side, or the pool would
 is free then, within the share that this process may use, less a reserve for graphs and libraries,
 becomes the KV pool, and where KV comes from other GPUs the memory in which it arrives, which has a
 quarter of it at most.  An instance that cannot serve says so before it joins; none runs out of
-memory later.
+memory later, but for an image of more patches than a batch may have: it runs alone, in what others
+leave, and fails alone.
 """
 
 from __future__ import annotations
