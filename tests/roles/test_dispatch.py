@@ -163,6 +163,17 @@ def test_a_conversation_goes_back_to_where_it_was() -> None:
         assert affinity.record.num_tracked(decode) == 0 and decode not in affinity._num_blocks
 
 
+def test_what_is_held_is_no_work_that_waits() -> None:
+    length = SHORT_BLOCKS * BLOCK_SIZE
+    with gateway() as at:
+        work = at.role._dispatcher._work
+        one = text(at, length=length)
+        assert work.at(one.prefill).num_tokens == length
+        one.tokens(0, 21, finish_reason="stop")
+        again = text(at, length=length)
+        assert again.prefill == one.prefill and work.at(again.prefill).num_tokens == 0
+
+
 def test_with_one_instance_of_each_kind_nothing_is_computed() -> None:
     with gateway() as at:
         for name in ("p1", "d1"):
