@@ -27,8 +27,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY in str(error):  # torch's, or NCCL's
-        lines = [line for line in str(error).splitlines() if _OUT_OF_MEMORY in line]
-        what = lines[0] if lines else type(error).__name__
+        lines = str(error).splitlines() or [type(error).__name__]
+        what = next((line for line in lines if _OUT_OF_MEMORY in line), lines[0])
         return FAILED, (
             f"the memory is not enough ({what}); use a smaller model, fewer bits for each weight "
             "(--quantization fp8), more devices for it (--tensor-parallel-size) or fewer instances "

@@ -17,6 +17,7 @@ from epd.messages import Clip, KvLayout, PixelBounds, RowContract, SamplingParam
 
 OnLayers = Callable[[int], None]
 Progress = Callable[[str, int, int], None]  # stage, bytes of its weights that are read, of how many
+Taker = Callable[[Any], None]  # of a tensor that is there, which it does not keep
 Buffer = Any  # bytes of the host, or what says where on a device they lie
 PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
 

@@ -182,7 +182,7 @@ def build_language(
         shard,
     )
     engine.warm_up()
-    if executor.streams is not None:
+    if on_gpu:
         if engine_config.cuda_graphs and isinstance(forward, FusedForward):
             most = min(engine_config.max_captured_tokens, engine_config.max_step_tokens)
             forward.capture(CudaRecorder(), max_running, most)
@@ -240,12 +240,11 @@ def _load(
     progress: Progress,
     shard: Shard = WHOLE,
 ) -> Any:
-    in_eight_bits = stage == "language" and bool(config.quantization)
-    if in_eight_bits:
+    if config.quantization:
         fp8.check(config.device, dtype)
 
     def exchange(model: torch.nn.Module) -> Takers:
-        if not in_eight_bits:
+        if not config.quantization or stage != "language":
             return {}
         return fp8.exchange(model, adapter.language_model(model).layers, dtype)
 

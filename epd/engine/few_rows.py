@@ -7,13 +7,10 @@ same request with other tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import nn
 
-from epd.engine.fp8 import LAYERS
+from epd.engine.fp8 import linears
 from epd.engine.kernels import kernels_for
 
 MOST_ROWS = 48
@@ -38,10 +35,7 @@ class FewRowsLinear(nn.Linear):
         return product.view(*x.shape[:-1], -1)
 
 
-def exchange(layers: Iterable[Any]) -> None:
+def exchange(layers: nn.Module) -> None:
     """The linear modules of loaded layers."""
-    for layer in layers:
-        for path, module in list(layer.named_modules()):
-            parent, _, name = path.rpartition(".")
-            if type(module) is nn.Linear and name in LAYERS:
-                setattr(layer.get_submodule(parent), name, FewRowsLinear.of(module))
+    for path, plain in linears(layers):
+        layers.set_submodule(path, FewRowsLinear.of(plain))

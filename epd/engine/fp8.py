@@ -17,13 +17,14 @@ On CUDA the kernels are `triton_fp8` and torch's scaled product; elsewhere the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from epd.config import ConfigError
+from epd.engine.base import Taker
 from epd.engine.eight_bits import FP8, Scaled, scaled
 from epd.engine.kernels import kernels_for
 
@@ -81,23 +82,24 @@ class Fp8Linear(nn.Module):
         return self.forward(rows).view(*x.shape[:-1], -1)
 
 
-def exchange(
-    model: nn.Module, layers: nn.Module, dtype: torch.dtype
-) -> dict[str, Callable[[torch.Tensor], None]]:
+def linears(layers: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Of decoder layers, those of `LAYERS`, by path."""
+    named = layers.named_modules()
+    return [(p, m) for p, m in named if type(m) is nn.Linear and p.rpartition(".")[2] in LAYERS]
+
+
+def exchange(model: nn.Module, layers: nn.Module, dtype: torch.dtype) -> dict[str, Taker]:
     """The linear modules of these layers of a model on meta, but for odd sizes; by the name of a
     weight, who takes it."""
     (prefix,) = (path for path, module in model.named_modules() if module is layers)
-    takers: dict[str, Callable[[torch.Tensor], None]] = {}
+    takers: dict[str, Taker] = {}
     left = 0
-    for path, module in list(layers.named_modules()):
-        parent, _, name = path.rpartition(".")
-        if not isinstance(module, nn.Linear) or name not in LAYERS:
-            continue
-        if module.in_features % MULTIPLE or module.out_features % MULTIPLE:
+    for path, plain in linears(layers):
+        if plain.in_features % MULTIPLE or plain.out_features % MULTIPLE:
             left += 1
         else:
-            eight = Fp8Linear.on_meta(module, dtype)
-            setattr(layers.get_submodule(parent), name, eight)
+            eight = Fp8Linear.on_meta(plain, dtype)
+            layers.set_submodule(path, eight)
             takers[f"{prefix}.{path}.weight"] = eight.take
     logger.info("fp8: %d linear layers, and %d of odd sizes as they were", len(takers), left)
     return takers

@@ -116,6 +116,19 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
+class OnePlace:
+    """Where graphs of all sizes give their results, which are kept, so that no other graph may use
+    their memory.  The largest must come first."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def __call__(self, result: torch.Tensor) -> torch.Tensor:
+        if self._memory is None:
+            self._memory = torch.empty_like(result)
+        return self._memory[: len(result)].copy_(result)
+
+
 class _Integers:
     """The buffer on the device that all graphs of a kind read their batch from."""
 
@@ -162,18 +175,12 @@ class DecodeGraphs:
         }
         header = header_size(self._rooms[sizes[-1]])
         self._integers = _Integers(header, max_indices, block_size, 1, device)
-        self._logits: torch.Tensor | None = None  # of the largest step
+        logits = OnePlace()
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
         for size in reversed(sizes):
             self._integers.fill([], self._rooms[size])
             flat = self._integers.view(self._rooms[size])
-            self._graphs[size] = record(lambda flat=flat: self._run(forward, flat))  # type: ignore[misc]
-
-    def _run(self, forward: Callable[[FlatBatch], torch.Tensor], flat: FlatBatch) -> torch.Tensor:
-        logits = forward(flat)
-        if self._logits is None:
-            self._logits = torch.empty_like(logits)
-        return self._logits[: len(logits)].copy_(logits)
+            self._graphs[size] = record(lambda flat=flat: logits(forward(flat)))  # type: ignore[misc]
 
     def replay(self, sequences: Sequence[FlatSequence]) -> torch.Tensor | None:
         """Logits `[n, vocabulary]`, valid until the next replay; None: no graph fits."""

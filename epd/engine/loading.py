@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from epd.engine import stored as stored_weights
-from epd.engine.base import Progress, no_progress
+from epd.engine.base import Progress, Taker, no_progress
 from epd.engine.checkpoint import ModelError
 from epd.engine.pieces import Piece, Sources, missing, sources_of
 from epd.engine.sharding import WHOLE, Shard
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
 
 logger = logging.getLogger(__name__)
-Takers = dict[str, Callable[[torch.Tensor], None]]
-"""By a parameter's name, who takes its tensor as soon as it is there, and does not keep it."""
+Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _patching = threading.Lock()
 _register = nn.Module.register_parameter
@@ -339,7 +338,7 @@ def _nbytes(like: torch.Tensor, dtype: torch.dtype, cut: Cut | None) -> int:
     return kept.numel() * _dtype_of(like, dtype).itemsize
 
 
-def _give(tensor: torch.Tensor, taker: Callable[[torch.Tensor], None]) -> None:
+def _give(tensor: torch.Tensor, taker: Taker) -> None:
     taker(tensor)
     del tensor
     torch.cuda.empty_cache()  # or what comes next would be put into pieces of it

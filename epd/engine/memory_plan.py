@@ -62,8 +62,9 @@ def kv_plan(config: EngineConfig, layout: KvLayout, mirrored: Mirrored) -> KvPla
             "raise it"
             if config.kv_nbytes
             else "raise --gpu-memory-utilization, lower engine.max_step_tokens, "
-            "encode.max_batch_patches or --encoder-cache-device-nbytes, halve the weights "
-            "with --quantization fp8, or share the model out with --tensor-parallel-size"
+            "encode.max_batch_patches or --encoder-cache-device-nbytes, halve the weights of "
+            "linear layers with --quantization fp8, or share the model out with "
+            "--tensor-parallel-size"
         )
         raise ConfigError(
             f"engine.kv_nbytes is {max(nbytes, 0)}, less than the {least_nbytes} bytes of "

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from epd.engine.copies import upload
-from epd.engine.graphs import PartsRecorder
+from epd.engine.graphs import OnePlace, PartsRecorder
 from epd.engine.segments import SegmentAttention
 from epd.engine.slices import Slices
 from epd.engine.tower import Grid, run, tower_inputs
@@ -60,7 +60,7 @@ class TowerGraphs:
         self._pixels = pixels.new_zeros(most, pixels.shape[1])
         self._inputs = {name: t.new_zeros(most, *t.shape[1:]) for name, t in given.items()}
         self._tiles = torch.zeros(self._room(most), 3, dtype=torch.int32, device=self._device)
-        self._rows: torch.Tensor | None = None  # of the largest run
+        self._rows = OnePlace()
         slices.on_cut = record.cut
         self._graphs = {
             size: record.parts(partial(self._run, size)) for size in reversed(self._sizes)
@@ -98,11 +98,7 @@ class TowerGraphs:
         self._attend.preset(bounds, self._tiles[: self._room(size)])
         inputs = {name: tensor[:size] for name, tensor in self._inputs.items()}
         inputs["cu_seqlens"] = bounds
-        rows = run(self._visual, self._pixels[:size], [(1, 1, size)], inputs)
-        if self._rows is None:
-            self._rows = torch.empty_like(rows)
-        # A result is kept, so no other graph may use its memory: all give theirs in one place.
-        return self._rows[: len(rows)].copy_(rows)
+        return self._rows(run(self._visual, self._pixels[:size], [(1, 1, size)], inputs))
 
     def _room(self, size: int) -> int:
         """Tiles of so many patches, at most."""

@@ -148,11 +148,11 @@ def _rooflines(
         is_fp8=engine.quantization == "fp8",
         has_fp8_kv=engine.kv_cache_dtype == "fp8",
     )  # fmt: skip
+    here = len(set(engine.device.split(",")))
     rooflines = {}
     for target in targets:
         if target.cluster is not None:
             groups = parse_groups(target.name, engine.tensor_parallel_size)
-            here = len(set(engine.device.split(",")))
             num_cards = min(here, sum(ranks for _, ranks in groups))
             rooflines[target.name] = replace(one, num_cards=num_cards)
     return rooflines

@@ -167,6 +167,7 @@ def test_a_file_that_is_not_whole(tmp_path: Path, size: int) -> None:
     ("error", "named"),
     [
         (MemoryError(), "MemoryError"),
+        (MemoryError("Unable to allocate 3 GiB for an array"), "3 GiB"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"), "2 GiB"),
         (RuntimeError("NCCL error in: x.cpp\nCuda failure 2 'out of memory'"), "failure 2"),
     ],

@@ -44,7 +44,7 @@ def test_few_rows_of_16_bits_go_to_the_kernel_and_all_others_to_torch(
     monkeypatch.setattr(torch_ops, "product_of_few", noted)
     layer = Layer()
     plain = side_by_side(layer.attention.q_proj, layer.attention.k_proj)
-    exchange([layer])
+    exchange(nn.ModuleList([layer]))
     assert type(layer.router) is nn.Linear
     joined = side_by_side(layer.attention.q_proj, layer.attention.k_proj)
     assert isinstance(joined, FewRowsLinear) and joined.weight.shape == (64, 32)

@@ -1,8 +1,9 @@
 """The hunt: measure once what reaches what, then try each mutant against what is nearest to it.
 
 Nearest are the tests and runs that execute the changed statement, or a changed cell of a table; of
-those the cheapest come first, as many as the budget of processor time allows.  The first that fails
-ends it.  So does one that takes ten times as long as it should, or dies.
+those the module's own are chosen, then the cheapest, as many as the budget of processor time
+allows.  The cheapest run first, and the first that fails ends it.  So does one that takes ten times
+as long as it should, or dies.
 """
 
 from __future__ import annotations
