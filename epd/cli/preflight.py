@@ -116,7 +116,7 @@ def weights_nbytes(directory: Path, dtype_nbytes: int) -> Mapping[str, int]:
     for file in weight_files(directory):
         for name, entry in read_header(file).items():
             stage = "vision" if any(part in name for part in VISION_NAMES) else "language"
-            found[stage] += prod(entry["shape"]) * dtype_nbytes
+            found[stage] += prod(entry.shape) * dtype_nbytes
     return found
 
 
