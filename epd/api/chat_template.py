@@ -19,7 +19,7 @@ from epd.api.chat_message import ChatMessage
 from epd.api.errors import bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import CLOSE, OPEN, Tool
-from epd.engine.checkpoint import ModelError, read_json
+from epd.engine.checkpoint import ModelError, is_there, read_json, read_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -117,28 +117,22 @@ def _tool_fault(source: str) -> str:
     return ""
 
 
-def read_template(path: Path) -> str:
-    """Raises ModelError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
-
-
 def find_template(directory: Path, tokenizer_config: Mapping[str, object]) -> str | None:
     """The template's source, from wherever checkpoints keep it.  Raises ModelError."""
     path = directory / "chat_template.jinja"
-    if path.is_file():
-        return read_template(path)
+    if is_there(path):
+        return read_text(path)
     path = directory / "chat_template.json"
-    template = (
-        read_json(path).get("chat_template")
-        if path.is_file()
-        else tokenizer_config.get("chat_template")
-    )
+    settings = read_json(path) if is_there(path) else tokenizer_config
+    template = settings.get("chat_template")
     if isinstance(template, list):  # several named ones
-        template = {t.get("name"): t.get("template") for t in template}.get("default")
-    return template if isinstance(template, str) else None
+        named = {t.get("name"): t for t in template if isinstance(t, dict)}
+        template = named.get("default", {}).get("template")
+    if template is None or isinstance(template, str):
+        return template
+    raise ModelError(
+        f"{directory}: chat_template of {path.name} or tokenizer_config.json is no text; restore it"
+    )
 
 
 def _compile(source: str) -> tuple[Template, frozenset[str]]:
@@ -167,8 +161,11 @@ def _compile(source: str) -> tuple[Template, frozenset[str]]:
     try:
         names = meta.find_undeclared_variables(environment.parse(source))
         return environment.from_string(source), frozenset(names)
-    except TemplateError as error:
-        raise ModelError(f"the chat template cannot be compiled: {error}") from error
+    except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
+        raise ModelError(
+            f"the chat template cannot be compiled: {error}; restore chat_template.jinja, or where "
+            "it is kept"
+        ) from error
 
 
 def _to_json(

@@ -60,7 +60,7 @@ _GROUP = _object("Group", {str: "format"}, weights=_WEIGHTS)
 _QUANTIZATION = _object(
     "Quantization",
     {str: "quant_method quant_algo format", _Pair: "weight_block_size"},
-    config_groups=dict[str, _GROUP],
+    config_groups=dict[str, _GROUP],  # type: ignore[valid-type]
 )
 _TEXT_KINDS: dict[Any, str] = {
     _Size: "vocab_size hidden_size max_position_embeddings num_experts num_local_experts "

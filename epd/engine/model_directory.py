@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 STAGES = ("vision", "language")
 _NAMED = 3  # tensors named in an error
 _HEAD = "lm_head.weight"
-# With their fields.  Others have frequencies that depend on the length of the whole row, which would
-# couple the sequences of a step: an answer would depend on its neighbours.
+# With their fields.  Others have frequencies that depend on the length of the whole row, which
+# would couple the sequences of a step: an answer would depend on its neighbours.
 _ROPES = {
     "default": (),
     "mrope": (),
@@ -146,9 +146,9 @@ def check_processors(checkpoint: Checkpoint) -> None:
         path = directory / f"{name}preprocessor_config.json"
         if not is_there(path) and is_there(directory / "processor_config.json"):
             path = directory / "processor_config.json"
-        wrong = fault(settings, PROCESSOR)
         try:
-            for wrong in (*filter(None, [wrong]), *_of_processor(family, sizes, settings)):
+            wrong = fault(settings, PROCESSOR) or next(_of_processor(family, sizes, settings), "")
+            if wrong:
                 raise ModelError(f"{path}: {wrong}; restore the file")
             _probe(config, settings, name, sizes("context"))
         except (ArithmeticError, LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:

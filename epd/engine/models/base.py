@@ -8,6 +8,7 @@ modelling file of transformers is imported when a model is built, never before.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ class ModelAdapter:
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
         import transformers
-        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         self.checkpoint = checkpoint
         self.family = FAMILIES[self.model_type]
@@ -63,7 +64,9 @@ class ModelAdapter:
                 "a newer one"
             )
         try:
-            self.config: Any = AutoConfig.from_pretrained(checkpoint.directory)
+            # As it was looked at: read again, it may name another file of the directory.
+            of_family: Any = CONFIG_MAPPING[self.model_type]
+            self.config: Any = of_family.from_dict(copy.deepcopy(checkpoint.config))
         except Exception as error:  # whatever a damaged config trips over
             raise ModelError(
                 f"{checkpoint.directory}/config.json is not a usable {self.model_type} config "
