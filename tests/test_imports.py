@@ -58,6 +58,7 @@ DATA = (
 LEAVES = ("epd.config", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
     "epd.engine.checkpoint",
+    "epd.engine.config_sizes",
     "epd.engine.container",
     "epd.engine.deadline_file",
     "epd.engine.families",

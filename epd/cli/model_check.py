@@ -60,13 +60,13 @@ def check_model(
     needs_weights = bool(roles) and weights
     directory = find_model(model_dir, weights=needs_weights) if model_dir else bundled_model()
     checkpoint = read_checkpoint(directory, weights=needs_weights)
-    check_config(checkpoint)
     family = family_of(directory, checkpoint.config)
     if "encode" in roles and len(roles) == 1 and not family.vision:
         raise ModelError(
             f"{directory} is a text-only {checkpoint.model_type!r} model; it has nothing to "
             "encode: start it with prefill and decode"
         )
+    check_config(checkpoint)
     check_processors(checkpoint)
     if needs_weights:
         stages = {"vision" if role == "encode" else "language" for role in roles}

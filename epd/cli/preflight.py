@@ -15,7 +15,8 @@ from pathlib import Path
 
 from epd.config import ConfigError, InstanceConfig
 from epd.engine.checkpoint import read_config, read_header, weight_files
-from epd.engine.families import Sizes, family_of
+from epd.engine.config_sizes import Sizes
+from epd.engine.families import family_of
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
 from epd.runtime.loading import backends_of
 from epd.scheduling.slots import receive_pool

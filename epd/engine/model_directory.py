@@ -18,7 +18,8 @@ import msgspec
 
 from epd.engine import stored as stored_weights
 from epd.engine.checkpoint import Checkpoint, ModelError, Settings, is_there
-from epd.engine.families import Family, Sizes, family_of, parameters
+from epd.engine.config_sizes import Sizes, parameters
+from epd.engine.families import Family, family_of
 from epd.engine.geometry import image_geometry, navit_settings
 from epd.engine.model_config import CONFIG, PROCESSOR, fault
 from epd.engine.pieces import Piece, missing, sources_of
@@ -51,6 +52,8 @@ def check_config(checkpoint: Checkpoint) -> None:
         raise ModelError(f"{path}: {wrong}; restore the file")
     sizes = Sizes(path, config, family)
     _check_supported(directory, family, sizes)
+    if not family.vision and "text_config" in config:
+        raise ModelError(f"{path}: text_config: a text-only model has none; restore the file")
     for wrong in (*_of_language(sizes), *(_of_tower(family, sizes) if family.vision else ())):
         raise ModelError(f"{path}: {wrong}; restore the file")
     stored_weights.check(checkpoint)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from epd import tiny
 from epd.api.chat import ChatRenderer
 from epd.engine.checkpoint import ModelError, read_checkpoint
-from epd.engine.families import Sizes, parameters
+from epd.engine.config_sizes import Sizes, parameters
 from epd.engine.geometry import image_geometry
 from epd.engine.loading import load_stage, plan_stage
 from epd.engine.models.base import ModelAdapter
