@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from epd.api.chat_message import ChatMessage
-from epd.api.chat_template import ChatTemplate, find_template
+from epd.api.chat_template import ChatTemplate, TemplateFault, find_template
 from epd.api.errors import ApiError, bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tokenizer import load_tokenizer, special_tokens
@@ -43,9 +43,12 @@ class ChatRenderer:
         self._vision_start = self._token("vision_start_token_id")
         self._vision_end = self._token("vision_end_token_id")
         source = read_text(Path(template)) if template else find_template(directory, settings)
-        self._template = (
-            ChatTemplate(source, special_tokens(directory, settings)) if source else None
-        )
+        try:
+            self._template = (
+                ChatTemplate(source, special_tokens(directory, settings)) if source else None
+            )
+        except TemplateFault as fault:
+            raise ModelError(f"the chat template of {template or directory} {fault}") from fault
         self._check_tokens(directory)
 
     def _check_tokens(self, directory: Path) -> None:

@@ -30,8 +30,12 @@ _PROBE = "epd probes this template"
 _MEDIA = {"image_url": {"type": "image"}, "video": {"type": "video"}}
 
 
+class TemplateFault(ModelError):
+    """A template is of no use; the text says why, without its name."""
+
+
 class ChatTemplate:
-    """A compiled template with the model's special tokens.  Raises ModelError when made."""
+    """A compiled template with the model's special tokens.  Raises TemplateFault when made."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template, self._names = _compile(source)
@@ -39,6 +43,8 @@ class ChatTemplate:
         self._tool_fault = _tool_fault(source)
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._takes_strings = not self._takes_parts or self._shows(_PROBE)
+        if not self._takes_parts:
+            self._check_rendering()
 
     def render(
         self,
@@ -89,6 +95,16 @@ class ChatTemplate:
         except Exception:  # a template that wants it otherwise; says nothing about requests
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+    def _check_rendering(self) -> None:
+        """Raises TemplateFault where not even a text of a user is rendered; its own refusal is one
+        for requests."""
+        try:
+            self._render([{"role": "user", "content": _PROBE}])
+        except Said:
+            return
+        except Exception as error:
+            raise TemplateFault(f"renders no message of a user ({error}); restore it") from error
 
     def _adapt(self, message: ChatMessage, index: int) -> Mapping[str, object]:
         """In the form that the template takes; to it an image is `{"type": "image"}`, a video
@@ -162,10 +178,7 @@ def _compile(source: str) -> tuple[Template, frozenset[str]]:
         names = meta.find_undeclared_variables(environment.parse(source))
         return environment.from_string(source), frozenset(names)
     except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
-        raise ModelError(
-            f"the chat template cannot be compiled: {error}; restore chat_template.jinja, or where "
-            "it is kept"
-        ) from error
+        raise TemplateFault(f"cannot be compiled ({error}); restore it") from error
 
 
 def _to_json(

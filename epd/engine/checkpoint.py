@@ -104,7 +104,7 @@ def is_there(path: Path) -> bool:
 
 def _opened(path: Path) -> tuple[BinaryIO, int]:
     """A regular file, and its size; nothing else is waited for.  Raises OSError and ValueError."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     info = os.fstat(file.fileno())
     if not stat.S_ISREG(info.st_mode):
         file.close()
@@ -223,13 +223,16 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             (nbytes,) = struct.unpack("<Q", file.read(8))
             if nbytes > min(MAX_HEADER_NBYTES, size):
                 raise ValueError(f"header of {nbytes} bytes")
-            raw = msgspec.json.decode(file.read(nbytes), type=dict[str, msgspec.Raw])
+            text = file.read(nbytes)
+        if text.count(b'"__metadata__"') > 1:
+            raise ValueError("__metadata__ is there twice")
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
         read = msgspec.json.Decoder(_Entry).decode
         found = {
             name: TensorEntry(path, entry.dtype, entry.shape, entry.data_offsets)
-            for name, text in raw.items()
-            for entry in (_named(name, read, text),)
+            for name, value in raw.items()
+            for entry in (_named(name, read, value),)
         }
         _check_places(found, size - 8 - nbytes)
     except (OSError, ValueError, struct.error, RecursionError, msgspec.MsgspecError) as error:
@@ -283,7 +286,7 @@ def weight_files(directory: Path | str) -> list[Path]:
     else:
         raise ModelError(f"{directory} has no {_SINGLE} and no {_INDEX}; only safetensors are read")
     for file in files:
-        if not file.exists():
+        if not is_there(file):
             raise ModelError(f"{file} is missing though {_INDEX} lists it; copy it again")
     return files
 

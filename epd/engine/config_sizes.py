@@ -53,7 +53,7 @@ class Sizes:
         is_flat = not family.vision or (family.is_flat and "text_config" not in config)
         self.text: Settings = config if is_flat else config.get("text_config") or {}
         self.vision: Settings = config.get("vision_config") or {}
-        self._own = config
+        self.config = config
 
     def __call__(self, word: str) -> int:
         """Raises ModelError where config.json does not say it."""
@@ -67,8 +67,8 @@ class Sizes:
             return sum(map(self, _SUMS[word]))
         if word == "tiles":
             return (self("image") // self("patch")) ** 2
-        if word == "projected" and self._own.get("projection_hidden_size"):
-            return int(self._own["projection_hidden_size"])
+        if word == "projected" and self.config.get("projection_hidden_size"):
+            return int(self.config["projection_hidden_size"])
         section, words = ("text_config", _TEXT_WORDS)
         if word in _VISION_WORDS:
             section, words = ("vision_config", _VISION_WORDS)
@@ -80,7 +80,7 @@ class Sizes:
         if found is None and word == "head" and word not in self._family.sizes:
             return self("hidden") // self("heads")
         if found is None and (found := self._family.sizes.get(word)) is None:
-            where = f"{section}." if source is not self._own else ""
+            where = f"{section}." if source is not self.config else ""
             raise ModelError(f"{self._path} names no {where}{names[0]}; restore the file")
         return int(found)
 
@@ -138,7 +138,7 @@ class Sizes:
     @property
     def is_tied(self) -> bool:
         """Whether head and embedding are one; some composite configs say it of the text alone."""
-        said = (source.get("tie_word_embeddings") for source in (self._own, self.text))
+        said = (source.get("tie_word_embeddings") for source in (self.config, self.text))
         given = [one for one in said if one is not None]
         return any(given) if given else self._family.is_tied
 

@@ -4,8 +4,9 @@ Theory of operation
 -------------------
 A family lists its parameters under the names of the transformers class that computes with them: a
 pattern, and a shape in words.  Ranges in braces (`{layers}`) and words are numbers of config.json
-(`config_sizes`).  So names and shapes in the headers of a checkpoint can be compared with its config.json
-before anything is built, without torch, and a config.json of absurd numbers builds nothing.
+(`config_sizes`).  So names and shapes in the headers of a checkpoint can be compared with its
+config.json before anything is built, without torch, and a config.json of absurd numbers builds
+nothing.
 
 Published checkpoints name their tensors as the class did when they were saved: `renames` are tried
 in order, each on what the one before gave.
@@ -209,7 +210,9 @@ BOTH = frozenset({"full_attention", "linear_attention"})
 _DRAFTING = (*Family({}).skipped, r"^mtp\.")
 _BLOCK = r"^(vision_tower\.encoder\.blocks\.\d+)\."
 FAMILIES = {
-    "qwen2_vl": Family(_QWEN2_STACK | _QWEN2_TOWER, _SEEN, _FLAT, sizes=_QWEN | {"ratio": 4}, is_flat=True),
+    "qwen2_vl": Family(
+        _QWEN2_STACK | _QWEN2_TOWER, _SEEN, _FLAT, sizes=_QWEN | {"ratio": 4}, is_flat=True
+    ),
     "qwen2_5_vl": Family(_QWEN2_STACK | _QWEN2_5_TOWER, _SEEN, _FLAT, sizes=_QWEN, is_flat=True),
     "qwen3_vl": Family(
         _stack(_TEXT, layers=_QWEN3_LAYER | _MLP, biased=_BIASED) | _QWEN3_TOWER | _DEEPSTACK,

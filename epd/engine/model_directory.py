@@ -150,7 +150,9 @@ def check_processors(checkpoint: Checkpoint) -> None:
         if not is_there(path) and is_there(directory / "processor_config.json"):
             path = directory / "processor_config.json"
         try:
-            wrong = fault(settings, PROCESSOR) or next(_of_processor(family, sizes, settings), "")
+            wrong = fault(settings, PROCESSOR) or next(
+                _of_processor(family, sizes, settings, is_video=bool(name)), ""
+            )
             if wrong:
                 raise ModelError(f"{path}: {wrong}; restore the file")
             _probe(config, settings, name, sizes("context"))
@@ -160,7 +162,9 @@ def check_processors(checkpoint: Checkpoint) -> None:
             ) from error
 
 
-def _of_processor(family: Family, sizes: Sizes, settings: Settings) -> Iterator[str]:
+def _of_processor(
+    family: Family, sizes: Sizes, settings: Settings, *, is_video: bool
+) -> Iterator[str]:
     if settings.get("do_resize") is False:
         yield "do_resize: images that are not resized are not taken"
     if "rows" in family.sizes:
@@ -172,8 +176,14 @@ def _of_processor(family: Family, sizes: Sizes, settings: Settings) -> Iterator[
                 "this engine lacks"
             )
     elif "merge" in family.sizes:
-        names = {"patch": "patch_size", "merge": "merge_size", "frames": "temporal_patch_size"}
-        pairs = {word: settings[name] for word, name in names.items() if settings.get(name)}
+        video = video_settings(sizes.config, settings) if is_video else None
+        pairs = {
+            "patch": video.patch_size if video else settings.get("patch_size") or 14,
+            "merge": video.merge_size if video else settings.get("merge_size") or 2,
+            "frames": video.temporal_patch_size
+            if video
+            else settings.get("temporal_patch_size") or 2,
+        }
     else:
         height = (settings.get("size") or {}).get("height")
         pairs = {"image": height} if height else {}
