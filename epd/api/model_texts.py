@@ -29,7 +29,7 @@ from epd.engine.checkpoint import (
 )
 from epd.errors import FAILED, OK, explain
 
-MEMORY_NBYTES = 8 << 30
+MEMORY_NBYTES = 4 << 30
 TIMEOUT_S = 20.0
 CPU_S = 1.0  # of templates and small tokenizers, and for each
 NBYTES_PER_S = 8 << 20  # of tokenizer.json more

@@ -274,13 +274,17 @@ def weight_files(directory: Path | str) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{index} has no weight_map; restore the file")
+        names: set[str] = set()
         for tensor, name in weight_map.items():
+            if isinstance(name, str) and name in names:
+                continue
             if not isinstance(name, str) or Path(name).name != name or "\0" in name:
                 raise ModelError(
                     f"{index}: weight_map.{tensor}: {name!r} is not the name of a file beside it; "
                     "restore the file"
                 )
-        files = [directory / name for name in sorted(set(weight_map.values()))]
+            names.add(name)
+        files = [directory / name for name in sorted(names)]
     elif is_there(directory / _SINGLE):
         files = [directory / _SINGLE]
     else:

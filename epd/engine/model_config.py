@@ -75,13 +75,16 @@ _TEXT_KINDS: dict[Any, str] = {
     _Act: "hidden_act",
     _Positive: "rms_norm_eps rope_theta",
     _Number: "initializer_range attention_dropout routed_scaling_factor",
-    bool: "attention_bias mlp_bias tie_word_embeddings use_sliding_window norm_topk_prob",
+    bool: "attention_bias mlp_bias tie_word_embeddings use_sliding_window norm_topk_prob "
+    "use_cache output_attentions output_hidden_states output_router_logits return_dict "
+    "is_encoder_decoder rope_interleave attn_output_gate",
     _ROPE: "rope_scaling rope_parameters",
-    _Names: "layer_types",
+    _Names: "layer_types architectures",
     TokenId: "bos_token_id",
     Annotated[int, Meta(ge=-1, lt=1 << 31)]: "pad_token_id",
     Ends: "eos_token_id",
     _Dtype: "dtype torch_dtype",
+    int: "chunk_size_feed_forward",
     _QUANTIZATION: "quantization_config",
     str: "model_type",
 }
@@ -106,7 +109,8 @@ CONFIG = _object("Config", _TEXT_KINDS | {
     _Size: _TEXT_KINDS[_Size] + " projection_hidden_size",
     _Act: "hidden_act projector_hidden_act",
     _Pairs: "image_grid_pinpoints",
-    int: "vision_feature_layer",
+    int: "vision_feature_layer chunk_size_feed_forward",
+    bool: _TEXT_KINDS[bool] + " multimodal_projector_bias",
     Literal["full", "default"]: "vision_feature_select_strategy",
     Annotated[str, Meta(pattern=r"^anyres_max_[1-9]\d{0,3}$")]: "vision_aspect_ratio",
 }, text_config=_TEXT, vision_config=_VISION)  # fmt: skip

@@ -40,6 +40,7 @@ _ROPES = {
         *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     ),
 }
+_FLOATS = ("rms_norm_eps", "layer_norm_eps", "initializer_range")
 _PROBES = ((64, 64), (4000, 3000), (30, 3000))  # pixels of images that any model takes
 
 
@@ -87,6 +88,9 @@ def _check_supported(directory: Path, family: Family, sizes: Sizes) -> None:
 
 def _of_language(sizes: Sizes) -> Iterator[str]:
     heads, text = sizes("heads"), sizes.text
+    for name in _FLOATS:  # transformers takes no other number for these
+        if any(isinstance(source.get(name), int) for source in (text, sizes.vision)):
+            yield f"{name}: Expected float, got int"
     sizes("context")
     if len(sizes.layer_types) != sizes("layers"):
         yield f"layer_types: {len(sizes.layer_types)} layers where num_hidden_layers is another"
@@ -176,6 +180,10 @@ def _of_processor(
                 "this engine lacks"
             )
     elif "merge" in family.sizes:
+        edges = settings.get("size") or {}
+        least = edges.get("shortest_edge") or settings.get("min_pixels")
+        if bool(least) != bool(edges.get("longest_edge") or settings.get("max_pixels")):
+            yield "size: one of shortest_edge and longest_edge, where both are needed"
         video = video_settings(sizes.config, settings) if is_video else None
         pairs = {
             "patch": video.patch_size if video else settings.get("patch_size") or 14,

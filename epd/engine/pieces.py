@@ -11,16 +11,16 @@ query, key and value as one tensor, which is a piece of three parameters.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from epd.engine.families import Family, Shape
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_MAX_DIGITS = 8
 _NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _PACKED = "_packed"  # ends the name of a weight whose numbers share a byte or more
 _PLACES = {
@@ -72,8 +72,9 @@ def sources_of(
     sources: Sources = {}
     taken: set[tuple[str, int, int]] = set()
     unused: list[str] = []
+    known: dict[str, list[tuple[str, Piece]]] = {}
     for stored in names:
-        found = _places(stored, family, held)
+        found = _found(stored, family, held, known)
         fresh = [(n, p) for n, p in found if not {(n, p.expert, p.half), (n, -1, 0)} & taken]
         if not fresh:
             unused.append(stored)
@@ -94,6 +95,27 @@ def missing(sources: Sources, wanted: Mapping[str, Shape]) -> list[str]:
     return sorted(lacking)
 
 
+def _found(
+    stored: str,
+    family: Family,
+    held: Mapping[str, Shape],
+    known: dict[str, list[tuple[str, Piece]]],
+) -> list[tuple[str, Piece]]:
+    """What `_places` finds; of many experts for the first one, which is `known` then."""
+    number = _NUMBER.search(stored)
+    if number is None or len(number[0]) > _MAX_DIGITS:
+        return _places(stored, family, held)
+    first = f"{stored[: number.start()]}0{stored[number.end() :]}"
+    if first not in known:
+        known[first] = _places(first, family, held)
+    expert = int(number[0])
+    return [
+        (name, Piece(stored, expert, piece.half, piece.num_halves))
+        for name, piece in known[first]
+        if piece.expert == 0 and expert < held[name][0]
+    ]
+
+
 def _places(stored: str, family: Family, held: Mapping[str, Shape]) -> list[tuple[str, Piece]]:
     """The parameters that a stored tensor is a piece of, under the first name that the model
     knows."""
@@ -104,8 +126,8 @@ def _places(stored: str, family: Family, held: Mapping[str, Shape]) -> list[tupl
             prefix, index, kind = expert.groups()
             joint, half, num_halves = _PLACES[kind]
             place = f"{prefix}.{joint}"
-            if place in held and len(index) < 9 and int(index) < held[place][0]:
-                return [(place, Piece(stored, int(index), half, num_halves))]
+            if place in held and index == "0":
+                return [(place, Piece(stored, 0, half, num_halves))]
         for joint, names in family.joint:
             each = [name.replace(joint, other) for other in names if joint in name]
             if each and all(other in held for other in each):
@@ -115,20 +137,10 @@ def _places(stored: str, family: Family, held: Mapping[str, Shape]) -> list[tupl
     return []
 
 
-def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> list[str]:
-    """An expert's number stays as it is, so that names are worked out for one expert of many."""
-    number = _NUMBER.search(stored)
-    if number is None:
-        return _renamed(stored, renames)
-    found = _renamed(f"{stored[: number.start()]}0{stored[number.end() :]}", renames)
-    return [_NUMBER.sub(number[0], name, count=1) for name in found]
-
-
-@functools.lru_cache(maxsize=4096)
-def _renamed(stored: str, renames: tuple[tuple[str, str], ...]) -> list[str]:
-    names = [stored.removesuffix(_PACKED)]
+def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    name = stored.removesuffix(_PACKED)
+    yield name
     for pattern, replacement in renames:
-        name = re.sub(pattern, replacement, names[-1])
-        if name != names[-1]:
-            names.append(name)
-    return names
+        before, name = name, re.sub(pattern, replacement, name)
+        if name != before:
+            yield name
