@@ -28,8 +28,11 @@ DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def check_host(instances: Sequence[InstanceConfig]) -> None:
-    """Raises ConfigError or ModelError with what to do; returns if nothing speaks against them."""
+def check_host(instances: Sequence[InstanceConfig], *, in_one: bool = False) -> None:
+    """Raises ConfigError or ModelError with what to do; returns if nothing speaks against them.
+
+    `in_one`: all is in one process, with the gateway, and shares no memory with others.
+    """
     sizes = check_devices([d for i in instances for d in (i.engine.device, *i.rank_devices)])
     by_device: defaultdict[str, list[InstanceConfig]] = defaultdict(list)
     for instance in instances:
@@ -42,7 +45,8 @@ def check_host(instances: Sequence[InstanceConfig]) -> None:
             total = sizes[_index(device)]
             share = there[0].engine.gpu_memory_utilization
         check_memory(device, there, total, share)
-    check_shared_memory(instances)
+    if not in_one:
+        check_shared_memory(instances)
 
 
 def check_devices(
