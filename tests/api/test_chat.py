@@ -167,7 +167,7 @@ def test_a_template_is_found_where_older_checkpoints_keep_it(tmp_path: Path) -> 
 
 def test_a_template_runs_in_a_sandbox(tmp_path: Path) -> None:
     escape = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(ModelError, match="renders no message of a user .*is unsafe"):
+    with pytest.raises(ModelError, match=r"renders no message of a user .*is unsafe"):
         ChatRenderer(model_dir(tmp_path, escape))
     later = "{% if 'probes' not in messages[0].content|string %}" + escape + "{% endif %}"
     with pytest.raises(ApiError, match="does not take these messages") as caught:
