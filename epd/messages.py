@@ -341,6 +341,11 @@ class ProfileReport(Message):
     detail: str
 
 
+# What a gateway alone says, whoever else is a member.
+OF_GATEWAY = frozenset((
+    Welcome, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest, AbortEncode,
+    PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest, ProfileRequest,
+))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:
     AnyMessage = Message

@@ -1,8 +1,7 @@
 """What the numbers and texts of a message may be: a frame with another does not decode.
 
-The bounds are wide.  They keep out what no sender means and what would break a reader: what overflows
-a device's integers, takes memory without a limit, or is not a number.  Floats are finite, unless they
-say otherwise.
+The bounds are wide.  They keep out what would break a reader: what overflows a device's integers,
+takes memory without a limit, or is not a number.  Floats are finite, unless they say otherwise.
 """
 
 from __future__ import annotations

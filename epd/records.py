@@ -31,8 +31,9 @@ from epd.ranges import (
 )
 from epd.wire import Record
 
-MAX_LISTED = 4096  # of what a heartbeat lists
-Tally = Annotated[tuple[tuple[Name, Total], ...], Meta(max_length=MAX_LISTED)]  # by kind
+Listed = Meta(max_length=4096)  # of what a heartbeat lists
+Tally = Annotated[tuple[tuple[Name, Total], ...], Listed]  # by kind
+Names = Annotated[tuple[Name, ...], Listed]
 
 
 class RemoteRegion(Record):
@@ -164,7 +165,8 @@ class StageCosts(Record):
     sequence_s: Seconds = 0.0  # and what each sequence adds to it
     nbyte_s: Seconds = 0.0  # of rows to another instance
     quantum_s: Seconds = 0.0  # that images and prompts may hold decodes up for; 0: any time
-    unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()  # of these, by name: measured a few times only, or long ago
+    # Of these, by name: measured a few times only, or long ago.
+    unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
 
 
 class Load(Record):
@@ -179,9 +181,9 @@ class Load(Record):
     num_encoded: Total = 0  # images, since the process began
     cache: Annotated[tuple[CacheTier, ...], Meta(max_length=8)] = ()  # of rows, at an encoder
     dropped: Tally = ()  # by its bus, by kind, since the process began
-    histograms: Annotated[tuple[Histogram, ...], Meta(max_length=MAX_LISTED)] = ()  # of stages and hops
-    counts: Annotated[tuple[Counted, ...], Meta(max_length=MAX_LISTED)] = ()  # of transfers and links
-    silent_peers: Annotated[tuple[Name, ...], Meta(max_length=MAX_LISTED)] = ()  # that do not answer it, though they may be healthy
+    histograms: Annotated[tuple[Histogram, ...], Listed] = ()  # of stages and hops
+    counts: Annotated[tuple[Counted, ...], Listed] = ()  # of transfers and links
+    silent_peers: Names = ()  # that do not answer it, though they may be healthy
     costs: StageCosts = StageCosts()
 
 
@@ -210,7 +212,7 @@ class SamplingParams(Record):
     bad_words: tuple[tuple[TokenId, ...], ...] = ()  # token sequences that may not be said
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
     priority: Offset = 0  # lower goes first: each step is worth so many seconds of waiting
-    tokens_per_word: Positive = 1  # told to the gateway at once, but for the first and the last ones
+    tokens_per_word: Positive = 1  # told at once, but for the first and the last ones
 
     @property
     def tells_logprobs(self) -> bool:
@@ -265,7 +267,7 @@ class MediaItem(Record):
     mm_hash: Hash
     offset: Index  # position of its first placeholder in the prompt's token ids
     num_rows: Positive
-    grid_thw: tuple[Count, Count, Count]  # patches; for LLaVA-style models (1, height, width) of pixels
+    grid_thw: tuple[Count, Count, Count]  # patches; LLaVA-style: (1, height, width) of pixels
     room: Id
     encoder: Address
     offsets: tuple[Index, ...] = ()  # of a video with text between its frames: where each begins

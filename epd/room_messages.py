@@ -82,7 +82,8 @@ class Commit(Message):
     room: Id
     attempt: Count
     nbytes: NumBytes
-    parts: tuple[tuple[NumBytes, Checksum], ...]  # of each write: bytes, and their checksum; 0: not computed
+    # Of each write: bytes, and their checksum; 0: not computed.
+    parts: tuple[tuple[NumBytes, Checksum], ...]
     kv: KvState | None = None
 
 

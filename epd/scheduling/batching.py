@@ -201,6 +201,7 @@ class BatchScheduler(Generic[T]):
         self._prefilling: dict[str, T] = {}
         self._decoding: dict[str, T] = {}
         self._first_decode = 0
+        self.at_hand: T | None = None  # whom it looks at, should that raise
         self._watermark = int(pool.size * WATERMARK_SHARE)
 
     @property
@@ -250,10 +251,16 @@ class BatchScheduler(Generic[T]):
         waited = self._queue.leave(key)
         return self._reservations.leave(key) or waited
 
+    def expel(self, key: str) -> bool:
+        """Likewise of one that cannot be planned; False if it was not here."""
+        runs = key in self._prefilling or key in self._decoding
+        return self.remove(key) or runs
+
     # --- memory -----------------------------------------------------------------------------------
 
     def _room(self, entry: T) -> int:
         """Tokens behind its last expected one that its blocks have room for."""
+        self.at_hand = entry
         num_blocks = len(entry.block_table) - self._num_state_blocks
         return num_blocks * self._block_size - entry.num_expected
 
@@ -297,6 +304,7 @@ class BatchScheduler(Generic[T]):
             head = line.head()
             assert head is not None  # or it would not be its turn
             entry, reserves = head.entry, line is self._reservations
+            self.at_hand = entry
             count = self.blocks_for(max(entry.num_tokens + reserves, entry.num_promised))
             spare = len(self._lacking())  # of those who run, for their next token
             if self.num_running and not reserves:
@@ -362,6 +370,7 @@ class BatchScheduler(Generic[T]):
         if self._cost is not None and decodes:
             budget = min(budget, self._cost.max_prompt_tokens(len(step)))
         for entry in prompts[: bounds.max_running - len(step)]:
+            self.at_hand = entry
             chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
             if chunk <= 0:
                 break
@@ -371,6 +380,7 @@ class BatchScheduler(Generic[T]):
 
     def _num_due(self, entry: T) -> int:
         """Tokens that are worth a step now."""
+        self.at_hand = entry
         num_left = entry.num_left
         enough = num_left >= self._bounds.min_partial_tokens or not entry.lacks_rows
         return num_left if enough else 0
@@ -390,7 +400,7 @@ class BatchScheduler(Generic[T]):
         return step
 
     def _decodes(self, budget: int) -> list[T]:
-        decodes = [e for e in self._decoding.values() if e.num_left > 0 and self._room(e) >= 0]
+        decodes = [e for e in self._decoding.values() if self._room(e) >= 0 and e.num_left > 0]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget

@@ -85,7 +85,8 @@ class Bus(Protocol):
         """Give the connection to a known peer up, with what is queued in it, and open another."""
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        """Queue a message.  False: not queued (unknown peer, or a full queue); never raises."""
+        """Queue a message.  False: not queued (unknown peer, or a full queue).  Raises Unsendable
+        and nothing else."""
 
     def start(self, deliver: Callable[[Received], None]) -> None:
         """Begin receiving; `deliver` is called on the loop, in order per peer, and never raises."""
@@ -254,3 +255,7 @@ class DataPlane(TransferEngine, Protocol):
 
 class TransportError(Told):
     """A transport cannot do what was asked; the text names the thing and the remedy."""
+
+
+class Unsendable(TransportError):
+    """A message that no peer would take: it cannot be encoded, or is larger than any may be."""

@@ -22,8 +22,9 @@ from epd.config import (
     Timing,
 )
 from epd.messages import Address
-from epd.roles.base import Actor, Log, Ports
+from epd.roles.base import Actor
 from epd.roles.compose import Engines, Gateway, Instance
+from epd.roles.ports import Log, Ports
 from epd.roles.rank_data import GroupDataPlane
 from epd.roles.row_tiers import note_of
 from epd.topology import Roles, name_instances, parse_groups
