@@ -213,7 +213,7 @@ class Instance:
         return any(any(component.live().values()) for component in components)
 
     def load(self) -> Load:
-        live, requests = self.live(), self.requests
+        live, requests, bus = self.live(), self.requests, self.actor.bus
         return Load(
             open_requests=live.get("requests", 0),
             free_kv_blocks=requests.pool.num_free if requests is not None else 0,
@@ -224,7 +224,7 @@ class Instance:
             num_encoded=self.encode.num_encoded if self.encode is not None else 0,
             cache=self.encode.tiers.report() if self.encode is not None else (),
             silent_peers=self.links.silent(),
-            dropped=tuple(sorted(self.actor.bus.dropped.items())),
+            dropped=tuple(sorted((bus.dropped + self.actor.ports.transfers.refused).items())),
             histograms=self.actor.times.told(),
             counts=self.actor.times.counts(),
             costs=self._costs(),

@@ -73,6 +73,7 @@ class Requests(Component[Request]):
         self.engine = engine
         self.pool = BlockPool(engine.num_blocks)
         self.kv = KvRanks(engine, actor.ports.transfers, ranks)
+        actor.ports.transfers.guard(self.kv.own.region)
         self._timing = timing
         self._alive = SignsOfLife(actor, timing, self._tell_alive)
         self.cost = StepCost(

@@ -96,7 +96,11 @@ HOSTILE: list[tuple[str, list[bytes], str]] = [
     ("trailing bytes", [GOOD + b"\0"], "malformed"),
     ("unknown tag", [msgspec.msgpack.encode([1, "evil", 1, ["Evil"]])], "malformed"),
     ("wrong type", [msgspec.msgpack.encode([1, "evil", "one", ["Leave"]])], "malformed Leave"),
-    ("missing field", [msgspec.msgpack.encode([1, "evil", 1, ["Commit", "r"]])], "malformed Commit"),
+    (
+        "missing field",
+        [msgspec.msgpack.encode([1, "evil", 1, ["Commit", "r"]])],
+        "malformed Commit",
+    ),
     ("a map", [msgspec.msgpack.encode({"version": 1})], "malformed"),
     ("deep nesting", [GOOD.replace(b"\x95", b"\x96") + b"\x91" * 900], "malformed"),
     ("slots of no bytes", [granting(0, 1)], "malformed Grant"),
