@@ -23,11 +23,13 @@ from epd.fsm.outgoing import (
     Outgoing,
     PeerFenced,
     SlotsLeased,
+    SourceFailed,
     WriteOutcomeUnknown,
     WriteRefused,
     WriteSettled,
     WriteSucceeded,
 )
+from epd.fsm.room import DeadlinePassed
 from epd.messages import (
     Address,
     CancelAck,
@@ -43,6 +45,8 @@ from epd.roles.base import Actor, performs, receives
 from epd.roles.fan_out import FanOuts, WritePart
 from epd.roles.rooms import Rooms
 from epd.transport.base import Buffer, Received, WriteFailed, WriteOutcome, Written
+
+MAX_UNASKED = 1024  # rooms whose grant may be faster than their request
 
 
 class Staged(NamedTuple):
@@ -110,6 +114,8 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     ) -> Outgoing:
         """A room that we will fill; adopts a machine whose grant or cancel came first."""
         outgoing = self.find(room) or self._open(room, attempt, peer, deadline_s)
+        if not outgoing.terminal:  # of one that was granted before, which had less time
+            self.arm(outgoing, self.actor.until(deadline_s), DeadlinePassed())
         outgoing.owner, outgoing.manifest = owner, manifest
         self._owners[room] = producer
         if manifest.offer is not None:
@@ -118,6 +124,21 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
 
     def _open(self, room: str, attempt: int, peer: Address, deadline_s: float) -> Outgoing:
         return self._add(Outgoing(room, attempt, peer, self.actor.journal), deadline_s)
+
+    def _num_unasked(self) -> int:
+        """Rooms that were granted and that nobody has asked to fill yet."""
+        return (
+            len(self._rooms)
+            - len(self._ended)
+            - sum(room not in self._ended for room in self._owners)
+        )
+
+    def call_off(self, room: str, failure: Failure) -> None:
+        """Its consumer cannot be asked: that is its end, for its owner too."""
+        outgoing = self.find(room)
+        if outgoing is not None and not outgoing.terminal:
+            self.fire(outgoing, SourceFailed(failure))
+            self._owners[room].concluded(outgoing, failure)
 
     def ended(self, machine: Outgoing) -> None:
         machine.source = None
@@ -134,7 +155,12 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             # Nobody would tell of its loss again, or its deadline cannot be read yet.
             if self.actor.is_lost(peer) or not self.actor.knows_time:
                 return
-            outgoing = self._open(message.room, message.attempt, peer, message.deadline_s)
+            if self._num_unasked() >= MAX_UNASKED:
+                self.actor.counters["grants_not_asked_for"] += 1
+                return
+            due_s = self.actor.cluster_s() + self._timing.first_token_timeout_s
+            due_s = min(message.deadline_s, due_s)
+            outgoing = self._open(message.room, message.attempt, peer, due_s)
         if self._is_from_peer(outgoing, received):
             self.fire(outgoing, GrantReceived(message))
             if (producer := self._owners.get(message.room)) is not None:

@@ -13,7 +13,7 @@ each outcome is an event of its own.  What enters when, and who gives way, is po
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from epd.config import EngineConfig, Timing
@@ -44,7 +44,7 @@ from epd.roles.speculation import Speculation
 from epd.roles.step import new_tokens, token_event, until_end
 from epd.roles.step_loop import Part, Plan, StepLoop
 from epd.scheduling.batching import BatchScheduler, Bounds
-from epd.scheduling.block_pool import BlockPool
+from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
@@ -185,7 +185,8 @@ class Requests(Component[Request]):
     def reserve(self, request: Request) -> None:
         """Wait for blocks for its KV, which will be received, and tell `on_reserved` when they are
         leased; the first `num_held` have theirs already, the last of the prompt never does."""
-        self._scheduler.reserve(request, self._contents.keys(request, request.num_tokens))
+        if (keys := self._keys(request)) is not None:
+            self._scheduler.reserve(request, keys)
         self.actor.mailbox.append_once("batch", self.pump)
 
     def leave_queue(self, key: str) -> None:
@@ -244,6 +245,14 @@ class Requests(Component[Request]):
     def plan(self, *, alone: bool) -> Plan:
         """The next step; empty: nothing to compute, or who must give way is in a step."""
         return blaming(partial(self._plan, alone), self._scheduler, self.unplannable)
+
+    def _keys(self, request: Request) -> Sequence[Key] | None:
+        """Of all its tokens; None: they cannot be made, and it has failed."""
+        try:
+            return self._contents.keys(request, request.num_tokens)
+        except Exception as error:
+            self.unplannable(request, error)
+            return None
 
     def unplannable(self, request: Request, error: Exception) -> None:
         """It cannot be part of a step; the others can."""
@@ -316,8 +325,9 @@ class Requests(Component[Request]):
 
     @performs(Do.ENQUEUE)
     def enqueue(self, request: Request, event: Event) -> None:
-        keys = () if is_scored(request) else self._contents.keys(request, request.num_tokens)
-        self._scheduler.add(request, keys)
+        keys = () if is_scored(request) else self._keys(request)
+        if keys is not None:
+            self._scheduler.add(request, keys)
         self._loop.wake()
 
     @performs(Do.EXTEND)

@@ -7,7 +7,6 @@ do no better, so it is an internal error, and nobody waits for what was never se
 from __future__ import annotations
 
 from epd.failure import Failure
-from epd.fsm.outgoing import SourceFailed
 from epd.messages import (
     EncodeRequest,
     KvOffer,
@@ -38,8 +37,8 @@ def fail_at_instance(actor: Actor, rooms: OutgoingRooms) -> None:
     """Offers, and tokens of which some cannot be sent: those of others go alone."""
 
     def unsent(to: str, message: Message, failure: Failure) -> None:
-        if isinstance(message, KvOffer) and (room := rooms.find(message.room)) is not None:
-            rooms.fire(room, SourceFailed(failure))
+        if isinstance(message, KvOffer):
+            rooms.call_off(message.room, failure)
         elif isinstance(message, Tokens) and len(message.chunks) > 1:
             for chunk in message.chunks:
                 actor.send(to, Tokens(chunks=(chunk,)))
