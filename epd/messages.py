@@ -14,7 +14,7 @@ Big things do not ride here.  Compressed images travel as payload frames behind 
 
 Identifiers
 -----------
-`request_id`   minted by the gateway, unique over the cluster's life (gateway epoch + counter).
+`request_id`   minted by the gateway: random, so that nobody forges for one that is to come.
 `attempt`      1, 2, ...: which try of the request; a migrated request is a new attempt.
 `room`         one transfer: `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D);
                `request_id/attempt/item.n` where an image is encoded once more.
