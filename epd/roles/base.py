@@ -27,6 +27,7 @@ from functools import partial
 from types import CoroutineType
 from typing import ClassVar, Generic, Never, TypeVar
 
+from epd.dropped import DropLog
 from epd.engine.base import DeviceLost
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Machine
@@ -37,7 +38,6 @@ from epd.roles.ports import Ports
 from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
 from epd.transport.base import Buffer, Received, Unsendable
-from epd.transport.dropped import DropLog
 
 F = TypeVar("F", bound=Callable[..., object])
 M = TypeVar("M", bound=Machine, contravariant=True)  # noqa: PLC0105 (as it is called everywhere)

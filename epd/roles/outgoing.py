@@ -29,7 +29,6 @@ from epd.fsm.outgoing import (
     WriteSettled,
     WriteSucceeded,
 )
-from epd.fsm.room import DeadlinePassed
 from epd.messages import (
     Address,
     CancelAck,
@@ -114,8 +113,6 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     ) -> Outgoing:
         """A room that we will fill; adopts a machine whose grant or cancel came first."""
         outgoing = self.find(room) or self._open(room, attempt, peer, deadline_s)
-        if not outgoing.terminal:  # of one that was granted before, which had less time
-            self.arm(outgoing, self.actor.until(deadline_s), DeadlinePassed())
         outgoing.owner, outgoing.manifest = owner, manifest
         self._owners[room] = producer
         if manifest.offer is not None:
@@ -158,7 +155,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             if self._num_unasked() >= MAX_UNASKED:
                 self.actor.counters["grants_not_asked_for"] += 1
                 return
-            due_s = self.actor.cluster_s() + self._timing.first_token_timeout_s
+            due_s = self.actor.cluster_s() + self._timing.request_timeout_s
             due_s = min(message.deadline_s, due_s)
             outgoing = self._open(message.room, message.attempt, peer, due_s)
         if self._is_from_peer(outgoing, received):

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from epd.messages import MESSAGES, PROTOCOL_VERSION, Address, AnyMessage
+from epd.messages import MESSAGES, PROTOCOL_VERSION, Address, AnyMessage, Message
 from epd.ranges import Name, Total
 from epd.transport.base import Buffer, Received, TransportError, Unsendable
 
@@ -84,7 +84,7 @@ def pack(source: Address, target_epoch: int, message: Any) -> bytes:
 def frames_of(
     source: Address,
     target_epoch: int,
-    message: Any,
+    message: Message,
     payloads: Sequence[Buffer],
     limits: FrameLimits,
 ) -> tuple[bytes, int]:

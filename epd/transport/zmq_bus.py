@@ -35,6 +35,7 @@ from typing import Any
 
 import zmq
 
+from epd.dropped import DropLog
 from epd.messages import Address, Message
 from epd.transport.base import Buffer, Received, TransportError, Unsendable
 from epd.transport.codec import (
@@ -45,7 +46,6 @@ from epd.transport.codec import (
     unpack,
 )
 from epd.transport.curve import Admission, ClusterKey
-from epd.transport.dropped import DropLog
 from epd.transport.endpoint import check_reach, ipc_path, is_tcp, prepare_ipc, split_tcp
 from epd.transport.zmq_sockets import MessageReader, Outbox
 

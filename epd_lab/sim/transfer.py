@@ -307,18 +307,6 @@ class SimTransferEngine(DataPlane):
     def recut(self, region: Region, num_parts: int) -> Region:
         return region  # of one head
 
-    def guard(self, region: Region) -> None:
-        assert isinstance(region, SlotRegion)
-        region.lent.guard()
-
-    def lend(self, target: RemoteRegion, slots: Sequence[int], peer: Address, room: str) -> None:
-        if (found := self._fabric.region(target)) is not None:
-            found[0].lent.lend((peer.instance_id, peer.epoch), room, slots)
-
-    def take_back(self, target: RemoteRegion, room: str) -> None:
-        if (found := self._fabric.region(target)) is not None:
-            found[0].lent.take_back(room)
-
     def takes_references(self, target: RemoteRegion) -> bool:
         found = self._fabric.region(target)
         return found is not None and found[1] is self._process and found[0].by_reference
@@ -332,10 +320,6 @@ class SimTransferEngine(DataPlane):
         if found is None or self._closed:
             return WriteFailed(f"region {target.region_id!r} of {target.instance_id} is not there")
         region = found[0]
-        try:
-            region.check_writer(self._life, slots)
-        except WriteRefused as refused:
-            return WriteFailed(str(refused))
         if (reference := only_reference(source)) is not None:
             await asyncio.sleep(LOCAL_COST_S)
             if not self.takes_references(target):
