@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import inspect
 
-from epd.messages import MESSAGES, Heartbeat, Leave, Message
+from epd.messages import MESSAGES, PROTOCOL_VERSION, Heartbeat, Leave, Message, PrefillRequest
 from epd.transport.codec import FrameLimits, FrameRejected, unpack
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
@@ -40,6 +42,46 @@ def check_codec(kind: type[Message], count: int) -> int:
 @each_type
 def test_the_codec_raises_nothing_but_a_rejection(kind: type[Message]) -> None:
     assert check_codec(kind, 200)
+
+
+UNBOUNDED = {"TokenChunk"}  # see its docstring
+
+
+def check_bounded(kind: inspect.Type, where: str) -> None:
+    match kind:
+        case inspect.IntType(ge=low, le=high):
+            assert low is not None and high is not None, where
+        case inspect.FloatType(le=high):
+            assert high is not None, where  # which also keeps out what is no number
+        case inspect.VarTupleType(item_type=item):
+            check_bounded(item, where)
+        case inspect.TupleType(item_types=kinds) | inspect.UnionType(types=kinds):
+            for each in kinds:
+                check_bounded(each, where)
+        case inspect.StructType(cls=cls, fields=fields) if cls.__name__ not in UNBOUNDED:
+            for field in fields:
+                if field.name != "prompt":  # log-probabilities have some of their own
+                    check_bounded(field.type, f"{cls.__name__}.{field.name}")
+
+
+@each_type
+def test_every_number_has_bounds(kind: type[Message]) -> None:
+    check_bounded(hostile.TYPES[kind.__name__], kind.__name__)
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**63 - 1, 2**64 - 1])
+def test_no_token_overflows_who_reads_it(token_id: int) -> None:
+    """It stopped the step loop for all: OverflowError, again and again."""
+    said = hostile.message(PrefillRequest, 1, mild=True)
+    for good in (0, token_id):
+        said[3] = [good]
+        said[4], said[5] = 0, []
+        header = msgspec.msgpack.encode([PROTOCOL_VERSION, "gateway", 1, said])
+        if good == 0:
+            assert unpack(header, (), 1, LIMITS).message.token_ids == (0,)
+            continue
+        with pytest.raises(FrameRejected, match="malformed PrefillRequest"):
+            unpack(header, (), 1, LIMITS)
 
 
 @pytest.mark.long

@@ -20,11 +20,11 @@ from epd.messages import (
     TransferAborted,
     TransferInDoubt,
 )
-from tests.fsm.tables import REGION
 from tests.fsm.tables import at as in_state
 from tests.roles.rooms import (
     OFFER,
     PEER,
+    REGION,
     TIMING,
     consume,
     grant,

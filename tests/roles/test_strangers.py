@@ -27,6 +27,7 @@ from epd.messages import (
     RequestInquiry,
 )
 from epd.roles.registry import MAX_TURNED_AWAY
+from epd.roles.step import sequence_of
 from epd.transport.base import Received, Unsendable
 from epd_lab.sim import golden
 from epd_lab.sim.client import Record
@@ -143,6 +144,21 @@ def test_a_request_that_cannot_be_planned_fails_alone(
 ) -> None:
     with simulated(topology) as at:
         check_one_fails(at, names, name, lambda seed: at.ask(max_tokens=6, seed=seed))
+
+
+def test_one_whose_part_of_a_step_cannot_be_made_fails_alone() -> None:
+    def made(request: Request, *args: Any) -> Any:
+        if request.sampling.seed == 2:
+            raise Broken
+        return sequence_of(request, *args)
+
+    with simulated("1e1pd") as at, mock.patch("epd.roles.step_loop.sequence_of", made):
+        records = [at.ask(max_tokens=6, seed=seed) for seed in (1, 2, 3)]
+        at.pass_time(20.0)
+        failed = records.pop(1)
+        assert failed.error is not None and failed.error.status == 500
+        assert [record.finish_reason for record in records] == ["length"] * 2
+        assert not any(at.instance("pd0").live().values())
 
 
 def test_an_image_that_no_batch_can_have_fails_alone() -> None:
