@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from epd.ranges import Name
 from epd.wire import Record
 
 
@@ -60,7 +61,7 @@ _STATUS = {
 class Failure(Record, kw_only=False):
     kind: FailureKind
     reason: str
-    culprit: str = ""  # the instance that failed, if it is not the one that says so
+    culprit: Name = ""  # the instance that failed, if it is not the one that says so
 
     @property
     def retryable(self) -> bool:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from epd.ranges import Count, Name, Positive
 from epd.shares import Cell, cells, is_cut, runs
 from epd.wire import Record
+
+Heads = Annotated[int, Meta(ge=1, le=1 << 16)]  # or layers
+Ranks = Annotated[tuple[tuple[Count, Heads], ...], Meta(max_length=1024)]
 
 
 class StateTensor(Record):
     """What a layer keeps of a sequence besides rows of its tokens: of fixed size, overwritten by
     each token.  It is cut into pieces (heads), of which each lies in one block."""
 
-    name: str
-    num_layers: int
-    num_pieces: int  # of a layer
-    shape: tuple[int, ...]  # of a piece
-    dtype: str
-    piece_nbytes: int
+    name: Name
+    num_layers: Positive
+    num_pieces: Positive  # of a layer
+    shape: tuple[Count, ...]  # of a piece
+    dtype: Name
+    piece_nbytes: Positive
     # What lies side by side in a piece: of how many heads, and how many numbers each; none: a piece
     # is a head.
-    parts: tuple[tuple[int, int], ...] = ()
+    parts: tuple[tuple[Positive, Positive], ...] = ()
 
     @property
     def num_heads(self) -> int:
@@ -47,23 +53,34 @@ class KvLayout(Record):
     """Shape of one KV block, `[num_layers, num_parts, block_size, num_kv_heads, head_dim]` of
     `dtype`, and what a sequence has besides: `tensors`, in blocks at the head of its table."""
 
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    block_nbytes: int
-    max_layer_groups: int = 4  # `engine.kv_layer_groups`: both ends of a transfer agree on it
-    first_kv_head: int = 0  # of those here, by its place in the model: a rank has a part of them
-    num_parts: int = 2  # keys and values; 1: a latent row that both are made of
+    num_layers: Heads
+    block_size: Positive
+    num_kv_heads: Heads
+    head_dim: Positive
+    dtype: Name
+    block_nbytes: Positive
+    max_layer_groups: Heads = 4  # `engine.kv_layer_groups`: both ends of a transfer agree on it
+    first_kv_head: Count = 0  # of those here, by its place in the model: a rank has a part of them
+    num_parts: Positive = 2  # keys and values; 1: a latent row that both are made of
     tensors: tuple[StateTensor, ...] = ()
-    ranks: tuple[tuple[int, int], ...] = ()  # of a group: each rank's first head, and how many
+    ranks: Ranks = ()  # of a group: each rank's first head, and how many
     # Of a group whose model has tensors: the first of the heads here that these are of; each rank's
     # first, and how many; and the tensors of all heads.
-    first_state_head: int = 0
-    state_ranks: tuple[tuple[int, int], ...] = ()
+    first_state_head: Count = 0
+    state_ranks: Ranks = ()
     all_tensors: tuple[StateTensor, ...] = ()
-    most_state_blocks: int = 0  # as many at each rank as one needs, and as come from other groups
+    most_state_blocks: Count = 0  # as many at each rank as one needs, and as come from other groups
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless its heads and tensors can be counted."""
+        if any(tensor.piece_nbytes > self.block_nbytes for tensor in self.tensors):
+            raise ValueError("a piece of a state does not fit a block")
+        for ranks in (self.ranks, self.state_ranks):
+            covered = 0
+            for first, count in sorted(ranks):
+                if first > covered:
+                    raise ValueError(f"no rank has head {covered}")
+                covered = max(covered, first + count)
 
     @property
     def num_state_blocks(self) -> int:

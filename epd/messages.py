@@ -14,7 +14,7 @@ Big things do not ride here.  Compressed images travel as payload frames behind 
 
 Identifiers
 -----------
-`request_id`   minted by the gateway, unique over the cluster's life (gateway epoch + counter).
+`request_id`   minted by the gateway: random, so that nobody forges for one that is to come.
 `attempt`      1, 2, ...: which try of the request; a migrated request is a new attempt.
 `room`         one transfer: `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D);
                `request_id/attempt/item.n` where an image is encoded once more.
@@ -27,13 +27,15 @@ needs to be right, and setting one moves no deadline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 import msgspec
+from msgspec import Meta
 
 from epd.failure import Failure
 from epd.layouts import KvLayout, StateTensor
 from epd.observed import ObserveReport, ObserveRequest
+from epd.ranges import Count, Hash, Id, Index, Name, Positive, Seconds, TokenId, Total, Where
 from epd.records import (
     Address,
     CacheTier,
@@ -51,6 +53,7 @@ from epd.records import (
     TokenChunk,
     TokenLogprobs,
     TransportOffer,
+    check_prompt,
     end_of,
 )
 from epd.room_messages import (
@@ -66,6 +69,7 @@ from epd.room_messages import (
 from epd.wire import Message, Record
 
 PROTOCOL_VERSION = 4
+Interval = Annotated[float, Meta(gt=0, le=3600)]
 
 
 # --- membership (every instance <-> gateway) ------------------------------------------------------
@@ -74,23 +78,23 @@ PROTOCOL_VERSION = 4
 class Join(Message):
     """Sent until welcomed, with back-off: any start order works (faults F17, F18)."""
 
-    protocol_version: int
-    model_fingerprint: str
+    protocol_version: Count
+    model_fingerprint: Where
     info: InstanceInfo
     was_member: bool = False  # of an earlier registry, or of this one
-    lost: tuple[tuple[str, int], ...] = ()
+    lost: tuple[tuple[Name, Total], ...] = ()
     """Lives of others that it takes for over, by an earlier registry's message: it may have fenced
     them, so none of them may be a member."""
 
 
 class Welcome(Message):
-    epoch: int  # of the instance that is welcomed: echoes the join
-    heartbeat_interval_s: float
-    cluster_s: float  # the gateway's time
+    epoch: Total  # of the instance that is welcomed: echoes the join
+    heartbeat_interval_s: Interval
+    cluster_s: Seconds  # the gateway's time
 
 
 class JoinRefused(Message):
-    epoch: int
+    epoch: Total
     reason: str
 
 
@@ -98,7 +102,7 @@ class Heartbeat(Message):
     """States rather than news: the next one tells again what a lost one told."""
 
     load: Load
-    version: int = 0  # of the registry that the instance has seen
+    version: Total = 0  # of the registry that the instance has seen
     is_draining: bool = False
     """No new work, please; the instance leaves when its open work has ended."""
 
@@ -111,8 +115,8 @@ class HeartbeatAck(Message):
     """
 
     known: bool
-    version: int
-    cluster_s: float  # the gateway's time
+    version: Total
+    cluster_s: Seconds  # the gateway's time
 
 
 class Leave(Message):
@@ -122,7 +126,7 @@ class Leave(Message):
 class Membership(Message):
     """The gateway's registry, whole, after each change; `lost` lists recently fenced epochs."""
 
-    version: int
+    version: Total
     instances: tuple[InstanceInfo, ...]
     lost: tuple[Address, ...]
 
@@ -133,10 +137,10 @@ class Membership(Message):
 class CacheEvents(Message):
     """What changed in an encoder's cache, numbered; `full`: all that it holds, and nothing else."""
 
-    sequence: int
+    sequence: Total
     full: bool
-    stored: tuple[str, ...]
-    evicted: tuple[str, ...]
+    stored: tuple[Hash, ...]
+    evicted: tuple[Hash, ...]
 
 
 class CacheEventsWanted(Message):
@@ -153,14 +157,14 @@ class EncodeRequest(Message):
     Payload: the compressed image or video.
     """
 
-    request_id: str
-    attempt: int
-    room: str
-    mm_hash: str
-    num_rows: int
-    grid_thw: tuple[int, int, int]
+    request_id: Id
+    attempt: Count
+    room: Id
+    mm_hash: Hash
+    num_rows: Positive
+    grid_thw: tuple[Count, Count, Count]
     consumer: Address | None
-    deadline_s: float
+    deadline_s: Seconds
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
     bounds: PixelBounds | None = None  # of an image
@@ -173,24 +177,24 @@ class EncodeRequest(Message):
 class EncodeAccepted(Message):
     """The image is at work.  Said again now and then while the room is open."""
 
-    room: str
-    attempt: int
+    room: Id
+    attempt: Count
 
 
 class RowsKept(Message):
     """The rows of a room without a consumer are in this encoder's cache; the room is closed."""
 
-    request_id: str
-    attempt: int
-    room: str
+    request_id: Id
+    attempt: Count
+    room: Id
 
 
 class EncodeRejected(Message):
     """The room was not opened; elsewhere it may be."""
 
-    request_id: str
-    attempt: int
-    room: str
+    request_id: Id
+    attempt: Count
+    room: Id
     failure: Failure
 
 
@@ -200,7 +204,7 @@ class AbortEncode(Message):
     Not acknowledged: an encoder that has missed it says `EncodeAccepted` again and is told again.
     """
 
-    room: str
+    room: Id
 
 
 # --- gateway -> prefill / decode ------------------------------------------------------------------
@@ -209,41 +213,44 @@ class AbortEncode(Message):
 class PrefillRequest(Message):
     """Run a prompt.  After a migration `token_ids` ends with `num_emitted` tokens already sent."""
 
-    request_id: str
-    attempt: int
-    token_ids: tuple[int, ...]
-    num_emitted: int
+    request_id: Id
+    attempt: Count
+    token_ids: tuple[TokenId, ...]
+    num_emitted: Count
     items: tuple[MediaItem, ...]
     sampling: SamplingParams
     decode: Address
     gateway: Address
-    deadline_s: float
+    deadline_s: Seconds
     reports: bool = False  # the client wants a timeline
-    scope: str = ""  # of who asks: blocks are found by those of one scope only (F53)
-    first_token_deadline_s: float = 0.0  # for all that is moved before it: rows, then KV
-    lease_s: float = 0.0  # its KV is held so long after its answer, for a request that goes on
+    scope: Where = ""  # of who asks: blocks are found by those of one scope only (F53)
+    first_token_deadline_s: Seconds = 0.0  # for all that is moved before it: rows, then KV
+    lease_s: Seconds = 0.0  # its KV is held so long after its answer, for a request that goes on
+
+    def __post_init__(self) -> None:
+        check_prompt(self.token_ids, self.num_emitted, self.items)
 
 
 class RequestAccepted(Message):
     """Said soon, if the first token has not come by then, and now and then while it is silent."""
 
-    request_id: str
-    attempt: int
+    request_id: Id
+    attempt: Count
 
 
 class RequestInquiry(Message):
     """Nothing was heard of an attempt for a while.  Answered by `RequestFailed` if it has ended,
     for its last message was lost then; by nothing while it is open."""
 
-    request_id: str
-    attempt: int
+    request_id: Id
+    attempt: Count
 
 
 class RequestFailed(Message):
     """The attempt ended without a finished answer."""
 
-    request_id: str
-    attempt: int
+    request_id: Id
+    attempt: Count
     failure: Failure
     spans: tuple[Span, ...] = ()
 
@@ -255,21 +262,21 @@ class RoomWanted(Message):
     another one be asked, too?  Then no answer means no.
     """
 
-    request_id: str
-    attempt: int
-    index: int  # of the image
+    request_id: Id
+    attempt: Count
+    index: Index  # of the image
     encoder: Address
     failure: Failure | None = None
-    waited_s: float = 0.0  # where they are late
+    waited_s: Seconds = 0.0  # where they are late
 
 
 class RoomAdded(Message):
     """The rows of an image may come in this room, too."""
 
-    request_id: str
-    attempt: int
-    index: int  # of the image
-    room: str
+    request_id: Id
+    attempt: Count
+    index: Index  # of the image
+    room: Id
     encoder: Address
     is_rival: bool = False  # of one that is late
 
@@ -277,13 +284,13 @@ class RoomAdded(Message):
 class AbortRequest(Message):
     """Stop working on it and give its memory back; answered by RequestAborted."""
 
-    request_id: str
-    attempt: int
+    request_id: Id
+    attempt: Count
 
 
 class RequestAborted(Message):
-    request_id: str
-    attempt: int
+    request_id: Id
+    attempt: Count
 
 
 # --- decode (or prefill that ends at once) -> gateway ---------------------------------------------
@@ -298,8 +305,8 @@ class Tokens(Message):
 class StageReport(Message):
     """Spans of a finished stage, where the request asks for `reports`; lossy by design."""
 
-    request_id: str
-    attempt: int
+    request_id: Id
+    attempt: Count
     spans: tuple[Span, ...]
 
 
@@ -322,18 +329,23 @@ class LinkEcho(Message):
 class ProfileRequest(Message):
     """Record what threads and device do, or end that and write it; a repeat is told what holds."""
 
-    serial: int
+    serial: Total
     starts: bool
 
 
 class ProfileReport(Message):
     """What came of it: a trace's path, or a reason."""
 
-    serial: int  # of the message that it answers
+    serial: Total  # of the message that it answers
     ok: bool
     detail: str
 
 
+# What a gateway alone says, whoever else is a member.
+OF_GATEWAY = frozenset((
+    Welcome, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest, AbortEncode,
+    PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest, ProfileRequest,
+))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:
     AnyMessage = Message

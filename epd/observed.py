@@ -2,94 +2,95 @@
 
 from __future__ import annotations
 
+from epd.ranges import Count, Name, Seconds, Total, Where
 from epd.wire import Message, Record
 
 
 class Query(Record):
     """Which machines are wanted one by one, oldest first; counts are told in any case."""
 
-    machines: tuple[str, ...] = ()  # names of tables; empty: of any
-    states: tuple[str, ...] = ()  # empty: any
-    older_s: float = 0.0  # in their state for so long at least
-    key: str = ""  # of a request, a room or an image, and what begins with it and a slash
+    machines: tuple[Name, ...] = ()  # names of tables; empty: of any
+    states: tuple[Name, ...] = ()  # empty: any
+    older_s: Seconds = 0.0  # in their state for so long at least
+    key: Where = ""  # of a request, a room or an image, and what begins with it and a slash
     late: bool = False  # only those whose time is over
-    limit: int = 0  # machines of one process; 0: only counts
+    limit: Count = 0  # machines of one process; 0: only counts
 
 
 class StateCount(Record):
     """How many machines are in a state."""
 
-    machine: str
-    state: str
-    count: int
-    oldest_s: float  # for how long the first of them has been there
-    num_late: int = 0  # their time is over: see `epd.roles.observation`
-    left_s: float | None = None  # until a clock ends the first of them, if nothing else does
+    machine: Name
+    state: Name
+    count: Total
+    oldest_s: Seconds  # for how long the first of them has been there
+    num_late: Count = 0  # their time is over: see `epd.roles.observation`
+    left_s: Seconds | None = None  # until a clock ends the first of them, if nothing else does
 
 
 class EdgeCount(Record):
     """How often an event came in a state, since the process began."""
 
-    machine: str
-    source: str
-    event: str
-    target: str
-    count: int
+    machine: Name
+    source: Name
+    event: Name
+    target: Name
+    count: Total
     reason: str = ""  # why it changed nothing: the table's words, or "illegal"
 
 
 class StoryLine(Record):
     """An event that moved a machine, in seconds of the gateway's time."""
 
-    at_s: float
-    source: str
-    event: str
-    target: str
-    times: int = 1
+    at_s: Seconds
+    source: Name
+    event: Name
+    target: Name
+    times: Total = 1
 
 
 class MachineFacts(Record):
     """One machine of one process."""
 
-    machine: str
-    key: str
-    state: str
-    age_s: float  # in that state
+    machine: Name
+    key: Where
+    state: Name
+    age_s: Seconds  # in that state
     is_over: bool  # its state is terminal
     story: tuple[StoryLine, ...]
     is_late: bool = False
-    left_s: float | None = None
+    left_s: Seconds | None = None
 
 
 class Memory(Record):
     """A kind of memory of one instance."""
 
-    kind: str
-    unit: str
-    used: int
-    capacity: int
+    kind: Name
+    unit: Name
+    used: Total
+    capacity: Total
 
 
 class StageLoad(Record):
     """What waits for a stage of an instance, in predicted seconds; of decode, what a step takes."""
 
-    instance: str
-    stage: str
-    load_s: float
+    instance: Name
+    stage: Name
+    load_s: Seconds
 
 
 class LinkCount(Record):
     """Bytes written to a peer since the process began."""
 
-    peer: str
-    transport: str
-    nbytes: int
+    peer: Name
+    transport: Name
+    nbytes: Total
 
 
 class Observed(Record):
     """The answer to a `Query`."""
 
-    in_use: tuple[tuple[str, int], ...] = ()  # what is owned now, by kind
+    in_use: tuple[tuple[Name, Total], ...] = ()  # what is owned now, by kind
     memory: tuple[Memory, ...] = ()
     states: tuple[StateCount, ...] = ()
     edges: tuple[EdgeCount, ...] = ()
@@ -101,10 +102,10 @@ class Observed(Record):
 class ObserveRequest(Message):
     """From a gateway to each instance: say what your machines do."""
 
-    serial: int
+    serial: Total
     query: Query
 
 
 class ObserveReport(Message):
-    serial: int  # of the message that it answers
+    serial: Total  # of the message that it answers
     observed: Observed

@@ -8,21 +8,42 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from epd.layouts import KvLayout
+from epd.ranges import (
+    Count,
+    Digits,
+    Hash,
+    Id,
+    Index,
+    Logprob,
+    Name,
+    NumBytes,
+    Offset,
+    Positive,
+    Real,
+    Seconds,
+    Signed,
+    TokenId,
+    Total,
+    Where,
+)
 from epd.wire import Record
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]  # a message with another does not decode
+Listed = Meta(max_length=4096)  # of what a heartbeat lists
+Tally = Annotated[tuple[tuple[Name, Total], ...], Listed]  # by kind
+Names = Annotated[tuple[Name, ...], Listed]
 
 
 class RemoteRegion(Record):
     """Where a peer's registered memory can be reached; `slot_nbytes * num_slots` bytes long."""
 
-    backend: str
-    instance_id: str
-    epoch: int
-    region_id: str
-    locator: str  # backend's own: a shared memory name, host:port, ...
+    backend: Name
+    instance_id: Name
+    epoch: Total
+    region_id: Id
+    locator: Where  # backend's own: a shared memory name, host:port, ...
     slot_nbytes: Positive
     num_slots: Positive
 
@@ -33,20 +54,20 @@ class RowContract(Record):
     `row_width` elements per row: hidden * (1 + number of deepstack levels), main embedding first.
     """
 
-    hidden: int
-    row_width: int
-    num_deepstack: int
-    dtype: str
-    row_nbytes: int
+    hidden: Positive
+    row_width: Positive
+    num_deepstack: Count
+    dtype: Name
+    row_nbytes: Positive
 
 
 class Address(Record, kw_only=False):
     """How to reach an instance: a bus endpoint plus what encryption needs."""
 
-    instance_id: str
-    epoch: int
-    endpoint: str
-    public_key: str = ""  # CURVE, z85; empty on ipc
+    instance_id: Name
+    epoch: Total
+    endpoint: Where
+    public_key: Name = ""  # CURVE, z85; empty on ipc
 
     def of_rank(self, rank: int) -> Address:
         """Of a process of a group, to the data plane; the first leads, and is the instance."""
@@ -60,25 +81,25 @@ def rank_name(instance_id: str, rank: int) -> str:
 class TransportOffer(Record):
     """A way to move rows and KV; two instances with an equal offer can use it between them."""
 
-    name: str  # of a backend
-    domain: str  # how far it reaches
+    name: Name  # of a backend
+    domain: Where  # how far it reaches
 
 
 class InstanceInfo(Record):
     """What an instance says of itself when it joins; the registry and all peers keep it."""
 
     address: Address
-    roles: tuple[str, ...]
-    host_id: str  # equal where pids mean the same: one boot of one host, one pid namespace
-    pid: int
-    num_slots: int = 0  # receive pool (prefill)
-    num_kv_blocks: int = 0  # KV pool (prefill, decode)
-    max_queue: int = 0
+    roles: Annotated[tuple[Name, ...], Meta(max_length=8)]
+    host_id: Where  # equal where pids mean the same: one boot of one host, one pid namespace
+    pid: Count
+    num_slots: Count = 0  # receive pool (prefill)
+    num_kv_blocks: Count = 0  # KV pool (prefill, decode)
+    max_queue: Count = 0
     kv_layout: KvLayout | None = None
     row_contract: RowContract | None = None
     transports: tuple[TransportOffer, ...] = ()
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
-    rank_pids: tuple[int, ...] = ()  # of a group's other ranks, which share its language model
+    rank_pids: tuple[Count, ...] = ()  # of a group's other ranks, which share its language model
 
 
 STAGES = {  # what a state of a machine is called in traces and metrics
@@ -106,62 +127,63 @@ STAGES = {  # what a state of a machine is called in traces and metrics
 }
 
 
-class Count(Record):
+class Counted(Record):
     """A labelled counter of one process, since it began; for metrics."""
 
-    name: str
-    labels: tuple[tuple[str, str], ...]
-    value: int
+    name: Name
+    labels: tuple[tuple[Name, Where], ...]
+    value: Total
 
 
 class Histogram(Record):
     """Observations since a process began; bounds belong to the name (`roles/stage_times.py`)."""
 
-    name: str
-    labels: tuple[tuple[str, str], ...]
-    counts: tuple[int, ...]  # by bucket, the last without a bound; not cumulative
-    total: float
+    name: Name
+    labels: tuple[tuple[Name, Where], ...]
+    counts: tuple[Total, ...]  # by bucket, the last without a bound; not cumulative
+    total: Seconds
 
 
 class CacheTier(Record):
     """One tier of an encoder's cache, since its process began; for metrics."""
 
-    tier: str  # "device", "host" or "disk"
-    nbytes: int
-    capacity_nbytes: int
-    hits: int
-    misses: int
-    evictions: int
-    failures: int  # reads and writes that went wrong; the value was encoded anew
+    tier: Name  # "device", "host" or "disk"
+    nbytes: NumBytes
+    capacity_nbytes: NumBytes
+    hits: Total
+    misses: Total
+    evictions: Total
+    failures: Total  # reads and writes that went wrong; the value was encoded anew
 
 
 class StageCosts(Record):
     """What an instance has measured of itself, in seconds; 0: not yet.  Placement reads it."""
 
-    patch_s: float = 0.0  # of an image in the tower
-    token_s: float = 0.0  # of a prompt
-    step_s: float = 0.0  # a step that only decodes, whoever is in it,
-    sequence_s: float = 0.0  # and what each sequence adds to it
-    nbyte_s: float = 0.0  # of rows to another instance
-    quantum_s: float = 0.0  # that images and prompts may hold decodes up for; 0: any time
-    unsure: tuple[str, ...] = ()  # of these, by name: measured a few times only, or long ago
+    patch_s: Seconds = 0.0  # of an image in the tower
+    token_s: Seconds = 0.0  # of a prompt
+    step_s: Seconds = 0.0  # a step that only decodes, whoever is in it,
+    sequence_s: Seconds = 0.0  # and what each sequence adds to it
+    nbyte_s: Seconds = 0.0  # of rows to another instance
+    quantum_s: Seconds = 0.0  # that images and prompts may hold decodes up for; 0: any time
+    # Of these, by name: measured a few times only, or long ago.
+    unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
 
 
 class Load(Record):
     """Heartbeat's view of how busy an instance is; placement reads it."""
 
-    open_requests: int = 0
-    free_kv_blocks: int = 0
-    live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
-    totals: tuple[tuple[str, int], ...] = ()  # what they have counted since the start, by kind
-    cache_sequence: int = 0  # of the last batch of cache events
-    events: tuple[tuple[str, int], ...] = ()  # what was odd or deferred since the process began
-    num_encoded: int = 0  # images, since the process began
-    cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
-    dropped: tuple[tuple[str, int], ...] = ()  # by its bus, by kind, since the process began
-    histograms: tuple[Histogram, ...] = ()  # of stages and hops
-    counts: tuple[Count, ...] = ()  # of transfers and links
-    silent_peers: tuple[str, ...] = ()  # that do not answer it, though they may be healthy
+    open_requests: Count = 0
+    free_kv_blocks: Count = 0
+    live: Tally = ()  # what its roles own now, by kind; zero when idle
+    totals: Tally = ()  # what they have counted since the start, by kind
+    cache_sequence: Total = 0  # of the last batch of cache events
+    events: Tally = ()  # what was odd or deferred since the process began
+    num_encoded: Total = 0  # images, since the process began
+    cache: Annotated[tuple[CacheTier, ...], Meta(max_length=8)] = ()  # of rows, at an encoder
+    dropped: Tally = ()  # by its bus, by kind, since the process began
+    histograms: Annotated[tuple[Histogram, ...], Listed] = ()  # of stages and hops
+    counts: Annotated[tuple[Counted, ...], Listed] = ()  # of transfers and links
+    silent_peers: Names = ()  # that do not answer it, though they may be healthy
     costs: StageCosts = StageCosts()
 
 
@@ -172,25 +194,25 @@ class SamplingParams(Record):
     token `i` is a pure function of `(seed, i)`, so batch, topology and migration cannot change it.
     """
 
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0
-    seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # EOS (not under ignore_eos) and the client's own
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    num_logprobs: int = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
-    num_prompt_logprobs: int = -1  # likewise, of the prompt's tokens
-    min_tokens: int = 0
-    allowed_token_ids: tuple[int, ...] = ()  # nothing else may be said; empty: anything
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that may not be said
+    max_tokens: Count
+    temperature: Real = 0.0
+    top_p: Real = 1.0
+    top_k: Count = 0  # 0: off
+    min_p: Real = 0.0
+    seed: Signed = 0
+    stop_token_ids: tuple[TokenId, ...] = ()  # EOS (not under ignore_eos) and the client's own
+    frequency_penalty: Real = 0.0
+    presence_penalty: Real = 0.0
+    repetition_penalty: Real = 1.0
+    logit_bias: tuple[tuple[TokenId, Real], ...] = ()
+    num_logprobs: Digits = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
+    num_prompt_logprobs: Digits = -1  # likewise, of the prompt's tokens
+    min_tokens: Count = 0
+    allowed_token_ids: tuple[TokenId, ...] = ()  # nothing else may be said; empty: anything
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()  # token sequences that may not be said
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
-    priority: int = 0  # lower goes first: each step is worth so many seconds of waiting
-    tokens_per_word: int = 1  # told to the gateway at once, but for the first and the last ones
+    priority: Offset = 0  # lower goes first: each step is worth so many seconds of waiting
+    tokens_per_word: Positive = 1  # told at once, but for the first and the last ones
 
     @property
     def tells_logprobs(self) -> bool:
@@ -220,15 +242,15 @@ class Clip(Record):
     packed one after the other (a msgpack array).  `frames`: indices into the video, in order.
     """
 
-    container: str
-    frames: tuple[int, ...]
+    container: Name
+    frames: tuple[Index, ...]
 
 
 class PixelBounds(Record):
     """Between which areas an image is resized, instead of the model's own; 0: as the model's."""
 
-    min_pixels: int = 0
-    max_pixels: int = 0
+    min_pixels: Total = 0
+    max_pixels: Total = 0
 
 
 def end_of(offset: int, num_rows: int, offsets: tuple[int, ...]) -> int:
@@ -241,15 +263,19 @@ def end_of(offset: int, num_rows: int, offsets: tuple[int, ...]) -> int:
 class MediaItem(Record):
     """One image or video of a prompt: where its rows go and who makes them."""
 
-    index: int
-    mm_hash: str
-    offset: int  # position of its first placeholder in the prompt's token ids
-    num_rows: int
-    grid_thw: tuple[int, int, int]  # patches; for LLaVA-style models (1, height, width) of pixels
-    room: str
+    index: Index
+    mm_hash: Hash
+    offset: Index  # position of its first placeholder in the prompt's token ids
+    num_rows: Positive
+    grid_thw: tuple[Count, Count, Count]  # patches; LLaVA-style: (1, height, width) of pixels
+    room: Id
     encoder: Address
-    offsets: tuple[int, ...] = ()  # of a video with text between its frames: where each begins
-    second_per_grid: float = 1.0  # time between two of the grid's frames
+    offsets: tuple[Index, ...] = ()  # of a video with text between its frames: where each begins
+    second_per_grid: Seconds = 1.0  # time between two of the grid's frames
+
+    def __post_init__(self) -> None:
+        if self.offsets and self.num_rows % len(self.offsets):
+            raise ValueError(f"{self.num_rows} rows are not shared by {len(self.offsets)} frames")
 
     @property
     def end(self) -> int:
@@ -268,13 +294,24 @@ class MediaItem(Record):
         return [(at, i * count, count) for i, at in enumerate(self.offsets)]
 
 
+def check_prompt(
+    token_ids: tuple[int, ...], num_emitted: int, items: tuple[MediaItem, ...]
+) -> None:
+    """Raises ValueError unless what is told of a prompt is about these tokens."""
+    if not token_ids or num_emitted > len(token_ids):
+        raise ValueError(f"{num_emitted} of {len(token_ids)} tokens are an answer's")
+    for item in items:
+        if item.end > len(token_ids):
+            raise ValueError(f"rows end at token {item.end} of {len(token_ids)}")
+
+
 class TokenLogprobs(Record, kw_only=False):
     """Log-probabilities at one output position: of the chosen token, then of the likeliest."""
 
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0  # 1: the likeliest; of a token of the prompt, else 0
+    token_id: TokenId
+    logprob: Logprob
+    top: tuple[tuple[TokenId, Logprob], ...] = ()
+    rank: Count = 0  # 1: the likeliest; of a token of the prompt, else 0
     prompt: tuple[TokenLogprobs, ...] = ()
     """With the first token of an answer, where it is asked for: the prompt's, from its second."""
 
@@ -283,12 +320,16 @@ class TokenLogprobs(Record, kw_only=False):
 
 
 class TokenChunk(Record):
-    """Tokens of one request, numbered: `start` is the output index of the first one."""
+    """Tokens of one request, numbered: `start` is the output index of the first one.
+
+    The message that comes most often: a bound costs 2 % of its decoding, and those that it lacks
+    keep nobody from anything.
+    """
 
     request_id: str
     attempt: int
-    start: int
-    token_ids: tuple[int, ...]
+    start: Index
+    token_ids: tuple[TokenId, ...]
     finish_reason: str = ""  # "", "stop", "length"
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_accepted: int = 0  # of these tokens, those that were drafted before
@@ -299,21 +340,21 @@ class TokenChunk(Record):
 class Span(Record):
     """A stage of a request as its instance saw it, for the timeline (wall-clock seconds)."""
 
-    machine: str
-    state: str
-    at_s: float
-    key: str = ""  # of the machine
-    lasted_s: float = 0.0  # of what is no state: a chunk of a prompt
-    num_tokens: int = 0  # of the chunk
+    machine: Name
+    state: Name
+    at_s: Seconds
+    key: Where = ""  # of the machine
+    lasted_s: Seconds = 0.0  # of what is no state: a chunk of a prompt
+    num_tokens: Count = 0  # of the chunk
 
 
 class KvState(Record):
     """What decoding needs besides the KV bytes (fault F26: without the delta, garbage)."""
 
-    num_tokens: int  # tokens whose KV is there
+    num_tokens: Count  # tokens whose KV is there
     first_token: TokenLogprobs
-    rope_delta: int
-    num_layers: int
-    num_blocks: int
-    num_whole: int  # blocks that were sent before the last chunk; those behind came by layers
-    num_cached: int = 0  # tokens of the prompt that prefill found in its prefix cache
+    rope_delta: Offset
+    num_layers: Count
+    num_blocks: Count
+    num_whole: Count  # blocks that were sent before the last chunk; those behind came by layers
+    num_cached: Count = 0  # tokens of the prompt that prefill found in its prefix cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from epd.failure import Failure
 from epd.layouts import KvLayout
+from epd.ranges import Checksum, Count, Hash, Id, Index, NumBytes, Positive, Seconds, TokenId, Where
 from epd.records import (
     Address,
     KvState,
@@ -15,6 +16,7 @@ from epd.records import (
     RemoteRegion,
     RowContract,
     SamplingParams,
+    check_prompt,
 )
 from epd.wire import Message
 
@@ -22,20 +24,25 @@ from epd.wire import Message
 class KvOffer(Message):
     """Prefill asks decode for room: blocks for the prompt now and `max_tokens` to come."""
 
-    room: str
-    request_id: str
-    attempt: int
-    num_prompt_tokens: int
-    num_emitted: int
-    token_ids: tuple[int, ...]  # penalties and later recompute need the text
+    room: Id
+    request_id: Id
+    attempt: Count
+    num_prompt_tokens: Positive
+    num_emitted: Count
+    token_ids: tuple[TokenId, ...]  # penalties and later recompute need the text
     sampling: SamplingParams
     layout: KvLayout
     gateway: Address
-    deadline_s: float
+    deadline_s: Seconds
     items: tuple[MediaItem, ...] = ()  # where images stand: part of what a block's content is
     reports: bool = False  # the client wants a timeline
-    scope: str = ""  # as in PrefillRequest
-    first_token_deadline_s: float = 0.0
+    scope: Where = ""  # as in PrefillRequest
+    first_token_deadline_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        check_prompt(self.token_ids, self.num_emitted, self.items)
+        if self.num_prompt_tokens != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} ids of {self.num_prompt_tokens} tokens")
 
 
 class Grant(Message):
@@ -44,18 +51,24 @@ class Grant(Message):
     Of a group the region is that of the first rank; each has the same slots in its own.
     """
 
-    room: str
-    attempt: int
-    mm_hash: str  # empty for KV
+    room: Id
+    attempt: Count
+    mm_hash: Hash  # empty for KV
     region: RemoteRegion
-    slots: tuple[int, ...]
+    slots: tuple[Index, ...]
     contract: RowContract | None  # rows; None for KV, whose layout is checked at the offer
-    num_rows: int
-    deadline_s: float
-    num_held: int = 0  # slots' worth of KV that the consumer has: `slots` are for what is behind
+    num_rows: Count
+    deadline_s: Seconds
+    num_held: Count = 0  # slots' worth of KV that the consumer has: `slots` are for what is behind
     parts: tuple[RemoteRegion, ...] = ()  # the region at the other ranks, in their order
     layout: KvLayout | None = None  # of KV: which heads each rank has
     is_sharded: bool = False  # of rows at several ranks: each gets its part, and not all of them
+
+    def __post_init__(self) -> None:
+        if self.slots and max(self.slots) >= self.region.num_slots:
+            raise ValueError(f"slot {max(self.slots)} is not one of {self.region.num_slots}")
+        if self.layout is not None and len(self.layout.shares) != 1 + len(self.parts):
+            raise ValueError(f"{1 + len(self.parts)} regions of {len(self.layout.shares)} ranks")
 
     @property
     def slot_nbytes(self) -> int:
@@ -66,16 +79,17 @@ class Grant(Message):
 class Commit(Message):
     """Every byte of the room has landed; repeated until acknowledged."""
 
-    room: str
-    attempt: int
-    nbytes: int
-    parts: tuple[tuple[int, int], ...]  # of each write: bytes, and their checksum; 0: not computed
+    room: Id
+    attempt: Count
+    nbytes: NumBytes
+    # Of each write: bytes, and their checksum; 0: not computed.
+    parts: tuple[tuple[NumBytes, Checksum], ...]
     kv: KvState | None = None
 
 
 class CommitAck(Message):
-    room: str
-    attempt: int
+    room: Id
+    attempt: Count
 
 
 class CancelTransfer(Message):
@@ -85,29 +99,29 @@ class CancelTransfer(Message):
     refusal learns why.
     """
 
-    room: str
-    attempt: int
+    room: Id
+    attempt: Count
     failure: Failure | None = None
 
 
 class CancelAck(Message):
     """The producer will never write to this room's slots again."""
 
-    room: str
-    attempt: int
+    room: Id
+    attempt: Count
 
 
 class TransferAborted(Message):
     """The producer failed; nothing is being written and nothing will be."""
 
-    room: str
-    attempt: int
+    room: Id
+    attempt: Count
     failure: Failure
 
 
 class TransferInDoubt(Message):
     """The producer failed and cannot tell yet whether bytes still land: an end follows later."""
 
-    room: str
-    attempt: int
+    room: Id
+    attempt: Count
     reason: str

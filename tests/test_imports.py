@@ -50,12 +50,13 @@ DATA = (
     "epd.layouts",
     "epd.messages",
     "epd.observed",
+    "epd.ranges",
     "epd.records",
     "epd.room_messages",
     "epd.shares",
     "epd.wire",
 )
-LEAVES = ("epd.config", "epd.errors", "epd.topology", *DATA)
+LEAVES = ("epd.config", "epd.dropped", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
     "epd.engine.checkpoint",
     "epd.engine.config_sizes",
@@ -82,18 +83,22 @@ AREAS = {
     "epd.config": Area(("epd.errors", "epd.setting"), packages("msgspec"), NOT_PURE),
     "epd.wire": Area((), packages("msgspec"), NOT_PURE),
     "epd.shares": Area((), not_stdlib=NOT_PURE),
-    "epd.layouts": Area(("epd.shares", "epd.wire"), packages("msgspec"), NOT_PURE),
-    "epd.records": Area(("epd.layouts", "epd.wire"), packages("msgspec"), NOT_PURE),
-    "epd.failure": Area(("epd.wire",), not_stdlib=NOT_PURE),
-    "epd.observed": Area(("epd.wire",), not_stdlib=NOT_PURE),
+    "epd.ranges": Area((), packages("msgspec"), NOT_PURE),
+    "epd.dropped": Area((), not_stdlib=NOT_PURE),
+    "epd.layouts": Area(("epd.ranges", "epd.shares", "epd.wire"), packages("msgspec"), NOT_PURE),
+    "epd.records": Area(("epd.layouts", "epd.ranges", "epd.wire"), packages("msgspec"), NOT_PURE),
+    "epd.failure": Area(("epd.ranges", "epd.wire"), not_stdlib=NOT_PURE),
+    "epd.observed": Area(("epd.ranges", "epd.wire"), not_stdlib=NOT_PURE),
     "epd.room_messages": Area(
-        ("epd.failure", "epd.layouts", "epd.records", "epd.wire"), not_stdlib=NOT_PURE
+        ("epd.failure", "epd.layouts", "epd.ranges", "epd.records", "epd.wire"),
+        not_stdlib=NOT_PURE,
     ),
     "epd.messages": Area(
         (
             "epd.failure",
             "epd.layouts",
             "epd.observed",
+            "epd.ranges",
             "epd.records",
             "epd.room_messages",
             "epd.wire",

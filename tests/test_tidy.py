@@ -265,9 +265,10 @@ def test_no_module_is_called_utils() -> None:
     assert not found, f"name each after what it holds: {found}"
 
 
-def test_what_the_fault_table_names_exists() -> None:
-    """docs/faults.md tells which test shows that a fault is impossible; the test must be there."""
-    text = (ROOT / "docs" / "faults.md").read_text()
+@pytest.mark.parametrize("page", ["faults.md", "trust.md"])
+def test_what_a_page_says_is_shown_by_exists(page: str) -> None:
+    """It tells which test shows that a fault is impossible; the test must be there."""
+    text = (ROOT / "docs" / page).read_text()
     named = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)))
     known = {source.path: source.text for source in sources()}
     missing = [

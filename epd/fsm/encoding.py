@@ -338,6 +338,7 @@ ROWS = (
     Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_image, note="fails alone (F13)"),
     Row(S.PREPARED, BatchStarted, S.ENCODING, (), enter_batch),
     Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows),
+    Row(S.PREPARED, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="no batch can be planned with it; the others go on"),
     Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the image's fault: another encoder may do it"),
     Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS, Do.ARM_OUTCOME), note_timeout),
     Row((S.DEFERRED, S.PREPARED), EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),

@@ -23,28 +23,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
 from typing import ClassVar, Generic, Never, TypeVar
 
+from epd.dropped import DropLog
 from epd.engine.base import DeviceLost
 from epd.failure import Failure, FailureKind
-from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
+from epd.fsm.kernel import Effect, Event, IllegalEvent, Machine
 from epd.fsm.membership import Membership
 from epd.messages import Address, InstanceInfo, Message, Span
 from epd.roles.mailbox import Mailbox
+from epd.roles.ports import Ports
 from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
-from epd.transport.base import (
-    Buffer,
-    Bus,
-    Clock,
-    DataPlane,
-    Random,
-    Received,
-    Storage,
-)
+from epd.transport.base import Buffer, Received, Unsendable
 
 F = TypeVar("F", bound=Callable[..., object])
 M = TypeVar("M", bound=Machine, contravariant=True)  # noqa: PLC0105 (as it is called everywhere)
@@ -70,26 +63,6 @@ def performs(*effects: Effect) -> Callable[[F], F]:
         return method
 
     return mark
-
-
-class Log:
-    """The port for a component's log lines; the composition root binds it to `logging`."""
-
-    def warning(self, text: str, **fields: object) -> None: ...
-    def info(self, text: str, **fields: object) -> None: ...
-
-
-@dataclass(slots=True)
-class Ports:
-    """Everything outside, injected; the simulator replaces all of it."""
-
-    clock: Clock
-    bus: Bus
-    random: Random
-    transfers: DataPlane
-    journal: Journal
-    log: Log
-    storage: Storage | None = None  # of rows, at an encoder or where they are found without one
 
 
 class Actor:
@@ -121,6 +94,9 @@ class Actor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0
         self.on_device_lost: Callable[[str], None] = lambda reason: None
+        self.admits: Callable[[Received], bool] = lambda received: True  # who may say that to us
+        self.on_unsent: Callable[[str, Message, Failure], None] = lambda to, message, why: None
+        self._drops = DropLog(ports.log.warning, ports.clock.now_s)
 
     def add(self, component: Component[Never]) -> None:
         self.components.append(component)
@@ -148,19 +124,28 @@ class Actor:
         found = self._handlers.get(type(received.message))
         if found is None:
             self.counters["message_without_role"] += 1
-        else:
+        elif self.is_self(Address(received.source, received.epoch, "")) or self.admits(received):
             found(received)
+        else:
+            self.counters["message_of_stranger"] += 1
+            self._drops.note("stranger", type(received.message).__name__, received.source)
 
     def connect(self, peer: Address) -> None:
         """Learn how to reach a peer; from now on, messages for its earlier lives are dropped."""
         self._connected[peer.instance_id] = peer.epoch
         self.bus.connect(peer)
 
+    def disconnect(self, instance_id: str) -> None:
+        """Forget a peer, and what is queued for it."""
+        self._connected.pop(instance_id, None)
+        self.bus.disconnect(instance_id)
+
     def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         """Queue a message; to this very instance it takes the loop's next turn, without a socket.
 
         An `Address` means one life of the peer: its successor must not get what it was not told.  A
         grant that reached the successor would let it write into slots leased to the dead (F44).
+        False: the peer takes none now.  One that cannot be sent at all is told to `on_unsent`.
         """
         instance_id = to if isinstance(to, str) else to.instance_id
         if isinstance(to, Address) and self._connected.get(instance_id, 0) not in (0, to.epoch):
@@ -170,7 +155,13 @@ class Actor:
             own = Received(instance_id, self.address.epoch, message, tuple(payloads))
             asyncio.get_running_loop().call_soon(self.deliver, own)
             return True
-        sent = self.bus.send(instance_id, message, payloads)
+        try:
+            sent = self.bus.send(instance_id, message, payloads)
+        except Unsendable as error:
+            which = getattr(message, "room", getattr(message, "request_id", ""))
+            self.fault(f"send {type(message).__name__} {which} to {instance_id}", error)
+            self.on_unsent(instance_id, message, Failure(FailureKind.INTERNAL, str(error)))
+            return True  # nobody else would take it
         if not sent:
             self.counters["message_not_queued"] += 1
             if (epoch := self._connected.get(instance_id)) is not None:

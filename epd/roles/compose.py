@@ -16,7 +16,7 @@ from epd.messages import Address, InstanceInfo, Load, StageCosts
 from epd.observed import Memory
 from epd.roles.absent import WithoutDecode, WithoutPrefill
 from epd.roles.affinity import Affinity
-from epd.roles.base import Actor, Ports
+from epd.roles.base import Actor
 from epd.roles.cache_events import CacheDirectory, CachePublisher
 from epd.roles.decode import DecodeRole
 from epd.roles.dispatch import Dispatcher
@@ -30,11 +30,13 @@ from epd.roles.links import Links
 from epd.roles.member import Member
 from epd.roles.observation import Observable
 from epd.roles.outgoing import OutgoingRooms
+from epd.roles.ports import Ports
 from epd.roles.prefill import PrefillRole
 from epd.roles.profiling import Profiled
 from epd.roles.rank_asks import OtherRanks
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
+from epd.roles.unsent import fail_at_instance
 from epd.scheduling.encode_policy import pick_encoder
 from epd.scheduling.fixed_rule import FixedRule
 from epd.scheduling.placement import MakeRule
@@ -88,6 +90,7 @@ class Instance:
         self.links = Links(actor, config.timing)
         self.outgoing = OutgoingRooms(actor, config.timing)
         self.incoming = IncomingRooms(actor, config.timing)
+        fail_at_instance(actor, self.outgoing)
         self.encode: EncodeRole | None = None
         self.requests: Requests | None = None
         self.embeddings: Embeddings | None = None
@@ -210,7 +213,7 @@ class Instance:
         return any(any(component.live().values()) for component in components)
 
     def load(self) -> Load:
-        live, requests = self.live(), self.requests
+        live, requests, bus = self.live(), self.requests, self.actor.bus
         return Load(
             open_requests=live.get("requests", 0),
             free_kv_blocks=requests.pool.num_free if requests is not None else 0,
@@ -221,7 +224,7 @@ class Instance:
             num_encoded=self.encode.num_encoded if self.encode is not None else 0,
             cache=self.encode.tiers.report() if self.encode is not None else (),
             silent_peers=self.links.silent(),
-            dropped=tuple(sorted(self.actor.bus.dropped.items())),
+            dropped=tuple(sorted((bus.dropped + self.actor.ports.transfers.refused).items())),
             histograms=self.actor.times.told(),
             counts=self.actor.times.counts(),
             costs=self._costs(),

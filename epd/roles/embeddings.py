@@ -69,6 +69,7 @@ class Embeddings(Component[Embedding]):
         self.extend(self._lateness)
         own = RankRows(actor.ports.transfers, config, contract)
         self._rows_per_slot, self.region = own.rows_per_slot, own.region
+        actor.ports.transfers.guard(self.region)
         num_slots = self.region.remote.num_slots
         self.ranks = RowRanks(own, contract, ranks, shards=config.rows_at_ranks == "sharded")
         self.pool = Pool(num_slots)

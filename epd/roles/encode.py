@@ -284,8 +284,14 @@ class EncodeRole(Component[Encoding]):
 
     def _next_batch(self) -> list[Encoding]:
         """Taken from those that are prepared."""
-        all_ = self._prepared.values()
-        line = ((e.arrival, e.key, p.num_patches) for e in all_ if (p := e.patches) is not None)
+        line = []
+        for encoding in list(self._prepared.values()):
+            try:
+                patches = cast(Patches, encoding.patches)
+                line.append((encoding.arrival, encoding.key, int(patches.num_patches)))
+            except Exception as error:  # of this one alone
+                self.actor.fault(f"plan {encoding.key}", error)
+                self.fire(encoding, encoding_fsm.EncodeFailed(f"no batch can have it: {error!r}"))
         keys = next_batch(line, self._max_batch_patches, is_behind=self._num_batches > 0)
         return [self._prepared.pop(key) for key in keys]
 

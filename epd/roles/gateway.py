@@ -56,6 +56,7 @@ from epd.roles.profiling import Profiles
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.roles.timeline import Timelines
+from epd.roles.unsent import fail_at_gateway
 from epd.scheduling.placement import Unplaceable
 from epd.transport.base import Received
 
@@ -93,6 +94,7 @@ class GatewayRole(Component[Generation]):
         self.extend(self._elsewhere)
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
         self._failures = FailureLog(actor)
+        fail_at_gateway(actor, self)
         self.profile = Profiles(actor, registry).ask
         self.observe = Observatory(actor, registry, dispatcher.loads).ask
         self._serial = self.num_tokens = 0
@@ -109,7 +111,8 @@ class GatewayRole(Component[Generation]):
         """A place for one choice, before any work; raises Refused at once when there is none."""
         limits = limits or self._time_limits
         self._serial += 1
-        request_id = f"{self.actor.address.instance_id}-{self.actor.address.epoch:x}-{self._serial}"
+        key = self.actor.ports.random.integer("request", self.actor.address.epoch, self._serial)
+        request_id = f"{self.actor.address.instance_id}-{key:016x}"  # that nobody can foresee
         stream = Stream(
             request_id,
             lambda why, reason: self.fire(machine, WHEN_LEFT[why](reason)),
@@ -138,8 +141,7 @@ class GatewayRole(Component[Generation]):
 
     def submit(self, prepared: Prepared, limits: TimeLimits | None = None) -> Stream:
         """Admit and start in one call."""
-        stream = self.admit(limits)
-        self.start_generation(stream, prepared)
+        self.start_generation(stream := self.admit(limits), prepared)
         return stream
 
     def ready(self) -> Readiness:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from epd.api.port import InstanceFacts, Metric, histogram
 from epd.fsm.instance import Instance
 from epd.observed import StageLoad
-from epd.records import Count, Histogram
+from epd.records import Counted, Histogram
 from epd.roles.base import Actor
 from epd.roles.stage_times import COUNTS, KINDS
 from epd.scheduling.predicted_rule import COSTS
@@ -64,7 +64,7 @@ def _histograms(instance: str, told: Iterable[Histogram]) -> Iterator[Metric]:
         yield from histogram(one.name, text, bounds, one.counts, one.total, labels)
 
 
-def _counts(instance: str, told: Iterable[Count]) -> Iterator[Metric]:
+def _counts(instance: str, told: Iterable[Counted]) -> Iterator[Metric]:
     for one in told:
         labels = (("instance", instance), *one.labels)
         yield Metric(one.name, one.value, labels, "counter", COUNTS[one.name])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from epd.config import Timing
 from epd.failure import Failure, FailureKind
 from epd.fsm.incoming import (
     AbortReceived,
@@ -35,7 +36,7 @@ from epd.messages import (
     TransferAborted,
     TransferInDoubt,
 )
-from epd.roles.base import performs, receives
+from epd.roles.base import Actor, performs, receives
 from epd.roles.rank_asks import RankLost
 from epd.roles.rooms import Rooms
 from epd.scheduling.pairing import common
@@ -70,6 +71,10 @@ class Consumer(Protocol):
 class IncomingRooms(Rooms[Incoming, Consumer]):
     end = "incoming"
     fires = Incoming
+
+    def __init__(self, actor: Actor, timing: Timing) -> None:
+        super().__init__(actor, timing)
+        self._lent: dict[str, RemoteRegion] = {}  # by room, where its peer may write now
 
     def open(
         self,
@@ -117,7 +122,15 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     def send_grant(self, incoming: Incoming, event: Event) -> None:
         """Not to whom no registry has told of yet: the grant is said again, as a lost one is."""
         if self._is_known(incoming):
-            self.actor.send(incoming.peer, self._owners[incoming.key].grant(incoming))
+            grant = self._owners[incoming.key].grant(incoming)
+            self._lent[incoming.key] = grant.region
+            lend = self.actor.ports.transfers.lend
+            lend(grant.region, grant.slots, incoming.peer, incoming.key)
+            self.actor.send(incoming.peer, grant)
+
+    def _take_back(self, incoming: Incoming) -> None:
+        if (region := self._lent.pop(incoming.key, None)) is not None:
+            self.actor.ports.transfers.take_back(region, incoming.key)
 
     def descriptor(self, region: Region, incoming: Incoming) -> RemoteRegion:
         """How the peer reaches an own region, over the transport of the pair; a grant that is
@@ -149,6 +162,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @performs(Do.PUBLISH)
     async def publish(self, incoming: Incoming, event: Event) -> Event:
+        self._take_back(incoming)
         try:
             return await self._owners[incoming.key].publish(incoming)
         except RankLost as lost:  # the group ends, as it should
@@ -198,6 +212,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @performs(Do.RELEASE_SLOTS)
     def release_slots(self, incoming: Incoming, event: Event) -> None:
+        self._take_back(incoming)
         self._owners[incoming.key].release_slots(incoming)
 
     @performs(Do.START_FENCE)

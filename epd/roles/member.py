@@ -30,6 +30,7 @@ from epd.fsm.membership import (
 )
 from epd.fsm.membership import Membership as MembershipMachine
 from epd.messages import (
+    OF_GATEWAY,
     PROTOCOL_VERSION,
     Address,
     Heartbeat,
@@ -82,6 +83,16 @@ class Member(Component[MembershipMachine]):
         self.on_rejected: Callable[[str], None] = lambda reason: None
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
+        actor.admits = self._admits
+
+    def _admits(self, received: Received) -> bool:
+        """The gateway, and of what it does not say alone: lives that a registry has told of.  One
+        that joins may be faster than that news; what it says then is said again, as what is lost.
+        """
+        if received.source == self._gateway.instance_id:
+            return True
+        is_told_of = (received.source, received.epoch) in self.actor.peers
+        return is_told_of and type(received.message) not in OF_GATEWAY
 
     def start(self) -> None:
         self.actor.connect(self._gateway)

@@ -23,6 +23,7 @@ from epd.fsm.outgoing import (
     Outgoing,
     PeerFenced,
     SlotsLeased,
+    SourceFailed,
     WriteOutcomeUnknown,
     WriteRefused,
     WriteSettled,
@@ -43,6 +44,8 @@ from epd.roles.base import Actor, performs, receives
 from epd.roles.fan_out import FanOuts, WritePart
 from epd.roles.rooms import Rooms
 from epd.transport.base import Buffer, Received, WriteFailed, WriteOutcome, Written
+
+MAX_UNASKED = 1024  # rooms whose grant may be faster than their request
 
 
 class Staged(NamedTuple):
@@ -119,6 +122,21 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     def _open(self, room: str, attempt: int, peer: Address, deadline_s: float) -> Outgoing:
         return self._add(Outgoing(room, attempt, peer, self.actor.journal), deadline_s)
 
+    def _num_unasked(self) -> int:
+        """Rooms that were granted and that nobody has asked to fill yet."""
+        return (
+            len(self._rooms)
+            - len(self._ended)
+            - sum(room not in self._ended for room in self._owners)
+        )
+
+    def call_off(self, room: str, failure: Failure) -> None:
+        """Its consumer cannot be asked: that is its end, for its owner too."""
+        outgoing = self.find(room)
+        if outgoing is not None and not outgoing.terminal:
+            self.fire(outgoing, SourceFailed(failure))
+            self._owners[room].concluded(outgoing, failure)
+
     def ended(self, machine: Outgoing) -> None:
         machine.source = None
         super().ended(machine)
@@ -134,7 +152,12 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             # Nobody would tell of its loss again, or its deadline cannot be read yet.
             if self.actor.is_lost(peer) or not self.actor.knows_time:
                 return
-            outgoing = self._open(message.room, message.attempt, peer, message.deadline_s)
+            if self._num_unasked() >= MAX_UNASKED:
+                self.actor.counters["grants_not_asked_for"] += 1
+                return
+            due_s = self.actor.cluster_s() + self._timing.request_timeout_s
+            due_s = min(message.deadline_s, due_s)
+            outgoing = self._open(message.room, message.attempt, peer, due_s)
         if self._is_from_peer(outgoing, received):
             self.fire(outgoing, GrantReceived(message))
             if (producer := self._owners.get(message.room)) is not None:

@@ -95,9 +95,8 @@ class PrefillRole(Component[Request]):
         remaining = message.sampling.max_tokens - message.num_emitted
         request.decode_here = self.actor.is_self(message.decode) or remaining <= 1
         request.lease_s = message.lease_s if self._requests.can_hold else 0.0
-        rope = self._requests.engine.rope_positions(
-            len(message.token_ids), layouts_of(message.items)
-        )
+        layouts = layouts_of(message.items)
+        rope = self._requests.engine.rope_positions(len(message.token_ids), layouts)
         request.positions, request.rope_delta = rope.positions, rope.delta
         self._requests.open(request)
         arrived = EmbeddingsRequired() if message.items else TextOnly()
@@ -110,10 +109,10 @@ class PrefillRole(Component[Request]):
             return  # as above
         request = self._requests.get(f"{message.request_id}/{message.attempt}")
         if request is not None and self._embeddings is not None:
-            item = request.message.items[message.index]
-            further = item.elsewhere(message.room, message.encoder)
-            if self._embeddings.add_room(item.room, further, is_rival=message.is_rival):
-                return
+            for item in request.message.items[message.index : message.index + 1]:
+                further = item.elsewhere(message.room, message.encoder)
+                if self._embeddings.add_room(item.room, further, is_rival=message.is_rival):
+                    return
         self.actor.send(message.encoder, CancelTransfer(room=message.room, attempt=message.attempt))
 
     def _refusal(self, message: PrefillRequest) -> Failure | None:

@@ -14,6 +14,7 @@ in their order when it takes in what has landed (`LanguageEngine.land_kv`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -208,7 +209,12 @@ class GroupDataPlane:
         self.allocate, self.recut, self.revoke = own.allocate, own.recut, own.revoke
         self.descriptor, self.mirror, self.landing = own.descriptor, own.mirror, own.landing
         self.takes_references = own.takes_references
+        self.guard, self.lend, self.take_back = own.guard, own.lend, own.take_back
         self.write, self.checksum, self.close = own.write, own.checksum, own.close
+
+    @property
+    def refused(self) -> Counter[str]:
+        return self._own.refused
 
     def parts(self, region: Region, transport: str) -> tuple[RemoteRegion, ...]:
         def at(joined: Joined) -> RemoteRegion:

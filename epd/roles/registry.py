@@ -46,6 +46,7 @@ from epd.scheduling import pairing
 from epd.transport.base import Received
 
 MAX_LOST = 256
+MAX_TURNED_AWAY = 64  # connections to those who asked for a place and got none
 ACKS_BEFORE_LOST = 4  # as many may be lost before an instance takes the gateway for gone
 
 
@@ -61,11 +62,15 @@ class Registry(Component[Instance]):
         self._instances: dict[str, Instance] = {}
         self._lost: deque[Address] = deque(maxlen=MAX_LOST)
         self._refused: deque[tuple[str, int]] = deque(maxlen=MAX_LOST)
+        self._turned_away: dict[str, None] = {}
         self._version = 0
         self._started_s = actor.clock.now_s()
         self.on_lost: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
         self.on_heartbeat_of: Callable[[Instance], None] = lambda instance: None
+        actor.admits = lambda received: (
+            type(received.message) is Join or self._of(received) is not None
+        )
 
     @property
     def instances(self) -> list[Instance]:
@@ -110,7 +115,7 @@ class Registry(Component[Instance]):
         if (address.instance_id, address.epoch) != (received.source, received.epoch):
             self.actor.counters["join_of_another"] += 1
             return
-        for life in message.lost:
+        for life in message.lost if self._is_ours(message) else ():
             self._give_up(*life)
         known = self._instances.get(address.instance_id)
         known_epoch = known.info.address.epoch if known is not None else -1
@@ -137,6 +142,11 @@ class Registry(Component[Instance]):
             return
         self._instances[address.instance_id] = instance
         self.fire(instance, JoinAccepted())
+
+    def _is_ours(self, join: Join) -> bool:
+        """What a stranger to this model says of others does not count."""
+        said = (join.protocol_version, join.model_fingerprint)
+        return said == (PROTOCOL_VERSION, self._fingerprint)
 
     def _give_up(self, name: str, epoch: int) -> None:
         """A peer has heard from an earlier registry that this life is over, and may have fenced it,
@@ -246,6 +256,12 @@ class Registry(Component[Instance]):
             self._refused.append((name, epoch))
             self.actor.log.warning("join refused", instance=name, epoch=epoch, reason=reason)
         self.actor.send(info.address, JoinRefused(epoch=epoch, reason=reason))
+        self._turned_away.pop(name, None)
+        self._turned_away[name] = None
+        if len(self._turned_away) > MAX_TURNED_AWAY:  # whoever it is has its answer by now
+            del self._turned_away[oldest := next(iter(self._turned_away))]
+            if oldest not in self._instances:
+                self.actor.disconnect(oldest)
 
     @performs(Do.PUBLISH)
     def publish(self, instance: Instance, event: Event) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from epd.config import EngineConfig, Timing
 from epd.engine.base import LanguageEngine, Outcome, StepFailure
@@ -32,6 +33,8 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor, Component, performs, receives
+from epd.roles.blame import blaming
+from epd.roles.contents import Contents
 from epd.roles.kv_ranks import KvRanks
 from epd.roles.prompt_scores import PromptScores, is_scored
 from epd.roles.rank_asks import OtherRanks
@@ -43,7 +46,6 @@ from epd.roles.step_loop import Part, Plan, StepLoop
 from epd.scheduling.batching import BatchScheduler, Bounds
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
-from epd.scheduling.snapshots import Snapshots
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
@@ -71,6 +73,7 @@ class Requests(Component[Request]):
         self.engine = engine
         self.pool = BlockPool(engine.num_blocks)
         self.kv = KvRanks(engine, actor.ports.transfers, ranks)
+        actor.ports.transfers.guard(self.kv.own.region)
         self._timing = timing
         self._alive = SignsOfLife(actor, timing, self._tell_alive)
         self.cost = StepCost(
@@ -102,8 +105,8 @@ class Requests(Component[Request]):
         self._scores = PromptScores()
         self.caching = config.prefix_caching
         self._has_states = bool(engine.kv_layout.tensors)
-        self._snapshots = Snapshots(self.pool, engine.kv_layout.num_state_blocks)
         self.totals = Counter[str]()  # since the start, for metrics
+        self._contents = Contents(self, engine.kv_layout)
         self._speculation = Speculation(config.speculative, self.totals)
         self.reports = Reports(actor)
         self.extend(self.reports)
@@ -182,7 +185,8 @@ class Requests(Component[Request]):
     def reserve(self, request: Request) -> None:
         """Wait for blocks for its KV, which will be received, and tell `on_reserved` when they are
         leased; the first `num_held` have theirs already, the last of the prompt never does."""
-        self._scheduler.reserve(request, self._keys(request, request.num_tokens))
+        if (keys := self._keys(request)) is not None:
+            self._scheduler.reserve(request, keys)
         self.actor.mailbox.append_once("batch", self.pump)
 
     def leave_queue(self, key: str) -> None:
@@ -196,6 +200,11 @@ class Requests(Component[Request]):
 
     def pump(self) -> None:
         """Something may fit now."""
+        blaming(self._admit, self._scheduler, self.unplannable)
+        if self._scheduler.num_running:
+            self._loop.wake()
+
+    def _admit(self) -> None:
         for request, blocks, num_cached, reserves, found, kept in self._scheduler.admissions():
             self.totals["prefix_cache_queried_tokens"] += request.num_tokens
             self.totals["prefix_cache_hit_tokens"] += num_cached
@@ -203,8 +212,6 @@ class Requests(Component[Request]):
                 self.on_reserved(request, blocks, self.num_blocks_for(num_cached))
             else:
                 self.fire(request, request_fsm.Scheduled(blocks, num_cached, found, kept))
-        if self._scheduler.num_running:
-            self._loop.wake()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -237,8 +244,26 @@ class Requests(Component[Request]):
 
     def plan(self, *, alone: bool) -> Plan:
         """The next step; empty: nothing to compute, or who must give way is in a step."""
+        return blaming(partial(self._plan, alone), self._scheduler, self.unplannable)
+
+    def _keys(self, request: Request) -> Sequence[Key] | None:
+        """Of all its tokens; None: they cannot be made, and it has failed."""
+        try:
+            return self._contents.keys(request, request.num_tokens)
+        except Exception as error:
+            self.unplannable(request, error)
+            return None
+
+    def unplannable(self, request: Request, error: Exception) -> None:
+        """It cannot be part of a step; the others can."""
+        self.actor.fault(f"plan {request.key}", error)
+        failure = Failure(FailureKind.INTERNAL, f"a step cannot be planned with it: {error!r}")
+        self.fire(request, request_fsm.PlanFailed(failure))
+
+    def _plan(self, alone: bool) -> Plan:
         has_room = self._scheduler.has_spare_places
         for request in self._scheduler.decoding:
+            self._scheduler.at_hand = request
             self._speculation.draft(request, has_room=has_room)
         if not self._make_room() and not alone:
             return []
@@ -269,7 +294,10 @@ class Requests(Component[Request]):
         for part, outcome in parts:
             if not part.decoding:
                 self.reports.note_chunk(part.request, elapsed_s, part.count)
-            self._settle(part, outcome)
+            try:
+                self._settle(part, outcome)
+            except Exception as error:
+                self.unplannable(part.request, error)
         self._settling = False
         self._flush()
 
@@ -288,46 +316,18 @@ class Requests(Component[Request]):
         else:
             tokens = outcome if isinstance(outcome, tuple) else (outcome,)
             said = until_end(request, tokens)
-            self._publish(request, request.num_tokens)
+            self._contents.publish(request, request.num_tokens)
             if part.decoding and count > 1:
                 self._speculation.verified(request, count - 1, said)
             self.fire(request, token_event(request, count, said, decoding=part.decoding))
-
-    def _publish(self, request: Request, num_computed: int) -> None:
-        """Its new full blocks can be found by others: a token was sampled behind them, so that they
-        are finite is known; a bad one would fail everybody who finds it."""
-        first, num_full = request.num_published, num_computed // self.engine.kv_layout.block_size
-        if self.caching and num_full > first:
-            keys = self._keys(request, num_computed)[first:num_full]
-            table = request.block_table[self.engine.kv_layout.num_state_blocks :]
-            for block, key in zip(table[first:], keys, strict=False):
-                self.pool.publish(block, key)
-            request.num_published = num_full
-            for num_tokens, blocks in request.states_kept.items():
-                self._snapshots.publish(self._key_before(request, num_tokens), blocks)
-                self.totals["state_snapshots"] += 1
-            self._let_go_of_states(request)
-
-    def _key_before(self, request: Request, num_tokens: int) -> Key:
-        return self._keys(request, num_tokens)[-1]
-
-    def _let_go_of_states(self, request: Request) -> None:
-        """They are read and written; what is not published is forgotten."""
-        states = [request.states_found, *request.states_kept.values()]
-        request.states_found, request.states_kept = (), {}
-        for blocks in filter(None, states):
-            self.return_blocks(blocks)
-
-    def _keys(self, request: Request, num_tokens: int) -> Sequence[Key]:
-        keys = request.prefix if self.caching else None
-        return keys.extend(request.tokens, num_tokens) if keys is not None else ()
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
     @performs(Do.ENQUEUE)
     def enqueue(self, request: Request, event: Event) -> None:
-        keys = () if is_scored(request) else self._keys(request, request.num_tokens)
-        self._scheduler.add(request, keys)
+        keys = () if is_scored(request) else self._keys(request)
+        if keys is not None:
+            self._scheduler.add(request, keys)
         self._loop.wake()
 
     @performs(Do.EXTEND)
@@ -340,14 +340,14 @@ class Requests(Component[Request]):
 
     @performs(Do.START_DECODING)
     def start_decoding(self, request: Request, event: Event) -> None:
-        self._publish(request, request.num_computed)
+        self._contents.publish(request, request.num_computed)
         self._scheduler.add_decoding(request)
         self._loop.wake()
 
     @performs(Do.RELEASE_BLOCKS)
     def release_blocks(self, request: Request, event: Event) -> None:
         blocks, request.block_table = request.block_table, ()
-        self._let_go_of_states(request)
+        self._contents.let_go_of_states(request)
         self.return_blocks(blocks)
 
     @performs(Do.EMIT_TOKENS)

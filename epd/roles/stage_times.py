@@ -25,7 +25,7 @@ from epd.fsm.outgoing import Outgoing
 from epd.fsm.room import Room
 from epd.messages import KvOffer
 from epd.observed import LinkCount
-from epd.records import STAGES, Count, Histogram
+from epd.records import STAGES, Counted, Histogram
 from epd.scheduling.step_cost import Rate
 
 SECONDS = (
@@ -80,10 +80,10 @@ class StageTimes:
             )
         return self._told
 
-    def counts(self) -> tuple[Count, ...]:
+    def counts(self) -> tuple[Counted, ...]:
         """All of them, since the process began."""
         return tuple(
-            Count(name=name, labels=labels, value=value)
+            Counted(name=name, labels=labels, value=value)
             for (name, labels), value in sorted(self._totals.items())
         )
 

@@ -50,6 +50,9 @@ class Batch(Protocol):
         """The next step; empty: there is nothing to compute, or it must wait for a step under way
         (`alone`: there is none)."""
 
+    def unplannable(self, request: Request, error: Exception) -> None:
+        """What it brings to a step raised this: it is in no further one."""
+
     def begin_decoding(self, request: Request) -> None:
         """A step that samples its first token is under way, and it goes on here."""
 
@@ -134,9 +137,13 @@ class StepLoop:
         sequences = []
         leaving: list[tuple[Request, int]] = []  # whose KV others wait for
         for request, count, decoding in plan:
-            drafts = request.drafts[: count - 1] if decoding else ()
-            sequence = sequence_of(request, count - len(drafts), drafts)
-            ahead = self._depth > 1 and runs_ahead(request, sequence)
+            try:
+                drafts = request.drafts[: count - 1] if decoding else ()
+                sequence = sequence_of(request, count - len(drafts), drafts)
+                ahead = self._depth > 1 and runs_ahead(request, sequence)
+            except Exception as error:
+                self._batch.unplannable(request, error)
+                continue
             request.launched(count, ahead=ahead)
             if ahead and not decoding:
                 self._batch.begin_decoding(request)
@@ -144,6 +151,8 @@ class StepLoop:
             if sequence.sample is not None and not (decoding or request.decode_here):
                 leaving.append((request, sequence.start))
             parts.append(Part(request, count, decoding, ahead))
+        if not parts:
+            return  # the next plan is without them
         result: asyncio.Future[StepResult]
         try:
             put = self._actor.mailbox.put

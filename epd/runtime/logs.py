@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 
-from epd.roles.base import Log
+from epd.roles.ports import Log
 
 _FIELDS = "epd_fields"
 _WORD = re.compile(r"[^\s\"=]+")

@@ -21,8 +21,8 @@ from epd.config import InstanceConfig
 from epd.fsm.kernel import Journal
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address
-from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
+from epd.roles.ports import Ports
 from epd.roles.rank_data import GroupDataPlane
 from epd.runtime import heap
 from epd.runtime.lag import watch_lag

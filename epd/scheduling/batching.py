@@ -36,17 +36,16 @@ Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.snapshots import Snapshots, Taken
 from epd.scheduling.step_cost import StepCost
+from epd.scheduling.waiting import Queue
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
 PROMPT_SHARE = 0.125  # of the budget, and of several places: prompts have it, however many decode
@@ -130,39 +129,6 @@ class Share(NamedTuple, Generic[T]):
     decodes: bool  # of its answer, not of its prompt
 
 
-class _Waiting(NamedTuple, Generic[T]):
-    """A place in a queue: rank and order of arrival; and what the pool may hold of it already."""
-
-    place: tuple[float, int, str]
-    entry: T
-    keys: Sequence[Key]  # of its full blocks
-
-
-@dataclass(slots=True)
-class _Queue(Generic[T]):
-    """Who waits, by rank, equal ranks in order of arrival."""
-
-    order: list[tuple[float, int, str]] = field(default_factory=list)
-    waiting: dict[str, _Waiting[T]] = field(default_factory=dict)
-    serial: Iterator[int] = field(default_factory=itertools.count)
-
-    def join(self, rank: float, entry: T, keys: Sequence[Key]) -> None:
-        place = (rank, next(self.serial), entry.key)
-        insort(self.order, place)
-        self.waiting[entry.key] = _Waiting(place, entry, keys)
-
-    def leave(self, key: str) -> bool:
-        """False if it did not stand here."""
-        waiting = self.waiting.pop(key, None)
-        if waiting is None:
-            return False
-        del self.order[bisect_left(self.order, waiting.place)]
-        return True
-
-    def head(self) -> _Waiting[T] | None:
-        return self.waiting[self.order[0][2]] if self.order else None
-
-
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Limits of a step; `max_running` is of its sequences, and of prompts that enter while so many
@@ -196,11 +162,12 @@ class BatchScheduler(Generic[T]):
         self._snapshots = Snapshots(pool, num_state_blocks)
         self._bounds = bounds
         self._cost = cost
-        self._queue = _Queue[T]()  # prompts
-        self._reservations = _Queue[T]()  # blocks for KV that will be received
+        self._queue = Queue[T]()  # prompts
+        self._reservations = Queue[T]()  # blocks for KV that will be received
         self._prefilling: dict[str, T] = {}
         self._decoding: dict[str, T] = {}
         self._first_decode = 0
+        self.at_hand: T | None = None  # whom it looks at, should that raise
         self._watermark = int(pool.size * WATERMARK_SHARE)
 
     @property
@@ -250,10 +217,16 @@ class BatchScheduler(Generic[T]):
         waited = self._queue.leave(key)
         return self._reservations.leave(key) or waited
 
+    def expel(self, key: str) -> bool:
+        """Likewise of one that cannot be planned; False if it was not here."""
+        runs = key in self._prefilling or key in self._decoding
+        return self.remove(key) or runs
+
     # --- memory -----------------------------------------------------------------------------------
 
     def _room(self, entry: T) -> int:
         """Tokens behind its last expected one that its blocks have room for."""
+        self.at_hand = entry
         num_blocks = len(entry.block_table) - self._num_state_blocks
         return num_blocks * self._block_size - entry.num_expected
 
@@ -297,6 +270,7 @@ class BatchScheduler(Generic[T]):
             head = line.head()
             assert head is not None  # or it would not be its turn
             entry, reserves = head.entry, line is self._reservations
+            self.at_hand = entry
             count = self.blocks_for(max(entry.num_tokens + reserves, entry.num_promised))
             spare = len(self._lacking())  # of those who run, for their next token
             if self.num_running and not reserves:
@@ -323,7 +297,7 @@ class BatchScheduler(Generic[T]):
         taken = self._pool.take_prefix(keys, count, spare)
         return Taken(*taken) if taken is not None else None
 
-    def _next(self) -> _Queue[T] | None:
+    def _next(self) -> Queue[T] | None:
         """The queue whose head is next."""
         reserving, prompt = self._reservations.head(), self._queue.head()
         if prompt is None or not self._has_place():
@@ -362,6 +336,7 @@ class BatchScheduler(Generic[T]):
         if self._cost is not None and decodes:
             budget = min(budget, self._cost.max_prompt_tokens(len(step)))
         for entry in prompts[: bounds.max_running - len(step)]:
+            self.at_hand = entry
             chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
             if chunk <= 0:
                 break
@@ -371,6 +346,7 @@ class BatchScheduler(Generic[T]):
 
     def _num_due(self, entry: T) -> int:
         """Tokens that are worth a step now."""
+        self.at_hand = entry
         num_left = entry.num_left
         enough = num_left >= self._bounds.min_partial_tokens or not entry.lacks_rows
         return num_left if enough else 0
@@ -390,7 +366,7 @@ class BatchScheduler(Generic[T]):
         return step
 
     def _decodes(self, budget: int) -> list[T]:
-        decodes = [e for e in self._decoding.values() if e.num_left > 0 and self._room(e) >= 0]
+        decodes = [e for e in self._decoding.values() if self._room(e) >= 0 and e.num_left > 0]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget

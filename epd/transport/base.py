@@ -85,7 +85,8 @@ class Bus(Protocol):
         """Give the connection to a known peer up, with what is queued in it, and open another."""
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        """Queue a message.  False: not queued (unknown peer, or a full queue); never raises."""
+        """Queue a message.  False: not queued (unknown peer, or a full queue).  Raises Unsendable
+        and nothing else."""
 
     def start(self, deliver: Callable[[Received], None]) -> None:
         """Begin receiving; `deliver` is called on the loop, in order per peer, and never raises."""
@@ -247,6 +248,24 @@ class DataPlane(TransferEngine, Protocol):
         """Where writes to an own region land over this transport: in it, or in its mirror."""
         return region
 
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections of the data plane that were severed for what they said, by kind."""
+        return Counter()
+
+    def guard(self, region: Region) -> None:
+        """From now on a write into a slot of this own region is declined unless it is lent to the
+        writer, by every transport that asks the owner; shared memory does not."""
+        return
+
+    def lend(self, target: RemoteRegion, slots: Sequence[int], peer: Address, room: str) -> None:
+        """Let this life of a peer, with its ranks, write to these slots for this room."""
+        return
+
+    def take_back(self, target: RemoteRegion, room: str) -> None:
+        """No write for the room begins any more."""
+        return
+
     def takes_references(self, target: RemoteRegion) -> bool:
         """Whether a `Reference` may be written to the region: it lies in this process, or in the
         memory of a device, by a transport that reads that of ours (`holder.raw()`)."""
@@ -254,3 +273,7 @@ class DataPlane(TransferEngine, Protocol):
 
 class TransportError(Told):
     """A transport cannot do what was asked; the text names the thing and the remedy."""
+
+
+class Unsendable(TransportError):
+    """A message that no peer would take: it cannot be encoded, or is larger than any may be."""

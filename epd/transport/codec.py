@@ -17,9 +17,12 @@ from typing import Any
 
 import msgspec
 
-from epd.messages import PROTOCOL_VERSION, Address, AnyMessage
-from epd.transport.base import Buffer, Received, TransportError
+from epd.messages import MESSAGES, PROTOCOL_VERSION, Address, AnyMessage, Message
+from epd.ranges import Name, Total
+from epd.transport.base import Buffer, Received, TransportError, Unsendable
 
+NAMES = frozenset(message.__name__ for message in MESSAGES)
+MAX_TOLD_NBYTES = 64 << 10  # of a header that is looked into once more to name its type and source
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -27,10 +30,10 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """The header frame: who speaks, in which life, what it says, and to which life."""
 
     version: int
-    source: str  # instance id
-    epoch: int
+    source: Name  # instance id
+    epoch: Total
     message: AnyMessage
-    target_epoch: int = 0  # the life it is meant for; 0: any (the sender has not met the peer yet)
+    target_epoch: Total = 0  # the life it is meant for; 0: any (it has not met the peer yet)
 
 
 encode: Callable[[Envelope], bytes] = msgspec.msgpack.Encoder().encode
@@ -56,9 +59,10 @@ class FrameLimits:
 class FrameRejected(Exception):
     """These frames are not a message of ours; `kind` is the name under which it is counted."""
 
-    def __init__(self, kind: str, detail: str = "") -> None:
+    def __init__(self, kind: str, detail: str = "", message: str = "", source: str = "") -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)
         self.kind = kind
+        self.detail, self.message, self.source = detail, message, source  # as far as they are known
 
 
 def check_instance_id(instance_id: str) -> None:
@@ -75,6 +79,21 @@ def pack(source: Address, target_epoch: int, message: Any) -> bytes:
     return encode(
         Envelope(PROTOCOL_VERSION, source.instance_id, source.epoch, message, target_epoch)
     )
+
+
+def frames_of(
+    source: Address,
+    target_epoch: int,
+    message: Message,
+    payloads: Sequence[Buffer],
+    limits: FrameLimits,
+) -> tuple[bytes, int]:
+    """Header frame, and the bytes of all payloads.  Raises Unsendable."""
+    try:
+        header = pack(source, target_epoch, message)
+        return header, weigh(header, payloads, limits)
+    except (FrameRejected, TypeError, ValueError, OverflowError) as error:
+        raise Unsendable(f"{type(message).__name__} cannot be sent: {error}") from None
 
 
 def weigh(header: bytes, payloads: Sequence[Buffer], limits: FrameLimits) -> int:
@@ -103,10 +122,23 @@ def unpack(
     try:
         envelope = decode(header)
     except Exception as error:  # msgspec errors, but also RecursionError on deep nesting
-        raise FrameRejected("malformed", type(error).__name__) from None
+        message, who = _named(header)
+        kind = f"malformed {message}" if message else "malformed"
+        raise FrameRejected(kind, str(error)[:200], message, who) from None
     source, epoch, target_epoch = envelope.source, envelope.epoch, envelope.target_epoch
     if envelope.version != PROTOCOL_VERSION:
         raise FrameRejected("version", f"{envelope.version} instead of {PROTOCOL_VERSION}")
     if target_epoch and target_epoch != own_epoch:
         raise FrameRejected("stale_target", f"meant for epoch {target_epoch}")
     return Received(source, epoch, envelope.message, payloads)
+
+
+def _named(header: Buffer) -> tuple[str, str]:
+    """Type and source of what does not decode, as far as they can be read."""
+    if len(header) > MAX_TOLD_NBYTES:
+        return "", ""
+    try:
+        _, source, _, (tag, *_), *_ = msgspec.msgpack.decode(header)
+        return (tag if tag in NAMES else ""), str(source)[:100]
+    except Exception:
+        return "", ""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from epd.messages import Message
+from epd.ranges import Checksum, Count, Id, Index, Name, NumBytes, Positive, Total
 
 
 class Challenge(Message):
@@ -21,11 +22,11 @@ class Hello(Message):
     `succeeds`: earlier connections of this caller are over; none of their bytes may land any more.
     """
 
-    version: int
-    instance_id: str
-    epoch: int
-    to_instance_id: str
-    to_epoch: int
+    version: Count
+    instance_id: Name
+    epoch: Total
+    to_instance_id: Name
+    to_epoch: Total
     succeeds: bool
     nonce: bytes
     proof: bytes
@@ -45,12 +46,16 @@ class Refused(Message):
 class Announced(Message):
     """A write: `nbytes` that belong into `slots` of a region of this shape."""
 
-    number: int
-    region_id: str
-    slot_nbytes: int
-    num_slots: int
-    slots: tuple[int, ...]
-    nbytes: int
+    number: Total
+    region_id: Id
+    slot_nbytes: Positive
+    num_slots: Positive
+    slots: tuple[Index, ...]
+    nbytes: NumBytes
+
+    def __post_init__(self) -> None:
+        if self.nbytes > len(self.slots) * self.slot_nbytes:
+            raise ValueError(f"{self.nbytes} bytes do not fit {len(self.slots)} slots")
 
 
 class WriteFrame(Announced):
@@ -75,21 +80,21 @@ class EndFrame(Message):
 class SettleFrame(Message):
     """Writes whose end is in doubt and whose connections are closed: has all of it arrived?"""
 
-    number: int
+    number: Total
     tokens: tuple[bytes, ...]
 
 
 class Done(Message):
     """Yes: it has landed, it may begin, it is settled; whatever was asked."""
 
-    number: int
-    checksum: int = 0
+    number: Total
+    checksum: Checksum = 0
 
 
 class Declined(Message):
     """No; nothing has landed, or not all."""
 
-    number: int
+    number: Total
     reason: str
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -131,12 +132,13 @@ class HostEngine(OwnMemory, ABC):
     def _write(self, write: Write) -> Coroutine[Any, Any, WriteOutcome]:
         """Raises WriteRefused, now or when it is awaited: no byte has moved."""
 
-    def _granted(self, frame: Announced) -> SlotRegion:
+    def _granted(self, frame: Announced, writer: Life) -> SlotRegion:
         """The own region that a peer means to write to.  Raises WriteRefused."""
         region = self._own.get(frame.region_id)
         if region is None:
             raise WriteRefused(f"region {frame.region_id!r} was revoked or never existed")
         region.check_write(frame.slot_nbytes, frame.num_slots, frame.slots, frame.nbytes)
+        region.check_writer(writer, frame.slots)
         return region
 
     def _answer_later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -192,6 +194,10 @@ class LinkedEngine(HostEngine):
     @property
     def domain(self) -> str:
         return self._links.domain
+
+    @property
+    def refused(self) -> Counter[str]:
+        return self._links.refused
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False

@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ from epd.transport.endpoint import is_loopback
 from epd.transport.frames import Accepted, Challenge, Done, Hello, Refused
 from epd.transport.host import this_boot_id
 from epd.transport.region import WriteRefused
-from epd.transport.wire import Wire
+from epd.transport.wire import MAX_FRAME_NBYTES, Wire
 
 VERSION = 1
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -78,6 +79,7 @@ class Links:
         self._listener: socket.socket | None = None
         self._server: asyncio.Task[asyncio.Server] | None = None
         self._barred: set[Life] = set()
+        self.refused = Counter[str]()  # connections that were severed, by what they said
         self._strangers: set[Wire] = set()
         self._inbound: dict[Life, set[Wire]] = {}
         self._outbound: dict[tuple[Life, str], asyncio.Task[Wire]] = {}
@@ -115,7 +117,9 @@ class Links:
         return f"{self._host}:{self._listener.getsockname()[1]}"
 
     def _inbound_wire(self) -> Wire:
-        return Wire(self._hear_stranger, self._forget, self._challenge)
+        wire = Wire(self._hear_stranger, self._forget, self._challenge)
+        wire.refused = self.refused
+        return wire
 
     def _challenge(self, wire: Wire) -> None:
         if self._closed or len(self._strangers) >= MAX_STRANGERS:
@@ -150,7 +154,7 @@ class Links:
             self._sever_all(life)
         self._strangers.discard(wire)
         self._inbound.setdefault(life, set()).add(wire)
-        wire.peer = life
+        wire.peer, wire.max_frame_nbytes = life, MAX_FRAME_NBYTES
         wire.on_frame = self._on_frame
         wire.post(Accepted(proof=self._proof(b"owner", frame.nonce, frame)))
 
@@ -203,6 +207,7 @@ class Links:
         host, port = self._address(locator)
         words: asyncio.Queue[Any] = asyncio.Queue(4)
         wire = Wire(lambda _, frame: words.put_nowait(frame), lambda _: words.put_nowait(None))
+        wire.refused = self.refused
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -219,7 +224,7 @@ class Links:
         if self._closed:
             wire.sever()
             raise LinkRefused("the engine is closed")
-        wire.on_frame = self._on_frame
+        wire.on_frame, wire.max_frame_nbytes = self._on_frame, MAX_FRAME_NBYTES
         wire.on_lost = lambda _: None
         return wire
 

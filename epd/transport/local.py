@@ -58,6 +58,10 @@ class LocalMemory:
         region = self._regions.get(key_of(target))
         return region if region is not None and region.remote == target else None
 
+    def listed(self, target: RemoteRegion) -> SlotRegion | None:
+        """Likewise, by whichever transport the descriptor says that it is reached."""
+        return self._regions.get(key_of(target))
+
     def of(self, owner: Life) -> list[SlotRegion]:
         return [region for key, region in self._regions.items() if key[:2] == owner]
 
@@ -112,6 +116,7 @@ class LocalTransferEngine(OwnMemory):
         """Copy or deposit; the outcome is always definite.  See `TransferEngine.write`."""
         try:
             region = self._writable(target)
+            region.check_writer(self._life, slots)
             if (reference := only_reference(source)) is not None:
                 return self._hand_on(region, reference, slots)
             views = byte_views(source)

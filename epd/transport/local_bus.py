@@ -20,12 +20,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from epd.messages import Address, Message
-from epd.transport.base import Buffer, Received
+from epd.transport.base import Buffer, Received, Unsendable
 from epd.transport.codec import (
     FrameLimits,
     FrameRejected,
     check_instance_id,
-    pack,
+    frames_of,
     unpack,
 )
 
@@ -90,8 +90,6 @@ class LocalBus:
         if peer is None or self._closed:
             return False
         received = self._received(peer, message, tuple(payloads))
-        if received is None:
-            return False
         bus = self._hub.get(instance_id)
         if bus is None or peer.epoch not in (0, bus.address.epoch):
             self.dropped["stale_target"] += 1
@@ -117,19 +115,19 @@ class LocalBus:
         self._queued.clear()
         self._deliver = None
 
-    def _received(
-        self, peer: Address, message: Message, payloads: tuple[Buffer, ...]
-    ) -> Received | None:
+    def _received(self, peer: Address, message: Message, payloads: tuple[Buffer, ...]) -> Received:
         if not self._codec:
             return Received(self.address.instance_id, self.address.epoch, message, payloads)
         try:
-            header = pack(self.address, peer.epoch, message)
+            header, _ = frames_of(self.address, peer.epoch, message, payloads, self._limits)
             views = tuple(memoryview(payload).cast("B") for payload in payloads)
             return unpack(header, views, peer.epoch, self._limits)
-        except (FrameRejected, TypeError) as error:
+        except FrameRejected as error:
             self.dropped["unsendable"] += 1
-            log.error("%s to %s was not sent: %s", type(message).__name__, peer.instance_id, error)
-            return None
+            raise Unsendable(f"{type(message).__name__} cannot be sent: {error}") from None
+        except Unsendable:
+            self.dropped["unsendable"] += 1
+            raise
 
     def _enqueue(self, received: Received) -> bool:
         sender = (received.source, received.epoch)

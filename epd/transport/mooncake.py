@@ -136,7 +136,7 @@ class MooncakeTransferEngine(LinkedEngine):
         if wire.peer in self._barred:
             return Declined(number=frame.number, reason="this instance is fenced")
         try:
-            region = self._granted(frame)
+            region = self._granted(frame, wire.peer)
         except WriteRefused as refused:
             return Declined(number=frame.number, reason=str(refused))
         self._begun[frame.token] = (wire.peer, region.buffer)

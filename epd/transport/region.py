@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from epd.messages import RemoteRegion
-from epd.transport.base import Buffer, Reference, TransportError
+from epd.transport.base import Buffer, Life, Reference, TransportError
 
 RegionKey = tuple[str, int, str]  # instance id, epoch, region id
 
@@ -135,7 +135,7 @@ def recut(region: SlotRegion, num_parts: int) -> SlotRegion:
         slot_nbytes=its.slot_nbytes // num_parts,
         num_slots=its.num_slots * num_parts,
     )
-    return SlotRegion(remote, region.buffer, by_reference=False)
+    return SlotRegion(remote, region.buffer, by_reference=False).cut_of(region, num_parts)
 
 
 class RegionIds:
@@ -169,6 +169,37 @@ class Inbox(Protocol):
         """`SlotRegion.bring` what has arrived."""
 
 
+class Lent:
+    """Who may write to which slots now; `None`: nobody has begun to say."""
+
+    def __init__(self) -> None:
+        self._to: dict[int, tuple[Life, str]] | None = None
+
+    def guard(self) -> None:
+        """From now on nobody may, but to whom slots are lent."""
+        self._to = self._to or {}
+
+    def lend(self, peer: Life, room: str, slots: Iterable[int]) -> None:
+        if self._to is not None:
+            self._to.update(dict.fromkeys(slots, (peer, room)))
+
+    def take_back(self, room: str) -> None:
+        if self._to:
+            for slot in [slot for slot, (_, of) in self._to.items() if of == room]:
+                del self._to[slot]
+
+    def check(self, writer: Life, slots: Iterable[int]) -> None:
+        """Raises WriteRefused where one is not lent to the writer, or to the group it is a rank
+        of."""
+        if self._to is None:
+            return
+        lives = (writer, (writer[0].rpartition(".")[0], writer[1]))
+        for slot in slots:
+            lent = self._to.get(slot)
+            if lent is None or lent[0] not in lives:
+                raise WriteRefused(f"slot {slot} is not lent to {writer[0]}")
+
+
 class SlotRegion:
     """One region; `memory` is `num_slots * slot_nbytes` writable bytes."""
 
@@ -179,6 +210,17 @@ class SlotRegion:
         self._memory = memory
         self.inboxes: list[Inbox] = []
         self._deposits: dict[int, _Deposit] = {}  # by each of its slots
+        self.lent = Lent()
+        self._num_parts = 1  # of a slot that is lent
+
+    def check_writer(self, writer: Life, slots: Sequence[int]) -> None:
+        """Raises WriteRefused unless these are lent to it."""
+        self.lent.check(writer, {slot // self._num_parts for slot in slots})
+
+    def cut_of(self, region: SlotRegion, num_parts: int) -> SlotRegion:
+        """It is that memory in finer slots, and lent with it."""
+        self.lent, self._num_parts = region.lent, num_parts
+        return self
 
     @property
     def buffer(self) -> memoryview:

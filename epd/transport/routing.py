@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -131,6 +132,29 @@ class RoutingTransferEngine:
         if region is not None:
             return region.by_reference
         return self._device is not None and self._backends.get(target.backend) is self._device
+
+    @property
+    def refused(self) -> Counter[str]:
+        """See `DataPlane.refused`."""
+        counts = Counter[str]()
+        for backend in self._backends.values():
+            counts.update(getattr(backend, "refused", {}))
+        return counts
+
+    def guard(self, region: Region) -> None:
+        """See `DataPlane.guard`."""
+        if isinstance(region, SlotRegion):
+            region.lent.guard()
+
+    def lend(self, target: RemoteRegion, slots: Sequence[int], peer: Address, room: str) -> None:
+        """See `DataPlane.lend`."""
+        if (region := self._memory.listed(target)) is not None:
+            region.lent.lend((peer.instance_id, peer.epoch), room, slots)
+
+    def take_back(self, target: RemoteRegion, room: str) -> None:
+        """See `DataPlane.take_back`."""
+        if (region := self._memory.listed(target)) is not None:
+            region.lent.take_back(room)
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]

@@ -79,7 +79,7 @@ class TcpTransferEngine(LinkedEngine):
             return
         wire.owe()
         try:
-            region = self._granted(frame)
+            region = self._granted(frame, wire.peer)
         except WriteRefused as refused:
             answer = Declined(number=frame.number, reason=str(refused))
             wire.discard(frame.nbytes, functools.partial(wire.pay, answer))

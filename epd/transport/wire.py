@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from epd.transport.frames import Declined, Done, decode, encode
 
 LENGTH = struct.Struct("!I")
 MAX_FRAME_NBYTES = 4 << 20  # a write into a hundred thousand slots
+MAX_GREETING_NBYTES = 4 << 10  # of who has not proved anything: memory is taken for no more
 CHUNK_NBYTES = 512 << 10  # of payload between two looks at the other tasks
 SCRATCH_NBYTES = 256 << 10
 MAX_UNANSWERED = 64  # landed writes of one connection whose answers are not sent yet
@@ -48,6 +50,8 @@ class Wire(asyncio.BufferedProtocol):
         self.turn = asyncio.Lock()  # payloads leave one after the other
         self.unanswered = 0
         self.severed = False
+        self.max_frame_nbytes = MAX_GREETING_NBYTES
+        self.refused = Counter[str]()  # why it was severed, where that is the peer's doing
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -152,7 +156,8 @@ class Wire(asyncio.BufferedProtocol):
         part, self._filled = self._part, 0
         if part is self._head:
             (length,) = LENGTH.unpack(part)
-            if not 0 < length <= MAX_FRAME_NBYTES:
+            if not 0 < length <= self.max_frame_nbytes:
+                self.refused["frame_length"] += 1
                 self.sever()
                 return
             self._part = memoryview(bytearray(length))
@@ -161,6 +166,7 @@ class Wire(asyncio.BufferedProtocol):
         try:
             frame = decode(part)
         except ValueError:  # not a frame of ours: nothing that follows can be trusted
+            self.refused["malformed_frame"] += 1
             self.sever()
             return
         if isinstance(frame, Done | Declined):

@@ -28,21 +28,22 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
+from epd.dropped import DropLog
 from epd.messages import Address, Message
-from epd.transport.base import Buffer, Received, TransportError
+from epd.transport.base import Buffer, Received, TransportError, Unsendable
 from epd.transport.codec import (
     FrameLimits,
     FrameRejected,
     check_instance_id,
-    pack,
+    frames_of,
     unpack,
-    weigh,
 )
 from epd.transport.curve import Admission, ClusterKey
 from epd.transport.endpoint import check_reach, ipc_path, is_tcp, prepare_ipc, split_tcp
@@ -78,6 +79,7 @@ class ZmqBus:
     ) -> None:
         check_instance_id(instance_id)
         self.dropped: Counter[str] = Counter()
+        self._drops = DropLog(_warn, time.monotonic)
         self._key = cluster_key
         self._limits = limits or FrameLimits()
         self._max_queue = max_queue
@@ -144,12 +146,16 @@ class ZmqBus:
         if outbox is None or self._closed:
             return False
         try:
-            header = pack(self.address, outbox.peer.epoch, message)
-            nbytes = weigh(header, payloads, self._limits) if payloads else 0
+            header, nbytes = frames_of(
+                self.address, outbox.peer.epoch, message, payloads, self._limits
+            )
             sent = outbox.send(header, payloads, nbytes)
         except zmq.Again:
             sent = False
-        except Exception as error:  # too big, not encodable, socket gone: the contract says False
+        except Unsendable:
+            self.dropped["unsendable"] += 1
+            raise
+        except Exception as error:  # the socket is gone: the contract says False
             self.dropped["unsendable"] += 1
             log.error("%s to %s was not sent: %s", type(message).__name__, instance_id, error)
             return False
@@ -253,7 +259,7 @@ class ZmqBus:
             received = unpack(*parts, self.address.epoch, self._limits)
         except FrameRejected as rejected:
             self.dropped[rejected.kind] += 1
-            log.debug("dropped a message: %s", rejected)
+            self._drops.note(rejected.kind, rejected.message, rejected.source, rejected.detail)
             return
         if self._deliver is None:
             return
@@ -275,6 +281,10 @@ class _FileIdentity:
         with contextlib.suppress(FileNotFoundError):
             if self._path and os.lstat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
+
+
+def _warn(text: str, **fields: object) -> None:
+    log.warning("%s: %s", text, ", ".join(f"{name} {value}" for name, value in fields.items()))
 
 
 def _bind(router: zmq.Socket[bytes], endpoint: str) -> str:

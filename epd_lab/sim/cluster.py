@@ -22,8 +22,9 @@ from epd.config import (
     Timing,
 )
 from epd.messages import Address
-from epd.roles.base import Actor, Log, Ports
+from epd.roles.base import Actor
 from epd.roles.compose import Engines, Gateway, Instance
+from epd.roles.ports import Log, Ports
 from epd.roles.rank_data import GroupDataPlane
 from epd.roles.row_tiers import note_of
 from epd.topology import Roles, name_instances, parse_groups
@@ -35,10 +36,10 @@ from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
 from epd_lab.sim.groups import Groups, meeting_place
+from epd_lab.sim.lending import SimDataPlane
 from epd_lab.sim.network import SimBus
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
-from epd_lab.sim.transfer import SimTransferEngine
 from epd_lab.sim.workload import mm_hash_of
 from epd_lab.sim.world import World
 
@@ -239,7 +240,7 @@ class Cluster:
             clock=world.clock(process),
             bus=SimBus(world.network, process),
             random=world.random.stream("role", process.name),
-            transfers=SimTransferEngine(world.fabric, process),
+            transfers=SimDataPlane(world.fabric, process),
             journal=world.journal(process),
             log=SimLog(world, process),
             storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,

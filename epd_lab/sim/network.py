@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from epd.messages import Address, Message
-from epd.transport.base import Buffer, Received
-from epd.transport.codec import FrameLimits, FrameRejected, pack, unpack, weigh
+from epd.transport.base import Buffer, Received, Unsendable
+from epd.transport.codec import FrameLimits, FrameRejected, frames_of, unpack
 from epd_lab.sim.loop import SimLoop
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rand import KeyedRandom
@@ -358,14 +358,11 @@ class SimBus:
             self._network.counters["no_peer"] += 1
             return False
         try:
-            header = pack(self.address, peer.epoch, message)
-            views: tuple[Buffer, ...] = ()
-            if payloads:
-                views = tuple(memoryview(payload).cast("B") for payload in payloads)
-            weigh(header, views, self._limits)
-        except (FrameRejected, TypeError, ValueError):
+            header, _ = frames_of(self.address, peer.epoch, message, payloads, self._limits)
+        except Unsendable:
             self.dropped["unsendable"] += 1
-            return False
+            raise
+        views = tuple(memoryview(payload).cast("B") for payload in payloads)
         network = self._network
         link = network.link(self.process, peer)
         text = describe(message)

@@ -203,10 +203,10 @@ def _bar(bar: Bar, axis: Axis, y: float) -> str:
 
 
 def _short(label: str) -> str:
-    """`gateway-1-5/2/0` to `5/2/0`; a hash to its first digits."""
+    """Ids and hashes to their first digits."""
     if re.fullmatch(r"[0-9a-f]{64}", label):
         return label[:6]
-    return re.sub(r"^gateway-(1-)?", "", label)
+    return re.sub(r"^gateway-([0-9a-f]{4})[0-9a-f]{12}", r"\1", label)
 
 
 def _colour(state: str) -> str:

@@ -140,6 +140,34 @@ async def impossible_writes_fail_and_move_nothing(world: TransferWorld) -> None:
     assert bytes(region.buffer) == bytes([GUARD]) * 256
 
 
+async def only_who_was_lent_a_slot_writes_to_it(world: TransferWorld) -> None:
+    """A life of a peer, its ranks too, for as long as the room has the slot."""
+    consumer = world.engine("consumer")
+    writers = {name: world.engine(name) for name in ("producer", "producer.1", "other")}
+    region: Any = consumer.allocate("pool", 4, 8)
+    guard(region)
+    lent, data = region.lent, bytes(8)
+    lent.guard()
+
+    async def may(name: str, *slots: int) -> bool:
+        outcome = await write(writers[name], [data] * len(slots), region, slots)
+        return isinstance(outcome, Written)
+
+    assert not await may("producer", 0)
+    lent.lend(("producer", 1), "room", (0, 1))
+    assert not await may("other", 0) and not await may("producer", 1, 2)
+    assert bytes(region.buffer) == bytes([GUARD]) * 32
+    assert await may("producer", 1, 0) and await may("producer.1", 0)
+    lent.take_back("another room")
+    assert await may("producer", 0)
+    lent.lend(("other", 1), "next", (1,))
+    lent.take_back("room")
+    assert not await may("producer", 0) and not await may("producer", 1)
+    assert await may("other", 1)
+    lent.lend(("other", 2), "later life", (2,))
+    assert not await may("other", 2)
+
+
 async def concurrent_writers(world: TransferWorld) -> None:
     consumer = world.engine("consumer")
     producers = [world.engine("producer-1"), world.engine("producer-2")]
@@ -307,6 +335,7 @@ TRANSFER_CHECKS: list[Check] = [
     ends.a_dead_peer_is_fenced,
     ends.once_fenced_a_peer_writes_no_more,
 ]
+LENT_CHECKS: list[Check] = [only_who_was_lent_a_slot_writes_to_it]  # where the owner is asked
 DOUBT_CHECKS: list[Check] = [
     ends.an_unknown_outcome_is_owned_until_it_is_fenced
 ]  # not for all backends
@@ -319,6 +348,7 @@ def name_of(check: Check) -> str:
 __all__ = [
     "DOUBT_CHECKS",
     "GUARD",
+    "LENT_CHECKS",
     "TRANSFER_CHECKS",
     "Check",
     "Doubt",

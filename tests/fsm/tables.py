@@ -69,7 +69,7 @@ OFFER = KvOffer(
     attempt=1,
     num_prompt_tokens=4,
     num_emitted=0,
-    token_ids=(),
+    token_ids=(1, 2, 3, 4),
     sampling=SamplingParams(max_tokens=1),
     layout=LAYOUT,
     gateway=PEER,

@@ -37,7 +37,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "REQUEST": {
         "EmbeddingsRequired TextOnly KvOffered": "once, first",
-        "Scheduled Preempted Grown": "of who is in the queue or the batch now",
+        "Scheduled Preempted Grown PlanFailed": "of who is in the queue or the batch now",
         "ChunkComputed LayersComputed FirstTokenSampled LastTokenSampled PromptHeld TokenSampled"
         " StepFailed": "a step's outcome is not told of who has left",
         "EmbeddingsPromised EmbeddingReady EmbeddingFailed": "at a decode instance there are none",

@@ -1,1 +1,1 @@
-"""Generators of hostile input, each a pure function of a seed."""
+"""Hostile input by rule: generators, pure functions of a seed, and what they are tried against."""

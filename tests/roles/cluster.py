@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from epd.config import EngineConfig, GatewayConfig, InstanceConfig, Timing
 from epd.fsm.story import RecordingJournal
-from epd.roles.base import Ports
 from epd.roles.compose import Engines, Gateway, Instance
+from epd.roles.ports import Ports
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.backend import BackendSettings

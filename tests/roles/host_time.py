@@ -19,7 +19,8 @@ from epd.fsm import request as fsm
 from epd.fsm.request import Request
 from epd.fsm.story import RecordingJournal
 from epd.messages import KvLayout, PrefillRequest, SamplingParams, TokenLogprobs
-from epd.roles.base import Actor, Log, Ports
+from epd.roles.base import Actor
+from epd.roles.ports import Log, Ports
 from epd.roles.requests import Requests
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.backend import BackendSettings

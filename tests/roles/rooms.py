@@ -53,7 +53,8 @@ def produce(at: Desk, room: str = "r", *, offers: bool = True, peer: Address = P
 
 
 def consume(at: Desk, room: str = "r", peer: Address = PEER) -> tuple[Any, Incoming]:
-    owner = mock.Mock(grant=mock.Mock(return_value="a grant"))
+    made = mock.Mock(region=REGION, slots=(0,))
+    owner = mock.Mock(grant=mock.Mock(return_value=made))
     at.do(at.role.open, room, 1, peer, owner, "key", 1, due_s(at))
     return owner, at.role.find(room)
 

@@ -14,9 +14,9 @@ import pytest
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
 from epd.messages import KvLayout
-from epd.roles.base import Ports
 from epd.roles.compose import Engines
 from epd.roles.landing import Landing
+from epd.roles.ports import Ports
 from epd.tiny import CHECKPOINT
 from epd.transport import cuda
 from epd.transport.backend import BackendSettings

@@ -107,7 +107,7 @@ def refused(desk: Desk, message: PrefillRequest) -> tuple[str, bool] | None:
 def test_a_prefill_instance_that_takes_no_work_says_that_another_may(plant: Any) -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         plant(at)
-        assert refused(at, prompt(at, "r", items=(item("r/1/0"),))) == ("away", True)
+        assert refused(at, prompt(at, "r", 8, items=(item("r/1/0"),))) == ("away", True)
 
 
 def test_a_prefill_instance_has_so_many_open() -> None:
@@ -118,7 +118,7 @@ def test_a_prefill_instance_has_so_many_open() -> None:
 def test_a_text_only_model_takes_no_images() -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         at.role._embeddings = None
-        answers = at.tell("on_prefill_request", prompt(at, "r", items=(item("r/1/0"),)), GATEWAY)
+        answers = at.tell("on_prefill_request", prompt(at, "r", 8, items=(item("r/1/0"),)), GATEWAY)
         (failed,) = answers
         assert isinstance(failed, RequestFailed)
         assert (failed.failure.kind, failed.failure.retryable) == ("media", False)
@@ -160,7 +160,7 @@ def test_what_was_said_already_needs_no_place() -> None:
 def test_a_prompt_that_ended_here_is_not_begun_again() -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         at.role._requests._bury("r/1")
-        answers = at.tell("on_prefill_request", prompt(at, "r", items=(item("r/1/0"),)), GATEWAY)
+        answers = at.tell("on_prefill_request", prompt(at, "r", 8, items=(item("r/1/0"),)), GATEWAY)
         assert answers == [
             CancelTransfer(room="r/1/0", attempt=1),
             RequestAborted(request_id="r", attempt=1),

@@ -24,6 +24,7 @@ from tests.fsm.tables import at as in_state
 from tests.roles.rooms import (
     OFFER,
     PEER,
+    REGION,
     TIMING,
     consume,
     grant,
@@ -156,8 +157,29 @@ def test_a_grant_is_made_by_its_owner_and_repeated() -> None:
         owner, transfer = consume(at)
         at.do(at.role.fire, transfer, fsm.SlotsLeased((1,), 16))
         at.cluster.pass_time(TIMING.retry_interval_s + 0.01)
-        assert at.said == [("d0", "a grant")] * 2
+        assert at.said == [("d0", owner.grant.return_value)] * 2
         owner.grant.assert_called_with(transfer)
+
+
+@pytest.mark.parametrize("ends", ["delivered", "cancelled"])
+def test_slots_are_lent_from_the_grant_to_the_end_of_writing(ends: str) -> None:
+    with rooms("incoming") as at:
+        _, transfer = consume(at)
+        plane = at.actor.ports.transfers
+        with (
+            mock.patch.object(plane, "lend") as lend,
+            mock.patch.object(plane, "take_back") as back,
+        ):
+            at.do(at.role.fire, transfer, fsm.SlotsLeased((1,), 16))
+            lend.assert_called_once_with(REGION, (0,), PEER, "r")
+            assert not back.called
+            if ends == "delivered":
+                at.do(at.role.fire, transfer, fsm.CommitReceived(16, ((16, 0),), None))
+            else:
+                at.do(at.role.fire, transfer, fsm.CancelRequested())
+                assert not back.called, "it may still be writing"
+                at.do(at.role.fire, transfer, fsm.CancelAcked())
+            back.assert_called_once_with(REGION, "r")
 
 
 def test_who_does_not_want_it_any_more_leaves_the_queue_and_says_so() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from epd.messages import Leave
-from epd.transport.base import Bus, TransportError
+from epd.transport.base import Bus, TransportError, Unsendable
 from epd.transport.local_bus import LocalBus, LocalBusHub
 from tests.contract.bus_kit import BUS_CHECKS, BusNet, Check, close, meet, name_of
 
@@ -33,8 +33,9 @@ async def test_codec_finds_what_would_not_survive_the_wire() -> None:
     hub = LocalBusHub()
     a, b = LocalBus(hub, "a", 1, codec=True), LocalBus(hub, "b", 1, codec=True)
     _, inbox = meet(a, b)
-    assert not a.send("b", object())  # type: ignore[arg-type]
-    assert not a.send("b", Leave(), [b""] * 17)
+    for message, payloads in ((object(), []), (Leave(), [b""] * 17)):
+        with pytest.raises(Unsendable, match="cannot be sent"):
+            a.send("b", message, payloads)  # type: ignore[arg-type]
     assert a.dropped == {"unsendable": 2}
     assert inbox.received == []
     await close(a, b)

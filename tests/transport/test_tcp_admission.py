@@ -23,7 +23,7 @@ from epd.transport.base import (
 )
 from epd.transport.frames import Challenge, Hello, WriteFrame, decode
 from epd.transport.tcp import TcpTransferEngine
-from epd.transport.wire import LENGTH, MAX_FRAME_NBYTES
+from epd.transport.wire import LENGTH, MAX_FRAME_NBYTES, Wire
 from tests.contract.transfer_kit import GUARD, guard, pattern
 from tests.patience import PATIENCE_S
 from tests.transport.test_wire import frame
@@ -285,3 +285,44 @@ async def test_an_owner_reads_no_further_while_it_owes_too_many_answers(
                 held.remove(its)
             await asyncio.sleep(0)
     assert {type(outcome) for outcome in under_way.result()} == {Written}
+
+
+IMPOSSIBLE = {
+    "minus one": (LENGTH.pack(2**32 - 1), "frame_length"),
+    "more than may be": (LENGTH.pack(MAX_FRAME_NBYTES + 1), "frame_length"),
+    "none": (LENGTH.pack(0), "frame_length"),
+    "negative payload": (UNASKED_WRITE, -1),
+    "endless payload": (UNASKED_WRITE, 1 << 62),
+    "payload beyond its slots": (UNASKED_WRITE, 65),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+async def test_a_length_that_cannot_be_ends_the_connection_of_a_member_too(
+    room: Room, name: str
+) -> None:
+    owner = room.engine("owner")
+    region = owner.allocate("pool", 1, 64)
+    wire = await room.engine("writer")._links.to(("owner", 1), region.remote.locator)
+    said, what = IMPOSSIBLE[name]
+    if isinstance(what, int):
+        body = msgspec.to_builtins(said)
+        body[-2] = what
+        packed = msgspec.msgpack.encode(body)
+        said, what = LENGTH.pack(len(packed)) + packed, "malformed_frame"
+    assert wire._transport is not None and isinstance(said, bytes)
+    wire._transport.write(said)
+    async with asyncio.timeout(PATIENCE_S):
+        while not wire.severed:
+            await asyncio.sleep(0.001)
+    assert owner.refused == {what: 1}
+    outcome = await room.engine("another").write([bytes(64)], region.remote, (0,))
+    assert isinstance(outcome, Written)
+
+
+def test_a_stranger_is_given_no_memory_by_what_it_announces() -> None:
+    wire = Wire(lambda wire, frame: None, lambda wire: None)
+    head = wire.get_buffer(-1)
+    head[:] = LENGTH.pack(MAX_FRAME_NBYTES)
+    wire.buffer_updated(LENGTH.size)
+    assert wire.severed and wire.refused == {"frame_length": 1}

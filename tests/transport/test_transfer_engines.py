@@ -30,6 +30,7 @@ from epd.transport.shm import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
     DOUBT_CHECKS,
+    LENT_CHECKS,
     TRANSFER_CHECKS,
     Check,
     Doubt,
@@ -241,6 +242,16 @@ async def test_contract_of_doubt(check: Check, kind: Any, directory: str) -> Non
     if kind is MooncakeDoubt and (reason := missing()):
         pytest.skip(reason)
     world = kind(_tcp(directory), directory)
+    await check(world)
+    await world.close()
+
+
+@pytest.mark.parametrize("kind", [_local, _tcp, _mooncake])
+@pytest.mark.parametrize("check", LENT_CHECKS, ids=name_of)
+async def test_contract_of_lending(check: Check, kind: Any, directory: str) -> None:
+    if kind is _mooncake and (reason := missing()):
+        pytest.skip(reason)
+    world = World(kind(directory), directory)
     await check(world)
     await world.close()
 

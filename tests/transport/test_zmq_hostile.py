@@ -85,7 +85,7 @@ def header(
 
 def granting(slot_nbytes: int, num_slots: int) -> bytes:
     region = replace(REGION, slot_nbytes=slot_nbytes, num_slots=num_slots)
-    return header(message=replace(GRANT, region=region))
+    return header(message=replace(GRANT, region=region, slots=()))
 
 
 GOOD = header()
@@ -95,12 +95,16 @@ HOSTILE: list[tuple[str, list[bytes], str]] = [
     ("truncated", [GOOD[:-1]], "malformed"),
     ("trailing bytes", [GOOD + b"\0"], "malformed"),
     ("unknown tag", [msgspec.msgpack.encode([1, "evil", 1, ["Evil"]])], "malformed"),
-    ("wrong type", [msgspec.msgpack.encode([1, "evil", "one", ["Leave"]])], "malformed"),
-    ("missing field", [msgspec.msgpack.encode([1, "evil", 1, ["Commit", "r"]])], "malformed"),
+    ("wrong type", [msgspec.msgpack.encode([1, "evil", "one", ["Leave"]])], "malformed Leave"),
+    (
+        "missing field",
+        [msgspec.msgpack.encode([1, "evil", 1, ["Commit", "r"]])],
+        "malformed Commit",
+    ),
     ("a map", [msgspec.msgpack.encode({"version": 1})], "malformed"),
     ("deep nesting", [GOOD.replace(b"\x95", b"\x96") + b"\x91" * 900], "malformed"),
-    ("slots of no bytes", [granting(0, 1)], "malformed"),
-    ("a region without slots", [granting(1, -1)], "malformed"),
+    ("slots of no bytes", [granting(0, 1)], "malformed Grant"),
+    ("a region without slots", [granting(1, -1)], "malformed Grant"),
     ("pickle", [b"\x80\x04\x95\x1b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix"], "malformed"),
     ("other version", [header(version=PROTOCOL_VERSION + 1)], "version"),
     ("an earlier life of the victim", [header(target_epoch=4)], "stale_target"),

@@ -150,6 +150,10 @@ class StepFailed(_Failed):
     """This sequence failed in a step; the step is over."""
 
 
+class PlanFailed(_Failed):
+    """No step can be planned with it: what it brings to one cannot be made."""
+
+
 @dataclass(slots=True)
 class StepReturned(Event):
     """The step that this sequence was in is over (fired only when it changes something)."""

@@ -23,6 +23,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Registry._instances",
         "Registry._lost",
         "Registry._refused",
+        "Registry._turned_away",
     ),
     "made once, when roles are put together": (
         "Actor._handlers",

@@ -161,7 +161,8 @@ class Tombstones(Checker):
             deliver(received)
             return
         sender = Address(received.source, received.epoch, "")
-        is_owed = not self.context.cluster.nodes[process.name].actor.is_lost(sender)
+        actor = self.context.cluster.nodes[process.name].actor
+        is_owed = actor.admits(received) and not actor.is_lost(sender)
         keys = _keys_of(received.message)
         late = [k for k in keys if is_owed and self._is_late(process, received, k)]
         copies = [k for k in keys if kind in ASKS and self._is_open(process, received.message)]

@@ -23,7 +23,7 @@ OFFER = KvOffer(
     attempt=1,
     num_prompt_tokens=4,
     num_emitted=0,
-    token_ids=(),
+    token_ids=(1, 2, 3, 4),
     sampling=SamplingParams(max_tokens=1),
     layout=KvLayout(
         num_layers=1, block_size=1, num_kv_heads=1, head_dim=1, dtype="f32", block_nbytes=NBYTES
