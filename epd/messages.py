@@ -89,6 +89,13 @@ class Welcome(Message):
     cluster_s: float  # the gateway's time
 
 
+class JoinDeferred(Message):
+    """Ask again: another life has the name, and may be alive."""
+
+    epoch: int
+    holder: InstanceInfo
+
+
 class JoinRefused(Message):
     epoch: int
     reason: str

@@ -21,7 +21,7 @@ from epd.config import (
     PrefillConfig,
     Timing,
 )
-from epd.messages import Address
+from epd.messages import Address, InstanceInfo
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.roles.rank_data import GroupDataPlane
@@ -192,6 +192,20 @@ class Cluster:
             main = self._run_gateway if name == GATEWAY else self._run_instance
             self.world.spawn(name, main)
 
+    def spawn_stranger(self, name: str) -> None:
+        """A process of another parent, on another host, that is called so, too."""
+        self.world.spawn(name, self._run_instance, is_stranger=True)
+
+    def _take_over(self, process: SimProcess) -> None:
+        """It is a member, and the only one of its name."""
+        name = process.instance_id
+        self.world.processes[name] = process
+        self.world.network.buses[name] = self.world.network.buses[process.name]
+
+    def _is_gone(self, other: InstanceInfo) -> bool:
+        node = self.nodes.get(f"{other.address.instance_id}:{other.address.epoch}")
+        return node is not None and not node.process.alive
+
     def restart_later(self, name: str, delay_s: float) -> None:
         loop = self.world.loop
         loop.call_outside(loop.now_s + delay_s, self.spawn, name)
@@ -254,8 +268,8 @@ class Cluster:
             prefix_affinity=settings.prefix_affinity,
         )
 
-    def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:
-        settings = self.settings
+    def _instance_config(self, process: SimProcess, roles: tuple[str, ...]) -> InstanceConfig:
+        settings, instance_id = self.settings, process.instance_id
         return InstanceConfig(
             instance_id=instance_id,
             roles=roles,
@@ -264,6 +278,7 @@ class Cluster:
             prefill=settings.prefill,
             decode=settings.decode,
             engine=settings.engine,
+            lineage="another" if process.is_stranger else "the topology's",
         )
 
     def _run_gateway(self, process: SimProcess) -> None:
@@ -275,7 +290,7 @@ class Cluster:
 
     def _run_instance(self, process: SimProcess) -> None:
         ports, roles = self._ports(process), self.instances[process.instance_id]
-        config = self._instance_config(process.instance_id, roles)
+        config = self._instance_config(process, roles)
         engines, devices = self._engines(process, roles)
         language = engines.language
         self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
@@ -291,6 +306,10 @@ class Cluster:
         self.nodes[process.name] = node
         ends = partial(self._ends, "expelled", node)
         instance.member.on_rejected = instance.member.on_expelled = ends
+        if process.is_stranger:
+            instance.member.on_welcome = partial(self._take_over, process)
+        else:
+            instance.member.is_gone = self._is_gone
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
         self._look_at_messages(process, instance.actor)
         if engines.leader is None:

@@ -194,12 +194,13 @@ class Network:
             if link.source is process:
                 link.held.clear()
                 del self.links[key]
-            elif link.peer.instance_id == process.instance_id:
+            elif _is_of(link.peer, process):
                 link.generation += 1
                 link.num_in_flight = 0
                 link.mute_since_s = None  # the connection to its successor is another
-        if (bus := self.buses.get(process.instance_id)) and bus.process is process:
-            del self.buses[process.instance_id]
+        for name in (process.name, process.instance_id):
+            if (bus := self.buses.get(name)) and bus.process is process:
+                del self.buses[name]
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -280,13 +281,18 @@ class Network:
         link.num_in_flight += 1
         self.loop.call_outside(arrival_s, self._arrive, link, parcel, link.generation)
 
+    def _listener(self, peer: Address) -> SimBus | None:
+        """Of this life, if it listens, for two may have one name; else whoever has the name."""
+        name = peer.instance_id.partition(":")[0]  # a line aside is called as its life
+        return self.buses.get(f"{name}:{peer.epoch}") or self.buses.get(name)
+
     def _is_blocked(self, link: Link) -> bool:
         return bool(self.blocked) and link.name in self.blocked
 
     def _arrive(self, link: Link, parcel: Parcel, generation: int) -> None:
         if generation != link.generation:
             return
-        bus = self.buses.get(link.peer.instance_id)
+        bus = self._listener(link.peer)
         if bus is None or not bus.listening or (self.blocked and link.name in self.blocked):
             link.num_in_flight -= 1
             if link.source.alive or link.source.exited:
@@ -319,6 +325,12 @@ class Network:
                 self._send(link, parcel, self.per_link.get(link.name, self.conditions), "")
 
 
+def _is_of(peer: Address, process: SimProcess) -> bool:
+    """Not of another life that has the name, too."""
+    name = peer.instance_id.partition(":")[0]
+    return name == process.instance_id and peer.epoch in (0, process.epoch)
+
+
 class SimBus:
     """The `Bus` port of one simulated process."""
 
@@ -334,7 +346,9 @@ class SimBus:
         self.listening = False
         self._limits = FrameLimits()
         self._closed = False
-        network.buses[process.instance_id] = self
+        network.buses[process.name] = self
+        if not process.is_stranger:
+            network.buses[process.instance_id] = self
 
     def connect(self, peer: Address) -> None:
         known = self._peers.get(peer.instance_id)
@@ -380,8 +394,9 @@ class SimBus:
         """What was sent before is on its way; nobody listens here any more."""
         self._closed = True
         self._deliver, self.listening = None, False
-        if self._network.buses.get(self.process.instance_id) is self:
-            del self._network.buses[self.process.instance_id]
+        for name in (self.process.name, self.process.instance_id):
+            if self._network.buses.get(name) is self:
+                del self._network.buses[name]
 
     def receive(self, parcel: Parcel) -> None:
         """Unpack and deliver, as production does it."""
