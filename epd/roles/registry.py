@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from epd.config import Timing
 from epd.fsm.instance import (
     Do,
@@ -33,7 +31,6 @@ from epd.fsm.instance import (
     LeftReceived,
     NameContested,
     NameHeld,
-    named,
 )
 from epd.fsm.kernel import Event
 from epd.messages import (
@@ -188,11 +185,11 @@ class Registry(Component[Instance]):
         return Instance(info, Load(), self.clock.now_s(), self.actor.journal)
 
     def _forget(self, name: str) -> None:
-        """What is told of the refused until their name has joined, and of the oldest who are gone."""
+        """The refused of this name, and of all names that nobody has any more the oldest."""
         self._refused = deque(one for one in self._refused if one.info.address.instance_id != name)
-        gone = [name for name, one in self._instances.items() if one.terminal]
-        for name in gone[: len(gone) - MAX_GONE] if len(gone) > MAX_GONE else ():
-            del self._instances[name]
+        gone = [known for known, one in self._instances.items() if one.terminal]
+        for oldest in gone[: max(0, len(gone) - MAX_GONE)]:
+            del self._instances[oldest]
 
     def _give_up(self, name: str, epoch: int) -> None:
         """A peer has heard from an earlier registry that this life is over, and may have fenced it,
@@ -332,7 +329,7 @@ class Registry(Component[Instance]):
         address = info.address
         known = self._instances.get(address.instance_id)
         if known is not None and known.present and known.info.address.epoch != address.epoch:
-            address = msgspec.structs.replace(address, instance_id=_aside(address))
+            address = Address(_aside(address), address.epoch, address.endpoint, address.public_key)
             self.actor.bus.connect(address)
         else:
             self.actor.connect(address)

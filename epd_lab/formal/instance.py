@@ -41,7 +41,11 @@ def instance_model(table: Table = i.TABLE) -> Model:
             ),
         },
         silent=frozenset(
-            ("keep_load", "keep_reason", "REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON")
+            (
+                *("keep_load", "keep_reason", "keep_holder", "keep_whose"),
+                *("REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON", "WATCH_JOINS"),
+                *("HOLD_OFF", "TELL_HELD", "SHOW_ALIVE"),
+            )
         ),
     )
     beats = f"member and state in {PRESENT}"
@@ -65,6 +69,10 @@ def instance_model(table: Table = i.TABLE) -> Model:
             Happening("drains", "fault", beats, i.DrainAnnounced),
             Happening("leaves", "fault", beats, i.LeftReceived),
             Happening("is_replaced", "fault", event=i.EpochReplaced),
+            Happening("is_given_up", "fault", event=i.GivenUp),
+            Happening("name_is_contested", "fault", event=i.NameContested),
+            Happening("name_is_held", "fault", "not member", event=i.NameHeld),
+            Happening("holder_beats", "fault", "not member", event=i.HolderBeat),
         ),
         laws=_laws(),
         promises=(

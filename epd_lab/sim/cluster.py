@@ -21,7 +21,7 @@ from epd.config import (
     PrefillConfig,
     Timing,
 )
-from epd.messages import Address, InstanceInfo
+from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.roles.rank_data import GroupDataPlane
@@ -30,7 +30,7 @@ from epd.topology import Roles, name_instances, parse_groups
 from epd.transport import whole_file
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
-from epd_lab.sim import golden, signs
+from epd_lab.sim import golden, signs, strangers
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
@@ -189,22 +189,8 @@ class Cluster:
         if name != GATEWAY and name not in self.instances:
             return  # a rank: its leader makes another
         if alive is None or not alive.alive:
-            main = self._run_gateway if name == GATEWAY else self._run_instance
+            main = self._run_gateway if name == GATEWAY else self.run_instance
             self.world.spawn(name, main)
-
-    def spawn_stranger(self, name: str) -> None:
-        """A process of another parent, on another host, that is called so, too."""
-        self.world.spawn(name, self._run_instance, is_stranger=True)
-
-    def _take_over(self, process: SimProcess) -> None:
-        """It is a member, and the only one of its name."""
-        name = process.instance_id
-        self.world.processes[name] = process
-        self.world.network.buses[name] = self.world.network.buses[process.name]
-
-    def _is_gone(self, other: InstanceInfo) -> bool:
-        node = self.nodes.get(f"{other.address.instance_id}:{other.address.epoch}")
-        return node is not None and not node.process.alive
 
     def restart_later(self, name: str, delay_s: float) -> None:
         loop = self.world.loop
@@ -221,6 +207,9 @@ class Cluster:
         if process is None or not process.alive:
             return None
         return self.nodes.get(process.name)
+
+    def _is_dead(self, life: str) -> bool:
+        return life in self.nodes and not self.nodes[life].process.alive
 
     def living(self) -> list[Node]:
         found = (self.node(name) for name in (GATEWAY, *self.instances))
@@ -268,8 +257,8 @@ class Cluster:
             prefix_affinity=settings.prefix_affinity,
         )
 
-    def _instance_config(self, process: SimProcess, roles: tuple[str, ...]) -> InstanceConfig:
-        settings, instance_id = self.settings, process.instance_id
+    def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:
+        settings = self.settings
         return InstanceConfig(
             instance_id=instance_id,
             roles=roles,
@@ -278,7 +267,6 @@ class Cluster:
             prefill=settings.prefill,
             decode=settings.decode,
             engine=settings.engine,
-            lineage="another" if process.is_stranger else "the topology's",
         )
 
     def _run_gateway(self, process: SimProcess) -> None:
@@ -288,15 +276,16 @@ class Cluster:
         self._look_at_messages(process, gateway.actor)
         gateway.start()
 
-    def _run_instance(self, process: SimProcess) -> None:
+    def run_instance(self, process: SimProcess) -> None:
         ports, roles = self._ports(process), self.instances[process.instance_id]
-        config = self._instance_config(process, roles)
+        config = self._instance_config(process.instance_id, roles)
         engines, devices = self._engines(process, roles)
         language = engines.language
         self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
         if engines.ranks is not None:
             ports.transfers = GroupDataPlane(ports.transfers, engines.ranks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
+        config = strangers.of_parent(config, process)
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=devices)
         if isinstance(language, SimLanguageEngine) and instance.requests is not None:
@@ -306,10 +295,8 @@ class Cluster:
         self.nodes[process.name] = node
         ends = partial(self._ends, "expelled", node)
         instance.member.on_rejected = instance.member.on_expelled = ends
-        if process.is_stranger:
-            instance.member.on_welcome = partial(self._take_over, process)
-        else:
-            instance.member.is_gone = self._is_gone
+        processes, buses = self.world.processes, self.world.network.buses
+        strangers.attend(process, instance.member, processes, buses, self._is_dead)
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
         self._look_at_messages(process, instance.actor)
         if engines.leader is None:

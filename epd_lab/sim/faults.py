@@ -147,7 +147,7 @@ class Injector:
 
     def do_impersonate(self, fault: Fault, target: str) -> bool:
         """Somebody starts another instance under its name, on another host."""
-        self.cluster.spawn_stranger(target)
+        self.world.spawn(target, self.cluster.run_instance, is_stranger=True)
         return True
 
     def do_haunt(self, fault: Fault, target: str) -> bool:

@@ -29,6 +29,7 @@ from itertools import islice
 from epd.messages import Address, Message
 from epd.transport.base import Buffer, Received
 from epd.transport.codec import FrameLimits, FrameRejected, pack, unpack, weigh
+from epd_lab.sim import strangers
 from epd_lab.sim.loop import SimLoop
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rand import KeyedRandom
@@ -194,13 +195,11 @@ class Network:
             if link.source is process:
                 link.held.clear()
                 del self.links[key]
-            elif _is_of(link.peer, process):
+            elif strangers.is_of(link.peer, process):
                 link.generation += 1
                 link.num_in_flight = 0
                 link.mute_since_s = None  # the connection to its successor is another
-        for name in (process.name, process.instance_id):
-            if (bus := self.buses.get(name)) and bus.process is process:
-                del self.buses[name]
+        strangers.forget(self.buses, process.name, process.instance_id)
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -281,18 +280,13 @@ class Network:
         link.num_in_flight += 1
         self.loop.call_outside(arrival_s, self._arrive, link, parcel, link.generation)
 
-    def _listener(self, peer: Address) -> SimBus | None:
-        """Of this life, if it listens, for two may have one name; else whoever has the name."""
-        name = peer.instance_id.partition(":")[0]  # a line aside is called as its life
-        return self.buses.get(f"{name}:{peer.epoch}") or self.buses.get(name)
-
     def _is_blocked(self, link: Link) -> bool:
         return bool(self.blocked) and link.name in self.blocked
 
     def _arrive(self, link: Link, parcel: Parcel, generation: int) -> None:
         if generation != link.generation:
             return
-        bus = self._listener(link.peer)
+        bus = strangers.listener(self.buses, link.peer)
         if bus is None or not bus.listening or (self.blocked and link.name in self.blocked):
             link.num_in_flight -= 1
             if link.source.alive or link.source.exited:
@@ -325,12 +319,6 @@ class Network:
                 self._send(link, parcel, self.per_link.get(link.name, self.conditions), "")
 
 
-def _is_of(peer: Address, process: SimProcess) -> bool:
-    """Not of another life that has the name, too."""
-    name = peer.instance_id.partition(":")[0]
-    return name == process.instance_id and peer.epoch in (0, process.epoch)
-
-
 class SimBus:
     """The `Bus` port of one simulated process."""
 
@@ -346,9 +334,7 @@ class SimBus:
         self.listening = False
         self._limits = FrameLimits()
         self._closed = False
-        network.buses[process.name] = self
-        if not process.is_stranger:
-            network.buses[process.instance_id] = self
+        strangers.listen(network.buses, process, self)
 
     def connect(self, peer: Address) -> None:
         known = self._peers.get(peer.instance_id)
@@ -394,9 +380,7 @@ class SimBus:
         """What was sent before is on its way; nobody listens here any more."""
         self._closed = True
         self._deliver, self.listening = None, False
-        for name in (self.process.name, self.process.instance_id):
-            if self._network.buses.get(name) is self:
-                del self._network.buses[name]
+        strangers.forget(self._network.buses, self.process.name, self.process.instance_id)
 
     def receive(self, parcel: Parcel) -> None:
         """Unpack and deliver, as production does it."""

@@ -29,8 +29,8 @@ from epd.fsm.request import TABLE as REQUEST
 from epd.layouts import KvLayout
 from epd.messages import Grant, KvOffer
 from epd.records import (
-    InstanceInfo,
     Address,
+    InstanceInfo,
     RemoteRegion,
     RowContract,
     SamplingParams,
@@ -234,7 +234,7 @@ KINDS = (
     Kind(embedding.TABLE, make_embedding, 52),
     Kind(outgoing.TABLE, make_granted, 79),
     Kind(incoming.TABLE, make_incoming, 44),
-    Kind(instance.TABLE, make_instance, 36),
+    Kind(instance.TABLE, make_instance, 35),
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 82),
     Kind(offer.TABLE, make_offer, 12),

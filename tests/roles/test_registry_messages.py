@@ -337,7 +337,7 @@ def test_so_many_who_are_gone_lost_or_refused_are_remembered() -> None:
         for epoch in range(2, MAX_OUTSIDE + 4):
             with mock.patch.object(at.actor.bus, "disconnect") as disconnect:
                 at.do(at.role._refuse, info_of(at, "e0", epoch), "because")
-        assert [one.info.address.epoch for one in at.role.outside][0] == 4
+        assert at.role.outside[0].info.address.epoch == 4
         disconnect.assert_called_once_with("e0:3")
         for number in range(MAX_GONE + 3):
             name = f"e{9 + number}"
