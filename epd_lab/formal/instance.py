@@ -72,7 +72,17 @@ def instance_model(table: Table = i.TABLE) -> Model:
             Happening("is_given_up", "fault", event=i.GivenUp),
             Happening("name_is_contested", "fault", event=i.NameContested),
             Happening("name_is_held", "fault", "not member", event=i.NameHeld),
-            Happening("holder_beats", "fault", "not member", event=i.HolderBeat),
+            *(
+                Happening(
+                    name,
+                    "fault",
+                    "not member",
+                    i.HolderBeat,
+                    guards={"has_answered": str(answers)},
+                    event_fields={"version": "2" if answers else "0"},
+                )
+                for name, answers in (("holder_answers", True), ("holder_is_heard_late", False))
+            ),
         ),
         laws=_laws(),
         promises=(

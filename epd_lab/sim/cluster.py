@@ -208,9 +208,6 @@ class Cluster:
             return None
         return self.nodes.get(process.name)
 
-    def _is_dead(self, life: str) -> bool:
-        return life in self.nodes and not self.nodes[life].process.alive
-
     def living(self) -> list[Node]:
         found = (self.node(name) for name in (GATEWAY, *self.instances))
         return [node for node in found if node is not None]
@@ -296,7 +293,7 @@ class Cluster:
         ends = partial(self._ends, "expelled", node)
         instance.member.on_rejected = instance.member.on_expelled = ends
         processes, buses = self.world.processes, self.world.network.buses
-        strangers.attend(process, instance.member, processes, buses, self._is_dead)
+        strangers.attend(process, instance.member, processes, buses, self.nodes)
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
         self._look_at_messages(process, instance.actor)
         if engines.leader is None:

@@ -6,8 +6,8 @@ and in its place once it is a member. A line aside is called as the life that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -17,6 +17,12 @@ from epd.roles.member import Member
 from epd_lab.sim.process import SimProcess
 
 B = TypeVar("B")
+
+
+class Life(Protocol):
+    """What a cluster keeps of each life."""
+
+    process: SimProcess
 
 
 def listener(buses: Mapping[str, B], peer: Address) -> B | None:
@@ -54,7 +60,7 @@ def attend(
     member: Member,
     processes: dict[str, SimProcess],
     buses: dict[str, B],
-    is_dead: Callable[[str], bool],
+    lives: Mapping[str, Life],
 ) -> None:
     """A stranger has the name once it is welcomed; for the others, of one host, the kernel tells
     of a life whether it is gone."""
@@ -63,7 +69,11 @@ def attend(
         name = process.instance_id
         processes[name], buses[name] = process, buses[process.name]
 
+    def is_gone(other: InstanceInfo) -> bool:
+        life = lives.get(f"{other.address.instance_id}:{other.address.epoch}")
+        return life is not None and not life.process.alive
+
     if process.is_stranger:
         member.on_welcome = take_over
     else:
-        member.is_gone = lambda other: is_dead(f"{other.address.instance_id}:{other.address.epoch}")
+        member.is_gone = is_gone
