@@ -130,7 +130,7 @@ class DrainAnnounced(Event):
 
 @dataclass(slots=True)
 class LeftReceived(Event):
-    reason: ClassVar[str] = "left: it was asked to end"
+    reason: ClassVar[str] = "it was asked to end"
 
 
 @dataclass(slots=True)

@@ -108,7 +108,7 @@ def with_the_gone(number: int) -> ClusterView:
     made = answer(number)
     over = (
         ("e0", "encode", "LOST", "silent"),
-        ("d0", "decode", "LEFT", "left: it was asked to end"),
+        ("d0", "decode", "LEFT", "it was asked to end"),
     )
     del made.processes[1]
     made.processes += [

@@ -175,7 +175,7 @@ def test_who_was_lost_before_the_page_was_opened(browser: Browser, size: tuple[i
     with page_of(browser, with_the_gone, size) as page:
         encoder, decoder = (page.locator(f"[data-process={name}]") for name in ("e0", "d0"))
         expect(encoder).to_have_class("late")
-        expect(encoder).to_contain_text("LOST, last heard 12.3 s ago: silent")
+        expect(encoder).to_contain_text("LOST, last heard 12 s ago: silent")
         expect(decoder).to_have_class("soft")
         expect(page.locator("[data-outside=p0]")).to_contain_text("REFUSED 3.0 s ago: its name")
         page.get_by_role("button", name="INSTANCE LOST").click()
