@@ -59,8 +59,8 @@ class Lives(Checker):
         living = self.context.cluster.living()
         for node in self.context.cluster.nodes.values():
             process = node.process
-            if process.is_stranger and process.alive and node not in living:
-                self.violate(f"{process.name} waits for the name of another that lives (F78)")
+            if process.alive and node not in living:
+                self.violate(f"{process.name} lives on, and another has its name (F78)")
         gateway = next((node.gateway for node in living if node.gateway is not None), None)
         if gateway is None:
             return
