@@ -238,6 +238,7 @@ class InstanceConfig(Settings, frozen=True, kw_only=True):
     gateway_endpoint: str = ""
     endpoint: str = ""
     rank_devices: tuple[str, ...] = ()  # of its further ranks; the first has engine.device
+    lineage: str = ""  # random, of all its lives under one parent (INSTANCE)
 
     @property
     def num_ranks(self) -> int:

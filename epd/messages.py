@@ -93,6 +93,13 @@ class Welcome(Message):
     cluster_s: Seconds  # the gateway's time
 
 
+class JoinDeferred(Message):
+    """Ask again: another life has the name, and may be alive."""
+
+    epoch: int
+    holder: InstanceInfo
+
+
 class JoinRefused(Message):
     epoch: Total
     reason: str

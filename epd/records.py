@@ -100,6 +100,7 @@ class InstanceInfo(Record):
     transports: tuple[TransportOffer, ...] = ()
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
     rank_pids: tuple[Count, ...] = ()  # of a group's other ranks, which share its language model
+    lineage: Name = ""  # of the parent that starts its lives, one after another; random
 
 
 STAGES = {  # what a state of a machine is called in traces and metrics

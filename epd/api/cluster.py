@@ -8,6 +8,7 @@ does.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import sys
 import time
@@ -27,12 +28,13 @@ from epd.api.cluster_view import (
     LinkView,
     MachineView,
     MemoryView,
+    OutsideView,
     ProcessView,
     StateView,
 )
 from epd.api.errors import ApiError, bad_request
 from epd.api.exchange import Exchange
-from epd.api.port import Frontend, InstanceFacts, Refused
+from epd.api.port import Frontend, InstanceFacts, OutsideFacts, Refused
 from epd.config import GatewayConfig
 from epd.observed import EdgeCount, Observed, Query, StageLoad
 
@@ -73,10 +75,12 @@ class Cluster:
         except Refused as refusal:
             raise ApiError(refusal.status, refusal.message) from None
         loads = [load for one in told.values() for load in one.loads]
+        ready = self._frontend.ready()
+        facts = {one["instance"]: one for one in ready.instances}
         if instance:
             told = {name: one for name, one in told.items() if name == instance}
-        facts = {one["instance"]: one for one in self._frontend.ready().instances}
-        return view_of(told, facts, silent, loads)
+            facts = {name: one for name, one in facts.items() if name == instance}
+        return view_of(told, facts, silent, loads, ready.outside)
 
     async def page(self, exchange: Exchange) -> None:
         """It holds nothing of the cluster, and asks whoever opens it for a key if one is needed."""
@@ -150,8 +154,10 @@ def view_of(
     facts: Mapping[str, InstanceFacts],
     silent: Iterable[str],
     loads: Sequence[StageLoad],
+    outside: Iterable[OutsideFacts] = (),
 ) -> ClusterView:
     """Counts are sums over processes; machines are listed with theirs, oldest first."""
+    mute = {name: Observed() for name in facts if name not in told}
     states: dict[tuple[str, str], StateView] = {}
     edges: Counter[EdgeCount] = Counter()
     machines: list[MachineView] = []
@@ -170,8 +176,12 @@ def view_of(
             story = [LineView(**asdict(line)) for line in facts_of.story]
             machines.append(MachineView(instance=name, **{**asdict(facts_of), "story": story}))
     return ClusterView(
-        processes=[_process(name, one, facts.get(name), loads) for name, one in told.items()],
+        processes=[
+            _process(name, one, facts.get(name), loads)
+            for name, one in (*told.items(), *mute.items())
+        ],
         no_answer=list(silent),
+        outside=[OutsideView(**dataclasses.asdict(one)) for one in outside],
         states=[states[key] for key in sorted(states)],
         edges=[
             EdgeView(**{**asdict(edge), "count": count})

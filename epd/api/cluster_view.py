@@ -19,7 +19,8 @@ class MemoryView(View):
 
 
 class ProcessView(View):
-    """The gateway, which has a name only, or an instance as `/ready` tells of it."""
+    """The gateway, which has a name only, or an instance as `/ready` tells of it, also one that did
+    not answer or is gone."""
 
     instance: str
     roles: list[str]
@@ -33,6 +34,21 @@ class ProcessView(View):
     in_use: dict[str, int] = {}
     memory: list[MemoryView] = []
     load_s: dict[str, float] = {}
+    silent_s: float = 0.0  # since its last heartbeat
+    reason: str = ""  # why it is over: LOST or LEFT
+
+
+class OutsideView(View):
+    """A life that asked for a place: it waits for its name, or was refused."""
+
+    instance: str
+    epoch: int
+    pid: int
+    endpoint: str
+    roles: list[str]
+    state: str
+    since_s: float
+    reason: str
 
 
 class StateView(View):
@@ -42,7 +58,7 @@ class StateView(View):
     state: str
     count: int = 0
     oldest_s: float = 0.0
-    late: int = 0  # so many of them stay though their time is over
+    late: int = 0  # so many of them stay though their time is over, or were lost
     left_s: float | None = None  # until a clock ends the first of them, if nothing else does
     instances: dict[str, int] = {}
 
@@ -97,6 +113,7 @@ class ClusterView(View):
 
     processes: list[ProcessView] = []
     no_answer: list[str] = []
+    outside: list[OutsideView] = []
     states: list[StateView] = []
     edges: list[EdgeView] = []
     links: list[LinkView] = []

@@ -184,6 +184,23 @@ class InstanceFacts(TypedDict):
     transports: Mapping[str, str]
     cached_images: int
     silent_peers: list[str]
+    silent_s: float  # since its last heartbeat
+    reason: str  # why it is over
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideFacts:
+    """A life that asked for a place and has none; `since_s`: how long ago it asked, or was
+    refused."""
+
+    instance: str
+    epoch: int
+    pid: int
+    endpoint: str
+    roles: list[str]
+    state: str
+    since_s: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +210,7 @@ class Readiness:
     ok: bool
     reason: str
     instances: list[InstanceFacts]
+    outside: list[OutsideFacts] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from epd.api.cluster_view import ClusterView, MachineView, MemoryView
+from epd.api.cluster_view import ClusterView, MachineView, MemoryView, ProcessView
 
 KINDS = {
     "requests": ("GENERATION", "REQUEST"),
@@ -67,12 +67,13 @@ def machine_lines(told: ClusterView) -> list[str]:
 
 
 def process_lines(told: ClusterView) -> list[str]:
-    """Every process with its roles, its life and its memory."""
+    """Every process with its roles, its life and its memory, also who is gone; then who has no
+    place."""
     rows = [
         (
             one.instance,
             "+".join(one.roles),
-            one.state,
+            _state(one),
             str(one.epoch or ""),
             ", ".join(f"{stage} {age(load_s)}" for stage, load_s in one.load_s.items()),
             ", ".join(map(_memory, one.memory)),
@@ -81,7 +82,19 @@ def process_lines(told: ClusterView) -> list[str]:
         for one in told.processes
     ]
     lines = columns(("PROCESS", "ROLES", "STATE", "EPOCH", "LOAD", "MEMORY", "IN USE"), rows)
-    return lines + [f"{name} did not answer" for name in told.no_answer]
+    lines += [f"{name} did not answer" for name in told.no_answer]
+    return lines + [
+        f"{one.instance} (pid {one.pid}, {one.endpoint}): {one.state} {age(one.since_s)} ago: "
+        f"{one.reason}"
+        for one in told.outside
+    ]
+
+
+def _state(one: ProcessView) -> str:
+    """Of who is gone since when, and why."""
+    if not one.reason:
+        return one.state
+    return f"{one.state}, last heard {age(one.silent_s)} ago: {one.reason}"
 
 
 def _memory(one: MemoryView) -> str:

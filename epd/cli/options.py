@@ -178,4 +178,4 @@ def placing_of(args: argparse.Namespace) -> Placing:
     from epd.cli.plan import Placing
 
     given = vars(args)
-    return Placing(given.get("join", ""), given.get("listen", ""), given.get("run_dir", ""))
+    return Placing(*(given.get(name, "") for name in ("join", "listen", "run_dir", "id_prefix")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 
 from epd.cli.cpus import deal_cpus
 from epd.cli.model_check import check_model, served_name
+from epd.cli.names import default_prefix
 from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
 from epd.cli.settings import gateway_config, instance_config
 from epd.config import ConfigError, GatewayConfig, InstanceConfig, Settings
@@ -52,17 +54,25 @@ class Placing:
 
     `join`: the endpoint of a gateway that runs elsewhere. `listen`: own endpoint; of the gateway if
     the command starts one, else of its instance. `run_dir`: parent of the cluster's directory.
+    `id_prefix`: what the names of its instances begin with.
     """
 
     join: str = ""
     listen: str = ""
     run_dir: str = ""
+    id_prefix: str = ""
+
+    def named(self, name: str) -> str:
+        """The name of an instance in its cluster.  Raises ConfigError."""
+        prefix = self.id_prefix or default_prefix(self.join, self.listen)
+        return f"{prefix}-{name}" if prefix else name
 
 
 def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptions) -> Plan:
     """A process per instance, and a gateway unless one is joined.  Raises what `_plan` raises."""
     groups = parse_groups(text, settings.engine.tensor_parallel_size)
-    named = name_instances([roles for roles, _ in groups])
+    instances = name_instances([roles for roles, _ in groups])
+    named = [(placing.named(name), roles) for name, roles in instances]
     ranks = [num_ranks for _, num_ranks in groups]
     return _plan(named, ranks, settings, placing, log, with_gateway=not placing.join)
 
@@ -71,24 +81,33 @@ def plan_role(
     text: str, instance_id: str, settings: Settings, placing: Placing, log: LogOptions
 ) -> Plan:
     """One process: `gateway`, `all`, or roles joined by `+`.  Raises what `_plan` raises."""
+    if instance_id and placing.id_prefix:
+        raise ConfigError("--id is the whole name of the instance: drop --id-prefix")
     if text == "gateway":
         if placing.join:
             raise ConfigError("--join is for workers; a gateway is what they join: drop it")
-        if instance_id:
-            raise ConfigError(f"a gateway is always called {GATEWAY_ID!r}: drop --id")
+        if given := "--id" * bool(instance_id) or "--id-prefix" * bool(placing.id_prefix):
+            raise ConfigError(f"a gateway is always called {GATEWAY_ID!r}: drop {given}")
         return _plan([], [], settings, placing, log, with_gateway=True)
     num_ranks = settings.engine.tensor_parallel_size
     if text == "all":
         if placing.join:
             raise ConfigError("--role all has its own gateway and joins none: drop --join")
-        named = [(instance_id or "all", ROLES)]
+        named = [(instance_id or placing.named("all"), ROLES)]
         return _plan(named, [num_ranks], settings, placing, log, with_gateway=True)
     roles = parse_roles(text)
-    letters = "".join(role[0] for role in roles)
-    named = [(instance_id or f"{letters}-{os.getpid()}", roles)]
+    named = [(instance_id or _name_of(roles, placing), roles)]
     num_ranks = num_ranks_of(roles, num_ranks)
     check_ranks(f"role {text!r}", roles, num_ranks)
     return _plan(named, [num_ranks], settings, placing, log, with_gateway=False)
+
+
+def _name_of(roles: Roles, placing: Placing) -> str:
+    """Of one process: by its pid where that says who it is, beside a gateway of the same host."""
+    ((name, _),) = name_instances([roles])
+    if placing.join or placing.id_prefix:
+        return placing.named(name)
+    return f"{name[:-1]}-{os.getpid()}"
 
 
 def _plan(
@@ -126,6 +145,7 @@ def _plan(
     own = "" if with_gateway else placing.listen
     cpus, gateway_cpus = deal_cpus(settings, len(named))
     devices = _deal_devices(settings.engine.device, ranks)
+    lineage = secrets.token_hex(8)
     instances = tuple(
         instance_config(
             _on_device(settings, devices[index][0], cpus[index]),
@@ -134,6 +154,7 @@ def _plan(
             own or _instance_endpoint(directory, instance_id, gateway_endpoint, placing.listen),
             gateway_endpoint,
             tuple(devices[index][1:]),
+            lineage,
         )
         for index, (instance_id, roles) in enumerate(named)
     )

@@ -283,6 +283,7 @@ def instance_config(
     endpoint: str,
     gateway_endpoint: str,
     rank_devices: tuple[str, ...] = (),
+    lineage: str = "",
 ) -> InstanceConfig:
     own = {
         "profile_dir": os.path.abspath(settings.profile_dir) if settings.profile_dir else "",
@@ -295,6 +296,7 @@ def instance_config(
         endpoint=endpoint,
         gateway_endpoint=gateway_endpoint,
         rank_devices=rank_devices,
+        lineage=lineage,
     )
 
 

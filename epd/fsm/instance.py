@@ -8,11 +8,18 @@ nothing is given up.  Silence beyond the bound makes it LOST, for good: its epoc
 again, its requests move elsewhere, and its peers are told so that they fence it.  LOST is not dead:
 a stalled process may wake up and write, which is why memory is freed by fencing and not by this
 machine (fault F7).  A process that returns joins with a new epoch, which is a new machine (F44).
+
+A name has one instance (F78).  A life of the same lineage, by a later epoch, is the next life of
+this one, whose process its parent has seen end: it replaces it at once.  Anybody else who joins
+under the name of a member is a stranger.  It waits (AWAITING_NAME) while the member may be dead, is
+taken in when the member is LOST or has LEFT, and is refused when the member has answered: by a
+heartbeat that shows a registry which was published after the stranger had asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from epd.fsm.kernel import (
     NULL_JOURNAL,
@@ -26,6 +33,7 @@ from epd.fsm.kernel import (
     State,
     Table,
     Timers,
+    unless,
 )
 from epd.records import InstanceInfo, Load
 
@@ -37,6 +45,10 @@ class Do(Effect):
     FAIL_ATTEMPTS = "tell every generation that used it"
     WATCH = "restart the clock of silence, with both its marks"
     WATCH_ON = "restart it from its first mark"
+    WATCH_JOINS = "restart the clock of silence of who asks again and again"
+    HOLD_OFF = "have who asks for its name wait"
+    TELL_HELD = "answer the join with who has the name"
+    SHOW_ALIVE = "let those who ask for its name hear that it lives"
     DISCONNECT = "forget the connection"
 
 
@@ -51,6 +63,7 @@ _MEMBER = (Own.ATTEMPTS, Own.PLACE, Own.CONNECTION)
 
 class S(State):
     JOINING = "known by name; not checked yet", Own.CONNECTION
+    AWAITING_NAME = "its name is another's, who may be alive", Own.CONNECTION
     HEALTHY = "takes work", *_MEMBER
     SUSPECT = "silent; keeps its work, gets no new", *_MEMBER
     DRAINING = "finishes its work, gets no new", *_MEMBER
@@ -69,8 +82,32 @@ class JoinRejected(Event):
 
 
 @dataclass(slots=True)
+class NameContested(Event):
+    """A process joins under its name that is not its next life."""
+
+    info: InstanceInfo
+
+
+@dataclass(slots=True)
+class NameHeld(Event):
+    """It joins under the name of a member; of this version is the registry that all have heard."""
+
+    version: int
+    holder: InstanceInfo
+
+
+@dataclass(slots=True)
+class HolderBeat(Event):
+    """Whoever has its name has sent a heartbeat."""
+
+    version: int  # of the registry that the holder has seen
+    holder: InstanceInfo
+
+
+@dataclass(slots=True)
 class HeartbeatReceived(Event):
     load: Load
+    version: int = 0  # of the registry that it has seen
 
 
 @dataclass(slots=True)
@@ -83,6 +120,7 @@ class HeartbeatsEnded(Event):
     """Silent beyond the bound."""
 
     by_time = True
+    reason: ClassVar[str] = "silent"
 
 
 @dataclass(slots=True)
@@ -92,48 +130,91 @@ class DrainAnnounced(Event):
 
 @dataclass(slots=True)
 class LeftReceived(Event):
-    pass
+    reason: ClassVar[str] = "it was asked to end"
 
 
 @dataclass(slots=True)
 class EpochReplaced(Event):
-    """The same name joined with a new epoch, or a peer has heard from an earlier registry that this
-    one is over: the process is gone, or may be fenced."""
+    """Its next life has joined: the process is gone."""
+
+    reason: ClassVar[str] = "replaced by its next life"
+
+
+@dataclass(slots=True)
+class GivenUp(Event):
+    """A peer has heard from an earlier registry that it is over, and may have fenced it; or the
+    kernel of its host has said to a neighbour that its process is gone."""
+
+    reason: ClassVar[str] = "another has told of its end"
 
 
 def keep_load(instance: Instance, event: HeartbeatReceived) -> None:
     instance.load = event.load
 
 
-def keep_reason(instance: Instance, event: JoinRejected) -> None:
+def keep_reason(
+    instance: Instance,
+    event: JoinRejected | HeartbeatsEnded | LeftReceived | EpochReplaced | GivenUp,
+) -> None:
     instance.reason = event.reason
 
 
+def keep_whose(instance: Instance, event: HolderBeat) -> None:
+    instance.reason = (
+        f"its name is in use by a living instance, {named(event.holder)}; give this one another "
+        "with --id, or --id-prefix with --topology"
+    )
+
+
+def keep_holder(instance: Instance, event: NameHeld) -> None:
+    instance.held_version = event.version
+    instance.reason = f"waits for {named(event.holder)} to leave or to be lost"
+
+
+def has_answered(instance: Instance, event: HolderBeat) -> bool:
+    """It has seen a registry that was published when this one had asked: no late heartbeat has."""
+    return event.version > instance.held_version
+
+
+def named(info: InstanceInfo) -> str:
+    """An instance as people find it."""
+    return f"{info.address.instance_id} (pid {info.pid}, {info.address.endpoint})"
+
+
+_MEMBERS = (S.HEALTHY, S.SUSPECT, S.DRAINING)
 _ENDED = (S.LOST, S.LEFT)
 
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row(S.JOINING, JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH, Do.WATCH)),
-    Row(S.JOINING, JoinRejected, S.LEFT, (Do.REFUSE,), keep_reason, note="version, model or layout differ"),
-    Row((S.JOINING, S.HEALTHY, S.SUSPECT, S.DRAINING), HeartbeatsEnded, S.LOST),
-    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), JoinAccepted, None, (Do.WELCOME,), note="its welcome was lost"),
-    Row((S.HEALTHY, S.DRAINING), HeartbeatReceived, None, (Do.WATCH,), keep_load),
+    Row((S.JOINING, S.AWAITING_NAME), JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH, Do.WATCH)),
+    Row((S.JOINING, S.AWAITING_NAME), JoinRejected, S.LEFT, (Do.REFUSE,), keep_reason, note="version, model or layout differ"),
+    Row(S.JOINING, NameHeld, S.AWAITING_NAME, (Do.PUBLISH, Do.TELL_HELD, Do.WATCH_JOINS), keep_holder, note="a stranger (F78)"),
+    Row(S.AWAITING_NAME, NameHeld, None, (Do.TELL_HELD, Do.WATCH_JOINS), note="it asks again"),
+    Row(S.AWAITING_NAME, HolderBeat, S.LEFT, (Do.REFUSE,), keep_whose, when=has_answered, note="the other lives (F78)"),
+    Row(S.AWAITING_NAME, HolderBeat, None, when=unless(has_answered), note="it may be late"),
+    Row((S.JOINING, S.AWAITING_NAME, *_MEMBERS), HeartbeatsEnded, S.LOST, (), keep_reason),
+    Row(_MEMBERS, JoinAccepted, None, (Do.WELCOME,), note="its welcome was lost"),
+    Row(_MEMBERS, NameContested, None, (Do.HOLD_OFF,), note="its silence or its answer decides (F78)"),
+    Row(S.HEALTHY, HeartbeatReceived, None, (Do.WATCH, Do.SHOW_ALIVE), keep_load),
+    Row(S.DRAINING, HeartbeatReceived, None, (Do.WATCH,), keep_load, note="its name will be free"),
     Row(S.HEALTHY, HeartbeatMissed, S.SUSPECT, (Do.WATCH_ON,)),
     Row(S.DRAINING, HeartbeatMissed, None, (Do.WATCH_ON,)),
-    Row(S.SUSPECT, HeartbeatReceived, S.HEALTHY, (Do.WATCH,), keep_load),
+    Row(S.SUSPECT, HeartbeatReceived, S.HEALTHY, (Do.WATCH, Do.SHOW_ALIVE), keep_load),
     Row((S.HEALTHY, S.SUSPECT), DrainAnnounced, S.DRAINING, (Do.PUBLISH,)),
-    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), EpochReplaced, S.LOST, note="restarted (F44)"),
-    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), LeftReceived, S.LEFT),
+    Row(_MEMBERS, (EpochReplaced, GivenUp), S.LOST, (), keep_reason, note="restarted, or fenced by a peer (F44)"),
+    Row(_MEMBERS, LeftReceived, S.LEFT, (), keep_reason),
 )
 
 IGNORES = (
-    Ignore((S.JOINING,), (HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced), "not a member yet"),
+    Ignore((S.JOINING, S.AWAITING_NAME), (HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced, GivenUp, NameContested), "not a member yet"),
+    Ignore((S.JOINING, *_MEMBERS, *_ENDED), (HolderBeat,), "it does not wait for a name"),
+    Ignore((*_MEMBERS, *_ENDED), (NameHeld,), "what it asked for was decided"),
     Ignore((S.DRAINING,), (DrainAnnounced,), "said before"),
-    Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced), "this epoch is over; the process must join with a new one"),
+    Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced, GivenUp, NameContested), "this epoch is over; the process must join with a new one"),
 )
 
-_TIMERS: Timers = {HeartbeatMissed: (Do.WATCH,), HeartbeatsEnded: (Do.WATCH, Do.WATCH_ON)}
+_TIMERS: Timers = {HeartbeatMissed: (Do.WATCH,), HeartbeatsEnded: (Do.WATCH, Do.WATCH_ON, Do.WATCH_JOINS)}
 TABLE = Table("INSTANCE", __doc__ or "", S, S.JOINING, _ENDED, ROWS, IGNORES, timers=_TIMERS)
 # fmt: on
 
@@ -142,7 +223,7 @@ class Instance(Machine):
     """One epoch of an instance: `key` is `id:epoch`."""
 
     table = TABLE
-    __slots__ = ("acked_s", "info", "load", "reason", "seen_s")
+    __slots__ = ("acked_s", "held_version", "info", "load", "reason", "seen_s")
 
     def __init__(
         self, info: InstanceInfo, load: Load, now_s: float, journal: Journal = NULL_JOURNAL
@@ -152,7 +233,15 @@ class Instance(Machine):
         self.load = load
         self.seen_s = now_s
         self.acked_s = now_s  # when it was last told that it is known
-        self.reason = ""
+        self.held_version = 0  # of the registry when it asked for a name that another has
+        self.reason = ""  # why it is over, or waits
+
+    def asked_for(self, info: InstanceInfo) -> EpochReplaced | NameContested:
+        """What it means that this process joins under its name.  A lineage is of one parent, which
+        starts a life when it has seen the end of the one before."""
+        own = self.info
+        is_next = info.lineage == own.lineage != "" and info.address.epoch > own.address.epoch
+        return EpochReplaced() if is_next else NameContested(info)
 
     @property
     def takes_work(self) -> bool:
@@ -166,4 +255,4 @@ class Instance(Machine):
     @property
     def present(self) -> bool:
         """A member: peers may talk to it."""
-        return self.state in (S.HEALTHY, S.SUSPECT, S.DRAINING)
+        return self.state in _MEMBERS

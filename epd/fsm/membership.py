@@ -19,7 +19,11 @@ over.
 
 A life that the gateway has declared lost must not go on, because its peers have fenced it. EXPELLED
 ends the process, whose next life joins (fault F44). REJECTED was never a member: it does not fit,
-and its next life would not either.
+or another has its name and lives, and its next life would not get further either.
+
+Where another has the name and may be dead, the gateway has the newcomer wait: it is AWAITING_NAME
+and asks on. If the other ran on this host and its process is gone, the newcomer says so with its
+join, and is welcomed at once (F78).
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from epd.fsm.kernel import (
     Table,
     Timers,
 )
+from epd.records import InstanceInfo
 
 
 class Do(Effect):
@@ -55,6 +60,8 @@ class Do(Effect):
     LET_GO = "tell every role that no new work comes"
     ARM_DRAIN = "fire DrainTimedOut later"
     SEND_LEAVE = "tell the gateway"
+    LOOK_FOR_HOLDER = "ask the kernel whether the process that has the name is gone"
+    TELL_WAITING = "tell the process for whom it waits"
     REJECT = "tell the process that it does not fit"
     EXPEL = "tell the process that this life is over"
 
@@ -66,6 +73,7 @@ class Own(Owned):
 class S(State):
     OUTSIDE = "not started; nobody knows it"
     JOINING = "asks for a place; takes no work, for it cannot read a deadline", Own.PLACE
+    AWAITING_NAME = "asks for a place under a name that another has, who may be dead", Own.PLACE
     MEMBER = "takes work", Own.PLACE
     REJOINING = "takes work; has asked for the registry again", Own.PLACE
     CUT_OFF = "takes work; the gateway is silent, and is asked again and again", Own.PLACE
@@ -146,6 +154,18 @@ class Refused(Event):
 
 
 @dataclass(slots=True)
+class NameTaken(Event):
+    """Another has its name, and may be alive."""
+
+    holder: InstanceInfo
+
+
+@dataclass(slots=True)
+class HolderGone(Event):
+    """The kernel says that the process of whoever has the name has ended."""
+
+
+@dataclass(slots=True)
 class DrainRequested(Event):
     pass
 
@@ -163,7 +183,8 @@ class LeaveRequested(Event):
 _WORKING = (S.MEMBER, S.REJOINING, S.CUT_OFF)
 _DRAINING = (S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF)
 _JOINED = (*_WORKING, *_DRAINING)
-_OPEN = (S.JOINING, *_JOINED)
+_ASKING = (S.JOINING, S.AWAITING_NAME)  # for its first place
+_OPEN = (*_ASKING, *_JOINED)
 _HEARING = (S.MEMBER, S.REJOINING, S.DRAINING, S.DRAINING_REJOINING)  # a gateway
 _ENDED = (S.REJECTED, S.EXPELLED, S.LEFT)
 
@@ -198,9 +219,14 @@ def _joined(known: S, rejoining: S, cut_off: S) -> tuple[Row, ...]:
 ROWS = (
     Row(S.OUTSIDE, JoinDue, S.JOINING, _ASK),
     Row(S.JOINING, JoinDue, None, _ASK, note="there may be no gateway yet (F17, F18)"),
-    Row(S.JOINING, Welcomed, S.MEMBER, (Do.TAKE_TIME, Do.TELL_SERVING, Do.ARM_SILENCE, Do.BEAT), keep_interval),
-    Row(S.JOINING, Refused, S.REJECTED, (Do.REJECT,), note="version, model or layout differ (F11)"),
-    Row(S.JOINING, DrainRequested, S.LEFT, note="it has no work; its welcome may be on its way"),
+    Row(_ASKING, Welcomed, S.MEMBER, (Do.TAKE_TIME, Do.TELL_SERVING, Do.ARM_SILENCE, Do.BEAT), keep_interval),
+    Row(_ASKING, Refused, S.REJECTED, (Do.REJECT,), note="version, model or layout differ (F11), or its name is another's (F78)"),
+    Row(_ASKING, DrainRequested, S.LEFT, note="it has no work; its welcome may be on its way"),
+    Row(S.JOINING, NameTaken, S.AWAITING_NAME, (Do.TELL_WAITING, Do.LOOK_FOR_HOLDER, Do.ARM_SILENCE), note="F78"),
+    Row(S.AWAITING_NAME, NameTaken, None, (Do.LOOK_FOR_HOLDER, Do.ARM_SILENCE)),
+    Row(S.AWAITING_NAME, JoinDue, None, _ASK, note="the gateway decides when the other has answered or is lost"),
+    Row(S.AWAITING_NAME, HolderGone, None, _ASK, note="the join says so"),
+    Row(S.AWAITING_NAME, GatewayFellSilent, S.JOINING, _ASK, note="its successor decides anew"),
     *_joined(S.MEMBER, S.REJOINING, S.CUT_OFF),
     Row(S.MEMBER, DrainRequested, S.DRAINING, _DRAIN),
     Row(S.REJOINING, DrainRequested, S.DRAINING_REJOINING, _DRAIN),
@@ -215,10 +241,12 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.JOINING,), (Acknowledged, NewsMissed, Forgotten), "meant for an earlier life of this name"),
-    Ignore((S.JOINING, S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
+    Ignore(_ASKING, (Acknowledged, NewsMissed, Forgotten), "meant for an earlier life of this name"),
+    Ignore((*_ASKING, S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
     Ignore(_DRAINING, (DrainRequested,), "said before"),
-    Ignore(_ENDED, (Welcomed, Acknowledged, NewsMissed, Forgotten, LostOneListed, GatewayReplaced, RegistryBegan, Refused, DrainRequested, LeaveRequested), "this life is over"),
+    Ignore(_JOINED, (NameTaken, HolderGone), "it has been welcomed since"),
+    Ignore((S.JOINING,), (HolderGone,), "it asks anew"),
+    Ignore(_ENDED, (Welcomed, Acknowledged, NewsMissed, Forgotten, LostOneListed, GatewayReplaced, RegistryBegan, Refused, NameTaken, HolderGone, DrainRequested, LeaveRequested), "this life is over"),
 )
 
 _ANY_ORDER = "only the gateway's message ends it: instances may start first"
@@ -248,7 +276,7 @@ class Membership(Machine):
     @property
     def was_welcomed(self) -> bool:
         """And so knows the gateway's time."""
-        return self.state not in (S.OUTSIDE, S.JOINING, S.REJECTED)
+        return self.state not in (S.OUTSIDE, *_ASKING, S.REJECTED)
 
     @property
     def is_draining(self) -> bool:

@@ -179,6 +179,7 @@ class Instance:
             transports=self.actor.ports.transfers.offers,
             finds_rows=self.encode is not None and vision is None,
             rank_pids=engines.ranks.pids if engines.ranks is not None else (),
+            lineage=self.config.lineage,
         )
 
     def _memory(self) -> Iterator[Memory]:

@@ -49,7 +49,12 @@ from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.dispatch import Dispatcher
 from epd.roles.elsewhere import Elsewhere
 from epd.roles.failures import FailureLog, error_of, is_mistake
-from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics, queue_metrics
+from epd.roles.gateway_metrics import (
+    instance_metrics,
+    own_metrics,
+    queue_metrics,
+    readiness,
+)
 from epd.roles.gateway_timers import GatewayTimers
 from epd.roles.observation import Observatory
 from epd.roles.profiling import Profiles
@@ -147,16 +152,7 @@ class GatewayRole(Component[Generation]):
     def ready(self) -> Readiness:
         needs_encoder = any(i.info.row_contract is not None for i in self._registry.instances)
         reason = self._dispatcher.lacking(with_images=needs_encoder)
-        instances = [
-            instance_facts(
-                i,
-                self._dispatcher.assigned_to(i.info.address.instance_id),
-                self._registry.transports_of(i),
-                self._dispatcher.num_resident(i.info.address.instance_id),
-            )
-            for i in self._registry.instances
-        ]
-        return Readiness(not reason, reason, instances)
+        return readiness(reason, self._registry, self._dispatcher, self.clock.now_s())
 
     def metrics(self) -> list[Metric]:
         """Samples of this process and, by their heartbeats, of every instance."""

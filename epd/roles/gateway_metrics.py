@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from epd.api.port import InstanceFacts, Metric, histogram
+from epd.api.port import InstanceFacts, Metric, OutsideFacts, Readiness, histogram
 from epd.fsm.instance import Instance
 from epd.observed import StageLoad
 from epd.records import Counted, Histogram
 from epd.roles.base import Actor
+from epd.roles.dispatch import Dispatcher
+from epd.roles.registry import Outsider, Registry
 from epd.roles.stage_times import COUNTS, KINDS
 from epd.scheduling.predicted_rule import COSTS
 
@@ -142,17 +144,40 @@ def _cache_metrics(instance: Instance) -> Iterator[Metric]:
         yield Metric(f"{name}_failures_total", tier.failures, labels, "counter", failures)
 
 
-def instance_facts(
-    instance: Instance, assigned: int, transports: Mapping[str, str], cached_images: int
+def readiness(reason: str, registry: Registry, dispatcher: Dispatcher, now_s: float) -> Readiness:
+    """Of each instance, also of who is gone; and who has no place."""
+    instances = [_facts(one, registry, dispatcher, now_s) for one in registry.instances]
+    return Readiness(not reason, reason, instances, [_outside(o, now_s) for o in registry.outside])
+
+
+def _facts(
+    one: Instance, registry: Registry, dispatcher: Dispatcher, now_s: float
 ) -> InstanceFacts:
+    name = one.info.address.instance_id
     return {
-        "instance": instance.info.address.instance_id,
-        "epoch": instance.info.address.epoch,
-        "pid": instance.info.pid,
-        "roles": list(instance.info.roles),
-        "state": instance.state.name,
-        "assigned": assigned,
-        "transports": transports,
-        "cached_images": cached_images,
-        "silent_peers": list(instance.load.silent_peers),
+        "instance": name,
+        "epoch": one.info.address.epoch,
+        "pid": one.info.pid,
+        "roles": list(one.info.roles),
+        "state": one.state.name,
+        "assigned": dispatcher.assigned_to(name),
+        "transports": registry.transports_of(one),
+        "cached_images": dispatcher.num_resident(name),
+        "silent_peers": list(one.load.silent_peers),
+        "silent_s": now_s - one.seen_s,
+        "reason": one.reason,
     }
+
+
+def _outside(one: Outsider, now_s: float) -> OutsideFacts:
+    address = one.info.address
+    return OutsideFacts(
+        instance=address.instance_id,
+        epoch=address.epoch,
+        pid=one.info.pid,
+        endpoint=address.endpoint,
+        roles=list(one.info.roles),
+        state=one.state,
+        since_s=now_s - one.since_s,
+        reason=one.reason,
+    )

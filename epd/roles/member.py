@@ -20,9 +20,11 @@ from epd.fsm.membership import (
     GatewayFellSilent,
     GatewayReplaced,
     Heard,
+    HolderGone,
     JoinDue,
     LeaveRequested,
     LostOneListed,
+    NameTaken,
     NewsMissed,
     Refused,
     RegistryBegan,
@@ -37,6 +39,7 @@ from epd.messages import (
     HeartbeatAck,
     InstanceInfo,
     Join,
+    JoinDeferred,
     JoinRefused,
     Leave,
     Load,
@@ -83,6 +86,9 @@ class Member(Component[MembershipMachine]):
         self.on_rejected: Callable[[str], None] = lambda reason: None
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
+        self.on_waiting: Callable[[InstanceInfo], None] = lambda holder: None
+        self.is_gone: Callable[[InstanceInfo], bool] = lambda other: False
+        """Whether the kernel of this host says that this process has ended."""
         actor.admits = self._admits
 
     def _admits(self, received: Received) -> bool:
@@ -123,6 +129,12 @@ class Member(Component[MembershipMachine]):
         message: JoinRefused = received.message
         if message.epoch == self._info.address.epoch and not self.actor.is_former(received):
             self._fire(Refused(message.reason))
+
+    @receives(JoinDeferred)
+    def on_deferred(self, received: Received) -> None:
+        message: JoinDeferred = received.message
+        if message.epoch == self._info.address.epoch and not self.actor.is_former(received):
+            self._fire(NameTaken(message.holder))
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
@@ -217,6 +229,17 @@ class Member(Component[MembershipMachine]):
     @performs(Do.SEND_LEAVE)
     def send_leave(self, machine: MembershipMachine, event: Event) -> None:
         self.actor.send(self._gateway, Leave())
+
+    @performs(Do.LOOK_FOR_HOLDER)
+    def look_for_holder(self, machine: MembershipMachine, event: NameTaken) -> None:
+        address = event.holder.address
+        if self.is_gone(event.holder):
+            self.actor.lost.add((address.instance_id, address.epoch))
+            self._fire(HolderGone())
+
+    @performs(Do.TELL_WAITING)
+    def tell_waiting(self, machine: MembershipMachine, event: NameTaken) -> None:
+        self.on_waiting(event.holder)
 
     @performs(Do.REJECT)
     def reject(self, machine: MembershipMachine, event: Refused) -> None:

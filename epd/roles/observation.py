@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
 from typing import Never
 
 from epd.api.port import Refused
+from epd.fsm.instance import Instance, S
 from epd.fsm.kernel import Machine, read_story
 from epd.fsm.story import RecordingJournal, Resident, outlived_its_clock
 from epd.messages import ObserveReport, ObserveRequest
@@ -55,12 +57,14 @@ def observe(
     query: Query,
     memory: tuple[Memory, ...] = (),
     loads: tuple[StageLoad, ...] = (),
+    gone: Sequence[Instance] = (),
 ) -> Observed:
-    """What this process knows now; nothing, if its journal does not record."""
+    """What this process knows now; nothing, if its journal does not record.  `gone`: instances that
+    are over, and are shown all the same; who was lost is late."""
     journal = actor.journal
     if not isinstance(journal, RecordingJournal):
         return Observed()
-    look = _Look(journal, actor.timers, actor.clock.now_s(), actor.cluster_offset_s)
+    look = _Look(journal, actor.timers, actor.clock.now_s(), actor.cluster_offset_s, gone)
     return Observed(
         in_use=tuple(sorted(item for one in actor.components for item in one.live().items())),
         memory=memory,
@@ -87,6 +91,7 @@ class _Look:
     timers: Timers
     now_s: float
     offset_s: float  # to the gateway's time
+    gone: Sequence[Instance]
 
     def states(self) -> Iterator[StateCount]:
         for table, state, machines in self.journal.residents():
@@ -101,11 +106,25 @@ class _Look:
                 left_s=_finite(min(left, default=math.inf)),
             )
 
+        for name, those in groupby(sorted(self.gone, key=_by_state), _by_state):
+            ages = [self.now_s - one.seen_s for one in those]
+            yield StateCount(
+                machine=Instance.table.name,
+                state=name,
+                count=len(ages),
+                oldest_s=max(ages),
+                num_late=len(ages) * (name == S.LOST.name),
+                left_s=None,
+            )
+
     def _left_s(self, machine: Machine | None) -> float:
-        """Until a clock ends its state; inf: none will, -inf: one went off in vain."""
+        """Until a clock ends its state; inf: none will, -inf: one went off in vain, or it is an
+        instance that was lost."""
         if machine is None:
             return math.inf
         table, state = machine.table, machine.state
+        if machine.terminal:
+            return -math.inf if state is S.LOST else math.inf
         if state not in table.held:
             return self.timers.due_s(machine, table.ends_by[state]) - self.now_s
         lines = ((s.name, event.__name__, t.name) for _, s, event, t, _ in reversed(machine.told))
@@ -122,8 +141,11 @@ class _Look:
         for table, state, machines in self.journal.residents():
             for machine, since_s in machines.items():
                 yield Resident(table, machine.key, state, since_s, machine.told, machine)
+        for one in self.gone:
+            yield Resident(one.table, one.key, one.state, one.told[-1][0], one.told, one)
         if query.key:
-            yield from self.journal.ended()
+            shown = {one.key for one in self.gone}
+            yield from (one for one in self.journal.ended() if one.key not in shown)
 
     def _is_wanted(self, one: Resident, query: Query) -> bool:
         return (
@@ -141,7 +163,7 @@ class _Look:
             key=one.key,
             state=one.state.name,
             age_s=self.now_s - one.since_s,
-            is_over=one.machine is None,
+            is_over=one.machine is None or one.machine.terminal,
             is_late=_is_late(left_s),
             left_s=_finite(left_s),
             story=tuple(
@@ -155,6 +177,10 @@ class _Look:
                 for entry in read_story(one.told)
             ),
         )
+
+
+def _by_state(instance: Instance) -> str:
+    return instance.state.name
 
 
 def _is_late(left_s: float) -> bool:
@@ -188,6 +214,7 @@ class Observatory(Component[Never]):
     ) -> None:
         super().__init__(actor)
         self._loads = loads
+        self._registry = registry
         self._poll = Poll[Observed](actor, registry, ANSWER_TIMEOUT_S)
 
     async def ask(self, query: Query) -> tuple[dict[str, Observed], list[str]]:
@@ -197,7 +224,8 @@ class Observatory(Component[Never]):
         told, silent = await self._poll.ask(
             lambda serial: ObserveRequest(serial=serial, query=query)
         )
-        own = observe(self.actor, query, loads=self._loads())
+        gone = [one for one in self._registry.instances if one.terminal]
+        own = observe(self.actor, query, loads=self._loads(), gone=gone)
         return {self.actor.address.instance_id: own, **told}, silent
 
     @receives(ObserveReport)

@@ -5,25 +5,32 @@ contract equal those of the instances that it will exchange memory with, and tha
 transport between them; a mismatch is refused with both values (fault F11).  Heartbeats keep an
 epoch alive; silence makes it suspect, then lost.  Every change is published whole, with the epochs
 that were lost, so that peers connect and fence.
+
+A stranger under the name of a member is answered on a line of its own, called as its life: the one
+under the name stays the member's (F78).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from epd.config import Timing
 from epd.fsm.instance import (
     Do,
     DrainAnnounced,
-    EpochReplaced,
+    GivenUp,
     HeartbeatMissed,
     HeartbeatReceived,
     HeartbeatsEnded,
+    HolderBeat,
     Instance,
     JoinAccepted,
     JoinRejected,
     LeftReceived,
+    NameContested,
+    NameHeld,
 )
 from epd.fsm.kernel import Event
 from epd.messages import (
@@ -33,11 +40,13 @@ from epd.messages import (
     HeartbeatAck,
     InstanceInfo,
     Join,
+    JoinDeferred,
     JoinRefused,
     KvLayout,
     Leave,
     Load,
     Membership,
+    Message,
     Welcome,
 )
 from epd.roles.base import Actor, Component, performs, receives
@@ -46,8 +55,18 @@ from epd.scheduling import pairing
 from epd.transport.base import Received
 
 MAX_LOST = 256
-MAX_TURNED_AWAY = 64  # connections to those who asked for a place and got none
+MAX_GONE = 64  # names that are kept though nobody has them now
+MAX_OUTSIDE = 32  # who wait for a name, and of those who were refused the last ones
 ACKS_BEFORE_LOST = 4  # as many may be lost before an instance takes the gateway for gone
+
+
+class Outsider(NamedTuple):
+    """A life that asked for a place and has none."""
+
+    info: InstanceInfo
+    state: str
+    since_s: float
+    reason: str
 
 
 class Registry(Component[Instance]):
@@ -61,8 +80,8 @@ class Registry(Component[Instance]):
         self._timing = timing
         self._instances: dict[str, Instance] = {}
         self._lost: deque[Address] = deque(maxlen=MAX_LOST)
-        self._refused: deque[tuple[str, int]] = deque(maxlen=MAX_LOST)
-        self._turned_away: dict[str, None] = {}
+        self._strangers: dict[tuple[str, int], Instance] = {}  # lives that wait for a name
+        self._refused: deque[Outsider] = deque()
         self._version = 0
         self._started_s = actor.clock.now_s()
         self.on_lost: Callable[[Address], None] = lambda address: None
@@ -76,6 +95,15 @@ class Registry(Component[Instance]):
     def instances(self) -> list[Instance]:
         """By name; of each the latest epoch, lost ones too until they return."""
         return [self._instances[name] for name in sorted(self._instances)]
+
+    @property
+    def outside(self) -> list[Outsider]:
+        """Who asked for a place and has none: those who wait for a name, and the last refused."""
+        waiting = self._strangers.values()
+        return [
+            *(Outsider(i.info, i.state.name, i.seen_s, i.reason) for i in waiting),
+            *self._refused,
+        ]
 
     def takers(self) -> list[Instance]:
         """Those that take work, by name."""
@@ -118,28 +146,41 @@ class Registry(Component[Instance]):
         for life in message.lost if self._is_ours(message) else ():
             self._give_up(*life)
         known = self._instances.get(address.instance_id)
-        known_epoch = known.info.address.epoch if known is not None else -1
-        if self._has_successor(address):
-            self.actor.counters["join_of_old_epoch"] += 1
-            return  # a newer process has its name; answering would cut that one off
-        if known is not None and known_epoch != address.epoch:
-            self.fire(known, EpochReplaced())
-        self.actor.connect(address)
-        if known is not None and known_epoch == address.epoch:
-            if known.terminal:
-                self._refuse(info, "this epoch was declared lost; its next life may join")
-            else:
-                self.fire(known, JoinAccepted())
+        if known is not None and known.info.address.epoch == address.epoch:
+            self._join_again(known)
             return
+        is_over = (address.instance_id, address.epoch) in self.actor.lost
+        if known is not None and not is_over:
+            self.fire(known, known.asked_for(info))
+            if known.present:
+                return
         age_s = self.clock.now_s() - self._started_s
         is_late = message.was_member and age_s > absent_after_s(self._timing)
-        if is_late or (address.instance_id, address.epoch) in self.actor.lost:
+        if is_late or is_over:
             self._refuse(info, "its peers have given this epoch up; its next life may join")
             return
-        instance = Instance(info, Load(), self.clock.now_s(), self.actor.journal)
+        self._admit(message)
+
+    def _join_again(self, known: Instance) -> None:
+        if known.terminal:
+            self._refuse(known.info, "this epoch was declared lost; its next life may join")
+        else:
+            self.actor.connect(known.info.address)
+            self.fire(known, JoinAccepted())
+
+    def _admit(self, message: Join) -> None:
+        """Under a name that nobody has, if it fits the others."""
+        info, address = message.info, message.info.address
+        instance = self._strangers.pop((address.instance_id, address.epoch), None)
+        if instance is not None:
+            self.actor.bus.disconnect(_aside(address))
+        else:
+            instance = self._instance(info)
+        self.actor.connect(address)
         if reason := self._mismatch(message):
             self.fire(instance, JoinRejected(reason))
             return
+        self._forget(address.instance_id)
         self._instances[address.instance_id] = instance
         self.fire(instance, JoinAccepted())
 
@@ -148,22 +189,24 @@ class Registry(Component[Instance]):
         said = (join.protocol_version, join.model_fingerprint)
         return said == (PROTOCOL_VERSION, self._fingerprint)
 
+    def _instance(self, info: InstanceInfo) -> Instance:
+        return Instance(info, Load(), self.clock.now_s(), self.actor.journal)
+
+    def _forget(self, name: str) -> None:
+        """The refused of this name, and of all names that nobody has any more the oldest."""
+        self._refused = deque(one for one in self._refused if one.info.address.instance_id != name)
+        gone = [known for known, one in self._instances.items() if one.terminal]
+        for oldest in gone[: max(0, len(gone) - MAX_GONE)]:
+            del self._instances[oldest]
+
     def _give_up(self, name: str, epoch: int) -> None:
         """A peer has heard from an earlier registry that this life is over, and may have fenced it,
         which bars it for good: it joins with its next one."""
         known = self._instances.get(name)
         if known is not None and known.info.address.epoch == epoch:
-            self.fire(known, EpochReplaced())
+            self.fire(known, GivenUp())
         else:
             self.actor.lost.add((name, epoch))
-
-    def _has_successor(self, address: Address) -> bool:
-        """Whether a later life of this name is a member.  One that is over stands in nobody's way,
-        unless it was heard to follow: a clock that is set back makes a smaller epoch the later."""
-        known = self._instances.get(address.instance_id)
-        if known is None or known.info.address.epoch <= address.epoch:
-            return False
-        return known.present or (address.instance_id, address.epoch) in self.actor.lost
 
     def _mismatch(self, join: Join) -> str:
         if join.protocol_version != PROTOCOL_VERSION:
@@ -192,7 +235,7 @@ class Registry(Component[Instance]):
             self._acknowledge(received.source, known=False)
             return
         message: Heartbeat = received.message
-        self.fire(instance, HeartbeatReceived(message.load))
+        self.fire(instance, HeartbeatReceived(message.load, message.version))
         if message.is_draining:
             self.fire(instance, DrainAnnounced())
         self.on_heartbeat_of(instance)
@@ -246,22 +289,65 @@ class Registry(Component[Instance]):
         )
         self.actor.send(address, self._membership())
 
+    # --- equal names ------------------------------------------------------------------------------
+
+    @performs(Do.HOLD_OFF)
+    def hold_off(self, holder: Instance, event: NameContested) -> None:
+        address = event.info.address
+        life = address.instance_id, address.epoch
+        if life not in self._strangers:
+            if len(self._strangers) >= MAX_OUTSIDE:
+                self.actor.counters["join_not_heard"] += 1
+                return  # it asks again
+            self._strangers[life] = self._instance(event.info)
+        self.fire(self._strangers[life], NameHeld(self._version, holder.info))
+
+    @performs(Do.TELL_HELD)
+    def tell_held(self, stranger: Instance, event: NameHeld) -> None:
+        epoch = stranger.info.address.epoch
+        self._answer(stranger.info, JoinDeferred(epoch=epoch, holder=event.holder))
+
+    @performs(Do.WATCH_JOINS)
+    def watch_joins(self, stranger: Instance, event: Event) -> None:
+        stranger.seen_s = self.clock.now_s()
+        self.arm(stranger, self._timing.lost_after_s, HeartbeatsEnded())
+
+    @performs(Do.SHOW_ALIVE)
+    def show_alive(self, holder: Instance, event: HeartbeatReceived) -> None:
+        for (name, _), stranger in self._strangers.items():
+            if name == holder.info.address.instance_id:
+                self.fire(stranger, HolderBeat(event.version, holder.info))
+
     @performs(Do.REFUSE)
     def refuse(self, instance: Instance, event: Event) -> None:
         self._refuse(instance.info, instance.reason)
 
     def _refuse(self, info: InstanceInfo, reason: str) -> None:
         name, epoch = info.address.instance_id, info.address.epoch
-        if (name, epoch) not in self._refused:  # after a cut it may have asked hundreds of times
-            self._refused.append((name, epoch))
+        if all(one.info.address != info.address for one in self._refused):
+            # after a cut it may have asked hundreds of times
+            self._refused.append(Outsider(info, "REFUSED", self.clock.now_s(), reason))
+            if len(self._refused) > MAX_OUTSIDE:
+                self._turn_away(self._refused.popleft().info.address)
+            self.actor.counters["joins_refused"] += 1
             self.actor.log.warning("join refused", instance=name, epoch=epoch, reason=reason)
-        self.actor.send(info.address, JoinRefused(epoch=epoch, reason=reason))
-        self._turned_away.pop(name, None)
-        self._turned_away[name] = None
-        if len(self._turned_away) > MAX_TURNED_AWAY:  # whoever it is has its answer by now
-            del self._turned_away[oldest := next(iter(self._turned_away))]
-            if oldest not in self._instances:
-                self.actor.disconnect(oldest)
+        self._answer(info, JoinRefused(epoch=epoch, reason=reason))
+
+    def _turn_away(self, address: Address) -> None:
+        """Whoever was refused has its answer by now."""
+        self.actor.bus.disconnect(_aside(address))
+        if address.instance_id not in self._instances:
+            self.actor.disconnect(address.instance_id)
+
+    def _answer(self, info: InstanceInfo, message: Message) -> None:
+        address = info.address
+        known = self._instances.get(address.instance_id)
+        if known is not None and known.present and known.info.address.epoch != address.epoch:
+            address = Address(_aside(address), address.epoch, address.endpoint, address.public_key)
+            self.actor.bus.connect(address)
+        else:
+            self.actor.connect(address)
+        self.actor.send(address, message)
 
     @performs(Do.PUBLISH)
     def publish(self, instance: Instance, event: Event) -> None:
@@ -281,14 +367,26 @@ class Registry(Component[Instance]):
         address = instance.info.address
         self._lost.append(address)
         self.actor.lost.add((address.instance_id, address.epoch))
+        self.actor.counters[f"instances_{instance.state.name.lower()}"] += 1
         said = self.actor.log.warning if instance.was_lost else self.actor.log.info
-        said("instance is gone", instance=instance.key, how=instance.state.name)
+        how, why = instance.state.name, instance.reason
+        said("instance is gone", instance=instance.key, how=how, why=why)
         for component in self.actor.components:
             component.peer_lost(address)
         self.on_lost(address)
 
     @performs(Do.DISCONNECT)
     def disconnect(self, instance: Instance, event: Event) -> None:
-        current = self._instances.get(instance.info.address.instance_id)
-        if current is instance:
-            self.actor.bus.disconnect(instance.info.address.instance_id)
+        name = instance.info.address.instance_id
+        is_aside = self._instances.get(name) is not instance
+        self.actor.bus.disconnect(instance.key if is_aside else name)
+
+    def ended(self, instance: Instance) -> None:
+        """Of strangers: a refused one may ask again, and waits anew."""
+        address = instance.info.address
+        self._strangers.pop((address.instance_id, address.epoch), None)
+
+
+def _aside(address: Address) -> str:
+    """The name of a line to a life whose name is another's; no instance can be called so."""
+    return f"{address.instance_id}:{address.epoch}"

@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable
 
 from epd.config import InstanceConfig
+from epd.fsm.instance import named
 from epd.fsm.kernel import Journal
 from epd.fsm.story import RecordingJournal
-from epd.messages import Address
+from epd.messages import Address, InstanceInfo
 from epd.roles.compose import Engines, Instance
 from epd.roles.ports import Ports
 from epd.roles.rank_data import GroupDataPlane
@@ -33,7 +34,7 @@ from epd.transport.backend import BackendSettings
 from epd.transport.base import Bus, DataPlane, Storage
 from epd.transport.curve import ClusterKey
 from epd.transport.file_store import FileStore
-from epd.transport.host import this_host_id
+from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.mooncake_store import MooncakeStore
 from epd.transport.routing import RoutingTransferEngine, data_host
@@ -167,6 +168,11 @@ async def serve_instance(
         status("expelled", reason)
         ending.at_once(EXIT_EXPELLED)
 
+    def on_waiting(holder: InstanceInfo) -> None:
+        status("waiting", f"another has the name and may be dead: {named(holder)}")
+
+    instance.member.is_gone = is_gone
+    instance.member.on_waiting = on_waiting
     instance.member.on_rejected = on_rejected
     instance.member.on_expelled = on_expelled
     end_with_device(instance, ending, status)
@@ -201,6 +207,11 @@ def end_with_device(instance: Instance, ending: Ending, status: Status) -> None:
     instance.actor.on_device_lost = on_device_lost
     if instance.leader is not None:
         instance.leader.lost.add_done_callback(on_group_lost)
+
+
+def is_gone(other: InstanceInfo) -> bool:
+    """Only of a process of this host, in this namespace of pids, the kernel can tell."""
+    return other.host_id == this_host_id() and is_process_dead(other.pid)
 
 
 async def _drain(instance: Instance, ending: Ending) -> None:

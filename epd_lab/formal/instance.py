@@ -27,6 +27,36 @@ def _laws() -> tuple[Law, ...]:
     )
 
 
+def _happenings() -> tuple[Happening, ...]:
+    beats = f"member and state in {PRESENT}"
+    return (
+        Happening("joins", "fault", event=i.JoinAccepted),
+        Happening("is_refused", "fault", "state == JOINING", i.JoinRejected),
+        Happening("beats", "fault", beats, i.HeartbeatReceived, before=("missed = False",)),
+        Happening(
+            "beat_is_missed", "time", "not missed", i.HeartbeatMissed, before=("missed = True",)
+        ),
+        Happening("beats_have_ended", "time", "missed", i.HeartbeatsEnded),
+        Happening("drains", "fault", beats, i.DrainAnnounced),
+        Happening("leaves", "fault", beats, i.LeftReceived),
+        Happening("is_replaced", "fault", event=i.EpochReplaced),
+        Happening("is_given_up", "fault", event=i.GivenUp),
+        Happening("name_is_contested", "fault", event=i.NameContested),
+        Happening("name_is_held", "fault", "not member", event=i.NameHeld),
+        *(
+            Happening(
+                name,
+                "fault",
+                "not member",
+                i.HolderBeat,
+                guards={"has_answered": str(answers)},
+                event_fields={"version": "2" if answers else "0"},
+            )
+            for name, answers in (("holder_answers", True), ("holder_is_heard_late", False))
+        ),
+    )
+
+
 def instance_model(table: Table = i.TABLE) -> Model:
     """The model; `table` is INSTANCE's, or one with a bug put back.
 
@@ -41,10 +71,13 @@ def instance_model(table: Table = i.TABLE) -> Model:
             ),
         },
         silent=frozenset(
-            ("keep_load", "keep_reason", "REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON")
+            (
+                *("keep_load", "keep_reason", "keep_holder", "keep_whose"),
+                *("REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON", "WATCH_JOINS"),
+                *("HOLD_OFF", "TELL_HELD", "SHOW_ALIVE"),
+            )
         ),
     )
-    beats = f"member and state in {PRESENT}"
     return Model(
         name="INSTANCE",
         about="one life of an instance, as the registry sees it",
@@ -54,18 +87,7 @@ def instance_model(table: Table = i.TABLE) -> Model:
             Variable("missed", (False, True), "a heartbeat that was due"),
             Variable("failed", (0, 1, 2), "times that its attempts were told of its end"),
         ),
-        happenings=(
-            Happening("joins", "fault", event=i.JoinAccepted),
-            Happening("is_refused", "fault", "state == JOINING", i.JoinRejected),
-            Happening("beats", "fault", beats, i.HeartbeatReceived, before=("missed = False",)),
-            Happening(
-                "beat_is_missed", "time", "not missed", i.HeartbeatMissed, before=("missed = True",)
-            ),
-            Happening("beats_have_ended", "time", "missed", i.HeartbeatsEnded),
-            Happening("drains", "fault", beats, i.DrainAnnounced),
-            Happening("leaves", "fault", beats, i.LeftReceived),
-            Happening("is_replaced", "fault", event=i.EpochReplaced),
-        ),
+        happenings=_happenings(),
         laws=_laws(),
         promises=(
             Promise(

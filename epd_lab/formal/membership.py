@@ -7,7 +7,7 @@ from epd.fsm.kernel import Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 HEARS = "(MEMBER, REJOINING, DRAINING, DRAINING_REJOINING)"
-ASKS = "(JOINING, REJOINING, CUT_OFF, DRAINING_REJOINING, DRAINING_CUT_OFF)"
+ASKS = "(JOINING, AWAITING_NAME, REJOINING, CUT_OFF, DRAINING_REJOINING, DRAINING_CUT_OFF)"
 DRAINS = "(DRAINING, DRAINING_REJOINING, DRAINING_CUT_OFF)"
 WORKS = "(MEMBER, REJOINING, CUT_OFF)"
 OVER = "(REJECTED, EXPELLED, LEFT)"
@@ -61,7 +61,10 @@ def _part(table: Table) -> Part:
             "EXPEL": ("require serving -- who never served was no member", "told = True"),
         },
         silent=frozenset(
-            ("keep_interval", "SEND_JOIN", "DOUBT", "NOTE_FORMER_LOST", "LET_GO", "FORGET_ABSENT")
+            (
+                *("keep_interval", "SEND_JOIN", "DOUBT", "NOTE_FORMER_LOST", "LET_GO"),
+                *("FORGET_ABSENT", "LOOK_FOR_HOLDER", "TELL_WAITING"),
+            )
         ),
         at_end=("beats = False",),
         timers={
@@ -90,6 +93,8 @@ def _happenings() -> tuple[Happening, ...]:
         ),
         Happening("silence", "time", "silence", m.GatewayFellSilent, before=("silence = False",)),
         Happening("is_refused", "fault", runs, m.Refused),
+        Happening("name_is_taken", "fault", runs, m.NameTaken),
+        Happening("holder_is_gone", "fault", "state == AWAITING_NAME", m.HolderGone),
         Happening("drain_is_asked_for", "fault", runs, m.DrainRequested),
         Happening("drain_times_out", "time", "drain", m.DrainTimedOut, before=("drain = False",)),
         Happening("leave_is_asked_for", "fault", runs, m.LeaveRequested),

@@ -31,7 +31,7 @@ from epd.topology import Roles, name_instances, parse_groups
 from epd.transport import whole_file
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
-from epd_lab.sim import golden, signs
+from epd_lab.sim import golden, signs, strangers
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
@@ -190,7 +190,7 @@ class Cluster:
         if name != GATEWAY and name not in self.instances:
             return  # a rank: its leader makes another
         if alive is None or not alive.alive:
-            main = self._run_gateway if name == GATEWAY else self._run_instance
+            main = self._run_gateway if name == GATEWAY else self.run_instance
             self.world.spawn(name, main)
 
     def restart_later(self, name: str, delay_s: float) -> None:
@@ -274,7 +274,7 @@ class Cluster:
         self._look_at_messages(process, gateway.actor)
         gateway.start()
 
-    def _run_instance(self, process: SimProcess) -> None:
+    def run_instance(self, process: SimProcess) -> None:
         ports, roles = self._ports(process), self.instances[process.instance_id]
         config = self._instance_config(process.instance_id, roles)
         engines, devices = self._engines(process, roles)
@@ -283,6 +283,7 @@ class Cluster:
         if engines.ranks is not None:
             ports.transfers = GroupDataPlane(ports.transfers, engines.ranks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
+        config = strangers.of_parent(config, process)
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=devices)
         if isinstance(language, SimLanguageEngine) and instance.requests is not None:
@@ -292,6 +293,8 @@ class Cluster:
         self.nodes[process.name] = node
         ends = partial(self._ends, "expelled", node)
         instance.member.on_rejected = instance.member.on_expelled = ends
+        processes, buses = self.world.processes, self.world.network.buses
+        strangers.attend(process, instance.member, processes, buses, self.nodes)
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
         self._look_at_messages(process, instance.actor)
         if engines.leader is None:

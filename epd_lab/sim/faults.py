@@ -145,6 +145,11 @@ class Injector:
         self._later(fault, self.cluster.spawn, target)
         return True
 
+    def do_impersonate(self, fault: Fault, target: str) -> bool:
+        """Somebody starts another instance under its name, on another host."""
+        self.world.spawn(target, self.cluster.run_instance, is_stranger=True)
+        return True
+
     def do_haunt(self, fault: Fault, target: str) -> bool:
         """What it says from now on (`call`: messages of this kind) is kept back.  It is killed
         after `duration_s`, with `other`, and started anew; its messages arrive `factor` seconds

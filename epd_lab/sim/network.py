@@ -29,6 +29,7 @@ from itertools import islice
 from epd.messages import Address, Message
 from epd.transport.base import Buffer, Received, Unsendable
 from epd.transport.codec import FrameLimits, FrameRejected, frames_of, unpack
+from epd_lab.sim import strangers
 from epd_lab.sim.loop import SimLoop
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rand import KeyedRandom
@@ -194,12 +195,11 @@ class Network:
             if link.source is process:
                 link.held.clear()
                 del self.links[key]
-            elif link.peer.instance_id == process.instance_id:
+            elif strangers.is_of(link.peer, process):
                 link.generation += 1
                 link.num_in_flight = 0
                 link.mute_since_s = None  # the connection to its successor is another
-        if (bus := self.buses.get(process.instance_id)) and bus.process is process:
-            del self.buses[process.instance_id]
+        strangers.forget(self.buses, process.name, process.instance_id)
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Network:
     def _arrive(self, link: Link, parcel: Parcel, generation: int) -> None:
         if generation != link.generation:
             return
-        bus = self.buses.get(link.peer.instance_id)
+        bus = strangers.listener(self.buses, link.peer)
         if bus is None or not bus.listening or (self.blocked and link.name in self.blocked):
             link.num_in_flight -= 1
             if link.source.alive or link.source.exited:
@@ -334,7 +334,7 @@ class SimBus:
         self.listening = False
         self._limits = FrameLimits()
         self._closed = False
-        network.buses[process.instance_id] = self
+        strangers.listen(network.buses, process, self)
 
     def connect(self, peer: Address) -> None:
         known = self._peers.get(peer.instance_id)
@@ -377,8 +377,7 @@ class SimBus:
         """What was sent before is on its way; nobody listens here any more."""
         self._closed = True
         self._deliver, self.listening = None, False
-        if self._network.buses.get(self.process.instance_id) is self:
-            del self._network.buses[self.process.instance_id]
+        strangers.forget(self._network.buses, self.process.name, self.process.instance_id)
 
     def receive(self, parcel: Parcel) -> None:
         """Unpack and deliver, as production does it."""

@@ -29,6 +29,7 @@ class SimProcess:
         "epoch",
         "exited",
         "instance_id",
+        "is_stranger",
         "name",
         "parked",
         "pid",
@@ -39,11 +40,14 @@ class SimProcess:
         "wall_skew_s",
     )
 
-    def __init__(self, instance_id: str, epoch: int, pid: int) -> None:
+    def __init__(
+        self, instance_id: str, epoch: int, pid: int, *, is_stranger: bool = False
+    ) -> None:
         self.instance_id = instance_id
         self.epoch = epoch
         self.name = f"{instance_id}:{epoch}"
         self.pid = pid
+        self.is_stranger = is_stranger  # of another parent: the name is another's
         self.alive = True
         self.exited = False  # ended by itself, in order
         self.stalled = False

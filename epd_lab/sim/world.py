@@ -112,15 +112,20 @@ class World:
 
     # --- processes --------------------------------------------------------------------------------
 
-    def spawn(self, instance_id: str, main: Callable[[SimProcess], None]) -> SimProcess:
-        """Start a process: `main(process)` runs in its context at the loop's next turn."""
+    def spawn(
+        self, instance_id: str, main: Callable[[SimProcess], None], *, is_stranger: bool = False
+    ) -> SimProcess:
+        """Start a process: `main(process)` runs in its context at the loop's next turn.  A stranger
+        is beside the one that has its name."""
         self._epochs[instance_id] += 1
         self._next_pid += 1
-        process = SimProcess(instance_id, self._epochs[instance_id], self._next_pid)
+        epoch = self._epochs[instance_id]
+        process = SimProcess(instance_id, epoch, self._next_pid, is_stranger=is_stranger)
         offset = self.random.uniform("clock", process.name)
         process.clock_offset_s = CLOCK_SPREAD_S * offset
         process.wall_skew_s = self._set_s[instance_id]
-        self.processes[instance_id] = process
+        if not is_stranger:
+            self.processes[instance_id] = process
         self.trace("spawn", process.name)
         self.loop.call_soon(main, process, context=process.context)
         return process

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from epd.cli import names
 from epd.cli.main import main
 from epd.cli.model_check import bundled_model, check_model
+from epd.cli.names import default_prefix
 from epd.cli.plan import LogOptions, Placing, Plan, plan_role, plan_topology
 from epd.cli.settings import build_settings
 from epd.config import ConfigError, Settings
 from epd.engine.checkpoint import ModelError
 from epd.engine.families import FAMILIES
 from epd.transport.base import TransportError
+from epd.transport.codec import check_instance_id
 from epd.transport.curve import ClusterKey
 
 LOG = LogOptions()
@@ -99,6 +111,69 @@ def test_contradictions_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         role(text, tmp_path, join=join, instance_id=instance_id)
+
+
+NAMED = """
+import socket, sys
+from unittest import mock
+from epd.cli.names import default_prefix
+join, listen, host = sys.argv[1:]
+with mock.patch.object(socket, "gethostname", lambda: host):
+    print(default_prefix(join, listen), flush=True)
+sys.stdin.read()
+"""
+LOOPBACK = "tcp://127.0.0.1:7000"
+
+
+@contextmanager
+def joins(host: str, listen: str = "", join: str = LOOPBACK) -> Iterator[str]:
+    """The prefix of a command that runs meanwhile."""
+    command = [sys.executable, "-c", NAMED, join, listen, host]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().decode().strip()
+        finally:
+            process.kill()
+
+
+def test_names_of_who_joins_are_unique_and_stable() -> None:
+    """F78: by host, by address where hosts are called alike, and by number on one host."""
+    name = f"Rack-7_{os.getpid()}"
+    for _ in range(2):
+        with joins(f"{name}.example.org") as one, joins(f"{name}.example.org") as two:
+            assert (one, two) == (name, f"{name}-2")
+    prefixes = []
+    for address in ("10.0.0.2", "10.0.0.3"):
+        with joins(name, f"tcp://{address}:*", "tcp://10.0.0.1:7000") as prefix:
+            prefixes.append(prefix)
+    assert len(set(prefixes)) == 2 and all(one.startswith(f"{name}-") for one in prefixes)
+    assert default_prefix("", "") == "", "with a gateway of its own it is e0, as ever"
+
+
+@given(st.text(max_size=300))
+def test_any_host_gives_a_name_that_can_be_one(host: str) -> None:
+    names._take.cache_clear()
+    with mock.patch.object(socket, "gethostname", lambda: host):
+        try:
+            check_instance_id(f"{default_prefix(LOOPBACK, '')}-epd63")
+        finally:
+            names._take.cache_clear()
+            while names._taken:
+                names._taken.pop().close()
+
+
+def test_a_prefix_names_all_that_a_command_starts(tmp_path: Path) -> None:
+    placing = Placing(LOOPBACK, "", str(tmp_path), "gpu1")
+    plan = plan_topology("1e1pd", Settings(), placing, LOG)
+    assert [i.instance_id for i in plan.instances] == ["gpu1-e0", "gpu1-pd0"]
+    assert len({i.lineage for i in plan.instances}) == 1 and plan.instances[0].lineage
+    other = plan_role("decode+prefill", "", Settings(), placing, LOG)
+    assert [i.instance_id for i in other.instances] == ["gpu1-pd0"]
+    assert other.instances[0].lineage != plan.instances[0].lineage
+    for text, name, said in (("encode", "e7", "--id is the whole"), ("gateway", "", "--id-prefix")):
+        with pytest.raises(ConfigError, match=said):
+            plan_role(text, name, Settings(), Placing("", "", str(tmp_path), "gpu1"), LOG)
 
 
 def test_an_id_that_is_no_file_name_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from epd.api.cluster_view import (
     LineView,
     MachineView,
     MemoryView,
+    OutsideView,
     ProcessView,
     StateView,
 )
@@ -115,6 +116,25 @@ def test_processes_and_who_did_not_answer() -> None:
         "prefill+decode" in p0 and "prefill 1.5 s  kv 3/9 blocks, host tier 3.0 MiB/1.0 GiB" in p0
     )
     assert p0.endswith("incoming 2") and silent == "d0 did not answer"
+
+
+def test_who_is_gone_and_who_has_no_place() -> None:
+    gone = ProcessView(
+        instance="e0", roles=["encode"], state="LOST", epoch=4, silent_s=12.34, reason="silent"
+    )
+    refused = OutsideView(
+        instance="p0",
+        epoch=9,
+        pid=77,
+        endpoint="tcp://b:1",
+        roles=["prefill"],
+        state="REFUSED",
+        since_s=3.0,
+        reason="its name is in use",
+    )
+    lines = machines.process_lines(told(processes=[gone], outside=[refused]))
+    assert "LOST, last heard 12.3 s ago: silent" in lines[1]
+    assert lines[-1] == "p0 (pid 77, tcp://b:1): REFUSED 3.0 s ago: its name is in use"
 
 
 def test_a_story_is_merged_by_time() -> None:

@@ -17,8 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.json import decode
 
+from epd.api.cluster_view import ClusterView
+from epd.cli.main import main
 from epd.cli.ports import any_free
+from epd.cli.top import View
 from epd.tiny import CHECKPOINT, SAMPLES
 from tests.e2e.client import Body, data_url, question
 from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, wait_for
@@ -79,7 +83,7 @@ def test_workers_before_the_gateway_and_a_new_gateway() -> None:
 
 
 @pytest.mark.long
-def test_who_was_expelled_after_a_cut_joins_again() -> None:
+def test_who_was_expelled_after_a_cut_joins_again(capsys: pytest.CaptureFixture[str]) -> None:
     """A worker by hand that stood still for too long: a new life, and nobody has to start it."""
     with DiscardingAll() as started:
         lost_after = ("--set", "timing.suspect_after_s=1", "--set", "timing.lost_after_s=2")
@@ -90,6 +94,14 @@ def test_who_was_expelled_after_a_cut_joins_again() -> None:
         stopped = psutil.Process(int(before["pid"]))
         stopped.suspend()
         wait_for(lambda: server.instances()["alone"]["state"] == "LOST", READY_S, "it is lost")
+        for kind in ([], ["--state", "LOST"]):
+            assert main(["list", "instances", *kind, "--url", server.base_url]) == 0
+            shown = capsys.readouterr().out
+            assert "LOST" in shown and "alone" in shown
+        told = decode(server.get("/state")[1].encode(), type=ClusterView)
+        view = View("told")
+        view.update(told, 1.0)
+        assert any("LOST, last heard" in text and "silent" in text for _, text in view.lines(40))
         stopped.resume()
         wait_for(lambda: server.get("/ready")[0] == 200, READY_S, "it has joined again")
         after = server.instances()["alone"]

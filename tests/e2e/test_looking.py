@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from epd.cli.main import main
+from epd.cli.rundir import cluster_dir
 from epd.tiny import SAMPLES
 from tests.e2e.client import data_url, post_all, question
-from tests.e2e.server import Server
+from tests.e2e.server import READY_S, Command, Server
 
 IMAGE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
 
@@ -46,3 +47,25 @@ def test_a_request_is_found_at_every_process_that_served_it(
     assert f"{key}/1/kv" in text and "FINISHED" in text
     assert main(["story", "nobody", "--url", apart.base_url]) == 1
     assert "no process knows 'nobody'" in capsys.readouterr().err
+
+
+def test_a_worker_under_a_living_name_is_refused_at_both_ends(
+    apart: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F78: it ends with a sentence, the gateway shows why, and the one that lives goes on."""
+    before = apart.instances()["e0"]
+    gateway = f"ipc://{cluster_dir(apart.port, apart.run_dir)}/gateway.sock"
+    twin = Command("run", "--role", "encode", "--id", "e0", "--join", gateway, "--threads", "1")
+    try:
+        assert twin.wait(READY_S) == 1, twin.text
+        assert "e0: waiting another has the name" in twin.text
+        assert "e0: refused its name is in use by a living instance" in twin.text
+        assert "--id" in twin.text and "Traceback" not in twin.text
+    finally:
+        twin.discard()
+    assert "join refused" in apart.text
+    after = apart.instances()["e0"]
+    assert (after["epoch"], after["pid"]) == (before["epoch"], before["pid"])
+    assert after["state"] == "HEALTHY"
+    assert main(["list", "instances", "--url", apart.base_url]) == 0
+    assert "REFUSED" in capsys.readouterr().out

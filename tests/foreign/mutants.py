@@ -65,6 +65,7 @@ UNSEEN = {
     "both_loads_are_first": "whose rows they are is no part of the model",
     "no_commit_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
     "no_grant_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
+    "the_living_defend_no_name": "the other life is no part of the model",
 }
 _OPEN = (link.S.ASKED, link.S.MUTE, link.S.UNREACHABLE)
 OF_LINK = {

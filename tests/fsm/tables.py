@@ -30,6 +30,7 @@ from epd.layouts import KvLayout
 from epd.messages import Grant, KvOffer
 from epd.records import (
     Address,
+    InstanceInfo,
     RemoteRegion,
     RowContract,
     SamplingParams,
@@ -90,6 +91,8 @@ MESSAGE = SimpleNamespace(
     ),
 )
 
+HOLDER = InstanceInfo(address=PEER, roles=(), host_id="", pid=7)
+
 # What an event carries, by the name of the field; the same for every machine.
 CARRIES: dict[str, Any] = {
     "attempt": 1,
@@ -106,8 +109,10 @@ CARRIES: dict[str, Any] = {
     "finish_reason": "stop",
     "former_epoch": 1,
     "grant": GRANT,
+    "holder": HOLDER,
     "image": b"image",
     "index": 0,
+    "info": HOLDER,
     "item": "item",
     "kind": "engine",
     "kv": KV,
@@ -132,6 +137,7 @@ CARRIES: dict[str, Any] = {
     "start": 0,
     "states_kept": {2: (8,)},
     "token": TokenLogprobs(9, 0.0),
+    "version": 1,
 }
 
 
@@ -228,9 +234,9 @@ KINDS = (
     Kind(embedding.TABLE, make_embedding, 52),
     Kind(outgoing.TABLE, make_granted, 79),
     Kind(incoming.TABLE, make_incoming, 44),
-    Kind(instance.TABLE, make_instance, 21),
+    Kind(instance.TABLE, make_instance, 35),
     Kind(link.TABLE, make_link, 12),
-    Kind(membership.TABLE, make_membership, 74),
+    Kind(membership.TABLE, make_membership, 82),
     Kind(offer.TABLE, make_offer, 12),
     Kind(child.TABLE, make_child, 24),
     Kind(group.TABLE, make_group, 22),

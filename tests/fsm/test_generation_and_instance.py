@@ -310,7 +310,7 @@ def test_silence_makes_suspect_then_lost_and_never_healthy_again(healthy: i.Inst
     follow(
         healthy,
         (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
-        (i.HeartbeatReceived("load"), i.S.HEALTHY, (i.Do.WATCH,)),
+        (i.HeartbeatReceived("load"), i.S.HEALTHY, (i.Do.WATCH, i.Do.SHOW_ALIVE)),
         (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
         (i.HeartbeatsEnded(), i.S.LOST, LOSS),
         (i.HeartbeatReceived("load"), i.S.LOST, ()),
@@ -321,6 +321,7 @@ def test_silence_makes_suspect_then_lost_and_never_healthy_again(healthy: i.Inst
 def test_a_new_epoch_ends_the_old_one(healthy: i.Instance) -> None:
     """F44: HEALTHY -> LOST."""
     follow(healthy, (i.EpochReplaced(), i.S.LOST, LOSS))
+    assert healthy.reason == "replaced by its next life"
 
 
 def test_draining_ends_in_left(healthy: i.Instance) -> None:

@@ -120,6 +120,7 @@ CLOCKS: dict[State, set[Effect]] = {
     n.S.STEPPING: {n.Do.ARM_ANSWER},
     n.S.CLOSING: {n.Do.ARM_END},
     p.S.JOINING: {p.Do.ARM_JOIN},
+    p.S.AWAITING_NAME: {p.Do.ARM_SILENCE},
     p.S.MEMBER: {p.Do.ARM_SILENCE},
     p.S.CUT_OFF: {p.Do.ARM_JOIN},
 }

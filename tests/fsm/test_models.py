@@ -79,8 +79,8 @@ REACHED: list[Any] = [  # the last: left within the step that enters them
         INSTANCE,
         i.Instance.table,
         lambda w: list(w.machines.values()),
-        {i.S.JOINING},
-    ),  # within a step
+        {i.S.JOINING, i.S.AWAITING_NAME},
+    ),  # within a step; and of two who live at once
 ]
 
 

@@ -13,6 +13,7 @@ from epd.api.cluster_view import (
     LinkView,
     MachineView,
     MemoryView,
+    OutsideView,
     ProcessView,
     StateView,
 )
@@ -100,6 +101,40 @@ def answer(number: int) -> ClusterView:
         ],
         machines=stories(number),
     )
+
+
+def with_the_gone(number: int) -> ClusterView:
+    """An encoder was lost, a decoder has left, and somebody called p0 was refused."""
+    made = answer(number)
+    over = (
+        ("e0", "encode", "LOST", "silent"),
+        ("d0", "decode", "LEFT", "it was asked to end"),
+    )
+    del made.processes[1]
+    made.processes += [
+        ProcessView(
+            instance=name, roles=[role], state=now, epoch=5, pid=41, silent_s=12.3, reason=reason
+        )
+        for name, role, now, reason in over
+    ]
+    made.states += [
+        state("INSTANCE", "LOST", 1, 12.3, "gateway", late=1),
+        state("INSTANCE", "LEFT", 1, 12.3, "gateway"),
+    ]
+    made.outside = [
+        OutsideView(
+            instance="p0",
+            epoch=9,
+            pid=77,
+            endpoint="tcp://10.0.0.9:7001",
+            roles=["prefill", "decode"],
+            state="REFUSED",
+            since_s=3.0,
+            reason="its name is in use by a living instance, p0 (pid 42, tcp://10.0.0.2:7001); "
+            "give this one another with --id, or --id-prefix with --topology",
+        )
+    ]
+    return made
 
 
 def stories(number: int) -> list[MachineView]:

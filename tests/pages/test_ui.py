@@ -19,7 +19,7 @@ from epd.api.cluster_view import (
     KeptAnswers,
 )
 from epd.api.web import cluster_file, cluster_page
-from tests.pages.answers import ILLEGAL, ROOM, answer, crowd, metrics
+from tests.pages.answers import ILLEGAL, ROOM, answer, crowd, metrics, with_the_gone
 from tests.pages.browser import WIDE, browsing, picture, window
 
 URL = "http://epd.test/ui"
@@ -167,6 +167,20 @@ def test_who_leaves_and_who_says_nothing(browser: Browser) -> None:
         expect(encoder).to_have_class("late")
         expect(prefill).to_contain_text("no answer")
         expect(prefill).to_have_class("late")
+
+
+@pytest.mark.parametrize("size", [WIDE, (400, 800)])
+def test_who_was_lost_before_the_page_was_opened(browser: Browser, size: tuple[int, int]) -> None:
+    """In the table, among what is late, and in the drawing of INSTANCE; who was refused, too."""
+    with page_of(browser, with_the_gone, size) as page:
+        encoder, decoder = (page.locator(f"[data-process={name}]") for name in ("e0", "d0"))
+        expect(encoder).to_have_class("late")
+        expect(encoder).to_contain_text("LOST, last heard 12 s ago: silent")
+        expect(decoder).to_have_class("soft")
+        expect(page.locator("[data-outside=p0]")).to_contain_text("REFUSED 3.0 s ago: its name")
+        page.get_by_role("button", name="INSTANCE LOST").click()
+        expect(page.locator("g.state.late[data-name=LOST]")).to_have_count(1)
+        picture(page, f"ui-lost-{size[0]}")
 
 
 def test_a_gateway_that_is_gone_is_said_and_asked_again(browser: Browser) -> None:

@@ -166,7 +166,9 @@ def test_a_story_is_told_in_the_time_of_the_gateway() -> None:
 
 async def test_as_many_as_there_are_places_for_may_look() -> None:
     actor = mock.MagicMock()
-    present = SimpleNamespace(present=True, info=SimpleNamespace(address=Address("silent", 1, "")))
+    present = SimpleNamespace(
+        present=True, terminal=False, info=SimpleNamespace(address=Address("silent", 1, ""))
+    )
     observatory = Observatory(actor, SimpleNamespace(instances=[present]), tuple)  # type: ignore[arg-type]
     looking = [asyncio.ensure_future(observatory.ask(Query())) for _ in range(MAX_OPEN)]
     await asyncio.sleep(0)

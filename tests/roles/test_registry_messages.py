@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from epd.fsm.instance import S
+from epd.fsm.instance import HeartbeatsEnded, Instance, S
 from epd.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -17,6 +17,7 @@ from epd.messages import (
     HeartbeatAck,
     InstanceInfo,
     Join,
+    JoinDeferred,
     JoinRefused,
     Leave,
     Load,
@@ -25,7 +26,7 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.member import absent_after_s
-from epd.roles.registry import ACKS_BEFORE_LOST, MAX_LOST, Registry
+from epd.roles.registry import ACKS_BEFORE_LOST, MAX_GONE, MAX_LOST, MAX_OUTSIDE, Registry
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
 from tests.roles.desk import Desk, desk
@@ -131,16 +132,70 @@ def test_a_message_for_another_is_not_heard() -> None:
         assert at.actor.counters["join_of_another"] == 2
 
 
-def test_a_later_life_ends_the_earlier_which_is_not_answered_any_more() -> None:
+def test_a_later_life_ends_the_earlier_which_is_answered_on_a_line_of_its_own() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         lost = mock.Mock()
         at.role.on_lost = lost
         assert isinstance(join(at, info_of(at, "e0", 2))[0], Welcome)
         assert states(at) == {"e0:2": S.HEALTHY, "d0:1": S.HEALTHY, "p0:1": S.HEALTHY}
         assert [call.args[0].epoch for call in lost.call_args_list] == [1]
-        assert join(at, info_of(at, "e0", 1)) == []
-        assert at.actor.counters["join_of_old_epoch"] == 1
-        assert states(at)["e0:2"] is S.HEALTHY
+        with mock.patch.object(at.actor.bus, "connect") as connect:
+            assert join(at, info_of(at, "e0", 1)) == []
+        assert [call.args[0].instance_id for call in connect.call_args_list] == ["e0:1"]
+        ((name, refused),) = at.said
+        assert name == "e0:1" and refused.epoch == 1 and "given this epoch up" in refused.reason
+        assert states(at)["e0:2"] is S.HEALTHY and at.actor._connected["e0"] == 2
+
+
+def test_a_stranger_under_a_living_name_is_refused_and_the_living_goes_on() -> None:
+    """F78: at both ends, with what to do; a heartbeat that may be late decides nothing."""
+    with desk("1e1p1d", GATEWAY, "registry") as at:
+        stranger, (member,) = info_of(at, "e0", 2, lineage="b"), lives(at, "e0")
+        before = at.role._version
+        assert join(at, stranger) == [at.said[0][1]] and at.role._version == before + 1
+        assert ("e0:2", JoinDeferred(epoch=2, holder=member.info)) in at.said
+        (waits,) = at.role.outside
+        assert (waits.info, waits.state) == (stranger, "AWAITING_NAME")
+        assert waits.reason.startswith("waits for e0 (pid ")
+        beat(at, version=before)
+        assert not any(isinstance(message, JoinRefused) for _, message in at.said)
+        beat(at)
+        ((_, refused),) = [said for said in at.said if said[0] == "e0:2"]
+        assert isinstance(refused, JoinRefused) and "--id-prefix" in refused.reason
+        (told,) = at.role.outside
+        assert (told.info, told.state, told.reason) == (stranger, "REFUSED", refused.reason)
+        assert sum("join refused" in one for one in at.cluster.node(GATEWAY).warnings) == 1
+        assert lives(at, "e0") == [member] and member.takes_work and not at.role._strangers
+
+
+def test_a_stranger_has_the_name_when_the_other_is_lost_has_left_or_is_known_to_be_gone() -> None:
+    for way in ("lost", "left", "gone"):
+        with desk("1e1p1d", GATEWAY, "registry") as at:
+            stranger, (member,) = info_of(at, "e0", 2, lineage="b"), lives(at, "e0")
+            join(at, stranger)
+            if way == "left":
+                at.do(at.role.on_leave, SimpleNamespace(source="e0", epoch=1, message=Leave()))
+            elif way == "lost":
+                at.do(at.role.fire, member, HeartbeatsEnded())
+            answers = join(at, stranger, lost=(("e0", 1),) * (way == "gone"))
+            assert isinstance(answers[0], Welcome), way
+            assert states(at)["e0:2"] is S.HEALTHY and not at.role.outside
+            assert member.terminal and member.reason, way
+
+
+def test_who_asks_for_a_name_and_dies_is_forgotten_and_so_many_may_ask() -> None:
+    with desk("1e1p1d", GATEWAY, "registry") as at:
+        for epoch in range(2, MAX_OUTSIDE + 3):
+            join(at, info_of(at, "e0", epoch, lineage="b"))
+        assert len(at.role.outside) == MAX_OUTSIDE
+        assert at.actor.counters["join_not_heard"] == 1
+        for stranger in tuple(at.role._strangers.values()):
+            at.do(at.role.fire, stranger, HeartbeatsEnded())
+        assert not at.role.outside and states(at)["e0:1"] is S.HEALTHY
+
+
+def lives(at: Desk, name: str) -> list[Instance]:
+    return [one for one in at.role.instances if one.info.address.instance_id == name]
 
 
 def test_who_joins_twice_is_welcomed_twice_and_is_no_news() -> None:
@@ -275,8 +330,18 @@ def test_what_an_earlier_registry_gave_up_is_over_here_too() -> None:
         assert isinstance(join(at, info_of(at, "e7", 3))[0], Welcome)
 
 
-def test_so_many_lost_and_refused_lives_are_remembered() -> None:
+def test_so_many_who_are_gone_lost_or_refused_are_remembered() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
-        for books in (at.role._lost, at.role._refused):
-            books.extend(range(MAX_LOST + 1))
-            assert len(books) == MAX_LOST and books[0] == 1
+        at.role._lost.extend(range(MAX_LOST + 1))
+        assert len(at.role._lost) == MAX_LOST
+        for epoch in range(2, MAX_OUTSIDE + 4):
+            with mock.patch.object(at.actor.bus, "disconnect") as disconnect:
+                at.do(at.role._refuse, info_of(at, "e0", epoch), "because")
+        assert at.role.outside[0].info.address.epoch == 4
+        disconnect.assert_called_once_with("e0:3")
+        for number in range(MAX_GONE + 3):
+            name = f"e{9 + number}"
+            join(at, info_of(at, name))
+            at.do(at.role.on_leave, SimpleNamespace(source=name, epoch=1, message=Leave()))
+        gone = [key for key, state in states(at).items() if state is S.LEFT]
+        assert len(gone) == MAX_GONE + 1 and "e9:1" not in gone

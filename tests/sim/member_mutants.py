@@ -1,10 +1,14 @@
-"""Bugs of an instance's own half of membership put back (MEMBERSHIP)."""
+"""Bugs of membership put back: of an instance's own half (MEMBERSHIP), and of equal names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
+from epd.fsm import instance as i
 from epd.fsm import membership as m
+from epd.messages import InstanceInfo
+from epd.roles.registry import Registry
 from tests.sim.planting import mutant, row
 
 MEMBERSHIP = m.Membership.table
@@ -21,4 +25,36 @@ def a_silent_gateway_is_waited_for() -> Iterator[None]:
 def a_join_is_said_once() -> Iterator[None]:
     """F17, F18: an instance that starts before its gateway is up waits for an answer for ever."""
     with row(MEMBERSHIP, m.S.OUTSIDE, m.JoinDue, m.S.JOINING, (m.Do.SEND_JOIN,)):
+        yield
+
+
+@mutant
+def whoever_has_the_name_is_the_next_life() -> Iterator[None]:
+    """F78: who joins under the name of a living one takes its place."""
+
+    def replaced(self: i.Instance, info: InstanceInfo) -> i.EpochReplaced:
+        return i.EpochReplaced()
+
+    with mock.patch.object(i.Instance, "asked_for", replaced):
+        yield
+
+
+@mutant
+def the_living_defend_no_name() -> Iterator[None]:
+    """F78: a stranger under the name of a living one waits for ever, and nobody is told."""
+    with row(i.TABLE, i.S.HEALTHY, i.HeartbeatReceived, None, (i.Do.WATCH,), i.keep_load):
+        yield
+
+
+@mutant
+def who_returns_is_not_answered() -> Iterator[None]:
+    """F78: a life that was lost, and whose name another has, beats its heart for nobody."""
+    refuse = Registry._refuse
+
+    def unless_followed(self: Registry, info: InstanceInfo, reason: str) -> None:
+        known = self._instances.get(info.address.instance_id)
+        if known is None or not known.present or known.info.address == info.address:
+            refuse(self, info, reason)
+
+    with mock.patch.object(Registry, "_refuse", unless_followed):
         yield

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from epd.failure import FailureKind
-from epd.fsm import generation, incoming, instance, outgoing
+from epd.fsm import generation, incoming, outgoing
 from epd.fsm.kernel import Event
 from epd.fsm.membership import AbsenceSettled
 from epd.fsm.request import Request
@@ -249,13 +249,15 @@ def run_ahead_is_never_given_back() -> Iterator[None]:
 @mutant
 def both_lives_are_members() -> Iterator[None]:
     """F44: a new life of an instance joins, and the earlier one is not told to be over."""
-    fire = Registry.fire
+    on_join = Registry.on_join
 
-    def not_replaced(self: Registry, machine: instance.Instance, event: Event) -> None:
-        if not isinstance(event, instance.EpochReplaced):
-            fire(self, machine, event)
+    def not_replaced(self: Registry, received: Received) -> None:
+        known = self._instances.get(received.source)
+        if known is not None and known.info.address.epoch < received.epoch:
+            del self._instances[received.source]
+        on_join(self, received)
 
-    with mock.patch.object(Registry, "fire", not_replaced):
+    with mock.patch.object(Registry, "on_join", not_replaced):
         yield
 
 

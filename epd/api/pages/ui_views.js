@@ -17,9 +17,11 @@ function Memory({ one }) {
 
 function Process({ one, now_ms }) {
   const gone = one.seen_ms && !one.is_silent;
-  const trouble = one.is_silent ? "no answer" : gone ? `gone for ${age((now_ms - one.seen_ms) / 1000)}` : "";
+  const over = one.reason && `${one.state}, last heard ${age(one.silent_s)} ago: ${one.reason}`;
+  const trouble = over || (one.is_silent ? `no answer, ${one.state}` : "") || (gone ? `gone for ${age((now_ms - one.seen_ms) / 1000)}` : "");
+  const look = one.state === "LEFT" && over ? "soft" : trouble || one.state === "SUSPECT" ? "late" : "";
   const used = Object.entries(one.in_use || {}).filter(([, count]) => count);
-  return html`<tr class=${trouble || one.state === "SUSPECT" ? "late" : ""} data-process=${one.instance}>
+  return html`<tr class=${look} data-process=${one.instance}>
     <th scope="row">${one.instance}</th>
     <td>${one.roles.join("+")}</td>
     <td>${trouble || one.state}${one.silent_peers?.length ? `; hears nothing of ${one.silent_peers.join(", ")}` : ""}</td>
@@ -38,7 +40,10 @@ function Processes({ ring, entry }) {
       ${found.map((one) => html`<${Process} key=${one.instance} one=${one} now_ms=${entry.at_ms} />`)}
       ${silent.map((name) => html`<tr class="late" key=${name}><th scope="row">${name}</th>
         <td></td><td>no answer</td><td colspan="6"></td></tr>`)}
-    <//></section>`;
+    <//>
+    ${(entry.told.outside || []).map((one) => html`<p class="trouble" key=${one.epoch} data-outside=${one.instance}>
+      ${one.instance} (pid ${one.pid}, ${one.endpoint}): ${one.state} ${age(one.since_s)} ago: ${one.reason}</p>`)}
+  </section>`;
 }
 
 /** A line for each of its values; gaps are where nothing is known. */

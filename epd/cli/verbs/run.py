@@ -22,6 +22,7 @@ behind after Ctrl-C or SIGTERM: open requests are finished first.
 
 Processes of one host that use the same --port find each other. To join from another host, name the
 gateway's endpoint with --join, an own address with --listen, and the same --cluster-key everywhere.
+A name that a living instance has is refused; one whose process is dead or lost is taken over.
 Each pair of instances moves embeddings and KV over the best transport that both offer.
 """
 
@@ -62,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--topology", metavar="TOPOLOGY", help="such as 1e1p1d, 1e1pd, 2epd")
     what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
+    what.add_argument(
+        "--id-prefix", default="", metavar="NAME",
+        help="what names of instances begin with; default with --join: this host's name (and its "
+        "address, and a number from its second command on)",
+    )  # fmt: skip
     options.add_place_flags(parser)
     options.add_settings(parser, "watch", "for what watches it")
     net = options.add_settings(parser, "hosts", "between hosts")

@@ -2,7 +2,8 @@
 
 Two would be served work, and what the dead one had would be given up only when its silence has
 lasted long enough (F44).  Nor is one given up that lives, by the registry or by a peer that tells a
-new gateway so (F35): it would have to start anew.  Once all is quiet, every instance knows the
+new gateway so (F35): it would have to start anew.  No stranger displaces one that lives, and none
+waits for ever under the name of another (F78).  Once all is quiet, every instance knows the
 members, and nobody else: messages for others go nowhere.
 """
 
@@ -23,6 +24,7 @@ class Lives(Checker):
         self._members: dict[tuple[str, str], instance.Instance] = {}  # by gateway and name
         self._first: dict[str, int] = {}  # epoch by name
         context.world.watch(self._watch, instance.JoinAccepted)
+        context.world.watch(self._replaced, instance.EpochReplaced)
         if context.all_stay:
             context.world.watch(self._given_up, instance.HeartbeatsEnded)
 
@@ -31,6 +33,13 @@ class Lives(Checker):
     ) -> None:
         if target is instance.S.LOST:
             self.violate(f"{machine.key} was given up, and lives")
+
+    def _replaced(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        node = self.context.cluster.nodes.get(machine.key)
+        if target is instance.S.LOST and node is not None and node.process.alive:
+            self.violate(f"{machine.key} lives, and was taken for replaced (F78)")
 
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
@@ -48,6 +57,10 @@ class Lives(Checker):
 
     def at_end(self) -> None:
         living = self.context.cluster.living()
+        for node in self.context.cluster.nodes.values():
+            process = node.process
+            if process.alive and node not in living:
+                self.violate(f"{process.name} lives on, and another has its name (F78)")
         gateway = next((node.gateway for node in living if node.gateway is not None), None)
         if gateway is None:
             return
