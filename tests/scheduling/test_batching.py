@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.scheduling.batching import BatchScheduler, Bounds, _Queue
+from epd.scheduling.batching import BatchScheduler, Bounds
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
+from epd.scheduling.waiting import Queue
 from tests.scheduling.crowd import Crowd, Shape, draw
 from tests.scheduling.entry import Entry, admit, grow
 
@@ -336,13 +337,13 @@ def test_the_laws_notice_a_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
     elif bug == "cached blocks are written":
         monkeypatch.setattr(Crowd, "keys", lambda self, job: [b"x"] * (len(job.tokens) // BLOCK))
     else:
-        monkeypatch.setattr(_Queue, "join", _first_come)
+        monkeypatch.setattr(Queue, "join", _first_come)
     with pytest.raises(AssertionError):
         for seed in range(8):
             Crowd(draw(random.Random(seed), 200, 16), 16, Bounds(16, 7, 32)).run()
 
 
-def _first_come(self: _Queue[Entry], rank: float, *who: Any, join: Any = _Queue.join) -> None:
+def _first_come(self: Queue[Entry], rank: float, *who: Any, join: Any = Queue.join) -> None:
     """Joins behind everybody, whatever its rank."""
     join(self, 0.0, *who)
 
