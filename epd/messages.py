@@ -96,7 +96,7 @@ class Welcome(Message):
 class JoinDeferred(Message):
     """Ask again: another life has the name, and may be alive."""
 
-    epoch: int
+    epoch: Total
     holder: InstanceInfo
 
 
@@ -350,7 +350,7 @@ class ProfileReport(Message):
 
 # What a gateway alone says, whoever else is a member.
 OF_GATEWAY = frozenset((
-    Welcome, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest, AbortEncode,
+    Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest, AbortEncode,
     PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest, ProfileRequest,
 ))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())

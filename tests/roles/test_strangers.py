@@ -26,7 +26,7 @@ from epd.messages import (
     Message,
     RequestInquiry,
 )
-from epd.roles.registry import MAX_TURNED_AWAY
+from epd.roles.registry import MAX_OUTSIDE
 from epd.roles.step import sequence_of
 from epd.transport.base import Received, Unsendable
 from epd_lab.sim import golden
@@ -78,7 +78,7 @@ def test_what_another_models_instance_says_of_others_does_not_count() -> None:
         info = registry.instances[0].info
         members = {i.key: i.state for i in registry.instances}
         lives = tuple((i.info.address.instance_id, 1) for i in registry.instances)
-        for index in range(MAX_TURNED_AWAY + 9):
+        for index in range(MAX_OUTSIDE + 9):
             name = f"s{index}"
             own = msgspec.structs.replace(info, address=Address(name, 1, f"sim://{name}"))
             join = Join(
@@ -87,7 +87,7 @@ def test_what_another_models_instance_says_of_others_does_not_count() -> None:
             hear(at, GATEWAY, name, join)
         assert {i.key: i.state for i in registry.instances} == members
         bus = at.world.network.buses[GATEWAY]
-        assert len(bus._peers) == MAX_TURNED_AWAY + 3, "no connection is kept for each who asks"
+        assert len(bus._peers) == MAX_OUTSIDE + 3, "no connection is kept for each who asks"
 
 
 def test_request_ids_cannot_be_foreseen() -> None:
