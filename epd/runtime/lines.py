@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-MAX_QUEUED_NBYTES = 1 << 18
+MAX_QUEUED_NBYTES = 1 << 20
 FLUSH_S = 1.0  # at the end of a process
 STDERR = 2
 
