@@ -232,7 +232,7 @@ KINDS = (
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 74),
     Kind(offer.TABLE, make_offer, 12),
-    Kind(child.TABLE, make_child, 64),
+    Kind(child.TABLE, make_child, 57),
     Kind(group.TABLE, make_group, 22),
     Kind(fan_out.TABLE, make_fan_out, 16),
 )
