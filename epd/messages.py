@@ -350,8 +350,8 @@ class ProfileReport(Message):
 
 # What a gateway alone says, whoever else is a member.
 OF_GATEWAY = frozenset((
-    Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest, AbortEncode,
-    PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest, ProfileRequest,
+    Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest,
+    AbortEncode, PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest, ProfileRequest,
 ))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:

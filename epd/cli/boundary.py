@@ -6,6 +6,7 @@ bug of ours: it is named, with its place, and the traceback is one environment v
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -38,7 +39,8 @@ def report(error: BaseException) -> int:
     if os.environ.get("EPD_TRACEBACK"):
         traceback.print_exception(error)
     status, sentence = explain(error)
-    print(f"epd: {sentence}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads it; the exit status says it, too
+        print(f"epd: {sentence}", file=sys.stderr)
     return status
 
 

@@ -1,12 +1,20 @@
-"""What dead processes of epd left on this host: sockets nobody answers, memory nobody holds."""
+"""What dead processes of epd left on this host: sockets nobody answers, memory nobody holds, and
+processes that stand still and have not noticed that their supervisor is gone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from epd.config import ConfigError
+from epd.runtime import lines
+from epd.runtime.claim import Claim, claim_path, claims_in, wait_gone
 from epd.transport.endpoint import is_answered
 from epd.transport.shm_segment import sweep
+
+END_BY_ITSELF_S = 3.0  # a process whose supervisor is gone, if it runs
+GONE_S = 10.0  # one that was killed, with all its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +46,33 @@ def remove(base: Path, shm: Path) -> None:
         if directory.name.isdigit() and not any(directory.iterdir()):
             directory.rmdir()
     sweep(directory=str(shm))
+
+
+def orphans(directory: Path) -> dict[str, Claim]:
+    """Processes of a cluster that live though their supervisor does not, by name."""
+    found = claims_in(directory)
+    return {name: claim for name, claim in found.items() if not claim.supervisor.is_lived()}
+
+
+def take_over(directory: Path, names: Sequence[str]) -> None:
+    """End what a supervisor that is gone has left in a cluster's directory.
+
+    Raises ConfigError if one of `names` belongs to a process whose supervisor lives, or to one that
+    cannot be ended.
+    """
+    for name, claim in orphans(directory).items():
+        if not wait_gone(claim.child, END_BY_ITSELF_S):
+            pid = claim.child.pid
+            lines.say(f"{name}: process {pid}, whose supervisor is gone, stands still: killed")
+            if not wait_gone(claim.child, GONE_S, kill=True):
+                raise ConfigError(
+                    f"process {pid} ({name} of an earlier run) was killed and does not end; choose "
+                    "another port, or restart the host"
+                )
+        claim_path(directory, name).unlink(missing_ok=True)
+    for name, claim in claims_in(directory).items():
+        if name in names and claim.supervisor.is_lived():
+            raise ConfigError(
+                f"{name} runs already in {directory}, as process {claim.child.pid}: stop its "
+                f"supervisor (kill {claim.supervisor.pid}), or choose another --port or --run-dir"
+            )

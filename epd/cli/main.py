@@ -12,6 +12,7 @@ from types import ModuleType
 from epd.cli.boundary import guarded
 from epd.cli.parser import Parser, UsageError, suggestion
 from epd.errors import INTERRUPTED
+from epd.runtime.lines import hold_standard_files
 
 VERBS = {
     "run": "start one process, or a whole topology on this host",
@@ -111,5 +112,6 @@ def run() -> None:
     Until a verb's event loop takes the signal, Ctrl-C finds nothing to clean up and ends the
     process without ado: a KeyboardInterrupt in the middle of an import would show its traceback.
     """
+    hold_standard_files()
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     sys.exit(main())

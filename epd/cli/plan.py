@@ -45,7 +45,7 @@ class Plan:
     gateway: GatewayConfig | None
     instances: tuple[InstanceConfig, ...]
     log: LogOptions
-    run_dir: str  # of the ipc sockets; exists and is private if a socket lies in it
+    run_dir: str  # of sockets and claims; exists and is private if a socket lies in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,11 @@ def _plan(
     endpoints = [gateway_endpoint, *(instance.endpoint for instance in instances)]
     for endpoint in endpoints:
         _check_endpoint(endpoint, settings)
-    if any(endpoint.startswith(f"ipc://{directory}/") for endpoint in endpoints):
+    try:
         make_private(directory)
+    except ConfigError:
+        if any(endpoint.startswith(f"ipc://{directory}/") for endpoint in endpoints):
+            raise
     if own and len(instances) > 1 and not own.endswith(":*"):
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
     gateway = None

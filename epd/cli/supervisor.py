@@ -1,4 +1,4 @@
-"""`epd run --topology`: all processes of a cluster on this host, one status line each."""
+"""`epd run`: all processes of a topology or a role on this host, one status line each."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from epd.cli.boundary import CommandFailed
-from epd.cli.compose import specs_of
+from epd.cli.compose import spec_in_one, specs_of
+from epd.cli.leftovers import take_over
 from epd.cli.plan import Plan
+from epd.cli.ports import check_free
 from epd.cli.preflight import check_host
 from epd.cli.rundir import remove_if_empty
+from epd.runtime import lines
+from epd.runtime.child import ChildSpec
+from epd.runtime.logs import set_up_logging
 from epd.runtime.supervisor import Child, StartFailed, Supervisor
 
 START_TIMEOUT_S = 300.0
@@ -32,7 +37,7 @@ class Board:
         self._roles = roles
         self._began_s = time.monotonic()
         self._shown: dict[str, str] = {}
-        self._redraw = sys.stderr.isatty()
+        self._redraw = sys.stderr is not None and sys.stderr.isatty()
         self._drawn = 0
 
     def changed(self, child: Child) -> None:
@@ -43,13 +48,13 @@ class Board:
         new = child.name not in self._shown
         self._shown[child.name] = line.rstrip()
         if not self._redraw:
-            print(self._shown[child.name], file=sys.stderr, flush=True)
+            lines.say(self._shown[child.name])
             return
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         width = shutil.get_terminal_size().columns - 1  # a line that wraps would count as two
-        text = "".join(f"\x1b[2K{line[:width]}\n" for line in self._shown.values())
+        text = "\n".join(f"\x1b[2K{line[:width]}" for line in self._shown.values())
         self._drawn += new
-        print(up + text, end="", file=sys.stderr, flush=True)
+        lines.say(up + text)
 
     def settle(self) -> None:
         """Everything serves: from now on a line per change."""
@@ -57,15 +62,24 @@ class Board:
 
 
 @contextlib.asynccontextmanager
-async def running(plan: Plan) -> AsyncIterator[Supervisor]:
-    """The cluster, serving; stopped and cleaned up at the end, whatever that is."""
+async def running(
+    plan: Plan,
+    specs: Sequence[ChildSpec] | None = None,
+    start_timeout_s: float | None = START_TIMEOUT_S,
+) -> AsyncIterator[Supervisor]:
+    """The cluster, serving; stopped and cleaned up at the end, whatever that is.  `specs`: its
+    processes, if not one per instance."""
     shown = Board(plan)
     try:
-        check_host(plan.instances)
-        supervisor = Supervisor(specs_of(plan), shown.changed)
+        specs = specs or specs_of(plan)
+        await asyncio.to_thread(take_over, Path(plan.run_dir), [spec.name for spec in specs])
+        if plan.gateway is not None:
+            check_free(plan.gateway.host, plan.gateway.port)
+        check_host(plan.instances, in_one=any(spec.gateway and spec.instance for spec in specs))
+        supervisor = Supervisor(specs, shown.changed)
         await supervisor.start()
         try:
-            await _until_serving(supervisor, shown)
+            await _until_serving(supervisor, shown, start_timeout_s)
             yield supervisor
         finally:
             await _stop_whole(supervisor)
@@ -73,9 +87,9 @@ async def running(plan: Plan) -> AsyncIterator[Supervisor]:
         remove_if_empty(Path(plan.run_dir))
 
 
-async def _until_serving(supervisor: Supervisor, shown: Board) -> None:
+async def _until_serving(supervisor: Supervisor, shown: Board, timeout_s: float | None) -> None:
     try:
-        await supervisor.wait_serving(START_TIMEOUT_S)
+        await supervisor.wait_serving(timeout_s)
     except StartFailed as failed:
         raise CommandFailed(str(failed)) from None
     finally:
@@ -95,14 +109,25 @@ async def _stop_whole(supervisor: Supervisor) -> None:
 
 def run_topology(plan: Plan) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit status."""
-    return asyncio.run(_run(plan))
+    return _run_supervised(plan, specs_of(plan), START_TIMEOUT_S)
 
 
-async def _run(plan: Plan) -> int:
+def run_role(plan: Plan) -> int:
+    """The same with all of the plan in one process, which waits for the others without a limit:
+    they may be started in any order."""
+    return _run_supervised(plan, [spec_in_one(plan)], None)
+
+
+def _run_supervised(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
+    set_up_logging("supervisor", plan.log.level, as_json=plan.log.as_json)
+    return asyncio.run(_run(plan, specs, start_timeout_s))
+
+
+async def _run(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     up = asyncio.Event()
-    serving = asyncio.ensure_future(_serve(plan, asked, up))
+    serving = asyncio.ensure_future(_serve(plan, specs, start_timeout_s, asked, up))
 
     def ask(status: int) -> None:
         if asked.done():
@@ -122,13 +147,20 @@ async def _run(plan: Plan) -> int:
     return serving.result()
 
 
-async def _serve(plan: Plan, asked: asyncio.Future[int], up: asyncio.Event) -> int:
-    async with running(plan) as supervisor:
+async def _serve(
+    plan: Plan,
+    specs: list[ChildSpec],
+    start_timeout_s: float | None,
+    asked: asyncio.Future[int],
+    up: asyncio.Event,
+) -> int:
+    async with running(plan, specs, start_timeout_s) as supervisor:
         up.set()
         if plan.gateway is not None:
             scheme = "https" if plan.gateway.access.ssl_certfile else "http"
             url = f"{scheme}://{plan.gateway.host}:{plan.gateway.port}/v1"
-            print(f"serving on {url}; Ctrl-C stops", file=sys.stderr, flush=True)
+            waits = any(child.state == "waiting" for child in supervisor.children.values())
+            lines.say(f"{'listening' if waits else 'serving'} on {url}; Ctrl-C stops")
         failed = asyncio.ensure_future(supervisor.first_failure())
         await asyncio.wait((failed, asked), return_when=asyncio.FIRST_COMPLETED)
         if failed.done():

@@ -1,8 +1,9 @@
 """A supervised process: told what to be on stdin, says what it is on stdout, ends with its parent.
 
-The supervisor writes one line of JSON, a `ChildSpec`, and keeps the pipe open: its end of file is
+The supervisor writes one line of JSON, a `ChildSpec`, and keeps the socket open: its end of file is
 the supervisor's death, however that came, and the child closes.  Nothing is passed on the command
-line or in the environment, and no orphan stays.  Each change of status is a line of JSON.
+line or in the environment, and no orphan stays.  Each change of status is a line of JSON; so is the
+answer of the loop to anything else on stdin, by which the supervisor knows that it runs.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import NoReturn
 import msgspec
 
 from epd.config import GatewayConfig, InstanceConfig
+from epd.runtime import lines
+from epd.runtime.claim import Life, claimed
 from epd.runtime.cpus import pin
 from epd.runtime.loading import load_engines
 from epd.runtime.logs import set_up_logging
 from epd.runtime.ranks import ForkedRanks, fork_ranks
-from epd.runtime.worker import Ending, Status, serve_instance
+from epd.runtime.worker import ALIVE, Ending, Status, serve_instance
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -34,6 +37,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
     gateway: GatewayConfig | None = None
     log_level: str = "warning"
     log_json: bool = False
+    claim: str = ""  # the file that says who it is
+    supervisor: Life | None = None
 
 
 class StatusLine(msgspec.Struct, frozen=True):
@@ -84,8 +89,8 @@ def prepare(spec: ChildSpec, status: Status, ranks: ForkedRanks | None = None) -
     return lambda ending: serve_instance(instance, engines, fingerprint, ending, status)
 
 
-def run(spec: ChildSpec, status: Status, *, lifeline: bool) -> int:
-    """Be it until it ends; returns the exit status.  `lifeline`: end with stdin."""
+def run(spec: ChildSpec, status: Status) -> int:
+    """Be it until it, or stdin, ends; returns the exit status."""
     import uvloop
 
     set_up_logging(spec.name, spec.log_level, as_json=spec.log_json)
@@ -99,8 +104,7 @@ def run(spec: ChildSpec, status: Status, *, lifeline: bool) -> int:
         assert serve is not None
         ending = Ending()
         ending.watch_signals()
-        if lifeline:
-            _watch_stdin(ending)
+        _watch_stdin(ending, status)
         return await serve(ending)
 
     return uvloop.run(live())
@@ -121,7 +125,7 @@ def _cpus_of(spec: ChildSpec) -> str:
     return spec.gateway.cpu_affinity if spec.gateway is not None else ""
 
 
-def _watch_stdin(ending: Ending) -> None:
+def _watch_stdin(ending: Ending, status: Status) -> None:
     loop = asyncio.get_running_loop()
 
     def on_readable() -> None:
@@ -132,6 +136,8 @@ def _watch_stdin(ending: Ending) -> None:
         if ended:
             loop.remove_reader(0)
             ending.at_once(0)
+        else:
+            status(ALIVE, "")
 
     loop.add_reader(0, on_readable)
 
@@ -149,7 +155,8 @@ def main() -> int:
     from epd.errors import explain
 
     try:
-        return run(spec, _say, lifeline=True)
+        with claimed(spec.claim, spec.supervisor):
+            return run(spec, _say)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -164,7 +171,7 @@ def main_and_exit() -> NoReturn:
     """`main`, then an end without teardown: all is closed and removed, and unloading torch takes
     seconds for nothing."""
     exit_status = main()
-    sys.stderr.flush()
+    lines.flush()
     os._exit(exit_status)
 
 

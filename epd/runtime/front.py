@@ -16,6 +16,7 @@ from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime import heap
 from epd.runtime.lag import watch_lag
 from epd.runtime.worker import (
+    LOST,
     Ending,
     Status,
     end_with_device,
@@ -96,7 +97,13 @@ async def _serve(
     scheme = "https" if config.access.ssl_certfile else "http"
     url = f"{scheme}://{config.host}:{config.port}"
 
+    lost: set[int] = set()
+
     def tell() -> None:
+        nonlocal lost
+        told, lost = lost, _lost_here(gateway)
+        for pid in lost - told:
+            status(LOST, str(pid))  # its supervisor may find that it hangs
         readiness = gateway.role.ready()
         status("serving" if readiness.ok else "waiting", url if readiness.ok else readiness.reason)
 
@@ -126,6 +133,13 @@ async def _serve(
             await instance.close()
         await gateway.close()
     return ending.exit_status
+
+
+def _lost_here(gateway: Gateway) -> set[int]:
+    """Other processes of this host that are declared lost and have no successor."""
+    host = this_host_id()
+    found = (one.info for one in gateway.registry.instances if one.was_lost)
+    return {info.pid for info in found if info.host_id == host} - {os.getpid()}
 
 
 async def _finish_open(gateway: Gateway, config: GatewayConfig, ending: Ending) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 
 from epd.roles.ports import Log
+from epd.runtime import lines
 
 _FIELDS = "epd_fields"
 _WORD = re.compile(r"[^\s\"=]+")
@@ -56,10 +56,28 @@ class JsonFormatter(TextFormatter):
         return json.dumps(line, default=str)
 
 
+class LinesHandler(logging.Handler):
+    """Whoever logs is not held up by whoever reads (fault F69)."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception as error:  # arguments that do not fit: said, and not raised
+            text = f"a log line of {record.name} cannot be written: {error!r}"
+        lines.say(text)
+
+    def note_lost(self, num_lost: int) -> str:
+        text = "lines could not be written"
+        record = logging.LogRecord("epd", logging.WARNING, "", 0, text, None, None)
+        setattr(record, _FIELDS, {"lines": num_lost})
+        return self.format(record)
+
+
 def set_up_logging(instance_id: str, level: str, *, as_json: bool) -> None:
     """Send the log of this process to stderr (stdout is for answers); replaces what was there."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LinesHandler()
     handler.setFormatter((JsonFormatter if as_json else TextFormatter)(instance_id))
+    lines.tell_losses(handler.note_lost)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

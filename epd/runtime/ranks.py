@@ -23,7 +23,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ from epd.records import rank_name
 from epd.roles.group import Command, Follower, Leader
 from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, RankLost
 from epd.roles.rank_data import RankPart
-from epd.runtime import heap
+from epd.runtime import heap, lines
 from epd.runtime.commands import Numbered, numbered
 from epd.runtime.loading import load_rank
 from epd.runtime.logs import set_up_logging
@@ -287,7 +286,7 @@ def _be_rank(
         if os.getppid() == leader:  # else it died before the kernel was asked
             status = follow(config, rank, epoch, meeting, channel)
     finally:
-        sys.stderr.flush()
+        lines.flush()
         os._exit(status)
 
 

@@ -1,46 +1,62 @@
 """One process per instance on this host, started, watched, restarted, and always cleaned up.
 
-What becomes of each stands in CHILD's table; here its effects are performed.  Children live in
-sessions of their own, so that Ctrl-C reaches only the supervisor, which ends them in order; and
-they hold the supervisor's pipe, so that they end even if it is killed.
+What becomes of each stands in CHILD's table; here its effects are performed, each whatever becomes
+of the others (fault F69).  Children live in sessions of their own, so that Ctrl-C reaches only the
+supervisor, which ends them in order; and they hold the supervisor's socket, so that they end even
+if it is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import signal
+import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
+from epd.config import Timing
 from epd.errors import Told
-from epd.fsm.child import Child as ChildMachine
 from epd.fsm.child import (
+    Answered,
+    AskDue,
+    DeclaredLost,
     Do,
     Ended,
     HurryRequested,
     KillDue,
     Launched,
     LaunchFailed,
-    LivedLong,
+    Patience,
     Served,
     StartDue,
     StopRequested,
 )
+from epd.fsm.child import Child as ChildMachine
 from epd.fsm.kernel import Effect, Event
 from epd.fsm.story import RecordingJournal
+from epd.runtime import lines
 from epd.runtime.child import ChildSpec, StatusLine
-from epd.runtime.zygote import Process, Zygote, ZygoteLost
+from epd.runtime.claim import own_life, read_claim
+from epd.runtime.worker import ALIVE, LOST
+from epd.runtime.zygote import Process, Zygote
+from epd.transport.endpoint import ipc_path, is_answered
 from epd.transport.shm_segment import sweep
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
-STABLE_AFTER_S = 30.0
 KILL_AFTER_S = 5.0
+ASKS_BEFORE_SILENT = 4
+HUNG_AFTER_LOST = 4  # times as long as until a gateway takes it for lost, where none says so
+STUCK_AFTER_S = 600.0  # while it loads: the last stretch of which it says nothing
+LONG_LIFE_S = 10.0
+LAST_WORDS_S = 1.0  # for what a process wrote before it ended
+MAX_LINE_NBYTES = 1 << 16
+SERVES = ("serving", "waiting")  # a gateway answers from then on, if only that it waits
 
 Launch = Callable[[], Awaitable[Process]]  # a process that waits for its ChildSpec
 
@@ -52,7 +68,13 @@ class StartFailed(Told):
 class Child:
     """One supervised process over all its lives: CHILD's effects, with real processes."""
 
-    def __init__(self, spec: ChildSpec, changed: Callable[[Child], None], launch: Launch) -> None:
+    def __init__(
+        self,
+        spec: ChildSpec,
+        changed: Callable[[Child], None],
+        launch: Launch,
+        tell_lost: Callable[[str], None] = lambda pid: None,
+    ) -> None:
         self.spec = spec
         self.state = "starting"  # in words for whoever looks: ours, or the process's own
         self.detail = ""
@@ -60,24 +82,29 @@ class Child:
         self.starts = 0
         self.served = asyncio.Event()
         self.ended = asyncio.Event()
-        self.machine = ChildMachine(spec.name, RecordingJournal(time.monotonic))
+        timing = _timing_of(spec)
+        self._ask_s = timing.suspect_after_s / ASKS_BEFORE_SILENT
+        patience = _patience(timing, self._ask_s)
+        self.machine = ChildMachine(spec.name, RecordingJournal(time.monotonic), patience)
         self._changed = changed
         self._launch = launch
+        self._tell_lost = tell_lost
         self._process: Process | None = None
-        self._pause_s = FIRST_BACKOFF_S
         self._clock: asyncio.TimerHandle | None = None
         self._life: asyncio.Task[None] | None = None
+        drain_s = timing.drain_timeout_s
         self._perform: dict[Effect, Callable[[Event], None]] = {
             Do.LAUNCH: self._begin_life,
-            Do.ARM_LIFE: lambda event: self._arm(STABLE_AFTER_S, LivedLong()),
-            Do.FIRST_PAUSE: self._pause_first,
+            Do.ASK: self._ask,
             Do.ARM_PAUSE: self._arm_pause,
             Do.SEND_TERM: lambda event: self._send(signal.SIGTERM),
             Do.SEND_INT: lambda event: self._send(signal.SIGINT),  # of two SIGTERM one may be lost
             Do.SEND_KILL: lambda event: self._send(signal.SIGKILL),
-            Do.ARM_KILL: lambda event: self._arm(self._drain_timeout_s + KILL_AFTER_S, KillDue()),
+            Do.ARM_KILL: lambda event: self._arm(drain_s + KILL_AFTER_S, KillDue()),
             Do.ARM_GONE: lambda event: self._arm(KILL_AFTER_S, KillDue()),
-            Do.TELL_SERVED: lambda event: self.served.set(),
+            Do.TELL_SERVED: self._tell_served,
+            Do.TELL_SILENT: lambda event: self._show("silent", "does not answer its supervisor"),
+            Do.TELL_HUNG: lambda event: self._show("hung", "killed, to be started again"),
             Do.TELL_FAILED: self._tell_failed,
             Do.TELL_STOPPED: lambda event: self._show("stopped"),
         }
@@ -88,7 +115,10 @@ class Child:
 
     def fire(self, event: Event) -> None:
         for effect in self.machine.fire(event):
-            self._perform[effect](event)
+            try:
+                self._perform[effect](event)
+            except Exception as error:
+                lines.say(f"{self.name}: {effect.name} failed: {error!r}")
         if self.machine.terminal and not self.ended.is_set():
             self._disarm()
             self.ended.set()
@@ -107,44 +137,58 @@ class Child:
         if self._life is not None:
             await self._life
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """For drills: a signal to the present process."""
-        os.kill(self.pid, number)
-
     # --- a life -----------------------------------------------------------------------------------
 
     def _begin_life(self, event: Event) -> None:
         self.starts += 1
-        self._show("starting")
         self._life = asyncio.get_running_loop().create_task(self._live())
+        self._show("restarting" if self.served.is_set() else "starting", _why(event))
 
     async def _live(self) -> None:
+        """Whatever goes wrong here is an end of the child, of which its table is told."""
         try:
             self._process = process = await self._launch()
-        except (ZygoteLost, OSError) as error:
-            self.fire(LaunchFailed(str(error)))
+        except Exception as error:
+            self.fire(LaunchFailed(str(error) or type(error).__name__))
             return
         self.pid = process.pid
         self.fire(Launched())
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
-        while line := await _line_of(process.stdout):
-            status = _read_status(line)
-            if status is None:  # a library that prints: not ours, and no reason to end
-                sys.stderr.buffer.write(line)
-                continue
-            self._show(status.state, status.detail)
-            if status.state == "serving":
-                self.fire(Served())
+        hearing = asyncio.ensure_future(self._hear(process))
         exit_status = await process.wait()
-        sweep()  # a killed process could not remove its own segments
-        self._process = None
+        await asyncio.wait((hearing,), timeout=LAST_WORDS_S)  # others may hold its stdout
+        hearing.cancel()
+        self.pid, self._process = 0, None
+        with contextlib.suppress(OSError):
+            sweep()  # a killed process could not remove its own segments
         self.fire(Ended(exit_status))
+
+    async def _hear(self, process: Process) -> None:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
+            async for line in _lines_of(process.stdout):
+                self._take(line)
+        except Exception as error:
+            lines.say(f"{self.name}: it cannot be followed and is killed: {error!r}")
+            self._send(signal.SIGKILL)
+
+    def _take(self, line: bytes) -> None:
+        status = _read_status(line)
+        if status is None:  # a library that prints: not ours, and no reason to end
+            lines.say(line)
+        elif status.state == LOST:
+            self._tell_lost(status.detail)
+        elif status.state == ALIVE:
+            self.fire(Answered())
+        else:
+            self._show(status.state, status.detail)
+            self.fire(Served() if status.state in SERVES else Answered())
 
     def _send(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
 
     # --- what time and others do ------------------------------------------------------------------
 
@@ -156,52 +200,89 @@ class Child:
         if self._clock is not None:
             self._clock.cancel()
 
-    def _pause_first(self, event: Event) -> None:
-        self._pause_s = FIRST_BACKOFF_S
+    def _ask(self, event: Event) -> None:
+        self._arm(self._ask_s, AskDue())
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(b"\n")
 
     def _arm_pause(self, event: Event) -> None:
+        longer = 2 ** min(self.machine.num_pauses - 1, 30)
+        self._arm(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * longer), StartDue())
         self._show("restarting", _why(event))
-        self._arm(self._pause_s, StartDue())
-        self._pause_s = min(MAX_BACKOFF_S, 2 * self._pause_s)
+
+    def _tell_served(self, event: Event) -> None:
+        self.served.set()
+        if self.state not in SERVES:
+            self._show("serving")
 
     def _tell_failed(self, event: Event) -> None:
         self._show("failed", self.detail or _why(event))  # its own sentence, if it has said one
 
     def _show(self, state: str, detail: str = "") -> None:
         self.state, self.detail = state, detail
-        self._changed(self)
+        try:
+            self._changed(self)
+        except Exception as error:
+            lines.say(f"{self.name}: {state} cannot be shown: {error!r}")
 
-    @property
-    def _drain_timeout_s(self) -> float:
-        config = self.spec.gateway or self.spec.instance
-        return config.timing.drain_timeout_s if config is not None else 0.0
+
+def _timing_of(spec: ChildSpec) -> Timing:
+    config = spec.gateway or spec.instance
+    return config.timing if config is not None else Timing()
+
+
+def _patience(timing: Timing, ask_s: float) -> Patience:
+    return Patience(
+        silent=ASKS_BEFORE_SILENT,
+        hung=round(HUNG_AFTER_LOST * timing.lost_after_s / ask_s),
+        stuck=round(STUCK_AFTER_S / ask_s),
+        long_life=round(LONG_LIFE_S / ask_s),
+    )
 
 
 def _why(event: Event) -> str:
     if isinstance(event, LaunchFailed):
         return event.reason
-    assert isinstance(event, Ended)
-    return f"ended with exit status {event.exit_status}"
+    if isinstance(event, Ended):
+        return f"ended with exit status {event.exit_status}"
+    return ""
 
 
-async def _line_of(stdout: asyncio.StreamReader) -> bytes:
-    """Empty at the end, also of a child that died before it had read what it is to be."""
-    try:
-        return await stdout.readline()
-    except ConnectionError:
-        return b""
+async def _lines_of(stdout: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Until the end, which may come before it has read what it is to be.  A line without an end
+    comes in pieces."""
+    rest = b""
+    with contextlib.suppress(ConnectionError):
+        while data := await stdout.read(MAX_LINE_NBYTES):
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                yield line
+            if len(rest) > MAX_LINE_NBYTES:
+                yield rest
+                rest = b""
+    if rest:
+        yield rest
 
 
 async def _launch_anew() -> Process:
-    """An interpreter of its own: for the gateway, into which no torch may be mapped."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "epd.runtime.child",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
+    """An interpreter of its own: for the gateway, into which no torch may be mapped.  Over a socket
+    and not pipes of asyncio, which waits for these, and others may hold them when it has ended."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "epd.runtime.child",
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    process.stdout, process.stdin = await asyncio.open_connection(sock=ours)
+    return process
 
 
 def _read_status(line: bytes) -> StatusLine | None:
@@ -217,7 +298,15 @@ class Supervisor:
     def __init__(self, specs: list[ChildSpec], changed: Callable[[Child], None]) -> None:
         models = {spec.instance.model_dir for spec in specs if spec.instance is not None}
         self._zygotes = {model_dir: Zygote(model_dir) for model_dir in sorted(models)}
-        self.children = {spec.name: Child(spec, changed, self._launch(spec)) for spec in specs}
+        self.children = {
+            spec.name: Child(
+                spec,
+                changed,
+                self._launch(spec),
+                self._note_lost if spec.gateway is not None else lambda pid: None,
+            )
+            for spec in specs
+        }
         self._hurried = False
 
     def _launch(self, spec: ChildSpec) -> Launch:
@@ -225,12 +314,18 @@ class Supervisor:
             _launch_anew if spec.instance is None else self._zygotes[spec.instance.model_dir].fork
         )
 
+    def _note_lost(self, pid: str) -> None:
+        """A gateway of ours has declared a process of this host lost."""
+        for child in self.children.values():
+            if pid == str(child.pid) and child.pid:
+                child.fire(DeclaredLost())
+
     async def start(self) -> None:
         sweep()
         for child in self.children.values():
             child.fire(StartDue())
 
-    async def wait_serving(self, timeout_s: float) -> None:
+    async def wait_serving(self, timeout_s: float | None) -> None:
         """Until every child serves.  Raises StartFailed with the words of the first that cannot."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -274,12 +369,17 @@ class Supervisor:
         self._remove_left_files()
 
     def _remove_left_files(self) -> None:
-        """What children that were killed could not remove themselves."""
+        """What children that were killed could not remove themselves, and nobody else has."""
         sweep()
+        own = own_life()
         for child in self.children.values():
+            claim = read_claim(Path(child.spec.claim))
+            if claim is not None and claim.supervisor == own:
+                Path(child.spec.claim).unlink(missing_ok=True)
             for config in (child.spec.gateway, child.spec.instance):
-                if config is not None and config.endpoint.startswith("ipc://"):
-                    Path(config.endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+                path = ipc_path(config.endpoint) if config is not None else ""
+                if path and not is_answered(path):
+                    Path(path).unlink(missing_ok=True)
 
     def hurry(self) -> None:
         """End at once what is draining, and do not drain the rest."""

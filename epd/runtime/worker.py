@@ -46,6 +46,8 @@ EXIT_DEVICE_LOST = 74  # EX_IOERR
 EXIT_EXPELLED = 75  # EX_TEMPFAIL: this life is over, a new one may join
 
 Status = Callable[[str, str], None]  # state, detail
+ALIVE = "alive"  # a state that is an answer, and no change
+LOST = "lost"  # of another process: the gateway's word; the detail is its id
 
 
 def new_epoch() -> int:

@@ -10,26 +10,35 @@ also anew after a crash, and the pages of the libraries are shared.
 
 The two speak over a seqpacket socket.  A request carries one descriptor, the socket that becomes
 the worker's stdin and stdout; the answer carries a pidfd, so that a signal never reaches another
-process under a reused number.  The zygote alone can reap its children and tells how each ended.  It
-ends with its supervisor (end of file), and workers watch their own socket for the same.  If the
+process under a reused number.  The zygote alone can reap its children and tells how each ended.
+Workers watch their own socket for the supervisor's end; the kernel ends the zygote with it.  If the
 zygote itself dies its workers live on: nobody can tell any more how they end, but their pidfds tell
-when.  A new zygote is started at once, and only who is to be forked waits for it.
+when.  A new zygote is started at once, and only who is to be forked waits for it.  One that hangs
+is killed: it has so long to import, to fork, and to tell of an end that a pidfd has told already.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn, Protocol
 
 import msgspec
 
+from epd.errors import Told
+
+START_LIMIT_S = 120.0  # to import; half a minute on a busy machine
+ANSWER_LIMIT_S = 10.0  # to a request, once it has answered one; and to the end of a worker
+PR_SET_PDEATHSIG = 1
 _MAX_WORD = 4096
 FORK = b"fork"
 LOST = 255  # exit status of a worker that ended after its zygote
@@ -50,11 +59,11 @@ class Process(Protocol):
     def send_signal(self, signal: int) -> None: ...
 
 
-class ZygoteLost(Exception):
+class ZygoteLost(Told):
     """The zygote ended, and the one after it: nothing can be forked."""
 
     def __init__(self) -> None:
-        super().__init__("the process that forks workers ended; its own words are above")
+        super().__init__("the process that forks workers ended or hung; its own words are above")
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
@@ -74,16 +83,26 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class ForkedProcess:
-    """A child of the zygote."""
+    """A child of the zygote; `hung` is called when that does not tell how it ended."""
 
     def __init__(
-        self, pid: int, pidfd: int, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter
+        self,
+        pid: int,
+        pidfd: int,
+        stdout: asyncio.StreamReader,
+        stdin: asyncio.StreamWriter,
+        hung: Callable[[], None],
     ) -> None:
         self.pid = pid
         self.stdin: asyncio.StreamWriter | None = stdin
         self.stdout: asyncio.StreamReader | None = stdout
         self._pidfd = pidfd
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._hung = hung
+        self._word_limit_s = ANSWER_LIMIT_S
+        self._clock: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(pidfd, self._see_end)
 
     @property
     def returncode(self) -> int | None:
@@ -97,14 +116,25 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 _signal.pidfd_send_signal(self._pidfd, signal)
 
-    def watch(self) -> None:
-        """Nobody will tell how it ends; its pidfd is readable when it has."""
-        asyncio.get_running_loop().add_reader(self._pidfd, self.end, LOST)
+    def orphan(self) -> None:
+        """Nobody will tell how it ends."""
+        self._word_limit_s = 0.0
+
+    def _see_end(self) -> None:
+        """The kernel tells when; its zygote tells how."""
+        self._loop.remove_reader(self._pidfd)
+        self._clock = self._loop.call_later(self._word_limit_s, self._miss_word)
+
+    def _miss_word(self) -> None:
+        self.end(LOST)
+        self._hung()
 
     def end(self, exit_status: int) -> None:
         """It is gone."""
         if not self._ended.done():
-            asyncio.get_running_loop().remove_reader(self._pidfd)
+            self._loop.remove_reader(self._pidfd)
+            if self._clock is not None:
+                self._clock.cancel()
             os.close(self._pidfd)
             self._ended.set_result(exit_status)
             assert self.stdin is not None
@@ -123,6 +153,7 @@ class Zygote:
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._answer: asyncio.Future[ForkedProcess] | None = None
+        self._has_answered = False
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._children: dict[int, ForkedProcess] = {}
         self._orphans: list[ForkedProcess] = []  # of zygotes that were lost
@@ -149,6 +180,10 @@ class Zygote:
                 self._answer = asyncio.get_running_loop().create_future()
                 with contextlib.suppress(OSError):  # the end of the control socket says more
                     socket.send_fds(self._control, [FORK], [theirs.fileno()])
+                limit_s = ANSWER_LIMIT_S if self._has_answered else START_LIMIT_S
+                done, _ = await asyncio.wait((self._answer,), timeout=limit_s)
+                if not done:
+                    self._give_up(self._control)
                 return await self._answer
             except BaseException:
                 stdin.close()
@@ -169,7 +204,7 @@ class Zygote:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        self._control = control
+        self._control, self._has_answered = control, False
         control.setblocking(False)
         asyncio.get_running_loop().add_reader(control, self._on_readable, control)
         if self._closed:  # asked while it was being made
@@ -195,11 +230,21 @@ class Zygote:
         if isinstance(answer, Forked):
             assert self._answer is not None
             assert self._streams is not None
-            child = ForkedProcess(answer.pid, fds[0], *self._streams)
+            hung = partial(self._give_up, control)
+            child = ForkedProcess(answer.pid, fds[0], *self._streams, hung)
             self._children[answer.pid] = child
             self._answer.set_result(child)
-        else:
+            self._has_answered = True
+        elif answer.pid in self._children:  # else it was late
             self._children.pop(answer.pid).end(answer.exit_status)
+
+    def _give_up(self, control: socket.socket | None) -> None:
+        """It hangs: another one takes its place."""
+        if control is not None and control is self._control:
+            assert self._process is not None
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            self._lost()
 
     def _lost(self) -> None:
         control, self._control = self._control, None
@@ -211,7 +256,7 @@ class Zygote:
         orphans = list(self._children.values())
         self._children.clear()
         for orphan in orphans:
-            orphan.watch()
+            orphan.orphan()
         if orphans and not self._closed:  # one that never forked would only end again
             self._starting = asyncio.create_task(self._start_again())
         self._orphans = [child for child in self._orphans if child.returncode is None] + orphans
@@ -284,6 +329,7 @@ def main() -> None:
     gc.disable()  # imports make next to no garbage, and looking for it is a fifth of their time
     from epd.runtime import child, worker  # noqa: F401  (what every worker imports)
 
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also one that stands still
     # Between processes of one user; the number 0 is given back to what expects a stdin.
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

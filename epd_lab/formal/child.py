@@ -6,8 +6,8 @@ from epd.fsm import child as c
 from epd.fsm.kernel import Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
-LIVES = "(STARTING, SERVING, RESTARTING)"
-LEAVES = "(STOPPING, KILLING)"
+LIVES = "(STARTING, RESTARTING, SERVING, SILENT, CUT_OFF)"
+LEAVES = "(STOPPING, KILLING, REPLACING)"
 OVER = "(STOPPED, FAILED)"
 
 
@@ -28,8 +28,8 @@ def _laws() -> tuple[Law, ...]:
         Law(
             "AClockRuns",
             7,
-            "a pause ends, and so does the time to drain",
-            f"(state != PAUSED and state not in {LEAVES}) or clock",
+            "a pause ends, so does the time to drain, and who lives is asked",
+            f"(state != PAUSED and state not in {LIVES} and state not in {LEAVES}) or clock",
         ),
     )
 
@@ -37,13 +37,28 @@ def _laws() -> tuple[Law, ...]:
 def _part(table: Table) -> Part:
     return Part(
         table,
+        guards={
+            "is_silent": "unanswered >= 1",
+            "is_stuck": "unanswered >= 2",
+            "is_hung": "unanswered >= 3",
+            "may_follow": "not was_short",
+        },
+        actions={
+            "count_ask": ("unanswered = unanswered + 1",),
+            "hear": ("unanswered = 0",),
+            "note_answer": ("unanswered = 0", "was_short = False"),
+            "begin_life": ("unanswered = 0",),
+            "begin_service": ("unanswered = 0",),
+            "count_life": ("unanswered = 0", "was_short = True"),
+        },
         effects={
             "LAUNCH": (
                 "require process == 'none' -- one process of a child at a time",
                 "process = 'making'",
                 "told = False",
             ),
-            "ARM_LIFE": ("clock = True",),
+            "ASK": ("clock = True",),
+            "TELL_HUNG": ("require unanswered > 0 -- who answers is left alone (F79)",),
             "ARM_PAUSE": ("clock = True",),
             "ARM_KILL": ("clock = True",),
             "ARM_GONE": ("clock = True",),
@@ -52,13 +67,15 @@ def _part(table: Table) -> Part:
             "TELL_FAILED": ("require not has_served -- who served once is started again",),
             "TELL_SERVED": ("has_served = True",),
         },
-        silent=frozenset(("FIRST_PAUSE", "SEND_INT", "TELL_STOPPED")),
+        silent=frozenset(("count_pause", "SEND_INT", "TELL_SILENT", "TELL_STOPPED")),
         at_end=("clock = False",),
     )
 
 
 def child_model(table: Table = c.TABLE) -> Model:
-    """The model; `table` is CHILD's, or one with a bug put back."""
+    """The model; `table` is CHILD's, or one with a bug put back.
+
+    Its patience is one question less than the next one's, and one short life."""
     made = "process == 'made'"
     gone = ("process = 'none'", "told = False")
     rings = ("clock = False",)
@@ -73,6 +90,8 @@ def child_model(table: Table = c.TABLE) -> Model:
             Variable("told", (False, True), "it was asked to end, or killed"),
             Variable("clock", (False, True), "armed"),
             Variable("has_served", (False, True), "in any of its lives"),
+            Variable("unanswered", (0, 1, 2, 3), "questions"),
+            Variable("was_short", (False, True), "its last life, which was followed at once"),
         ),
         happenings=(
             Happening("starts", "time", "state == PENDING", c.StartDue),
@@ -88,7 +107,9 @@ def child_model(table: Table = c.TABLE) -> Model:
                 "cannot_be_made", "fault", "process == 'making'", c.LaunchFailed, before=gone
             ),
             Happening("serves", "fault", made, c.Served),
-            Happening("lives_long", "time", lives, c.LivedLong, before=rings),
+            Happening("answers", "fault", made, c.Answered),
+            Happening("is_asked", "time", lives, c.AskDue, before=rings),
+            Happening("is_declared_lost", "fault", made, c.DeclaredLost),
             Happening("ends", "fault", made, c.Ended, before=gone),
             Happening("has_to_end", "work", f"{made} and told", c.Ended, before=gone),
             Happening("is_asked_to_stop", "fault", event=c.StopRequested),

@@ -52,13 +52,21 @@ def wait_for(what: Callable[[], Any], timeout_s: float, why: str) -> Any:
         time.sleep(0.05)
 
 
+def _new_dir() -> Path:
+    return Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
+
+
 class Command:
     """One `python -m epd ...` in the background, with everything it starts."""
 
     def __init__(
-        self, *arguments: str, run_dir: Path | None = None, program: tuple[str, ...] = PROGRAM
+        self,
+        *arguments: str,
+        run_dir: Path | None = None,
+        program: tuple[str, ...] = PROGRAM,
+        stderr: int | None = None,
     ) -> None:
-        self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
+        self.run_dir = run_dir or _new_dir()
         self.log = self.run_dir.parent / f"{self.run_dir.name}-{uuid.uuid4().hex[:6]}.log"
         self.mark = uuid.uuid4().hex
         self.began_s = time.time()
@@ -68,7 +76,7 @@ class Command:
                 [sys.executable, *program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
                 env=environment,
                 start_new_session=True,
             )
@@ -144,19 +152,22 @@ class Server(Command):
         *flags: str,
         model: Path | None = None,
         program: tuple[str, ...] = PROGRAM,
+        stderr: int | None = None,
+        like: Server | None = None,
         **settings: object,
     ) -> None:
+        """`like`: at its port and in its directory."""
         self.topology = topology
-        self.port = any_free("127.0.0.1")
+        self.port = like.port if like is not None else any_free("127.0.0.1")
         self.base_url = f"http://127.0.0.1:{self.port}"
-        run_dir = Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
+        run_dir = like.run_dir if like is not None else _new_dir()
         what = ("--role" if topology in {"all", "gateway"} else "--topology", topology)
         arguments = ["run", *what, *self.placing(run_dir), "--threads", "1", *flags]
         if model is not None:
             arguments += ["--model", str(model), "--model-name", "tiny"]
         for key, value in settings.items():
             arguments += ["--set", f"{key.replace('__', '.')}={value}"]
-        super().__init__(*arguments, run_dir=run_dir, program=program)
+        super().__init__(*arguments, run_dir=run_dir, program=program, stderr=stderr)
 
     def placing(self, run_dir: Path | None = None) -> tuple[str, ...]:
         """Flags by which another process finds this cluster."""

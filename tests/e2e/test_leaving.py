@@ -36,9 +36,9 @@ def wait_for(text: str, log: Path, process: subprocess.Popen[bytes]) -> None:
         (["--topology", "1epd"], "serving on", [signal.SIGTERM], 0),
         pytest.param(["--topology", "1epd"], "serving on", [signal.SIGINT] * 2, 130, marks=LONG),
         (["--topology", "1e1pd"], "loading", [signal.SIGINT], 130),
-        (["--role", "gateway"], "waiting", [signal.SIGINT], 130),
+        (["--role", "gateway"], "listening on", [signal.SIGINT], 130),
     ],
-    ids=["ctrl-c", "sigterm", "ctrl-c-twice", "while-starting", "one-process"],
+    ids=["ctrl-c", "sigterm", "ctrl-c-twice", "while-starting", "one-role"],
 )
 def test_nothing_is_left(
     tmp_path: Path, how: list[str], until: str, signals: list[signal.Signals], status: int
@@ -53,7 +53,7 @@ def test_nothing_is_left(
     try:
         wait_for(until, log, process)
         children = psutil.Process(process.pid).children(recursive=True)
-        assert bool(children) == ("--topology" in how)
+        assert children
         for number in signals:
             process.send_signal(number)
             time.sleep(0.2)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from epd.failure import FailureKind
-from epd.fsm import embedding, encoding, fan_out, generation, group, offer, request
+from epd.fsm import child, embedding, encoding, fan_out, generation, group, offer, request
 from epd.messages import TokenLogprobs
 from tests.foreign.walk import Concrete, Values
 from tests.fsm import tables
@@ -127,6 +127,21 @@ def _of_group(machine: Any) -> Values:
     }
 
 
+def _child(values: Values) -> child.Child:
+    patience = child.Patience(silent=1, stuck=2, hung=3, long_life=1, short_lives=1)
+    made = child.Child("e0", patience=patience)
+    made.num_unanswered = values["unanswered"]
+    made.num_short_lives = int(values["was_short"])
+    return made
+
+
+def _of_child(machine: Any) -> Values:
+    return {
+        "unanswered": machine.num_unanswered,
+        "was_short": bool(machine.num_short_lives),
+    }
+
+
 def _fan_out(values: Values) -> fan_out.FanOut:
     made = tables.make_fan_out()
     made.awaited = {part for part in (0, 1) if values[f"awaited_{part}"]}
@@ -143,7 +158,7 @@ CONCRETE = {
     "OFFER": Concrete(_offer, _of_offer),
     "LINK": Concrete(lambda values: tables.make_link()),
     "INSTANCE": Concrete(lambda values: tables.make_instance()),
-    "CHILD": Concrete(lambda values: tables.make_child()),
+    "CHILD": Concrete(_child, _of_child),
     "MEMBERSHIP": Concrete(lambda values: tables.make_membership()),
     "GENERATION": Concrete(_generation, _of_generation),
     "REQUEST": Concrete(_request, _of_request, {"kv": KV}),

@@ -238,7 +238,7 @@ KINDS = (
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 82),
     Kind(offer.TABLE, make_offer, 12),
-    Kind(child.TABLE, make_child, 24),
+    Kind(child.TABLE, make_child, 57),
     Kind(group.TABLE, make_group, 22),
     Kind(fan_out.TABLE, make_fan_out, 16),
 )

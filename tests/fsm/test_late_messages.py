@@ -64,8 +64,8 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "INSTANCE": {"JoinRejected": "once, first"},
     "LINK": {},
     "CHILD": {
-        "StartDue LivedLong KillDue": "there is one clock, and it is the present state's",
-        "Launched LaunchFailed Served Ended": "of the one process",
+        "StartDue AskDue KillDue": "there is one clock, and it is the present state's",
+        "Launched LaunchFailed Served Answered DeclaredLost Ended": "of the one process",
     },
     "GROUP": {
         "RankJoined": "once, first",

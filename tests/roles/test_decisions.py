@@ -27,6 +27,7 @@ FLAGS = {
     "Stream._closed": "the queue of one client's updates has an end: an iterator's own",
     "Supervisor._hurried": "what children that are stopped later are told with it (CHILD)",
     "Timers._closed": "the process ends: nothing goes off any more",
+    "Zygote._has_answered": "it has imported: how long it may take from now on",
     "Zygote._closed": "the supervisor ends: no other one is started",
 }
 ASKS_A_TIMER = {
@@ -54,6 +55,7 @@ WAITS = {
     "Stream._news": "a client that reads its updates",
     "_Asked.news": "an operator who waits for what instances say",
     "Instance._idle": "the process ends when nothing is open",
+    "Lines._begin": "a thread that writes, and a process that ends",
     "Child.ended": "who stops the supervisor waits for what CHILD says",
     "Child.served": "who starts the supervisor waits for what CHILD says",
     "Leader.ready": "who starts the process waits for what GROUP says",

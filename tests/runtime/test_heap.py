@@ -68,7 +68,7 @@ async def test_a_gateway_does_it_while_it_serves(
     monkeypatch.setattr(heap if hasattr(heap, what) else front, what, noted)
     monkeypatch.setattr(front, "ApiServer", lambda role, config: mock.AsyncMock(drain=mock.Mock()))
     monkeypatch.setattr(heap, "gc", mock.Mock())
-    gateway: Any = mock.Mock(close=mock.AsyncMock())
+    gateway: Any = mock.Mock(close=mock.AsyncMock(), registry=mock.Mock(instances=[]))
     ending: Any = SimpleNamespace(drain=begun, now=now, exit_status=0)  # it ends once it has begun
     now.set()
     config = GatewayConfig(model_dir="")

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from epd.config import EngineConfig, InstanceConfig
+from epd.runtime import zygote as zygotes
 from epd.runtime.child import ChildSpec, StatusLine, _watch_stdin
-from epd.runtime.supervisor import _line_of
+from epd.runtime.supervisor import _lines_of
 from epd.runtime.worker import Ending
 from epd.runtime.zygote import LOST, Zygote, ZygoteLost
 from epd.tiny import CHECKPOINT
@@ -112,6 +113,48 @@ async def test_a_zygote_that_dies_while_it_imports_is_replaced_once(
             await forking
 
 
+@pytest.mark.parametrize("zygote", ["nowhere"], indirect=True)
+async def test_a_zygote_that_hangs_is_killed_and_replaced(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault F69's neighbour: nobody waits without a limit, be it for a fork or for how one ended,
+    and also not for one that has not begun to fork."""
+    worker, other = [await zygote.fork() for _ in range(2)]
+    mother = zygote_pid(worker.pid)
+    monkeypatch.setattr(zygotes, "ANSWER_LIMIT_S", 0.2)
+    os.kill(mother, signal.SIGSTOP)
+    successor = await zygote.fork()
+    second = zygote_pid(successor.pid)
+    assert second != mother and not is_alive(mother)
+    other.send_signal(signal.SIGKILL)
+    assert await other.wait() == LOST, "its zygote is gone: nobody can tell how"
+    successor._word_limit_s = 0.2
+    os.kill(second, signal.SIGSTOP)
+    successor.send_signal(signal.SIGKILL)
+    assert await successor.wait() == LOST, "its zygote stands still: the kernel tells when"
+    while is_alive(second):
+        await asyncio.sleep(0.01)
+    third = await a_zygote_other_than({mother, second})
+    monkeypatch.setattr(zygotes, "START_LIMIT_S", 0.5)
+    os.kill(third, signal.SIGSTOP)
+    with pytest.raises(ZygoteLost):
+        await stopping_all(zygote, {third})
+    assert worker.returncode is None
+
+
+async def stopping_all(zygote: Zygote, stopped: set[int]) -> None:
+    """Fork while every zygote stands still before it is ready."""
+    forking = asyncio.ensure_future(zygote.fork())
+    while not forking.done():
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in stopped and "epd.runtime.zygote" in process.cmdline():
+                    process.suspend()
+                    stopped.add(process.pid)
+        await asyncio.sleep(0.01)
+    forking.result()
+
+
 async def a_zygote_other_than(pids: set[int]) -> int:
     while True:
         for process in psutil.Process().children():
@@ -153,7 +196,7 @@ async def check_resets(zygote: Zygote) -> None:
     unread.stdin.write(spec())
     await asyncio.sleep(0.05)
     unread.send_signal(signal.SIGKILL)
-    assert await _line_of(unread.stdout) == b""
+    assert [line async for line in _lines_of(unread.stdout)] == []
     assert await unread.wait() == -signal.SIGKILL
 
 
@@ -177,6 +220,6 @@ def test_a_reset_lifeline_is_an_end() -> None:
 
 
 async def _watched(ending: Ending) -> None:
-    _watch_stdin(ending)
+    _watch_stdin(ending, lambda state, detail: None)
     async with asyncio.timeout(TIMEOUT_S):
         await ending.now.wait()

@@ -102,20 +102,15 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(shown(_settings(args)), indent=2))
         return 0
     plan = make_plan(args)
-    if args.topology:
-        from epd.cli.supervisor import run_topology
+    from epd.cli.supervisor import run_role, run_topology
 
-        return run_topology(plan)
-    from epd.cli.compose import serve
-
-    return serve(plan)
+    return run_topology(plan) if args.topology else run_role(plan)
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """What to start; everything that can be refused without starting is refused here."""
     from epd.cli.parser import UsageError
     from epd.cli.plan import plan_role, plan_topology
-    from epd.cli.ports import check_free
     from epd.transport.curve import ClusterKey
 
     if bool(args.role) == bool(args.topology):
@@ -126,8 +121,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
     placing, log = options.placing_of(args), options.log_of(args)
     if settings.cluster_key:
         ClusterKey.load(settings.cluster_key)
-    if (args.topology and not args.join) or args.role in {"gateway", "all"}:
-        check_free(settings.host, settings.port)
     if args.topology:
         return plan_topology(args.topology, settings, placing, log)
     return plan_role(args.role, args.instance_id, settings, placing, log)
