@@ -164,10 +164,11 @@ class EncodeRequest(Message):
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
     bounds: PixelBounds | None = None  # of an image
+    is_suspect: bool = False  # an instance died of it: it is computed apart from other suspects
 
-    def elsewhere(self, room: str) -> EncodeRequest:
+    def elsewhere(self, room: str, *, is_suspect: bool) -> EncodeRequest:
         """The same for another encoder."""
-        return msgspec.structs.replace(self, room=room)
+        return msgspec.structs.replace(self, room=room, is_suspect=is_suspect)
 
 
 class EncodeAccepted(Message):
@@ -192,6 +193,14 @@ class EncodeRejected(Message):
     attempt: int
     room: str
     failure: Failure
+
+
+class AtHand(Message):
+    """All that the engines of an instance compute now and have yielded nothing of, sent before they
+    begin with more (`roles/hands.py`): what its death counts against."""
+
+    images: tuple[str, ...]  # by hash
+    requests: tuple[str, ...]
 
 
 class AbortEncode(Message):
@@ -222,6 +231,7 @@ class PrefillRequest(Message):
     scope: str = ""  # of who asks: blocks are found by those of one scope only (F53)
     first_token_deadline_s: float = 0.0  # for all that is moved before it: rows, then KV
     lease_s: float = 0.0  # its KV is held so long after its answer, for a request that goes on
+    is_suspect: bool = False  # as in EncodeRequest
 
 
 class RequestAccepted(Message):

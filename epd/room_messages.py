@@ -36,6 +36,7 @@ class KvOffer(Message):
     reports: bool = False  # the client wants a timeline
     scope: str = ""  # as in PrefillRequest
     first_token_deadline_s: float = 0.0
+    is_suspect: bool = False
 
 
 class Grant(Message):

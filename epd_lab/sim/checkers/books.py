@@ -27,6 +27,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "made once, when roles are put together": (
         "Actor._handlers",
         "Actor.components",
+        "Hands.on_free",
         "Reports.related",
         "Component._perform",
         "Leader._perform",
@@ -59,6 +60,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Pool._leased",
         "PrefixRecord._books",
     ),
+    "what instances died of: of so many inputs, for ten minutes": ("Deaths._deaths",),
     "memory that is free": ("BlockPool._free", "Pool._free"),
     "tombstones, and claims that may come: the last few thousand": (
         "Holds._holds",
