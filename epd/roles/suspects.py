@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Generation
+from epd.records import SamplingParams
 from epd.roles.base import Actor
 from epd.roles.registry import Registry
-from epd.scheduling.deaths import Deaths, Life, content_of
+from epd.scheduling.deaths import Deaths, Life
+
+
+def content_of(
+    token_ids: Iterable[int], hashes: Iterable[str], sampling: SamplingParams, scope: str
+) -> str:
+    """What a request asks for, as one key; its seed may be the gateway's own."""
+    asked = repr((scope, tuple(token_ids), tuple(hashes), sampling.seedless()))
+    return "prompt " + hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
 
 class Suspects:

@@ -11,8 +11,8 @@ that hangs its process is poison, too; an instance that left in order counts for
 that is heard again was cut off and not dead: what was counted of it is taken back.
 
 What is an input.  An image is its `mm_hash`, whoever asks for it: the hash is of one tenant.  A
-request is what it asks for (`content_of`: its tokens, images, and sampling without the seed), not
-its id, which is new whenever a client sends it again.  What was computed after all is acquitted: an
+request is its content (`roles/suspects.py`: tokens, images, sampling without the seed), and not its
+id, which is new whenever a client sends it again.  What was computed after all is acquitted: an
 image when an encoder holds its rows, a request when equal content was answered to its end.
 
 Before a death is known, the instance is silent for a while, and whoever waits for it looks for
@@ -25,28 +25,14 @@ A gateway that starts anew has forgotten all.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-
-import msgspec
-
-from epd.records import SamplingParams
 
 MAX_DEATHS = 2
 REMEMBERED_S = 600.0
 MAX_INPUTS = 1024
 
 Life = tuple[str, int]  # name and epoch of an instance
-
-
-def content_of(
-    token_ids: Iterable[int], hashes: Iterable[str], sampling: SamplingParams, scope: str
-) -> str:
-    """What a request asks for, as one key; its seed may be the gateway's own."""
-    asked = msgspec.structs.replace(sampling, seed=0)
-    packed = msgspec.msgpack.encode((scope, tuple(token_ids), tuple(hashes), asked))
-    return "prompt " + hashlib.blake2b(packed, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

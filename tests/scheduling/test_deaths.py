@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.records import SamplingParams
+from epd.roles.suspects import content_of
 from epd.scheduling.deaths import (
     MAX_DEATHS,
     MAX_INPUTS,
@@ -15,7 +16,6 @@ from epd.scheduling.deaths import (
     Deaths,
     Hands,
     Life,
-    content_of,
 )
 
 E0, E0_AGAIN, E1, E2 = ("e0", 1), ("e0", 2), ("e1", 1), ("e2", 1)
