@@ -145,7 +145,8 @@ class StepLoop:
     def _launch(self, plan: Plan) -> None:
         parts: list[Part] = []
         sequences = []
-        unproven = [request for request, _, _ in plan if not request.has_yielded]
+        young = [request for request, _, _ in plan if len(request.output) < 2]  # few, of many
+        unproven = [request for request in young if not request.has_yielded]
         self._hold(unproven)
         leaving: list[tuple[Request, int]] = []  # whose KV others wait for
         for request, count, decoding in plan:

@@ -39,7 +39,9 @@ async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -
 async def test_nothing_is_planned_ahead_of_a_step_that_was_not_launched() -> None:
     """It would rest on tokens that nobody samples, and of which other ranks have not heard."""
     batch, engine = mock.MagicMock(), mock.MagicMock()
-    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock(), has_yielded=True, in_flight=0)
+    request: Any = SimpleNamespace(
+        drafts=(), launched=mock.Mock(), has_yielded=True, output=(), in_flight=0
+    )
     batch.plan.side_effect = [[Share(request, 1, decodes=True)], [], []]
     engine.step.side_effect = OSError("planned")
     actor: Any = _actor()
@@ -61,7 +63,9 @@ async def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> Non
     engine.step.side_effect = OSError("planned")
     actor: Any = _actor()
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(drafts=(5, 6, 7), launched=mock.Mock(), has_yielded=True)
+    request: Any = SimpleNamespace(
+        drafts=(5, 6, 7), launched=mock.Mock(), has_yielded=True, output=()
+    )
     for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
         with mock.patch("epd.roles.step_loop.sequence_of") as made:
             made.return_value.sample = None
@@ -76,7 +80,7 @@ async def test_a_step_fails_with_its_group_and_that_is_no_slip() -> None:
     batch.plan.return_value = []
     actor: Any = _actor()
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock(), has_yielded=True)
+    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock(), has_yielded=True, output=())
     for num_faults, error in enumerate((RankLost("gone"), OSError("planned"))):
         engine.step.side_effect = error
         with mock.patch("epd.roles.step_loop.sequence_of") as made:
@@ -98,7 +102,7 @@ async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
     actor = mock.MagicMock(mailbox=Mailbox(mock.Mock()))
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
     request: Any = SimpleNamespace(
-        in_flight=1, decode_here=here, launched=mock.Mock(), has_yielded=True
+        in_flight=1, decode_here=here, launched=mock.Mock(), has_yielded=True, output=()
     )
     with mock.patch("epd.roles.step_loop.sequence_of") as made:
         made.return_value = SimpleNamespace(sample=samples or None, start=3)
