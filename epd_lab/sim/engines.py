@@ -101,7 +101,9 @@ class SimVisionEngine:
         cost_s, jitter = self._costs.preprocess_s, self._costs.jitter
         with self.poison.work(process, keys) as begin:
             begins = both(on_begin, begin)
-            return await self._pool.run(cost_s, jitter, decode, begin=begins, call="preprocess")
+            running = self._pool.run(cost_s, jitter, decode, begin=begins, call="preprocess")
+            patches: Patches = await running
+            return patches
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         self.on_call("encode", batch)
