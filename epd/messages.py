@@ -199,6 +199,7 @@ class AtHand(Message):
     """All that the engines of an instance compute now and have yielded nothing of, sent before they
     begin with more (`roles/hands.py`): what its death counts against."""
 
+    serial: int  # a copy that comes late is none
     images: tuple[str, ...]  # by hash
     requests: tuple[str, ...]
 

@@ -14,7 +14,8 @@ class HandsReport(Component[Never]):
     def __init__(self, actor: Actor, gateway: Address) -> None:
         super().__init__(actor)
         self._gateway = gateway
-        self._told = AtHand(images=(), requests=())
+        self._told: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._serial = 0
         actor.hands.on_taken = self._tell
         actor.hands.on_left = self._tell_soon
 
@@ -27,7 +28,9 @@ class HandsReport(Component[Never]):
         self.actor.mailbox.put("at hand", self._tell)
 
     def _tell(self) -> None:
-        now = AtHand(images=self.actor.hands.images, requests=self.actor.hands.requests)
+        images, requests = now = self.actor.hands.images, self.actor.hands.requests
         if now != self._told:
             self._told = now
-            self.actor.send(self._gateway, now)
+            self._serial += 1
+            at_hand = AtHand(serial=self._serial, images=images, requests=requests)
+            self.actor.send(self._gateway, at_hand)

@@ -11,6 +11,7 @@ from typing import Never, Protocol
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Generation, PoisonFound
+from epd.fsm.instance import Instance
 from epd.messages import Address, AtHand
 from epd.roles.base import Actor, Component, receives
 from epd.roles.dispatch import Dispatcher
@@ -48,15 +49,26 @@ class Losses(Component[Never]):
         self._elsewhere = elsewhere
         self._suspects = dispatcher.suspects
         self._deaths = dispatcher.suspects.deaths
+        self._serials: dict[Life, int] = {}  # of members: of what each reported last
+        self._heard = registry.on_heartbeat_of
+        registry.on_heartbeat_of = self._heartbeat_of
         registry.on_lost = self._instance_gone
         registry.on_heard = self._heard_again
 
     @receives(AtHand)
     def on_at_hand(self, received: Received) -> None:
         message: AtHand = received.message
-        if self._registry.is_present(received.source, received.epoch):
-            life = (received.source, received.epoch)
+        life = (received.source, received.epoch)
+        if self._registry.is_present(*life) and message.serial > self._serials.get(life, 0):
+            self._serials[life] = message.serial
             self._deaths.hold(life, message.images, message.requests)
+
+    def _heartbeat_of(self, instance: Instance) -> None:
+        """It says with each how much it has at hand: what reported the end may be lost."""
+        self._heard(instance)
+        address = instance.info.address
+        if ("at_hand", 0) in instance.load.live:
+            self._deaths.hold((address.instance_id, address.epoch), (), ())
 
     def answered(self, machine: Generation) -> None:
         """To its end: nothing of it is deadly."""
@@ -68,6 +80,7 @@ class Losses(Component[Never]):
 
     def _instance_gone(self, gone: Address, left: bool) -> None:
         life = (gone.instance_id, gone.epoch)
+        self._serials.pop(life, None)
         at_hand = self._deaths.end(life)
         if not left:
             self._count(life, at_hand)

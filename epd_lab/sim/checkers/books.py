@@ -19,6 +19,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Actor.lost",
         "Actor.peers",
         "Links._trusted_until_s",
+        "Losses._serials",
         "Member._listed",
         "Registry._instances",
         "Registry._lost",
