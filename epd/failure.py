@@ -22,6 +22,7 @@ class FailureKind(StrEnum):
     INTERNAL = "internal"
     LOST = "lost"
     MEDIA = "media"  # the image or video cannot be used
+    POISON = "poison"  # instances died of it
     TRANSFER = "transfer"
     UNAVAILABLE = "unavailable"  # no instance is there for it
     WITHDRAWN = "withdrawn"  # its own producer ended it: nobody's fault
@@ -55,6 +56,7 @@ _STATUS = {
     _K.TRANSFER: 503,
     _K.UNAVAILABLE: 503,
     _K.DEADLINE: 504,
+    _K.POISON: 422,  # as nobody tries again: SDKs and proxies do that with 5xx
 }
 
 

@@ -175,10 +175,11 @@ class EncodeRequest(Message):
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
     bounds: PixelBounds | None = None  # of an image
+    is_suspect: bool = False  # an instance died of it: it is computed apart from other suspects
 
-    def elsewhere(self, room: str) -> EncodeRequest:
+    def elsewhere(self, room: str, *, is_suspect: bool) -> EncodeRequest:
         """The same for another encoder."""
-        return msgspec.structs.replace(self, room=room)
+        return msgspec.structs.replace(self, room=room, is_suspect=is_suspect)
 
 
 class EncodeAccepted(Message):
@@ -203,6 +204,15 @@ class EncodeRejected(Message):
     attempt: Count
     room: Id
     failure: Failure
+
+
+class AtHand(Message):
+    """All that the engines of an instance compute now and have yielded nothing of, sent before they
+    begin with more (`roles/hands.py`): what its death counts against."""
+
+    serial: Total  # a copy that comes late is none
+    images: Annotated[tuple[Hash, ...], Meta(max_length=1 << 14)]
+    requests: Annotated[tuple[Id, ...], Meta(max_length=1 << 14)]
 
 
 class AbortEncode(Message):
@@ -233,6 +243,7 @@ class PrefillRequest(Message):
     scope: Where = ""  # of who asks: blocks are found by those of one scope only (F53)
     first_token_deadline_s: Seconds = 0.0  # for all that is moved before it: rows, then KV
     lease_s: Seconds = 0.0  # its KV is held so long after its answer, for a request that goes on
+    is_suspect: bool = False  # as in EncodeRequest
 
     def __post_init__(self) -> None:
         check_prompt(self.token_ids, self.num_emitted, self.items)
@@ -351,7 +362,8 @@ class ProfileReport(Message):
 # What a gateway alone says, whoever else is a member.
 OF_GATEWAY = frozenset((
     Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest,
-    AbortEncode, PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest, ProfileRequest,
+    AbortEncode, PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest,
+    ProfileRequest,
 ))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:

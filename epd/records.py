@@ -215,6 +215,10 @@ class SamplingParams(Record):
     priority: Offset = 0  # lower goes first: each step is worth so many seconds of waiting
     tokens_per_word: Positive = 1  # told at once, but for the first and the last ones
 
+    def seedless(self) -> SamplingParams:
+        """The same, whoever drew the seed."""
+        return msgspec.structs.replace(self, seed=0)
+
     @property
     def tells_logprobs(self) -> bool:
         return max(self.num_logprobs, self.num_prompt_logprobs) >= 0

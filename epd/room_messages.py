@@ -38,6 +38,7 @@ class KvOffer(Message):
     reports: bool = False  # the client wants a timeline
     scope: Where = ""  # as in PrefillRequest
     first_token_deadline_s: Seconds = 0.0
+    is_suspect: bool = False
 
     def __post_init__(self) -> None:
         check_prompt(self.token_ids, self.num_emitted, self.items)

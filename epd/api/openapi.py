@@ -24,6 +24,7 @@ ERRORS = {
     "408": "the body did not arrive in time",
     "413": "the body is too large",
     "415": "the body is not JSON",
+    "422": "instances ended while they computed it; do not try again",
     "429": "too many requests are open; try again",
     "500": "a fault of the server",
     "503": "no instance can take the request now; try again",

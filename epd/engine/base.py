@@ -26,6 +26,10 @@ def no_progress(stage: str, done_nbytes: int, total_nbytes: int) -> None:
     """Nobody asks how far loading is."""
 
 
+def nothing() -> None:
+    """Nobody asks when a call begins."""
+
+
 class MediaError(Told):
     """An image or video cannot be used (truncated, too big); the text is for the client."""
 
@@ -115,8 +119,10 @@ class VisionEngine(Protocol):
         grid_thw: tuple[int, int, int],
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        on_begin: Callable[[], None] = nothing,
     ) -> Patches:
-        """Decode, resize, normalise, patchify compressed bytes, on the pool.
+        """Decode, resize, normalise, patchify compressed bytes, on the pool; `on_begin` is called
+        on the loop before a thread begins.
 
         `clip`: which frames to take of a video; `bounds`: how an image is resized.  Raises
         MediaError, also when it does not give the `grid_thw` that the gateway computed from its

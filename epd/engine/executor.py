@@ -46,6 +46,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from epd.engine.base import DeviceLost, EngineError
 
@@ -277,6 +278,9 @@ class DeviceExecutor:
         self._completion: Completion = completion or Completion()
         self._launch = _Threads(f"{name}-launch", 1, max_queue, self._completion, on_start)
         self._pool = _Threads(f"{name}-pool", num_pool_threads, max_queue, Completion())
+        self._num_pool_threads = num_pool_threads
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._turns = WeakKeyDictionary()
 
     def launch(
         self, function: Callable[..., T | Deferred[T]], *arguments: Any
@@ -335,6 +339,16 @@ class DeviceExecutor:
     def compute(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run on a pool thread, in no promised order.  Raises EngineError."""
         return self._pool.submit(function, arguments)
+
+    async def compute_in_turn(
+        self, on_begin: Callable[[], None], function: Callable[..., T], *arguments: Any
+    ) -> T:
+        """As `compute`, in the order of the calls, each when no other one of these keeps a thread;
+        `on_begin` is called on the loop before."""
+        fresh = asyncio.Semaphore(self._num_pool_threads)
+        async with self._turns.setdefault(asyncio.get_running_loop(), fresh):
+            on_begin()
+            return await self.compute(function, *arguments)
 
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Run what is queued, then stop.  False: a thread still ran after `timeout_s`; threads are

@@ -14,13 +14,13 @@ step computes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from epd.engine.base import EncodeFailure, Patches, Rows, owners
+from epd.engine.base import EncodeFailure, Patches, Rows, nothing, owners
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.geometry import image_geometry
 from epd.engine.graphs import PartsRecorder
@@ -97,9 +97,11 @@ class TorchVisionEngine:
         grid_thw: tuple[int, int, int],
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        on_begin: Callable[[], None] = nothing,
     ) -> Patches:
         """Compressed bytes to patches, on the pool.  Raises MediaError."""
-        return await self._executor.compute(self._preprocess, image, grid_thw, clip, bounds)
+        work = image, grid_thw, clip, bounds
+        return await self._executor.compute_in_turn(on_begin, self._preprocess, *work)
 
     def num_turns(self, batch: Sequence[Patches]) -> int:
         """Of a group with this batch: the slices of the largest share; 0: it is not cut."""

@@ -120,6 +120,7 @@ class Rows(Protocol):
 @dataclass(slots=True)
 class Requested(Event):
     room: str
+    is_suspect: bool = False  # an instance died of it
 
 
 @dataclass(slots=True)
@@ -263,6 +264,7 @@ def unreferenced(encoding: Encoding, event: Event) -> bool:
 
 def add_room(encoding: Encoding, event: Requested) -> None:
     encoding.rooms[event.room] = None
+    encoding.is_suspect = encoding.is_suspect or event.is_suspect
 
 
 def remove_room(encoding: Encoding, event: RoomClosed) -> None:
@@ -405,6 +407,7 @@ class Encoding(Machine):
         "failure",
         "image",
         "in_batch",
+        "is_suspect",
         "num_rows",
         "patches",
         "rooms",
@@ -438,6 +441,7 @@ class Encoding(Machine):
         self.patches: Patches | None = None
         self.rows: Rows | None = None
         self.in_batch = False
+        self.is_suspect = False
         self.failure: Failure | None = None
 
     @property

@@ -13,6 +13,9 @@ nothing about the next attempt: each kind is counted by itself, and the deadline
 One is not counted (AWAY, F61): an instance that drains, or has not heard its welcome, has done
 nothing with the request, and the gateway will soon hear of it.
 
+Deaths are counted by input, over all requests (`scheduling/deaths.py`): what two instances died of
+goes to no third one, and is told so with an error that nobody tries again (PoisonFound, F68).
+
 Three clocks bound what a client waits for: the first token, each token after it, and the whole.  A
 token that does not come in time is an error.  When the time for the whole is over, what has been
 said is the answer, with `length` as its end: it was paid for, and the client asked for no more
@@ -55,6 +58,7 @@ from epd.fsm.generation_events import (
     Placed,
     PlacementDue,
     PlacementTimedOut,
+    PoisonFound,
     Refused,
     S,
     StopRequested,
@@ -97,6 +101,7 @@ __all__ = [
     "Placed",
     "PlacementDue",
     "PlacementTimedOut",
+    "PoisonFound",
     "Refused",
     "S",
     "StopRequested",
@@ -178,6 +183,10 @@ def _fail_after(generation: Generation, kind: FailureKind, reason: str) -> None:
     generation.failure = Failure(kind, reason)
 
 
+def note_poison(generation: Generation, event: PoisonFound) -> None:
+    generation.failure = event.failure
+
+
 def note_abandoned(generation: Generation, event: Abandoned) -> None:
     generation.failure = event.failure
 
@@ -213,6 +222,7 @@ ROWS = (
     Row(_OPEN, _MAY_BE_RETRIED, S.MIGRATING, (Do.PLACE,), note_failure, may_retry, "elsewhere (F19, F20)"),
     Row(_OPEN, _MAY_BE_RETRIED, S.FAILED, _TELL_FAILURE, note_failure, unless(may_retry)),
     Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ANSWER_ERROR,), note_failure),
+    Row((*_UNPLACED, *_OPEN), PoisonFound, S.FAILED, _TELL_FAILURE, note_poison, note="not to a third instance (F68)"),
     # The client, or the API for it.
     Row(_UNPLACED, CancelRequested, S.CANCELLED),
     Row(_BETWEEN, StopRequested, S.FINISHED, note="it was in what had arrived before"),
@@ -230,11 +240,11 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, *_SAID_ONCE), "nobody reads it any more"),
+    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, PoisonFound, *_SAID_ONCE), "nobody reads it any more"),
     Ignore(_BETWEEN, (Accepted,), "a late confirmation"),
     Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused), "of the attempt that was given up"),
     Ignore((*_OPEN, *_BETWEEN), (AbortConfirmed,), "of an attempt that was given up"),
-    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, *_SAID_ONCE), "the one answer was given"),
+    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
 )
 
 _TIMERS: Timers = {

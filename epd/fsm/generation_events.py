@@ -164,6 +164,14 @@ class AttemptRefused(Event):
 
 
 @dataclass(slots=True)
+class PoisonFound(Event):
+    """As many instances have died of it, or of an image of it, as may."""
+
+    blamed: ClassVar[Collection[str]] = ()
+    failure: Failure
+
+
+@dataclass(slots=True)
 class AttemptTimedOut(Event):
     by_time = True
     reason: str

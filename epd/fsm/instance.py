@@ -248,6 +248,10 @@ class Instance(Machine):
         return self.state is S.HEALTHY
 
     @property
+    def is_heard(self) -> bool:
+        return self.state in (S.HEALTHY, S.DRAINING)
+
+    @property
     def was_lost(self) -> bool:
         """Gone without a message."""
         return self.state is S.LOST

@@ -10,8 +10,7 @@ supervised task, and the event it returns is fired on the same machine. So the l
 effects -> outcome -> machine is closed here. Everything that happens waits in one inbox, and each
 item is taken to its end before the next (`mailbox.py`).
 
-At its start the actor checks that each effect of its components' tables has exactly one performer,
-and each message one receiver.
+At its start the actor checks that each effect has exactly one performer, each message one receiver.
 
 Nothing here blocks, and nothing escapes: an illegal event or an exception concludes its own object
 and is counted, and the actor goes on (faults F13, F14, F16). Tasks are never cancelled as a change
@@ -33,6 +32,7 @@ from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Machine
 from epd.fsm.membership import Membership
 from epd.messages import Address, InstanceInfo, Message, Span
+from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox
 from epd.roles.ports import Ports
 from epd.roles.stage_times import StageTimes
@@ -90,6 +90,7 @@ class Actor:
         self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self.mailbox = Mailbox(self.fault)
+        self.hands = Hands()
         self.timers = Timers(ports.clock, self.mailbox)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0

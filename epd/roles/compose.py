@@ -16,6 +16,7 @@ from epd.messages import Address, InstanceInfo, Load, StageCosts
 from epd.observed import Memory
 from epd.roles.absent import WithoutDecode, WithoutPrefill
 from epd.roles.affinity import Affinity
+from epd.roles.at_hand import HandsReport
 from epd.roles.base import Actor
 from epd.roles.cache_events import CacheDirectory, CachePublisher
 from epd.roles.decode import DecodeRole
@@ -88,6 +89,7 @@ class Instance:
         self._vision = engines.vision
         self.actor = actor = Actor(ports)
         self.links = Links(actor, config.timing)
+        HandsReport(actor, gateway)
         self.outgoing = OutgoingRooms(actor, config.timing)
         self.incoming = IncomingRooms(actor, config.timing)
         fail_at_instance(actor, self.outgoing)

@@ -26,6 +26,7 @@ from epd.roles.holds import Holds
 from epd.roles.offers import Image as Offered
 from epd.roles.offers import Offers
 from epd.roles.registry import Registry
+from epd.roles.suspects import Suspects
 from epd.scheduling.backlog import Books
 from epd.scheduling.hedging import pays
 from epd.scheduling.placement import (
@@ -75,6 +76,7 @@ class Dispatcher:
         self._work = Books()
         self._shares_held: dict[str, float] = {}  # by generation: of its prompt, at prefill
         self._flights = Flights()
+        self.suspects = Suspects(actor, registry, silent)
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}  # by generation: of its present attempt
 
@@ -106,6 +108,8 @@ class Dispatcher:
 
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""
+        if self.suspects.is_barred(machine):
+            return Unplaceable("what an instance may have died of is being computed elsewhere")
         candidates = self.candidates()
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
@@ -138,6 +142,8 @@ class Dispatcher:
     ) -> Address | None:
         """For the image of that index of the present attempt: whom to ask instead of `but`."""
         image, at = _image(machine.prompt.items[index]), machine.placement.prefill
+        if self.suspects.deaths.is_barred(image.mm_hash):
+            return None
         avoid = {*but, *machine.avoided, *self._silent()}
         return another_encoder(self.candidates(), image, self._make_rule, at, avoid, self)
 
@@ -145,6 +151,8 @@ class Dispatcher:
         self, machine: Generation, index: int, late: Address, waited_s: float
     ) -> Address | None:
         """For an image that is late: who would be done with it soon."""
+        if not self.suspects.deaths.may_hedge(machine.prompt.items[index].mm_hash):
+            return None
         encoder = self.another_encoder(machine, index, {late.instance_id})
         one = next((c for c in self.candidates() if c.info.address == encoder), None)
         num_patches = prod(machine.prompt.items[index].grid_thw)
@@ -196,6 +204,7 @@ class Dispatcher:
             scope=prompt.scope,
             first_token_deadline_s=token_due_s,
             lease_s=self.holds.lease_s(machine),
+            is_suspect=self.suspects.is_suspect(machine),
         )
         return self._actor.send(placement.prefill, message)
 
@@ -223,6 +232,7 @@ class Dispatcher:
                 reports=machine.prompt.wants_timeline,
                 clip=item.clip,
                 bounds=item.bounds,
+                is_suspect=self.suspects.deaths.is_suspect(item.mm_hash),
             )
             images[room] = Offered(index, encoder, request, item.image)
             items.append(
@@ -244,7 +254,9 @@ class Dispatcher:
     def move(self, machine: Generation, index: int, encoder: Address) -> None:
         """Send an image to this encoder; its placement says so."""
         self._book(machine, machine.placement)
-        further = self.offers.move(machine, index, encoder)
+        mm_hash = machine.prompt.items[index].mm_hash
+        is_suspect = self.suspects.deaths.is_suspect(mm_hash)
+        further = self.offers.move(machine, index, encoder, is_suspect=is_suspect)
         if machine.prompt.stage != "encode":
             self.tell_room(machine, further)
 
@@ -310,6 +322,7 @@ class Dispatcher:
     def encoded(self, instance_id: str, mm_hash: str) -> None:
         """An encoder says that it holds these rows."""
         self._work.encoded(instance_id, mm_hash)
+        self.suspects.deaths.acquit(mm_hash)
 
     def began(self, machine: Generation) -> None:
         """The first token of the present attempt is here."""

@@ -11,6 +11,7 @@ where it lies goes through the send ring (`send_ring`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from epd.config import EncodeConfig, Timing
@@ -75,7 +76,7 @@ class EncodeRole(Component[Encoding]):
         self.tiers = RowTiers(actor, engine, config, events, self)
         self.extend(self.tiers)
         device_nbytes = self.tiers.books.device.order.capacity
-        self._ahead = RunAhead(device_nbytes, self._is_granted)
+        self._ahead = RunAhead(device_nbytes, self._is_granted, self._claim)
         ring: SendRing | None = None
         if encodes and config.send_buffer_nbytes:  # what is only found is used where it is
             ring = SendRing(actor.ports.transfers, engine, config)
@@ -86,6 +87,8 @@ class EncodeRole(Component[Encoding]):
         self._num_arrived = 0
         self._askers = Askers(actor, timing)
         self._num_batches = 0  # under way
+        self._hands = actor.hands
+        self._hands.on_free.append(self._look_for_turns)
 
     def live(self) -> dict[str, int]:
         return {
@@ -105,6 +108,8 @@ class EncodeRole(Component[Encoding]):
             self._busy[machine.key] = machine
         elif self._busy.get(machine.key) is machine:
             del self._busy[machine.key]
+        if machine.is_suspect and (machine.terminal or machine.rows is not None):
+            self._hands.release(machine.key)
         if is_idle:
             copies = not isinstance(event, encoding_fsm.CopyFailed | encoding_fsm.CopyTimedOut)
             self.actor.mailbox.append("tiers", self.tiers.make_room, copies)
@@ -162,7 +167,7 @@ class EncodeRole(Component[Encoding]):
             encoding.arrival = self._num_arrived
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
-        self.fire(encoding, encoding_fsm.Requested(message.room))
+        self.fire(encoding, encoding_fsm.Requested(message.room, message.is_suspect))
         self._take_turns()  # its grant may have been faster
 
     def _open_room(self, message: EncodeRequest) -> Outgoing | None:
@@ -232,6 +237,13 @@ class EncodeRole(Component[Encoding]):
         for encoding in self._ahead.turns():
             self.fire(encoding, encoding_fsm.TurnCame())
 
+    def _look_for_turns(self) -> None:
+        self.actor.mailbox.append_once("turns", self._take_turns)
+
+    def _claim(self, encoding: Encoding) -> bool:
+        """Suspects are made one at a time."""
+        return not encoding.is_suspect or self._hands.claim(encoding.key)
+
     def _nbytes_of(self, encoding: Encoding) -> int:
         return encoding.num_rows * self._engine.contract.row_nbytes
 
@@ -248,7 +260,11 @@ class EncodeRole(Component[Encoding]):
     async def start_preprocess(self, encoding: Encoding, event: Event) -> Event:
         try:
             patches = await self._engine.preprocess(
-                encoding.image, encoding.expected, encoding.clip, encoding.bounds
+                encoding.image,
+                encoding.expected,
+                encoding.clip,
+                encoding.bounds,
+                partial(self._hands.take, [encoding.key]),
             )
         except MediaError as error:
             self.actor.log.info(
@@ -258,6 +274,8 @@ class EncodeRole(Component[Encoding]):
         except Exception as error:
             self.actor.fault(f"preprocess {encoding.key}", error)
             return encoding_fsm.EncodeFailed(f"the image could not be processed: {error!r}")
+        finally:
+            self._hands.leave([encoding.key])
         return encoding_fsm.PreprocessSucceeded(patches)
 
     @performs(Do.ENQUEUE)
@@ -275,12 +293,14 @@ class EncodeRole(Component[Encoding]):
             self._num_batches += 1
             try:
                 patches = [cast(Patches, encoding.patches) for encoding in batch]  # its own
+                self._hands.take([encoding.key for encoding in batch])
                 for encoding in batch:
                     self.fire(encoding, encoding_fsm.BatchStarted())
                 for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
                     self.fire(encoding, outcome)
             finally:
                 self._num_batches -= 1
+                self._hands.leave([encoding.key for encoding in batch])
 
     def _next_batch(self) -> list[Encoding]:
         """Taken from those that are prepared."""

@@ -21,6 +21,7 @@ SENTENCES = {
     FailureKind.ENGINE: "an engine failed",
     FailureKind.TRANSFER: "a transfer between instances failed",
     FailureKind.INTERNAL: "internal error",
+    FailureKind.POISON: "instances ended while they computed it, so it is not tried again",
 }
 
 

@@ -8,10 +8,10 @@ encoder's cache. Therefore storage is listed now and then, because anybody may w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Never
 
-from epd.engine.base import EncodeFailure, EngineError, Patches, Rows
+from epd.engine.base import EncodeFailure, EngineError, Patches, Rows, nothing
 from epd.messages import Clip, PixelBounds, RowContract
 from epd.roles.base import Actor, Component
 from epd.roles.cache_events import CachePublisher
@@ -35,6 +35,7 @@ class NoTower:
         grid_thw: tuple[int, int, int],
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        on_begin: Callable[[], None] = nothing,
     ) -> Patches:
         raise EngineError("this instance has no vision tower")
 

@@ -56,6 +56,7 @@ from epd.roles.gateway_metrics import (
     readiness,
 )
 from epd.roles.gateway_timers import GatewayTimers
+from epd.roles.losses import Losses
 from epd.roles.observation import Observatory
 from epd.roles.profiling import Profiles
 from epd.roles.registry import Registry
@@ -104,7 +105,7 @@ class GatewayRole(Component[Generation]):
         self.observe = Observatory(actor, registry, dispatcher.loads).ask
         self._serial = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
-        registry.on_lost = self._instance_lost
+        self._losses = Losses(actor, self, registry, dispatcher, self._elsewhere)
 
     def live(self) -> dict[str, int]:
         assigned = self._dispatcher.num_assigned
@@ -165,6 +166,9 @@ class GatewayRole(Component[Generation]):
     # --- placement --------------------------------------------------------------------------------
 
     def _place(self, machine: Generation) -> None:
+        if (poison := self._dispatcher.suspects.poison_of(machine)) is not None:
+            self.fire(machine, generation_fsm.PoisonFound(poison))
+            return
         chosen = self._dispatcher.choose(machine)
         if isinstance(chosen, Unplaceable):
             may_come = self._dispatcher.may_come(machine)
@@ -328,18 +332,8 @@ class GatewayRole(Component[Generation]):
             return
         self.fire(machine, generation_fsm.AttemptFailed(failure, blamed))
 
-    def _instance_lost(self, lost: Address) -> None:
-        """Fail the attempts that still need it; an encoder's loss is prefill's to tell, if one
-        waits for the rows."""
-        failure = Failure(FailureKind.LOST, f"instance {lost.instance_id} was lost")
-        for machine in list(self._open.values()):
-            placement = machine.placed
-            if placement is None or machine.prompt.stage == "encode":
-                continue
-            is_prefill = lost == placement.prefill and not machine.token_ids_of_attempt
-            if lost == placement.decode or is_prefill:
-                self.attempt_failed(machine, {lost.instance_id}, failure)
-        self._elsewhere.encoder_lost(lost, failure)
+    def open_ones(self) -> list[Generation]:
+        return list(self._open.values())
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -349,6 +343,7 @@ class GatewayRole(Component[Generation]):
 
     @performs(Do.DELIVER_FINAL)
     def deliver_final(self, machine: Generation, event: FinalTokensArrived) -> None:
+        self._losses.answered(machine)
         self._push(machine, event.chunk)
 
     def _push(self, machine: Generation, chunk: TokenChunk) -> None:

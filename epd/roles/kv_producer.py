@@ -68,6 +68,7 @@ class KvProducer(Component[Request]):
             reports=message.reports,
             scope=message.scope,
             first_token_deadline_s=message.first_token_deadline_s,
+            is_suspect=message.is_suspect,
         )
         self._rooms.open(
             request.kv_room,

@@ -91,25 +91,27 @@ class Offers(Component[Offer]):
             return None
         return next((i for i in reversed(offer.images.values()) if i.index == index), None)
 
-    def move(self, machine: Generation, index: int, encoder: Address) -> Image:
+    def move(self, machine: Generation, index: int, encoder: Address, *, is_suspect: bool) -> Image:
         """Send an image to another encoder instead; returns what was sent."""
-        image, further = self._further(machine, index, encoder)
+        image, further = self._further(machine, index, encoder, is_suspect=is_suspect)
         self._tell(machine, RoomReplaced(image.request.room, further.request.room, further))
         return further
 
     def hedge(self, machine: Generation, index: int, encoder: Address) -> Image:
-        """Likewise, besides the one that has it."""
-        further = self._further(machine, index, encoder)[1]
+        """Likewise, besides the one that has it, which may be late since it died of it."""
+        further = self._further(machine, index, encoder, is_suspect=True)[1]
         self._tell(machine, RivalAdded(further.request.room, further))
         return further
 
-    def _further(self, machine: Generation, index: int, encoder: Address) -> tuple[Image, Image]:
+    def _further(
+        self, machine: Generation, index: int, encoder: Address, *, is_suspect: bool
+    ) -> tuple[Image, Image]:
         """What was sent last, and what is sent now."""
         image = self.latest(machine, index)
         assert image is not None  # or nobody would want it elsewhere
         count = image.num_before + 1
         room = f"{machine.key}/{machine.attempt}/{index}.{count}"
-        request = image.request.elsewhere(room)
+        request = image.request.elsewhere(room, is_suspect=is_suspect)
         return image, replace(image, encoder=encoder, request=request, num_before=count)
 
     def not_taken_by(self, peer: Address) -> list[tuple[str, Image]]:

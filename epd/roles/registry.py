@@ -84,7 +84,8 @@ class Registry(Component[Instance]):
         self._refused: deque[Outsider] = deque()
         self._version = 0
         self._started_s = actor.clock.now_s()
-        self.on_lost: Callable[[Address], None] = lambda address: None
+        self.on_lost: Callable[[Address, bool], None] = lambda address, left: None
+        self.on_heard: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
         self.on_heartbeat_of: Callable[[Instance], None] = lambda instance: None
         actor.admits = lambda received: (
@@ -232,6 +233,8 @@ class Registry(Component[Instance]):
     def on_heartbeat(self, received: Received) -> None:
         instance = self._of(received)
         if instance is None or not instance.present:
+            if instance is not None:
+                self.on_heard(instance.info.address)
             self._acknowledge(received.source, known=False)
             return
         message: Heartbeat = received.message
@@ -253,6 +256,13 @@ class Registry(Component[Instance]):
     def on_leave(self, received: Received) -> None:
         if (instance := self._of(received)) is not None:
             self.fire(instance, LeftReceived())
+
+    def is_silent(self, instance_id: str, epoch: int) -> bool:
+        """Whether this life of an instance is a member, and has not been heard for a while."""
+        instance = self._instances.get(instance_id)
+        return (
+            self.is_present(instance_id, epoch) and instance is not None and not instance.is_heard
+        )
 
     def is_present(self, instance_id: str, epoch: int) -> bool:
         """Whether this life of an instance is a member."""
@@ -373,7 +383,7 @@ class Registry(Component[Instance]):
         said("instance is gone", instance=instance.key, how=how, why=why)
         for component in self.actor.components:
             component.peer_lost(address)
-        self.on_lost(address)
+        self.on_lost(address, not instance.was_lost)
 
     @performs(Do.DISCONNECT)
     def disconnect(self, instance: Instance, event: Event) -> None:

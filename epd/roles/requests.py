@@ -98,6 +98,7 @@ class Requests(Component[Request]):
         self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
         self._outbox: dict[str, list[TokenChunk]] = {}
+        self._suspects: dict[str, Request] = {}  # of them, those that an instance died of
         self._settling = False  # a step's outcomes are being turned into events
         ahead = config.async_scheduling
         self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=ahead)
@@ -146,6 +147,8 @@ class Requests(Component[Request]):
 
     def open(self, request: Request) -> None:
         self._requests[request.key] = request
+        if request.message.is_suspect:
+            self._suspects[request.key] = request
         patience_s = PRIORITY_S * request.sampling.priority + TOKEN_S * len(request.prompt)
         request.rank = self.actor.clock.now_s() + patience_s
         message, block_size = request.message, self.engine.kv_layout.block_size
@@ -268,7 +271,8 @@ class Requests(Component[Request]):
         if not self._make_room() and not alone:
             return []
         self.pump()
-        return self._scheduler.plan()
+        apart = self.actor.hands.passed_over(self._suspects)
+        return self._scheduler.plan(apart)
 
     def _make_room(self) -> bool:
         """Blocks for the next token of everybody who decodes, from the youngest if need be; False:
@@ -386,6 +390,7 @@ class Requests(Component[Request]):
             self.reports.forget(machine)
             self._scores.forget(machine.key)
             self._alive.closed(machine.key)
+            self._suspects.pop(machine.key, None)
 
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""

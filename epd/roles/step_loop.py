@@ -18,6 +18,9 @@ the host does not know yet then is which tokens step n samples.
 - Blocks can be taken away only from who is in no step: when some must be, the loop waits until
   nothing is under way.
 
+- What is in a step and has yielded nothing here is at hand (`hands.py`), which is told before its
+  launch.  A suspect sits out while another one is at hand.
+
 Steps are settled in the order of their launch.  Receiving anything never waits for the loop and it
 never waits for anything received (fault F27).
 
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -81,6 +85,7 @@ class Part:
 class _Step:
     parts: list[Part]
     result: asyncio.Future[StepResult]
+    unproven: Sequence[Request] = ()  # that had yielded nothing here
 
 
 class StepLoop:
@@ -102,6 +107,8 @@ class StepLoop:
         self._depth = 2 if runs_ahead else 1
         self._under_way: deque[_Step] = deque()
         self._awake = False
+        self._hands = actor.hands
+        self._hands.on_free.append(self.wake)
 
     def wake(self) -> None:
         """Something may be computed now: it looks in the event loop's next turn.  While as many
@@ -127,6 +134,12 @@ class StepLoop:
             self._actor.fault("step loop", error)
         self._awake = False
 
+    def _hold(self, launching: Sequence[Request] = ()) -> None:
+        lists = (*(step.unproven for step in self._under_way), launching)
+        unproven = [one for each in lists for one in each if not one.has_yielded]
+        suspects = [one.request_id for one in unproven if one.message.is_suspect]
+        self._hands.hold(tuple(dict.fromkeys(one.request_id for one in unproven)), *suspects[:1])
+
     def _is_refused(self) -> bool:
         """The last step was not launched: its requests are not to be planned as if they had its
         tokens, and other ranks, which were not told of it, would take those of another step."""
@@ -135,6 +148,9 @@ class StepLoop:
     def _launch(self, plan: Plan) -> None:
         parts: list[Part] = []
         sequences = []
+        young = [request for request, _, _ in plan if len(request.output) < 2]  # few, of many
+        unproven = [request for request in young if not request.has_yielded]
+        self._hold(unproven)
         leaving: list[tuple[Request, int]] = []  # whose KV others wait for
         for request, count, decoding in plan:
             try:
@@ -162,7 +178,7 @@ class StepLoop:
             result = asyncio.get_running_loop().create_future()
             result.set_exception(error)
         result.add_done_callback(lambda _: self._actor.mailbox.put("step", self._turn))
-        self._under_way.append(_Step(parts, result))
+        self._under_way.append(_Step(parts, result, unproven))
 
     def _passed(self, leaving: list[tuple[Request, int]], num_layers: int) -> None:
         for request, start in leaving:
@@ -183,6 +199,7 @@ class StepLoop:
             elapsed_s = result.elapsed_s
             self._observe(step.parts, elapsed_s)
         self._batch.settle(settled, elapsed_s)
+        self._hold()
 
     def _observe(self, parts: list[Part], elapsed_s: float) -> None:
         num_prompt = sum(part.count for part in parts if not part.decoding)

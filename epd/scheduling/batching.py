@@ -13,9 +13,8 @@ runs.  The step loop asks in this order, between two steps:
 4. `plan`: one budget of tokens, shared by decodes (first, so that running streams keep their pace)
    and chunks of prompts, in order of rank.
 
-**Rank** is arrival minus a bonus, in seconds: lower is served first.  Waiting is worth exactly what
-a bonus is worth, so the order of two requests never changes, and a request with a bonus of b can
-only overtake what came at most b seconds before it: nobody starves.
+**Rank** is arrival minus a bonus, in seconds: lower is served first.  So the order of two requests
+never changes, and a bonus of b overtakes what came at most b seconds before: nobody starves.
 
 **What admission promises.**  A prompt gets all its blocks when it enters, so a prompt that runs
 never waits for memory; only decoding grows.  A sequence that cannot be computed again here (its
@@ -24,8 +23,7 @@ the oldest sequence always goes on: everybody who holds blocks either is younger
 ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F24).
 
 A prompt whose next image is not here (`lacks_rows`) is passed over and keeps its place and
-blocks.  So is one with few tokens before that image, where a step costs as much for few tokens
-as for many (`min_partial_tokens`): a GPU that launches kernels longer than it computes.
+blocks.  So is one with few tokens before it, where few cost as much as many (`min_partial_tokens`).
 
 A step may be planned while one is under way.  So tokens count as computed when the step that does
 it is launched, and as known when it is certain that they will be: a token that is being sampled
@@ -37,7 +35,7 @@ Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -316,21 +314,23 @@ class BatchScheduler(Generic[T]):
 
     # --- the step ---------------------------------------------------------------------------------
 
-    def plan(self) -> list[Share[T]]:
-        """The next step: decodes first, then prompts by rank.
+    def plan(self, passed_over: Collection[str] = ()) -> list[Share[T]]:
+        """The next step: decodes first, then prompts by rank; none of `passed_over`.
 
         With more decodes than the step holds, the window rotates, so that none starves.  A decode
         with more than one token is followed by so many of its drafts less one.
         """
         bounds = self._bounds
-        prompts = [entry for entry in self._prefilling.values() if self._num_due(entry) > 0]
+        due = (entry for entry in self._prefilling.values() if self._num_due(entry) > 0)
+        prompts = [entry for entry in due if entry.key not in passed_over]
         kept = places = 0
         if prompts:
             prompts.sort(key=attrgetter("rank"))
             kept = int(bounds.max_step_tokens * PROMPT_SHARE)
             kept = min(kept, sum(entry.num_left for entry in prompts))
             places = min(len(prompts), math.ceil((bounds.max_running - 1) * PROMPT_SHARE))
-        decodes = self._decodes(min(bounds.max_step_tokens - kept, bounds.max_running - places))
+        most = min(bounds.max_step_tokens - kept, bounds.max_running - places)
+        decodes = self._decodes(most, passed_over)
         step = self._with_drafts(decodes, bounds.max_step_tokens - kept - len(decodes))
         budget = bounds.max_step_tokens - sum(share.num_tokens for share in step)
         if self._cost is not None and decodes:
@@ -365,8 +365,9 @@ class BatchScheduler(Generic[T]):
             step.append(Share(entry, 1 + count, decodes=True))
         return step
 
-    def _decodes(self, budget: int) -> list[T]:
-        decodes = [e for e in self._decoding.values() if self._room(e) >= 0 and e.num_left > 0]
+    def _decodes(self, budget: int, passed_over: Collection[str]) -> list[T]:
+        decodes = [e for e in self._decoding.values() if e.num_left > 0 and self._room(e) >= 0]
+        decodes = [e for e in decodes if e.key not in passed_over]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget

@@ -7,7 +7,8 @@ the device tier, in order of arrival.
 
 Only an image with a granted room overtakes. Its rows have a place to go, so they do not stay; and
 its request may hold the slots that all the others wait for. Without this rule, two instances could
-wait for each other until a deadline.
+wait for each other until a deadline.  One that has to be computed apart (`roles/hands.py`) is
+passed over while it may not.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RunAhead(Generic[K]):
-    """`is_granted` says of a key whether somebody waits for its rows with memory in hand."""
+    """`is_granted` says of a key whether somebody waits for its rows with memory in hand; `claim`
+    takes what else it needs to begin, and says whether it could."""
 
-    def __init__(self, capacity_nbytes: int, is_granted: Callable[[K], bool]) -> None:
+    def __init__(
+        self,
+        capacity_nbytes: int,
+        is_granted: Callable[[K], bool],
+        claim: Callable[[K], bool] = lambda key: True,
+    ) -> None:
         self.capacity_nbytes = capacity_nbytes
         self.used = 0
         self._is_granted = is_granted
+        self._claim = claim
         self._begun: dict[K, int] = {}
         self._waiting: dict[K, int] = {}
 
@@ -55,7 +63,7 @@ class RunAhead(Generic[K]):
         for key, nbytes in list(self._waiting.items()):
             fits = not self.used or self.used + nbytes <= self.capacity_nbytes
             is_full |= not fits
-            if is_full and not self._is_granted(key):
+            if (is_full and not self._is_granted(key)) or not self._claim(key):
                 continue
             del self._waiting[key]
             self.count(key, nbytes)

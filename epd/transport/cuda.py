@@ -113,7 +113,7 @@ class CudaTransferEngine(HostEngine):
         self._socket: MemorySocket | None = None
         self._memories: dict[RegionKey, Memory] = {}  # own
         self._mapped: dict[RegionKey, asyncio.Task[_Mapping]] = {}
-        self._in_doubt = False  # something queued may still move
+        self._num_doubts = self._num_settled = 0  # writes of which something may still move; passed
         self._queue = DeviceQueue(device, checksums=self._copier.checksums)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="epd-cuda")
         self._ends = Ends()
@@ -201,7 +201,7 @@ class CudaTransferEngine(HostEngine):
                     queued = await loop.run_in_executor(self._threads, self._queue.put, base, write)
                 await self._ends.end_of(queued.passed)
             except DeviceError as error:
-                self._in_doubt = True
+                self._num_doubts += 1
                 return WriteUnknown(f"the device failed under a write: {error}")
         if queued.failure is not None:  # what had been queued has passed all the same
             raise WriteRefused(f"the write could not be queued: {queued.failure!r}")
@@ -266,13 +266,13 @@ class CudaTransferEngine(HostEngine):
         """Our writes in flight have ended, to whomever, and the device has passed what failed."""
         if not await super().settle(peer):
             return False
-        if self._in_doubt:
+        if (num_doubts := self._num_doubts) > self._num_settled:
             try:
                 await self._ends.end_of(self._queue.mark())
             except DeviceError:
                 return False
-            self._in_doubt = False
-        return True
+            self._num_settled = max(self._num_settled, num_doubts)
+        return self._num_settled == self._num_doubts
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Hand out nothing to that life any more; True once it has mapped nothing, or its process

@@ -191,9 +191,9 @@ class MooncakeTransferEngine(LinkedEngine):
 
             if not await self._links.ask_apart(life, control, settle):
                 return False
-            for token in tokens:
-                del doubts[token]
-        return True
+            for token in tokens:  # whoever asks: others may have asked meanwhile
+                doubts.pop(token, None)
+        return not doubts  # nor those that came meanwhile
 
     async def close(self) -> None:
         if self._closed:

@@ -7,7 +7,7 @@ by `epd bench gateway` alone; no role knows of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from epd.engine.base import (
@@ -20,6 +20,7 @@ from epd.engine.base import (
     Rows,
     StepResult,
     StepSequence,
+    nothing,
 )
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.sim.alike_ranks import AlikeRanks
@@ -45,7 +46,9 @@ class NullVision:
         grid_thw: tuple[int, int, int],
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        on_begin: Callable[[], None] = nothing,
     ) -> Patches:
+        on_begin()
         num_patches = grid_thw[0] * grid_thw[1] * grid_thw[2]
         return Patches(None, grid_thw, num_patches, max(1, num_patches // 4))
 

@@ -126,6 +126,7 @@ def _attempt() -> Iterator[Happening]:
         ("tokens_are_missed", g.TokensMissed, f"{sent} and at_work", ("hole = True",)),
         ("attempt_fails", g.AttemptFailed, sent, ()),
         ("attempt_is_refused", g.AttemptRefused, sent, ()),
+        ("poison_is_found", g.PoisonFound, sent, ()),
         ("abort_is_confirmed", g.AbortConfirmed, f"{sent} and not at_work", ()),
     )
     for name, event, when, before in words:

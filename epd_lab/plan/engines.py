@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from epd.config import EngineConfig
@@ -23,6 +23,7 @@ from epd.engine.base import (
     Rows,
     StepResult,
     StepSequence,
+    nothing,
 )
 from epd.engine.executor import Weight
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
@@ -81,7 +82,9 @@ class PlannedVision:
         grid_thw: tuple[int, int, int],
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        on_begin: Callable[[], None] = nothing,
     ) -> Patches:
+        on_begin()
         num_patches = math.prod(grid_thw)
         pixels = num_patches * self._costs.model.patch_size**2
         await self._threads.work(pixels * self._costs.host.pixel_ns / 1e9)

@@ -341,9 +341,10 @@ class Cluster:
         engines = Engines()
         if "encode" in roles:
             quantum_s = settings.engine.max_quantum_ms / 1e3
-            engines.vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
+            engines.vision = vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
+            vision.poison = self.world.poison
         if "prefill" in roles or "decode" in roles:
-            engines.language = SimLanguageEngine(
+            engines.language = language = SimLanguageEngine(
                 device,
                 settings.costs,
                 settings.num_blocks,
@@ -352,6 +353,7 @@ class Cluster:
                 rank=rank,
                 size=size,
             )
+            language.poison = self.world.poison
         return engines
 
     def _ends(self, why: str, node: Node, reason: str) -> None:

@@ -64,11 +64,12 @@ class SimDevice:
         work: Callable[[], Any],
         halfway: Callable[[], None] | None = None,
         *,
+        begin: Callable[[], None] | None = None,
         call: str,
     ) -> asyncio.Future[Any]:
         """Launched when this returns.  The future has what `work` returns or raises, or EngineError
-        when the device was told to fail.  `halfway` is what has an effect before the end; `call` is
-        the port's method, which may raise here, or at the end of its time."""
+        when the device was told to fail.  `halfway` is what has an effect before the end, `begin`
+        at the beginning; `call` is the port's method, which may raise here, or at its end."""
         if self.dead:
             raise DeviceLost("the device's thread is gone")
         late = self.process.breaks.meet(call)
@@ -86,6 +87,10 @@ class SimDevice:
         context = self.process.context
         if halfway is not None and fails is None:
             loop.call_at(ends_s - cost_s / 2, self._pass, halfway, context=context)
+        if begin is not None and ends_s - cost_s > loop.now_s:
+            loop.call_at(ends_s - cost_s, self._pass, begin, context=context)
+        elif begin is not None:
+            begin()
         number = self.num_started
         done = (future, work, fails, number, ends_s - cost_s)
         loop.call_at(ends_s, self._finish, *done, context=context)

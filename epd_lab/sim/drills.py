@@ -16,6 +16,7 @@ from epd_lab.sim.group_drills import GROUP_DRILLS
 from epd_lab.sim.link_drills import LINK_DRILLS
 from epd_lab.sim.loss_drills import LOSS_DRILLS
 from epd_lab.sim.network import Conditions
+from epd_lab.sim.poison_drills import POISON_DRILLS
 from epd_lab.sim.recovery_drills import RECOVERY_DRILLS
 from epd_lab.sim.scheduling_drills import SCHEDULING_DRILLS
 from epd_lab.sim.staged_drills import STAGED_DRILLS
@@ -297,6 +298,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     *LOSS_DRILLS,
     *ELSEWHERE_DRILLS,
+    *POISON_DRILLS,
     *CACHE_DRILLS,
     *RECOVERY_DRILLS,
     *LINK_DRILLS,

@@ -30,6 +30,7 @@ from epd.engine.base import (
     StepFailure,
     StepResult,
     StepSequence,
+    nothing,
     verify,
 )
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
@@ -38,6 +39,7 @@ from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Image
 from epd_lab.sim.hash_states import HashStates, layout_of
 from epd_lab.sim.landing import LandedKv
+from epd_lab.sim.poison import Poison, both
 from epd_lab.sim.sampler import Past
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
@@ -71,6 +73,7 @@ class SimVisionEngine:
         self._costs = costs
         self.num_encoded: dict[str, int] = {}  # by image, for the single-flight checker
         self.on_call: OnCall = _unseen
+        self.poison = Poison()
 
     async def preprocess(
         self,
@@ -78,8 +81,11 @@ class SimVisionEngine:
         grid_thw: tuple[int, int, int],
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        on_begin: Callable[[], None] = nothing,
     ) -> Patches:
         self.on_call("preprocess", image)
+        process = self.device.process
+        keys = [name.decode(errors="replace") for name in bytes(image).split(b"|")[1:2]]
 
         def decode() -> Patches:
             try:
@@ -88,18 +94,23 @@ class SimVisionEngine:
                 raise MediaError("the image is damaged: send it again as PNG or JPEG") from None
             if shown.flaw == "broken" or tuple(grid_thw) != shown.grid_thw:
                 raise MediaError("the image is truncated")
+            self.poison.meet(process, "image", shown.name)
             t, h, w = shown.grid_thw
             return Patches(shown, shown.grid_thw, t * h * w, shown.num_rows)
 
-        patches: Patches = await self._pool.run(
-            self._costs.preprocess_s, self._costs.jitter, decode, call="preprocess"
-        )
-        return patches
+        cost_s, jitter = self._costs.preprocess_s, self._costs.jitter
+        with self.poison.work(process, keys) as begin:
+            begins = both(on_begin, begin)
+            running = self._pool.run(cost_s, jitter, decode, begin=begins, call="preprocess")
+            patches: Patches = await running
+            return patches
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         self.on_call("encode", batch)
-        n = self.num_slices(batch)
-        return [await self.slice(batch, n, is_last=i == n) for i in range(1, n + 1)][-1]
+        n, names = self.num_slices(batch), [item.pixels.name for item in batch]
+        with self.poison.work(self.device.process, names) as begin:
+            begin()
+            return [await self.slice(batch, n, is_last=i == n) for i in range(1, n + 1)][-1]
 
     def num_slices(self, batch: Sequence[Patches]) -> int:
         return max(1, math.ceil(self._cost_s(batch) / self._quantum_s)) if self._quantum_s else 1
@@ -206,6 +217,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
         self.is_published: Callable[[int], bool] = lambda block: False
         self.on_call: OnCall = _unseen
+        self.poison = Poison()
         self._costs = costs
         self._breaks, self._copy_s = device.process.breaks, costs.copy_s
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
@@ -238,7 +250,8 @@ class SimLanguageEngine(HashStates, LandedKv):
         before, self._last = self._last, _Launched({s.request_id for s in batch})
         work = partial(self._forward, batch, before, self._last)
         halfway = None if on_layers is None else partial(self._halfway, batch, before, on_layers)
-        return self.device.run(cost_s, self._costs.jitter, work, halfway, call="step")
+        over = self.device.run(cost_s, self._costs.jitter, work, halfway, call="step")
+        return self.poison.step(self.device.process, batch, over)
 
     def _halfway(
         self, batch: Sequence[StepSequence], before: _Launched, on_layers: OnLayers
@@ -283,6 +296,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         return records.tobytes()[: sequence.start * RECORD_NBYTES]
 
     def _run(self, sequence: StepSequence, prefix: bytes) -> Outcome:
+        self.poison.meet_in_step(self.device.process, sequence)
         start, table = sequence.start, sequence.block_table[self._num_state_blocks :]
         needed = start + len(sequence.token_ids)
         if PENDING in sequence.token_ids:

@@ -150,6 +150,22 @@ class Injector:
         self.world.spawn(target, self.cluster.run_instance, is_stranger=True)
         return True
 
+    def do_poison(self, fault: Fault, target: str) -> bool:
+        """From now on the first input that is computed kills whoever computes it: `call` says of
+        what kind it is (`poison.py`).  Who dies is started anew after `duration_s`."""
+
+        def kill(process: SimProcess) -> None:
+            self.world.loop.call_next(self._die_of_it, fault, process)
+
+        self.world.poison.arm(fault.call, kill)
+        return False  # it counts when somebody dies
+
+    def _die_of_it(self, fault: Fault, process: SimProcess) -> None:
+        if self.enabled and process.alive:
+            self.world.fired["poison"] += 1
+            self.world.kill(process.instance_id)
+            self._later(fault, self.cluster.spawn, process.instance_id)
+
     def do_haunt(self, fault: Fault, target: str) -> bool:
         """What it says from now on (`call`: messages of this kind) is kept back.  It is killed
         after `duration_s`, with `other`, and started anew; its messages arrive `factor` seconds

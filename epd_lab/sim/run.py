@@ -248,6 +248,7 @@ def _play(
     limit_s = max(last_ask_s, last_fault_s) + timing.request_timeout_s + 5.0
     run_until(limit_s, lambda: clients.all_ended and world.loop.now_s > last_fault_s)
     injector.enabled = False
+    world.poison.disarm()
     cluster.heal()
     settle_s = timing.lost_after_s + HEAL_SETTLE_S if plan.faults or plan.bus_loses else 0.5
     run_until(world.loop.now_s + settle_s, lambda: False)

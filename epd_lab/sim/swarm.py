@@ -66,7 +66,9 @@ CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "raise_late": ("engine", "transfer"),
     "corrupt": ("transfer",),
     "oom": ("engine",),
+    "poison": ("poison", "lost", "unavailable"),
 }
+SILENCES = (*ENDS, "stall", "partition", "block", "mute", "haunt", "sleep")  # an instance is lost
 POINTS = (
     "MESSAGE:EncodeRequest",
     "MESSAGE:PrefillRequest",
@@ -117,11 +119,12 @@ def excuse(
 ) -> Excuse:
     """Which failures these faults explain."""
     kinds: set[str] = set()
-    refusals, num_ends = False, 0
+    refusals, num_ends, num_lost = False, 0, 0
     alone = _single_points(topology)
     for fault in faults:
         target, _, rank = fault.target.partition(".")
         num_ends += bool(rank) or fault.kind in ENDS
+        num_lost += bool(rank) or fault.kind in SILENCES
         if rank or fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
             if target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
@@ -136,6 +139,8 @@ def excuse(
         kinds.update(CAUSES.get(fault.kind, ()))
     if num_ends >= Settings().timing.max_attempts:
         kinds.add("lost")
+    if num_lost > 1 or conditions.loss or any(fault.target == "all" for fault in faults):
+        kinds.add("poison")  # the checker of that looks whether two lives computed it
     if data.failed or data.unknown:
         kinds.add("transfer")
     if conditions.loss:
@@ -164,6 +169,9 @@ def draw_plan(seed: int, *, groups: bool = False) -> Plan:
     faults = tuple(_draw_fault(random.stream("fault", n), names) for n in range(count))
     if random.chance(0.5, "undeclared"):
         faults += (_draw_undeclared(random.stream("undeclared"), names),)
+    if random.chance(0.03, "a pill"):
+        call, at_s = random.pick(("image", "prompt"), "what pill"), 1 + random.uniform("pill at")
+        faults += (Fault("poison", "all", at_s, call=call, duration_s=0.4),)
     conditions, data = _draw_conditions(random)
     settings = _draw_settings(random)
     ranks = random.stream("ranks")

@@ -19,6 +19,7 @@ from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.clock import SimClock
 from epd_lab.sim.loop import SimLoop
 from epd_lab.sim.network import Conditions, Network
+from epd_lab.sim.poison import Poison
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rand import KeyedRandom
 from epd_lab.sim.transfer import DataConditions, Fabric
@@ -97,6 +98,7 @@ class World:
         self.processes: dict[str, SimProcess] = {}  # the latest life of each
         self.watchers: list[Watcher] = []  # of every transition
         self._watchers_of: dict[type[Event], list[Watcher]] = {}
+        self.poison = Poison()
         self.on_ask: list[Callable[[str, str, object], None]] = []  # leader, rank, and what
         self.violations: list[str] = []
         self.events: deque[Entry] = deque(maxlen=TRACE_LENGTH)

@@ -9,10 +9,11 @@ import asyncio
 from typing import Any
 
 from epd.messages import Address
-from epd.transport.base import WriteFailed, WriteUnknown, Written
+from epd.transport.base import TransferEngine, WriteFailed, WriteUnknown, Written
 from tests.contract.transfer_world import (
     GUARD,
     WAIT_S,
+    Doubt,
     DoubtfulWorld,
     TransferWorld,
     guard,
@@ -191,6 +192,37 @@ async def what_has_settled_moves_no_more_and_nobody_is_barred(world: TransferWor
     assert isinstance(await write(consumer, [pattern(64)], back, (0,)), Written)
 
 
+async def two_settles_at_once_both_answer(world: TransferWorld) -> None:
+    """Fault F85: of a write that nobody waits for, and whoever asks again meanwhile."""
+    producer, consumer = world.engine("producer"), world.engine("consumer")
+    region = consumer.allocate("pool", 2, 8 << 20)
+    doomed = asyncio.create_task(producer.write([pattern(8 << 20)], region.remote, (0,)))
+    await asyncio.sleep(0)
+    doomed.cancel()
+    await asyncio.gather(doomed, return_exceptions=True)
+    await _settled_by_two(producer, Address("consumer", 1, ""))
+    assert isinstance(await write(producer, [pattern(64)], region, (1,)), Written)
+
+
+async def two_settles_of_one_doubt_both_answer(world: DoubtfulWorld) -> None:
+    """Likewise, of a write whose outcome the writer cannot tell."""
+    doubt = await world.doubt()
+    if doubt.owner_as_seen is None:  # the writer is dead
+        await asyncio.gather(*(doubt.owner.fence(*doubt.writer) for _ in range(2)))
+        await an_unknown_outcome_is_fenced(doubt)
+    else:
+        asking, (owner, _, _) = doubt.owner_as_seen
+        await _settled_by_two(asking, owner)
+        doubt.release()
+
+
+async def _settled_by_two(engine: TransferEngine, peer: Address) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not all(await asyncio.gather(engine.settle(peer), engine.settle(peer))):
+            await asyncio.sleep(0.01)
+    assert await engine.settle(peer), "what has settled is in doubt again"
+
+
 async def a_dead_peer_is_fenced(world: TransferWorld) -> None:
     consumer = world.engine("consumer")
     peer, host_id, pid = await world.dead_peer()
@@ -216,7 +248,10 @@ async def once_fenced_a_peer_writes_no_more(world: TransferWorld) -> None:
 
 async def an_unknown_outcome_is_owned_until_it_is_fenced(world: DoubtfulWorld) -> None:
     """Faults F6 to F8: only the fence frees, and after it nothing lands, whatever wakes up."""
-    doubt = await world.doubt()
+    await an_unknown_outcome_is_fenced(await world.doubt())
+
+
+async def an_unknown_outcome_is_fenced(doubt: Doubt) -> None:
     assert isinstance(doubt.outcome, WriteUnknown), doubt.outcome
     async with asyncio.timeout(WAIT_S):
         if doubt.owner_as_seen is not None:

@@ -332,12 +332,14 @@ TRANSFER_CHECKS: list[Check] = [
     ends.revoking_under_a_write,
     the_loop_runs_on_during_a_big_write,
     ends.what_has_settled_moves_no_more_and_nobody_is_barred,
+    ends.two_settles_at_once_both_answer,
     ends.a_dead_peer_is_fenced,
     ends.once_fenced_a_peer_writes_no_more,
 ]
 LENT_CHECKS: list[Check] = [only_who_was_lent_a_slot_writes_to_it]  # where the owner is asked
 DOUBT_CHECKS: list[Check] = [
-    ends.an_unknown_outcome_is_owned_until_it_is_fenced
+    ends.an_unknown_outcome_is_owned_until_it_is_fenced,
+    ends.two_settles_of_one_doubt_both_answer,
 ]  # not for all backends
 
 

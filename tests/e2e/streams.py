@@ -67,7 +67,7 @@ class Streamed:
         assert self.is_done != bool(self.error), self
         if self.error:
             assert self.error["message"] and self.error["code"], self
-            assert self.status in {200, 503, 504}, self
+            assert self.status in {200, 422, 503, 504}, self  # 422: killed twice where it was
 
 
 def tokens_of(choice: dict[str, Any]) -> list[bytes]:

@@ -17,10 +17,11 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from PIL import Image
 
 from epd.config import Timing
 from epd.tiny import SAMPLES
-from tests.e2e.client import data_url, post_all, question
+from tests.e2e.client import data_url, png, post_all, question
 from tests.e2e.server import READY_S, SLOW, Server, serving, wait_for
 from tests.e2e.streams import (
     PATIENT,
@@ -246,12 +247,48 @@ async def test_with_a_second_instance_nothing_is_lost(part: slice) -> None:
             assert outcomes == {"answered": 10}, (names, replies)
             if scenario == "kill encode":
                 check_images_alone_moved(server, replies)
+        await check_an_image_goes_to_no_third_encoder(server)
 
 
 def check_images_alone_moved(server: Server, replies: list[Streamed]) -> None:
     """F59: they were encoded by the other one, and no attempt was given up."""
     assert not any(reply.has_migrated for reply in replies)
     assert server.metrics()['epd_gateway_events_total{kind="images_moved"}'] >= 1
+
+
+async def check_an_image_goes_to_no_third_encoder(server: Server) -> None:
+    """F68: whoever decodes it is killed; its sender is told so, and who stands beside it waits."""
+    pill = question("What is this?", png(Image.new("L", (7500, 7500), 7)))
+    used_s: dict[int, float] = {}
+    dead: set[int] = set()
+
+    def kill_who_takes_it() -> None:
+        """Who computes for longer than all else that is asked takes it."""
+        while not pills.done():
+            for name in ("e0", "e1"):
+                entry = server.instances().get(name)
+                if entry is None or entry["pid"] in dead or not _is_alive(entry["pid"]):
+                    continue
+                times = psutil.Process(entry["pid"]).cpu_times()
+                now_s = times.user + times.system
+                if now_s - used_s.setdefault(entry["pid"], now_s) > 0.1:
+                    dead.add(entry["pid"])
+                    os.kill(entry["pid"], signal.SIGKILL)
+            time.sleep(0.01)
+
+    pills = asyncio.ensure_future(post_all(server.base_url, [pill]))
+    killer = asyncio.ensure_future(asyncio.to_thread(kill_who_takes_it))
+    text = question("What is the total?", max_tokens=8)  # no encoder computes for it
+    beside = await post_all(server.base_url, [text] * 4)
+    (told,), _ = await asyncio.gather(pills, killer)
+    assert (told.status, told.error["code"], len(dead)) == (422, "poison", 2), told.body
+    assert [reply.status for reply in beside] == [200] * 4
+    again, healthy = await post_all(server.base_url, [pill, HEALTHY])
+    assert (again.status, healthy.text) == (422, ANSWER), "nobody takes it any more"
+    assert server.metrics()['epd_gateway_events_total{kind="poison_inputs"}'] == 1
+    server.says("instances died of one input", READY_S)
+    wait_for(lambda: len(server.instances()) == 6, READY_S, "all have joined")
+    server.check_all_returned()
 
 
 @pytest.mark.long

@@ -131,7 +131,7 @@ def test_a_client_that_left_is_forgotten_when_all_have_confirmed() -> None:
 
 
 def lose(at: Desk, address: Address) -> None:
-    at.do(at.role._instance_lost, address)
+    at.do(at.role._losses._instance_gone, address, False)
 
 
 def test_the_loss_of_an_instance_is_that_of_its_attempts() -> None:

@@ -314,9 +314,9 @@ def test_what_is_asked_of_the_members() -> None:
 
 def test_a_registry_that_nobody_listens_to_works() -> None:
     alone: Any = Registry(mock.MagicMock(), FINGERPRINT, TIMING)
-    for told in (alone.on_lost, alone.on_heartbeat_of):
+    for told in (alone.on_heard, alone.on_heartbeat_of):
         assert told(mock.Mock()) is None
-    assert alone.on_change() is None
+    assert alone.on_change() is None and alone.on_lost(mock.Mock(), False) is None
 
 
 def test_what_an_earlier_registry_gave_up_is_over_here_too() -> None:

@@ -10,10 +10,16 @@ from unittest import mock
 import pytest
 
 from epd.engine.base import StepFailure, StepResult
+from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox
 from epd.roles.rank_asks import RankLost
 from epd.roles.step_loop import StepLoop, _Step
 from epd.scheduling.batching import Share
+
+
+def _actor() -> Any:
+    mailbox = Mailbox(mock.Mock())
+    return SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=mailbox, hands=Hands())
 
 
 async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -> None:
@@ -33,10 +39,12 @@ async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -
 async def test_nothing_is_planned_ahead_of_a_step_that_was_not_launched() -> None:
     """It would rest on tokens that nobody samples, and of which other ranks have not heard."""
     batch, engine = mock.MagicMock(), mock.MagicMock()
-    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock(), in_flight=0)
+    request: Any = SimpleNamespace(
+        drafts=(), launched=mock.Mock(), has_yielded=True, output=(), in_flight=0
+    )
     batch.plan.side_effect = [[Share(request, 1, decodes=True)], [], []]
     engine.step.side_effect = OSError("planned")
-    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
+    actor: Any = _actor()
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=True)
     with (
         mock.patch("epd.roles.step_loop.sequence_of"),
@@ -53,9 +61,11 @@ async def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> Non
     batch, engine = mock.MagicMock(), mock.MagicMock()
     batch.plan.return_value = []
     engine.step.side_effect = OSError("planned")
-    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
+    actor: Any = _actor()
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(drafts=(5, 6, 7), launched=mock.Mock())
+    request: Any = SimpleNamespace(
+        drafts=(5, 6, 7), launched=mock.Mock(), has_yielded=True, output=()
+    )
     for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
         with mock.patch("epd.roles.step_loop.sequence_of") as made:
             made.return_value.sample = None
@@ -68,9 +78,9 @@ async def test_a_step_fails_with_its_group_and_that_is_no_slip() -> None:
     """Of an engine that raises anything else it is."""
     batch, engine = mock.MagicMock(), mock.MagicMock()
     batch.plan.return_value = []
-    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
+    actor: Any = _actor()
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock())
+    request: Any = SimpleNamespace(drafts=(), launched=mock.Mock(), has_yielded=True, output=())
     for num_faults, error in enumerate((RankLost("gone"), OSError("planned"))):
         engine.step.side_effect = error
         with mock.patch("epd.roles.step_loop.sequence_of") as made:
@@ -91,7 +101,9 @@ async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
     engine.step.side_effect = lambda sequences, tell: asyncio.get_running_loop().create_future()
     actor = mock.MagicMock(mailbox=Mailbox(mock.Mock()))
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request: Any = SimpleNamespace(in_flight=1, decode_here=here, launched=mock.Mock())
+    request: Any = SimpleNamespace(
+        in_flight=1, decode_here=here, launched=mock.Mock(), has_yielded=True, output=()
+    )
     with mock.patch("epd.roles.step_loop.sequence_of") as made:
         made.return_value = SimpleNamespace(sample=samples or None, start=3)
         loop._launch([Share(request, 3, decodes=False)])

@@ -22,6 +22,7 @@ from epd.roles.dispatch import Dispatcher
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
+from epd.roles.losses import Losses
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.rooms import Rooms
@@ -159,14 +160,14 @@ def rows_are_stored_when_they_are_gone() -> Iterator[None]:
 def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
     """F20: a stream that decodes elsewhere is given up when the prefill that began it is lost."""
 
-    def fail_all(self: GatewayRole, lost: Address) -> None:
-        for machine in list(self._open.values()):
+    def fail_all(self: Losses, lost: Address) -> None:
+        for machine in self._owner.open_ones():
             if machine.placed is not None and lost in machine.placed.addresses():
                 name = lost.instance_id
                 failure = Failure(FailureKind.LOST, f"instance {name} was lost")
-                self.attempt_failed(machine, {name}, failure)
+                self._owner.attempt_failed(machine, {name}, failure)
 
-    with mock.patch.object(GatewayRole, "_instance_lost", fail_all):
+    with mock.patch.object(Losses, "_fail_attempts", fail_all):
         yield
 
 

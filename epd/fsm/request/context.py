@@ -139,6 +139,16 @@ class Context(Machine):
         return self.terminal or self.state in (S.ABORTING, S.CALLED_OFF, S.FINISHING, S.HELD)
 
     @property
+    def is_due(self) -> bool:
+        """Whether a step could compute it, and all of it is here."""
+        return bool(self.block_table) and self.num_left > 0 and not self.lacks_rows
+
+    @property
+    def has_yielded(self) -> bool:
+        """Whether a token of it was computed at this instance."""
+        return len(self.output) > isinstance(self.message, KvOffer)
+
+    @property
     def holds_tokens(self) -> bool:
         """Whether its new tokens may wait for more: nobody reads them one by one."""
         num_new = len(self.output) - self.num_sent

@@ -20,6 +20,7 @@ from epd_lab.sim.checkers.integrity import Integrity
 from epd_lab.sim.checkers.links import Links
 from epd_lab.sim.checkers.liveness import Liveness
 from epd_lab.sim.checkers.lives import Lives
+from epd_lab.sim.checkers.poison import Poison
 from epd_lab.sim.checkers.residency import Residency
 from epd_lab.sim.checkers.scopes import Scopes
 from epd_lab.sim.checkers.silence import Silence
@@ -43,6 +44,7 @@ ALL = (
     Durations,
     Attempts,
     Elsewhere,
+    Poison,
     Groups,
     Tombstones,
     FirstToken,
@@ -73,6 +75,7 @@ __all__ = [
     "Links",
     "Liveness",
     "Lives",
+    "Poison",
     "Residency",
     "Scopes",
     "Silence",

@@ -19,6 +19,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Actor.lost",
         "Actor.peers",
         "Links._trusted_until_s",
+        "Losses._serials",
         "Member._listed",
         "Registry._instances",
         "Registry._lost",
@@ -28,6 +29,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "made once, when roles are put together": (
         "Actor._handlers",
         "Actor.components",
+        "Hands.on_free",
         "Reports.related",
         "Component._perform",
         "Leader._perform",
@@ -60,6 +62,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Pool._leased",
         "PrefixRecord._books",
     ),
+    "what instances died of: of so many inputs, for ten minutes": ("Deaths._deaths",),
     "memory that is free": ("BlockPool._free", "Pool._free"),
     "tombstones, and claims that may come: the last few thousand": (
         "Holds._holds",

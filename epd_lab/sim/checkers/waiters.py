@@ -109,6 +109,8 @@ def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
     used = sum(ahead._begun.values())
     for machine, nbytes in ahead._waiting.items():
         key, rooms = machine.key[:8], machine.rooms
+        if machine.is_suspect and not encode.actor.hands.may_take(machine.key):
+            continue
         fits = is_first and (not used or used + nbytes <= ahead.capacity_nbytes)
         is_first = False
         found = (outgoing.find(room) for room in rooms)
@@ -214,6 +216,9 @@ def _steps(requests: Requests) -> Iterator[str]:
             yield "a step is over, and nobody looks at it"
         return
     for entry in (*scheduler._prefilling.values(), *scheduler._decoding.values()):
+        is_apart = entry.message.is_suspect and not entry.has_yielded
+        if is_apart and not (entry.is_due and requests.actor.hands.may_take(entry.request_id)):
+            continue
         if scheduler._num_due(entry) > 0:
             yield f"{entry.key} may be computed"
     if requests._outbox:

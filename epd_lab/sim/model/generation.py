@@ -167,6 +167,7 @@ class GenerationWorld(World):
             yield self._event(g.AttemptFailed(Failure(FailureKind.LOST, "instance lost")), "fault")
             yield self._event(g.AttemptTimedOut("silence"), "time")
             yield self._event(g.AttemptRefused(Failure(FailureKind.MEDIA, "it is wrong")), "fault")
+            yield self._event(g.PoisonFound(Failure(FailureKind.POISON, "two died of it")), "fault")
         if generation.state in (g.S.CANCELLING, g.S.STOPPING):
             yield self._event(g.AbortTimedOut(), "time")
         yield self._event(g.TokenTimedOut("no token"), "time")

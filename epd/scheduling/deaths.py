@@ -1,0 +1,133 @@
+"""Inputs at which instances died: how many, for how long that counts, and who may still take them.
+
+Theory of operation
+-------------------
+An input that ends whatever computes it, a *poison pill*, looks like a run of bad luck: its instance
+is lost, and it moves on to the next one.  So deaths are counted by input, and the second one that
+counts is the last (`MAX_DEATHS`): two instances at once by chance are rare, and a third would pay
+for each that is not.  A death counts only against what that life had at hand (`roles/hands.py`),
+not against what waited there.  Restarts and silence beyond the bound count alike, since an input
+that hangs its process is poison, too; an instance that left in order counts for nothing.  A life
+that is heard again was cut off and not dead: what was counted of it is taken back.
+
+What is an input.  An image is its `mm_hash`, whoever asks for it: the hash is of one tenant.  A
+request is its content (`roles/suspects.py`: tokens, images, sampling without the seed), and not its
+id, which is new whenever a client sends it again.  What was computed after all is acquitted: an
+image when an encoder holds its rows, a request when equal content was answered to its end.
+
+Before a death is known, the instance is silent for a while, and whoever waits for it looks for
+another one.  So an input that one life died of, or that a silent one has at hand, is *barred* while
+it is at hand elsewhere: at most two instances are ever at stake for it.
+
+Bounds: a death is remembered for `REMEMBERED_S`, of `MAX_INPUTS` inputs, the oldest are forgotten.
+A gateway that starts anew has forgotten all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+MAX_DEATHS = 2
+REMEMBERED_S = 600.0
+MAX_INPUTS = 1024
+
+Life = tuple[str, int]  # name and epoch of an instance
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    images: tuple[str, ...]
+    requests: tuple[str, ...]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.images or key in self.requests
+
+
+class Deaths:
+    """The books of one gateway; `is_silent`: whether that life does not answer now."""
+
+    def __init__(self, now_s: Callable[[], float], is_silent: Callable[[Life], bool]) -> None:
+        self._now_s = now_s
+        self._is_silent = is_silent
+        self._at_hand: dict[Life, Hands] = {}
+        self._deaths: dict[str, dict[Life, float]] = {}  # by input, when; the latest one last
+
+    def __len__(self) -> int:
+        """Inputs that are remembered."""
+        self._forget_old()
+        return len(self._deaths)
+
+    @property
+    def has_doubts(self) -> bool:
+        """Whether any input may be barred."""
+        return bool(self._deaths) or any(map(self._is_silent, self._at_hand))
+
+    def hold(self, life: Life, images: tuple[str, ...], requests: tuple[str, ...]) -> None:
+        """A life reports all that it has at hand: hashes, and ids."""
+        if images or requests:
+            self._at_hand[life] = Hands(images, requests)
+        else:
+            self._at_hand.pop(life, None)
+
+    def end(self, life: Life) -> Hands:
+        """That life is over; what it had at hand."""
+        return self._at_hand.pop(life, Hands((), ()))
+
+    def count(self, life: Life, inputs: Iterable[str]) -> Mapping[str, tuple[Life, ...]]:
+        """It died of one of these; returns those that are poison from now on, with the lives."""
+        self._forget_old()
+        poison = {}
+        for key in inputs:
+            lives = self._deaths.pop(key, {})
+            was_poison = len(lives) >= MAX_DEATHS
+            self._deaths[key] = lives = {**lives, life: self._now_s()}
+            if len(lives) >= MAX_DEATHS and not was_poison:
+                poison[key] = tuple(lives)
+        while len(self._deaths) > MAX_INPUTS:
+            del self._deaths[next(iter(self._deaths))]
+        return poison
+
+    def acquit(self, key: str) -> None:
+        """It was computed."""
+        self._deaths.pop(key, None)
+
+    def forgive(self, life: Life) -> None:
+        """It is heard again: it did not die."""
+        for key, lives in list(self._deaths.items()):
+            if lives.pop(life, None) is not None and not lives:
+                del self._deaths[key]
+
+    def lives(self, key: str) -> tuple[Life, ...]:
+        """Those that died of it."""
+        self._forget_old()
+        return tuple(self._deaths.get(key, ()))
+
+    def is_suspect(self, key: str) -> bool:
+        """Whether a life died of it, or may have."""
+        return bool(self.lives(key)) or any(map(self._is_silent, self.holders(key)))
+
+    def is_poison(self, key: str) -> bool:
+        return len(self.lives(key)) >= MAX_DEATHS
+
+    def holders(self, key: str) -> tuple[Life, ...]:
+        """Those that have it at hand."""
+        return tuple(life for life, hands in self._at_hand.items() if key in hands)
+
+    def is_barred(self, key: str, request_id: str = "") -> bool:
+        """Whether no further instance may take it now; `request_id`: whose content it is."""
+        holders = self.holders(request_id or key)
+        doubtful = {*self.lives(key), *filter(self._is_silent, holders)}
+        return bool(doubtful) and len(doubtful.union(holders)) >= MAX_DEATHS
+
+    def may_hedge(self, key: str) -> bool:
+        """Whether a second instance may take it besides."""
+        return not self.lives(key) and len(self.holders(key)) < MAX_DEATHS
+
+    def _forget_old(self) -> None:
+        before_s = self._now_s() - REMEMBERED_S
+        while self._deaths:
+            key, lives = next(iter(self._deaths.items()))
+            if max(lives.values()) > before_s:
+                break
+            del self._deaths[key]

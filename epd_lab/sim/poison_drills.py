@@ -1,0 +1,57 @@
+"""Drills of inputs that kill whoever computes them."""
+
+from __future__ import annotations
+
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.drill import Drill
+from epd_lab.sim.elsewhere_drills import EAGER
+from epd_lab.sim.faults import Fault
+from epd_lab.sim.swarm import Excuse
+from epd_lab.sim.workload import Workload
+
+IMAGES = Workload(24, image_share=1.0, num_images=64, spread_s=0.1)
+PROMPTS = Workload(24, image_share=0.2, num_images=64, spread_s=0.05)
+POISONED = Excuse(frozenset({"poison"}), refusals=False)
+WHY = "what two instances died of is not sent to a third; the checker looks that nothing else is"
+
+
+def _drill(name: str, topology: str, call: str, settings: Settings, *mutants: str) -> Drill:
+    return Drill(
+        name,
+        ("F68",),
+        topology=topology,
+        work=IMAGES if call == "image" else PROMPTS,
+        settings=settings,
+        faults=(Fault("poison", "all", call=call, duration_s=0.6),),
+        may_fail=POISONED,
+        why=WHY,
+        fires=("GENERATION:PoisonFound",),
+        to_s=1.04,
+        mutants=mutants,
+    )
+
+
+POISON_DRILLS: tuple[Drill, ...] = (
+    _drill(
+        "an-image-is-poison",
+        "3e1p1d",
+        "image",
+        EAGER,
+        "deaths_are_not_counted",
+        "the_silent_may_have_a_third",
+        "who_waited_is_blamed",
+        "suspects_are_batched",
+    ),
+    _drill(
+        "a-prompt-is-poison",
+        "3epd",
+        "prompt",
+        Settings(),
+        "deaths_are_not_counted",
+        "who_waited_is_blamed",
+        "suspects_share_a_step",
+    ),
+    _drill(
+        "a-prompt-is-poison-at-decode", "1e1p3d", "decode", Settings(), "deaths_are_not_counted"
+    ),
+)

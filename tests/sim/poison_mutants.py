@@ -1,0 +1,82 @@
+"""Bugs of what instances died of, put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from epd.roles.encode import EncodeRole
+from epd.roles.hands import Hands
+from epd.roles.requests import Requests
+from epd.scheduling.deaths import Deaths
+from tests.sim.planting import mutant, several
+
+
+@mutant
+def deaths_are_not_counted() -> Iterator[None]:
+    """F68: a pill is retried wherever somebody still lives."""
+    with mock.patch.object(Deaths, "count", lambda self, life, inputs: {}):
+        yield
+
+
+@mutant
+def the_silent_may_have_a_third() -> Iterator[None]:
+    """F68: whose instance does not answer goes to another one, and to one more."""
+    with (
+        mock.patch.object(Deaths, "is_barred", lambda self, key, request_id="": False),
+        mock.patch.object(Deaths, "may_hedge", lambda self, key: True),
+    ):
+        yield
+
+
+@mutant
+def who_waited_is_blamed() -> Iterator[None]:
+    """F68: a death counts against all that was sent there."""
+
+    take, hold = Hands.take, Hands.hold
+
+    def take_all(self: Hands, images: Sequence[str]) -> None:
+        role = next((one for one in roles if one._hands is self), None)
+        waiting = [] if role is None else [k for k, e in role.encodings.items() if e.rows is None]
+        take(self, [*images, *waiting])
+
+    def hold_all(self: Hands, requests: tuple[str, ...], suspect: str = "") -> None:
+        batch = next(one for one in batches if one.actor.hands is self)
+        waiting = (r.request_id for r in batch._requests.values() if not r.has_yielded)
+        hold(self, tuple(dict.fromkeys((*requests, *waiting))), suspect)
+
+    roles: list[EncodeRole] = []
+    batches: list[Requests] = []
+    with several(
+        _noted(EncodeRole, roles),
+        _noted(Requests, batches),
+        mock.patch.object(Hands, "take", take_all),
+        mock.patch.object(Hands, "hold", hold_all),
+    ):
+        yield
+
+
+def _noted(kind: Any, made: list[Any]) -> Any:
+    """Those that are made, the latest first."""
+    init = kind.__init__
+
+    def note(self: Any, *args: Any, **named: Any) -> None:
+        made.insert(0, self)
+        init(self, *args, **named)
+
+    return mock.patch.object(kind, "__init__", note)
+
+
+@mutant
+def suspects_are_batched() -> Iterator[None]:
+    """F68: what died beside a pill dies beside it again."""
+    with mock.patch.object(EncodeRole, "_claim", lambda self, encoding: True):
+        yield
+
+
+@mutant
+def suspects_share_a_step() -> Iterator[None]:
+    """F68: likewise, of prompts."""
+    with mock.patch.object(Hands, "passed_over", lambda self, suspects: []):
+        yield
