@@ -58,13 +58,20 @@ DATA = (
 LEAVES = ("epd.config", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
     "epd.engine.checkpoint",
+    "epd.engine.config_sizes",
     "epd.engine.container",
     "epd.engine.deadline_file",
+    "epd.engine.families",
     "epd.engine.fingerprint",
     "epd.engine.geometry",
     "epd.engine.grammar",
     "epd.engine.image_opening",
     "epd.engine.image_header",
+    "epd.engine.model_config",
+    "epd.engine.model_directory",
+    "epd.engine.pieces",
+    "epd.engine.stored",
+    "epd.engine.stored_formats",
     "epd.engine.video",
 )
 
@@ -118,6 +125,11 @@ AREAS = {
         ("epd.engine", *LEAVES), packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS
     ),
     **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS), packages("msgspec"))),
+    # For types, and where weights are read; a test below shows that it is not loaded.
+    **dict.fromkeys(
+        ("epd.engine.stored", "epd.engine.stored_formats"),
+        Area((*TORCH_FREE, *LEAVES), packages("torch")),
+    ),
     "epd.engine.container": Area(("epd.engine.deadline_file",), packages("av")),
     "epd.engine.image_opening": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from epd.api.chat_message import ChatMessage
-from epd.api.chat_template import ChatTemplate, find_template, read_template
+from epd.api.chat_template import ChatTemplate, TemplateFault, find_template
 from epd.api.errors import ApiError, bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tokenizer import load_tokenizer, special_tokens
 from epd.api.tools import Tool
-from epd.engine.checkpoint import ModelError, read_config, read_json
+from epd.engine.checkpoint import ModelError, read_config, read_optional, read_text
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _TOKENS = (*_IMAGE_TOKENS, "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -34,8 +34,7 @@ class ChatRenderer:
         """`template`: a file that is used instead of the model's own."""
         directory = Path(model_dir)
         self.config = read_config(directory)
-        path = directory / "tokenizer_config.json"
-        settings = read_json(path) if path.is_file() else {}
+        settings = read_optional(directory / "tokenizer_config.json")
         self.tokenizer = load_tokenizer(directory, settings)
         named = (self.config.get(name) for name in _IMAGE_TOKENS)
         self.image_token_id: int | None = next((i for i in named if i is not None), None)
@@ -43,10 +42,13 @@ class ChatRenderer:
         self._video_token = self._token("video_token_id")
         self._vision_start = self._token("vision_start_token_id")
         self._vision_end = self._token("vision_end_token_id")
-        source = read_template(Path(template)) if template else find_template(directory, settings)
-        self._template = (
-            ChatTemplate(source, special_tokens(directory, settings)) if source else None
-        )
+        source = read_text(Path(template)) if template else find_template(directory, settings)
+        try:
+            self._template = (
+                ChatTemplate(source, special_tokens(directory, settings)) if source else None
+            )
+        except TemplateFault as fault:
+            raise ModelError(f"the chat template of {template or directory} {fault}") from fault
         self._check_tokens(directory)
 
     def _check_tokens(self, directory: Path) -> None:

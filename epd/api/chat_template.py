@@ -19,7 +19,7 @@ from epd.api.chat_message import ChatMessage
 from epd.api.errors import bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import CLOSE, OPEN, Tool
-from epd.engine.checkpoint import ModelError, read_json
+from epd.engine.checkpoint import ModelError, is_there, read_json, read_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -30,8 +30,12 @@ _PROBE = "epd probes this template"
 _MEDIA = {"image_url": {"type": "image"}, "video": {"type": "video"}}
 
 
+class TemplateFault(ModelError):
+    """A template is of no use; the text says why, without its name."""
+
+
 class ChatTemplate:
-    """A compiled template with the model's special tokens.  Raises ModelError when made."""
+    """A compiled template with the model's special tokens.  Raises TemplateFault when made."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template, self._names = _compile(source)
@@ -39,6 +43,8 @@ class ChatTemplate:
         self._tool_fault = _tool_fault(source)
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._takes_strings = not self._takes_parts or self._shows(_PROBE)
+        if not self._takes_parts:
+            self._check_rendering()
 
     def render(
         self,
@@ -90,6 +96,16 @@ class ChatTemplate:
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
 
+    def _check_rendering(self) -> None:
+        """Raises TemplateFault where not even a text of a user is rendered; its own refusal is one
+        for requests."""
+        try:
+            self._render([{"role": "user", "content": _PROBE}])
+        except Said:
+            return
+        except Exception as error:
+            raise TemplateFault(f"renders no message of a user ({error}); restore it") from error
+
     def _adapt(self, message: ChatMessage, index: int) -> Mapping[str, object]:
         """In the form that the template takes; to it an image is `{"type": "image"}`, a video
         `{"type": "video"}`."""
@@ -117,28 +133,22 @@ def _tool_fault(source: str) -> str:
     return ""
 
 
-def read_template(path: Path) -> str:
-    """Raises ModelError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
-
-
 def find_template(directory: Path, tokenizer_config: Mapping[str, object]) -> str | None:
     """The template's source, from wherever checkpoints keep it.  Raises ModelError."""
     path = directory / "chat_template.jinja"
-    if path.is_file():
-        return read_template(path)
+    if is_there(path):
+        return read_text(path)
     path = directory / "chat_template.json"
-    template = (
-        read_json(path).get("chat_template")
-        if path.is_file()
-        else tokenizer_config.get("chat_template")
-    )
+    settings = read_json(path) if is_there(path) else tokenizer_config
+    template = settings.get("chat_template")
     if isinstance(template, list):  # several named ones
-        template = {t.get("name"): t.get("template") for t in template}.get("default")
-    return template if isinstance(template, str) else None
+        named = {t.get("name"): t for t in template if isinstance(t, dict)}
+        template = named.get("default", {}).get("template")
+    if template is None or isinstance(template, str):
+        return template
+    raise ModelError(
+        f"{directory}: chat_template of {path.name} or tokenizer_config.json is no text; restore it"
+    )
 
 
 def _compile(source: str) -> tuple[Template, frozenset[str]]:
@@ -167,8 +177,8 @@ def _compile(source: str) -> tuple[Template, frozenset[str]]:
     try:
         names = meta.find_undeclared_variables(environment.parse(source))
         return environment.from_string(source), frozenset(names)
-    except TemplateError as error:
-        raise ModelError(f"the chat template cannot be compiled: {error}") from error
+    except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
+        raise TemplateFault(f"cannot be compiled ({error}); restore it") from error
 
 
 def _to_json(

@@ -21,13 +21,14 @@ from epd.api.exchange import while_wanted
 from epd.api.identity import scope_of
 from epd.api.media import MediaFetcher
 from epd.api.medium import Measurer, Medium, Source
-from epd.api.port import JsonObject, PreparedItem
+from epd.api.model_texts import sampling_defaults
+from epd.api.port import PreparedItem
 from epd.api.reasoning import Place, place_of
 from epd.api.structured import Constraint
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import Tool, ToolUse
 from epd.config import GatewayConfig
-from epd.engine.checkpoint import read_eos_token_ids, read_json
+from epd.engine.checkpoint import read_eos_token_ids
 from epd.engine.container import load_av
 from epd.engine.image_opening import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
@@ -98,7 +99,7 @@ class Preparer:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
         # Of its own: a text does not wait for somebody's video.
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="epd-render")
-        text = self._renderer.config.get("text_config", self._renderer.config)
+        text = self._renderer.config.get("text_config") or self._renderer.config
         self.model_name = config.model_name or directory.resolve().name
         self.served_names = (self.model_name, *config.model_aliases)
         self.max_context = int(text.get("max_position_embeddings", 4096))
@@ -108,10 +109,8 @@ class Preparer:
             load_pillow()  # now, not in the first request
         if self._measurer.video is not None:
             load_av()
-        path = directory / "generation_config.json"
-        generation = read_json(path) if path.is_file() else {}
         self.eos_token_ids = read_eos_token_ids(directory)
-        self.defaults: Mapping[str, object] = _sampling_defaults(generation)
+        self.defaults: Mapping[str, object] = sampling_defaults(directory)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -378,17 +377,3 @@ def _media_part(part: MessagePart, name: str) -> _Part:
         is_file=part["is_file"],
         sampling=part["sampling"],
     )
-
-
-def _sampling_defaults(generation: JsonObject) -> JsonObject:
-    """What its publisher wants where a request says nothing; fields of `validation.Asked`.
-
-    A model that is not meant to be sampled answers greedily, as under generate.
-    """
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    found = {name: generation[name] for name in names if generation.get(name) is not None}
-    if generation.get("do_sample") is False:
-        found["temperature"] = 0.0
-    if generation.get("max_new_tokens") is not None:
-        found["default_max_tokens"] = generation["max_new_tokens"]
-    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from epd.api.port import JsonObject
-from epd.engine.checkpoint import ModelError, read_json
+from epd.engine.checkpoint import ModelError, is_there, read_bytes, read_optional
 
 _SPECIAL_TOKENS = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -21,23 +21,35 @@ def load_tokenizer(directory: Path, tokenizer_config: Mapping[str, object]) -> T
     word; some keep added tokens in tokenizer_config.json only.
     """
     path = directory / "tokenizer.json"
-    if not path.is_file():
+    if not is_there(path):
         raise ModelError(
             f"{directory} has no tokenizer.json; save the model's fast tokenizer there"
         )
     try:
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception
+        tokenizer: Tokenizer = Tokenizer.from_buffer(read_bytes(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode("")
+    except (KeyboardInterrupt, SystemExit, ModelError):
+        raise
+    except BaseException as error:  # tokenizers raises plain Exception, and its panics are neither
         raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    path = directory / "tokenizer_config.json"
     added = _members(tokenizer_config.get("added_tokens_decoder"))
-    for _, token in sorted(added.items(), key=lambda entry: int(entry[0])):
+    for _, token in sorted(added.items(), key=lambda entry: entry[0].zfill(20)):
         said = _members(token)
-        if tokenizer.token_to_id(content := str(said["content"])) is None:
+        if tokenizer.token_to_id(content := _content(path, said)) is None:
             flags = {name: bool(said[name]) for name in _ADDED_TOKEN_FLAGS if name in said}
             tokenizer.add_tokens([AddedToken(content, **flags)])
     return tokenizer
+
+
+def _content(path: Path, token: JsonObject) -> str:
+    """The text of a token, as the files describe it.  Raises ModelError."""
+    content = token.get("content")
+    if not isinstance(content, str):
+        raise ModelError(f"{path}: a token has no content; restore the file")
+    return content
 
 
 def _members(value: object) -> JsonObject:
@@ -47,13 +59,13 @@ def _members(value: object) -> JsonObject:
 def special_tokens(directory: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
     """Texts of the tokens that templates call by name: `bos_token` and the like, and own ones."""
     path = directory / "special_tokens_map.json"
-    older = read_json(path) if path.is_file() else {}
+    older = read_optional(path)
     found = {name: tokenizer_config.get(name, older.get(name)) for name in _SPECIAL_TOKENS}
     own = tokenizer_config.get("extra_special_tokens")
     if isinstance(own, dict):
         found |= own
     return {
-        name: str(token["content"] if isinstance(token, dict) else token)
+        name: _content(path, token) if isinstance(token, dict) else str(token)
         for name, token in found.items()
         if token is not None
     }

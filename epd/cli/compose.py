@@ -43,7 +43,7 @@ def serve(plan: Plan) -> int:
         print(f"{spec.name}: {state} {detail}".rstrip(), file=sys.stderr, flush=True)
 
     try:
-        check_host(plan.instances)
+        check_host(plan.instances, in_one=spec.gateway is not None)
         if spec.gateway is None:  # a new life needs a new process
             status = live_again(
                 lambda: guarded(lambda: run(spec, show, lifeline=True)), EXIT_EXPELLED

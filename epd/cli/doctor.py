@@ -28,7 +28,6 @@ from epd.cli.preflight import memory_nbytes
 from epd.cli.rundir import base_dir, cluster_dir
 from epd.config import ConfigError, EngineConfig
 from epd.scheduling.slots import POOL_ROWS
-from epd.topology import ROLES
 from epd.transport.endpoint import is_answered
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,10 +281,8 @@ def check_leftovers(directory: Path, *, fix: bool) -> Check:
 
 
 def check_checkpoint(name: str, model: str) -> Check:
-    from epd.engine.checkpoint import read_checkpoint
-
-    directory = check_model(model, ROLES, with_gateway=True)
-    checkpoint = read_checkpoint(directory)
+    checkpoint = check_model(model)
+    directory = checkpoint.directory
     where = "bundled" if directory == bundled_model() else str(directory)
     detail = f"{where}, {checkpoint.model_type}, {len(checkpoint.tensors)} tensors"
     return Check(name, ok=True, detail=detail)

@@ -1,28 +1,19 @@
 """Is this a model directory that can be served?  Answered without torch, before any process starts.
 
-What is checked here is what a person gets wrong: the path, a half-copied directory, a family that
-is not supported. Shapes of tensors are the engine's business, at loading.
+One check for `epd run` and `epd doctor`: what one refuses the other refuses, in the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from epd.cli.hub import find_model, is_hub_name
-from epd.engine.checkpoint import ModelError, read_config, read_preprocessor, weight_files
+from epd.engine.checkpoint import Checkpoint, ModelError, is_there, read_checkpoint
+from epd.engine.families import family_of
+from epd.engine.model_directory import check_config, check_processors, check_tensors
+from epd.topology import ROLES
 
-VISION_FAMILIES = (
-    "kimi_k25",
-    "llava_onevision",
-    "qwen2_5_vl",
-    "qwen2_vl",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-)
-TEXT_FAMILIES = ("llama", "qwen3")
 BUNDLED_NAME = "epd-tiny"
 
 
@@ -40,41 +31,57 @@ def served_name(model_dir: str) -> str:
     return model_dir if is_hub_name(model_dir) else ""
 
 
+def fault_of_texts(directory: Path, template: str) -> str:
+    """What is wrong with tokenizer, chat template and generation_config.json; empty: nothing."""
+    from epd.api.model_texts import fault_of
+
+    return fault_of(directory, template)
+
+
 def check_model(
-    model_dir: str, roles: Collection[str], with_gateway: bool, *, weights: bool = True
-) -> Path:
-    """The absolute directory of a model that these roles can serve.
+    model_dir: str,
+    roles: Collection[str] = ROLES,
+    with_gateway: bool = True,
+    *,
+    weights: bool = True,
+    allow_unused: bool = False,
+    template: str = "",
+    fault_of_texts: Callable[[Path, str], str] = fault_of_texts,
+) -> Checkpoint:
+    """A model that these roles can serve, but for its weights; its directory is absolute.
 
     `model_dir`: a directory, ORG/NAME of the Hugging Face hub, or "" for the bundled one.
 
-    `weights`: they must be there too.
+    `weights`: they must be there too.  `allow_unused`: tensors that no stage has are left out.
+    `template`: a file that is used instead of the model's own.
 
     Raises ModelError: one sentence with the file and the remedy.
     """
     needs_weights = bool(roles) and weights
     directory = find_model(model_dir, weights=needs_weights) if model_dir else bundled_model()
-    config = read_config(directory)
-    family = str(config["model_type"])
-    if family not in (*VISION_FAMILIES, *TEXT_FAMILIES):
+    checkpoint = read_checkpoint(directory, weights=needs_weights)
+    family = family_of(directory, checkpoint.config)
+    if "encode" in roles and len(roles) == 1 and not family.vision:
         raise ModelError(
-            f"{directory} is a {family!r} model; supported are "
-            f"{', '.join(sorted((*VISION_FAMILIES, *TEXT_FAMILIES)))}"
+            f"{directory} is a text-only {checkpoint.model_type!r} model; it has nothing to "
+            "encode: start it with prefill and decode"
         )
-    if "encode" in roles and len(roles) == 1 and family in TEXT_FAMILIES:
-        raise ModelError(
-            f"{directory} is a text-only {family!r} model; it has nothing to encode: start it with "
-            "prefill and decode"
-        )
-    if family in VISION_FAMILIES and not read_preprocessor(directory):
-        raise ModelError(
-            f"{directory} has no preprocessor_config.json, and images cannot be prepared without "
-            "it: copy it from the published checkpoint"
-        )
+    check_config(checkpoint)
+    check_processors(checkpoint)
     if needs_weights:
-        weight_files(directory)
-    if with_gateway and not (directory / "tokenizer.json").is_file():
+        stages = {"vision" if role == "encode" else "language" for role in roles}
+        check_tensors(checkpoint, stages, allow_unused=allow_unused)
+    if with_gateway:
+        _check_texts(directory, template, fault_of_texts)
+    return checkpoint
+
+
+def _check_texts(
+    directory: Path, template: str, fault_of_texts: Callable[[Path, str], str]
+) -> None:
+    if not is_there(directory / "tokenizer.json"):
         remedy = "copy it from the published checkpoint"
-        if (directory / "tiktoken.model").is_file():
+        if is_there(directory / "tiktoken.model"):
             remedy = (
                 "make it of tiktoken.model, with save_pretrained of what transformers' "
                 "AutoTokenizer.from_pretrained gives for this directory"
@@ -83,4 +90,5 @@ def check_model(
             f"{directory} has no tokenizer.json; the gateway reads only the fast tokenizer's file: "
             f"{remedy}"
         )
-    return directory
+    if wrong := fault_of_texts(directory, template):
+        raise ModelError(wrong)

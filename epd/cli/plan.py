@@ -112,7 +112,9 @@ def _plan(
                 all_roles,
                 with_gateway,
                 weights=settings.engine.load_format != "dummy",
-            )
+                allow_unused=settings.engine.allow_unused_tensors,
+                template=settings.chat_template,
+            ).directory
         ),
         model_name=settings.model_name or served_name(settings.model_dir),
     )

@@ -14,17 +14,25 @@ from math import prod
 from pathlib import Path
 
 from epd.config import ConfigError, InstanceConfig
-from epd.engine.checkpoint import read_header, weight_files
+from epd.engine.checkpoint import read_config, read_header, weight_files
+from epd.engine.config_sizes import Sizes
+from epd.engine.families import family_of
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
+from epd.runtime.loading import backends_of
+from epd.scheduling.slots import receive_pool
+from epd.transport.shm_segment import DIRECTORY
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 VISION_NAMES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
 DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def check_host(instances: Sequence[InstanceConfig]) -> None:
-    """Raises ConfigError or ModelError with what to do; returns if nothing speaks against them."""
+def check_host(instances: Sequence[InstanceConfig], *, in_one: bool = False) -> None:
+    """Raises ConfigError or ModelError with what to do; returns if nothing speaks against them.
+
+    `in_one`: all is in one process, with the gateway, and shares no memory with others.
+    """
     sizes = check_devices([d for i in instances for d in (i.engine.device, *i.rank_devices)])
     by_device: defaultdict[str, list[InstanceConfig]] = defaultdict(list)
     for instance in instances:
@@ -37,6 +45,8 @@ def check_host(instances: Sequence[InstanceConfig]) -> None:
             total = sizes[_index(device)]
             share = there[0].engine.gpu_memory_utilization
         check_memory(device, there, total, share)
+    if not in_one:
+        check_shared_memory(instances)
 
 
 def check_devices(
@@ -95,6 +105,42 @@ def check_memory(
     )
 
 
+def check_shared_memory(instances: Sequence[InstanceConfig], directory: str = DIRECTORY) -> None:
+    """Raises ConfigError if receive pools and KV pools alone are more than is free there."""
+    needs = {instance.instance_id: _shared_nbytes(instance) for instance in instances}
+    info = os.statvfs(directory)
+    free, needed = info.f_bavail * info.f_frsize, sum(needs.values())
+    if needed <= free:
+        return
+    each = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in needs.items() if nbytes)
+    raise ConfigError(
+        f"{directory} has {free / MIB:.0f} MiB free, and receive pools and KV pools take "
+        f"{needed / MIB:.0f} MiB of it ({each}): enlarge it (mount -o remount,size=... "
+        f"{directory}; docker run --shm-size=...), or lower --kv-nbytes or prefill.pool_nbytes"
+    )
+
+
+def _shared_nbytes(instance: InstanceConfig) -> int:
+    """From below: of a KV pool, what blocks leave over is not counted."""
+    backends = [backend.name for backend in backends_of(instance) if not backend.on_device]
+    engine, roles = instance.engine, instance.roles
+    if backends[:1] != ["shm"]:
+        return 0
+    nbytes = 0
+    if engine.device == "cpu" and ("prefill" in roles or "decode" in roles):
+        nbytes += engine.kv_nbytes * 15 // 16
+    directory = Path(instance.model_dir)
+    config = read_config(directory)
+    family = family_of(directory, config)
+    if family.vision and "prefill" in roles:
+        sizes = Sizes(directory / "config.json", config, family)
+        row_nbytes = sizes("hidden") * (1 + len(sizes.range("levels")))
+        row_nbytes *= DTYPE_NBYTES[engine.dtype]
+        num_slots, rows = receive_pool(instance.prefill, row_nbytes)
+        nbytes += num_slots * rows * row_nbytes
+    return nbytes * (1 + len(instance.rank_devices))
+
+
 def _needed(instance: InstanceConfig) -> int:
     engine = instance.engine
     speaks = "prefill" in instance.roles or "decode" in instance.roles
@@ -116,7 +162,7 @@ def weights_nbytes(directory: Path, dtype_nbytes: int) -> Mapping[str, int]:
     for file in weight_files(directory):
         for name, entry in read_header(file).items():
             stage = "vision" if any(part in name for part in VISION_NAMES) else "language"
-            found[stage] += prod(entry["shape"]) * dtype_nbytes
+            found[stage] += prod(entry.shape) * dtype_nbytes
     return found
 
 

@@ -49,7 +49,11 @@ def model_fingerprint(model_dir: Path | str, quantization: str = "") -> str:
     _update_json(digest, read_preprocessor(model_dir))
     _update_json(digest, read_video_preprocessor(model_dir))
     for file in weight_files(model_dir) if has_weights(model_dir) else ():
-        _update_json(digest, read_header(file))
+        entries = {
+            name: {"dtype": e.dtype, "shape": e.shape, "data_offsets": e.data_offsets}
+            for name, e in read_header(file).items()
+        }
+        _update_json(digest, entries)
         _update_sample(digest, file)
     return digest.hexdigest()[:32]
 

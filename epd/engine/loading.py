@@ -16,12 +16,10 @@ was saved, and that would answer without a word of warning.
 
 from __future__ import annotations
 
-import logging
-import re
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from torch import nn
 from epd.engine import stored as stored_weights
 from epd.engine.base import Progress, Taker, no_progress
 from epd.engine.checkpoint import ModelError
+from epd.engine.model_directory import check_tensors, some
 from epd.engine.pieces import Piece, Sources, missing, sources_of
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.tensor_parallel import Cut, TensorParallel, shrink
@@ -40,14 +39,12 @@ from epd.engine.tensor_parallel import Cut, TensorParallel, shrink
 if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
 
-logger = logging.getLogger(__name__)
 Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _patching = threading.Lock()
 _register = nn.Module.register_parameter
 _empty = torch.empty
 LARGE_NBYTES = 64 << 20
-_NAMED = 3  # tensors named in an error
 
 
 @contextmanager
@@ -108,16 +105,19 @@ def plan_stage(
     `dummy`: nothing will be read.  `allow_unused`: tensors that no stage has are left out.  Raises
     ModelError, naming what is wrong.
     """
-    stored_weights.check(adapter.checkpoint)
+    checkpoint = adapter.checkpoint
+    if not dummy:
+        check_tensors(checkpoint, (stage,), allow_unused=allow_unused)
     try:
         with parameters_on_meta():
             model = adapter.build()
     except Exception as error:  # whatever contradictory sizes trip over
         raise ModelError(
-            f"{adapter.checkpoint.directory}/config.json does not describe a {adapter.model_type} "
+            f"{checkpoint.directory}/config.json does not describe a {adapter.model_type} "
             f"model ({error}); restore the file"
         ) from error
-    sources, unused = sources_of(adapter, model.state_dict())
+    held = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    sources, _ = sources_of(checkpoint.tensors, adapter.family, held)
     for path in adapter.other_modules(stage):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
@@ -125,9 +125,8 @@ def plan_stage(
     parallel = TensorParallel(adapter, model, shard)
     parallel.drop_added_twice()
     wanted = {n: t for n, t in model.state_dict().items() if n in sources or n not in tied}
-    if not dummy:
-        _check_wanted(adapter, sources, wanted)
-        _check_unused(adapter, unused, allowed=allow_unused)
+    if not dummy and (lacking := missing(sources, {name: held[name] for name in wanted})):
+        raise ModelError(f"{checkpoint.directory} lacks {some(lacking)}; install another release")
     cuts = parallel.cuts()
     shrink(model, cuts)
     if cuts:
@@ -178,7 +177,7 @@ def load_stage(
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if left:
         raise ModelError(
-            f"no weights for {_some(left)}; the checkpoint is incomplete, copy it again"
+            f"no weights for {some(left)}; the checkpoint is incomplete, copy it again"
         )
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
@@ -205,45 +204,6 @@ def _tied_names(
         (source, name) if name in sources and source not in sources else (name, source)
         for name, source in ties.items()
     )
-
-
-def _check_wanted(
-    adapter: ModelAdapter, sources: Sources, wanted: Mapping[str, torch.Tensor]
-) -> None:
-    """Raises ModelError where a tensor lacks, or would load and mean something else."""
-    checkpoint, directory = adapter.checkpoint, adapter.checkpoint.directory
-    if lacking := missing(sources, wanted):
-        raise ModelError(
-            f"{directory} lacks {len(lacking)} tensors of {adapter.model_type}: {_some(lacking)}; "
-            "the checkpoint is incomplete or its config.json belongs to another model"
-        )
-    for name, like in wanted.items():
-        for piece in sources[name]:
-            stored = piece.stored
-            if fault := stored_weights.fault(checkpoint, stored):
-                raise ModelError(f"{directory}: tensor {stored} {fault}")
-            found, expected = stored_weights.shape_of(checkpoint, stored), piece.fits(like)
-            if found != expected and not adapter.is_transposed(name, found, expected):
-                raise ModelError(
-                    f"{directory}: tensor {stored} has shape {list(found)} where config.json needs "
-                    f"{list(expected)}; config.json and weights belong to different models"
-                )
-
-
-def _check_unused(adapter: ModelAdapter, unused: Sequence[str], *, allowed: bool) -> None:
-    """Raises ModelError for tensors that the model has no place for, but for those skipped."""
-    tensors = adapter.checkpoint.tensors
-    unused = [name for name in unused if not stored_weights.is_beside(tensors, name)]
-    surplus = [n for n in unused if not any(re.search(p, n) for p in adapter.skipped)]
-    directory = adapter.checkpoint.directory
-    if surplus and not allowed:
-        raise ModelError(
-            f"{directory} has {len(surplus)} tensors that config.json has no place for: "
-            f"{_some(surplus)}; config.json is of a smaller or another model: restore it, or leave "
-            "them out with --allow-unused-tensors"
-        )
-    if unused:
-        logger.info("%s: %d tensors are not read: %s", directory, len(unused), _some(unused))
 
 
 def _read(
@@ -312,8 +272,9 @@ def _stored(
         with safe_open(file, framework="pt") as elsewhere:
             return elsewhere.get_tensor(other).to(device)  # type: ignore[no-any-return]
 
-    is_transposed = stored_weights.shape_of(checkpoint, stored) != piece.fits(like)
-    cut = piece.cut(cut)
+    is_transposed = stored_weights.shape_of(checkpoint, stored) != piece.fits(tuple(like.shape))
+    if cut is not None and piece.expert >= 0:  # of gate and up a rank keeps the same
+        cut = Cut(cut.dim - 1, cut.kept[:1])
     if cut is not None and is_transposed:
         cut = cut.transposed()
     tensor = stored_weights.read(checkpoint, stored, tensor_of, dtype)
@@ -377,8 +338,3 @@ def _dummy(name: str, out: torch.Tensor) -> torch.Tensor:
         return out.fill_(1.0 if name.endswith("weight") else 0.0)
     generator = torch.Generator(out.device).manual_seed(zlib.crc32(name.encode()))
     return out.normal_(0.0, 0.02, generator=generator)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMED])
-    return shown + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -11,19 +11,17 @@ query, key and value as one tensor, which is a piece of three parameters.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-import torch
-
-from epd.engine.tensor_parallel import Cut
-
-if TYPE_CHECKING:
-    from epd.engine.models.base import ModelAdapter
+from epd.engine.families import Family, Shape
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_MAX_DIGITS = 8
+_NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _PACKED = "_packed"  # ends the name of a weight whose numbers share a byte or more
 _PLACES = {
     "gate": ("gate_up_proj", 0, 2),
@@ -43,35 +41,40 @@ class Piece:
     part: int = 0  # of the stored tensor's rows, which of so many equal parts it is
     num_parts: int = 1
 
-    def of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Its place, a view."""
+    def of(self, parameter: Any) -> Any:
+        """Its place in a tensor, a view."""
         if self.expert < 0:
             return parameter
         return parameter[self.expert].chunk(self.num_halves)[self.half]
 
-    def fits(self, parameter: torch.Tensor) -> tuple[int, ...]:
-        """The shape that the stored tensor has, but for transposed ones."""
-        rows, *rest = self.of(parameter).shape or (1,)
-        shape = (rows * self.num_parts, *rest)
-        return shape if parameter.ndim else ()
+    def shape_in(self, parameter: Shape) -> Shape:
+        """Of its place in a parameter of this shape."""
+        if self.expert < 0:
+            return parameter
+        return (parameter[1] // self.num_halves, *parameter[2:])
 
-    def cut(self, cut: Cut | None) -> Cut | None:
-        """What a rank keeps of it; of gate and up it is the same."""
-        return cut if cut is None or self.expert < 0 else Cut(cut.dim - 1, cut.kept[:1])
+    def fits(self, parameter: Shape) -> Shape:
+        """The shape that the stored tensor has, but for transposed ones."""
+        place = self.shape_in(parameter)
+        return (place[0] * self.num_parts, *place[1:]) if place else ()
 
 
 Sources = dict[str, list[Piece]]
 
 
 def sources_of(
-    adapter: ModelAdapter, held: Mapping[str, torch.Tensor]
+    names: Iterable[str], family: Family, held: Mapping[str, Shape]
 ) -> tuple[Sources, list[str]]:
-    """Parameter to its pieces, and the names of the checkpoint that no parameter takes."""
+    """Parameter to its pieces, and those of the checkpoint's `names` that no parameter takes.
+
+    `held`: the parameters' shapes.
+    """
     sources: Sources = {}
     taken: set[tuple[str, int, int]] = set()
     unused: list[str] = []
-    for stored in adapter.checkpoint.tensors:
-        found = _places(stored, adapter, held)
+    known: dict[str, list[tuple[str, Piece]]] = {}
+    for stored in names:
+        found = _found(stored, family, held, known)
         fresh = [(n, p) for n, p in found if not {(n, p.expert, p.half), (n, -1, 0)} & taken]
         if not fresh:
             unused.append(stored)
@@ -81,31 +84,51 @@ def sources_of(
     return sources, unused
 
 
-def missing(sources: Sources, wanted: Mapping[str, torch.Tensor]) -> list[str]:
+def missing(sources: Sources, wanted: Mapping[str, Shape]) -> list[str]:
     """Parameters that the checkpoint does not fill."""
     lacking = []
-    for name, like in wanted.items():
+    for name, shape in wanted.items():
         pieces = sources.get(name, [])
-        if not pieces or sum(piece.of(like).numel() for piece in pieces) < like.numel():
+        filled = sum(math.prod(piece.shape_in(shape)) for piece in pieces)
+        if not pieces or filled < math.prod(shape):
             lacking.append(name)
     return sorted(lacking)
 
 
-def _places(
-    stored: str, adapter: ModelAdapter, held: Mapping[str, torch.Tensor]
+def _found(
+    stored: str,
+    family: Family,
+    held: Mapping[str, Shape],
+    known: dict[str, list[tuple[str, Piece]]],
 ) -> list[tuple[str, Piece]]:
+    """What `_places` finds; of many experts for the first one, which is `known` then."""
+    number = _NUMBER.search(stored)
+    if number is None or len(number[0]) > _MAX_DIGITS:
+        return _places(stored, family, held)
+    first = f"{stored[: number.start()]}0{stored[number.end() :]}"
+    if first not in known:
+        known[first] = _places(first, family, held)
+    expert = int(number[0])
+    return [
+        (name, Piece(stored, expert, piece.half, piece.num_halves))
+        for name, piece in known[first]
+        if piece.expert == 0 and expert < held[name][0]
+    ]
+
+
+def _places(stored: str, family: Family, held: Mapping[str, Shape]) -> list[tuple[str, Piece]]:
     """The parameters that a stored tensor is a piece of, under the first name that the model
     knows."""
-    for name in _candidates(stored, adapter.renames):
+    for name in _candidates(stored, family.renames):
         if name in held:
             return [(name, Piece(stored))]
         if expert := _EXPERT.fullmatch(name):
             prefix, index, kind = expert.groups()
             joint, half, num_halves = _PLACES[kind]
             place = f"{prefix}.{joint}"
-            if place in held and int(index) < len(held[place]):
-                return [(place, Piece(stored, int(index), half, num_halves))]
-        for joint, names in adapter.joint:
+            if place in held and index == "0":
+                return [(place, Piece(stored, 0, half, num_halves))]
+        for joint, names in family.joint:
             each = [name.replace(joint, other) for other in names if joint in name]
             if each and all(other in held for other in each):
                 count = len(names)

@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-
-import torch
+from typing import TYPE_CHECKING
 
 from epd.engine.checkpoint import Checkpoint, ModelError, Settings, TensorEntry
 from epd.engine.stored_formats import (
@@ -30,8 +29,10 @@ from epd.engine.stored_formats import (
     settings_of,
 )
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import torch
 
+logger = logging.getLogger(__name__)
 
 PLAIN = ("F32", "BF16", "F16", "F64")
 _KINDS: tuple[Bits, ...] = (EIGHT_BITS, FOUR_BITS, NVFP4)

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from epd.engine.checkpoint import Checkpoint, Settings, TensorEntry
 
-TensorOf = Callable[[str], torch.Tensor]  # reads a tensor by name
+if TYPE_CHECKING:
+    import torch
+
+TensorOf: TypeAlias = "Callable[[str], torch.Tensor]"  # reads a tensor by name
 
 
 def settings_of(config: Settings) -> Settings:
@@ -45,7 +47,9 @@ class Bits(ABC):
 
     def shape_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Of the weight that a stored tensor of this shape holds."""
-        return (*stored[:-1], self.per_item * stored[-1]) if self.per_item > 1 else stored
+        return (
+            (*stored[:-1], self.per_item * stored[-1]) if self.per_item > 1 and stored else stored
+        )
 
     @abstractmethod
     def fault(self, checkpoint: Checkpoint, stored: str) -> str:
@@ -117,13 +121,15 @@ class FourBits(Bits):
         if len(shape) != 2:
             return f"has {len(shape)} dimensions, and only matrices are read"
         groups = scales.shape[1] if len(scales.shape) == 2 else 0
-        if scales.shape[0] != shape[0] or not groups or shape[1] % groups:
+        if not groups or scales.shape[0] != shape[0] or shape[1] % groups:
             return (
                 f"has scales of shape {list(scales.shape)}, which fit neither channels nor groups"
             )
         return ""
 
     def widened(self, checkpoint: Checkpoint, stored: str, tensor_of: TensorOf) -> torch.Tensor:
+        import torch
+
         words = tensor_of(stored)
         values = torch.stack([(words >> 4 * at) & 15 for at in range(8)], -1).flatten(-2) - 8
         scales = tensor_of(stored.removesuffix("_packed") + "_scale").float()
@@ -154,6 +160,8 @@ class Nvfp4(Bits):
         return ""
 
     def widened(self, checkpoint: Checkpoint, stored: str, tensor_of: TensorOf) -> torch.Tensor:
+        import torch
+
         weight = stored.removesuffix("_packed")
         if weight + self._FACTOR in checkpoint.tensors:
             whole = tensor_of(weight + self._FACTOR).float()

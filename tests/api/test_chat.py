@@ -167,8 +167,11 @@ def test_a_template_is_found_where_older_checkpoints_keep_it(tmp_path: Path) -> 
 
 def test_a_template_runs_in_a_sandbox(tmp_path: Path) -> None:
     escape = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    with pytest.raises(ModelError, match=r"renders no message of a user .*is unsafe"):
+        ChatRenderer(model_dir(tmp_path, escape))
+    later = "{% if 'probes' not in messages[0].content|string %}" + escape + "{% endif %}"
     with pytest.raises(ApiError, match="does not take these messages") as caught:
-        ChatRenderer(model_dir(tmp_path, escape)).render(CONVERSATIONS[0])
+        ChatRenderer(model_dir(tmp_path, later)).render(CONVERSATIONS[0])
     assert type(caught.value.__cause__) is SecurityError
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from epd.cli.main import main
-from epd.cli.model_check import TEXT_FAMILIES, VISION_FAMILIES, bundled_model, check_model
+from epd.cli.model_check import bundled_model, check_model
 from epd.cli.plan import LogOptions, Placing, Plan, plan_role, plan_topology
 from epd.cli.settings import build_settings
 from epd.config import ConfigError, Settings
 from epd.engine.checkpoint import ModelError
+from epd.engine.families import FAMILIES
 from epd.transport.base import TransportError
 from epd.transport.curve import ClusterKey
 
@@ -195,7 +196,7 @@ def test_a_directory_wins_over_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     copy = shutil.copytree(bundled_model(), tmp_path / HUB_NAME)
-    assert check_model(HUB_NAME, ("prefill",), with_gateway=True) == copy
+    assert check_model(HUB_NAME, ("prefill",), with_gateway=True).directory == copy
 
 
 @pytest.mark.parametrize("path", ["../none", "./none", "/no/such", "none", "a/b/c", "~/none"])
@@ -217,8 +218,8 @@ def test_the_families_checked_here_are_those_that_the_engine_has() -> None:
     registry = pytest.importorskip("epd.engine.models.registry")
     from epd.engine.geometry import _FAMILIES
 
-    assert sorted(registry.ADAPTERS) == sorted((*VISION_FAMILIES, *TEXT_FAMILIES))
-    assert sorted(_FAMILIES) == sorted(VISION_FAMILIES)
+    assert sorted(registry.ADAPTERS) == sorted(FAMILIES)
+    assert sorted(_FAMILIES) == sorted(name for name, family in FAMILIES.items() if family.vision)
 
 
 def test_a_new_key_file_is_private_and_never_overwritten(

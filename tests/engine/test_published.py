@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from epd import tiny
 from epd.api.chat import ChatRenderer
 from epd.engine.checkpoint import ModelError, read_checkpoint
+from epd.engine.config_sizes import Sizes, parameters
 from epd.engine.geometry import image_geometry
 from epd.engine.loading import load_stage, plan_stage
 from epd.engine.models.base import ModelAdapter
@@ -73,13 +74,16 @@ def test_every_tensor_is_taken_or_skipped_by_name(name: str, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps(config))
     adapter = adapter_for(read_checkpoint(tmp_path))
     taken: set[str] = set()
+    asked = parameters(adapter.family, Sizes(tmp_path, config, adapter.family))
     for stage in stages(adapter):
         plan = plan_stage(adapter, stage)
         assert all(parameter.is_meta for parameter in plan.model.parameters())
+        assert all(asked.pop(held) == like.shape for held, like in plan.wanted.items())
         read = {piece.stored for held in plan.wanted for piece in plan.sources[held]}
         assert not read & taken
         taken |= read
-    skipped = {n for n in tensors if any(re.search(p, n) for p in adapter.skipped)}
+    assert set(asked) <= {"lm_head.weight"}  # tied
+    skipped = {n for n in tensors if any(re.search(p, n) for p in adapter.family.skipped)}
     assert taken | skipped == tensors.keys() and not taken & skipped
     assert skipped == {n for n in tensors if n.endswith("inv_freq") or n.startswith("mtp.")}
 

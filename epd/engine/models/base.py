@@ -8,6 +8,7 @@ modelling file of transformers is imported when a model is built, never before.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from torch import nn
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.engine.delta_heads import DeltaHeads
+from epd.engine.families import FAMILIES
 from epd.engine.graphs import PartsRecorder
 from epd.engine.mixers import Mixer, Norm, PagedAttention, plain_norm
 from epd.engine.products import Foreign
@@ -32,7 +34,6 @@ from epd.layouts import blocks_of_runs
 from epd.messages import KvLayout, PixelBounds, RowContract, StateTensor
 
 MOST_RANKS = 8  # of a group from which states are certain to fit
-_COUPLED_ROPES = ("dynamic", "longrope")
 
 
 class ModelAdapter:
@@ -41,20 +42,7 @@ class ModelAdapter:
     model_type: ClassVar[str]
     modelling: ClassVar[str]  # module under transformers.models
     class_name: ClassVar[str]
-    vision_modules: ClassVar[tuple[str, ...]] = ()  # dotted names; empty: text only
     language_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
-    renames: ClassVar[tuple[tuple[str, str], ...]] = ()  # (pattern, replacement), applied in order
-    # Stored tensors that are several parameters, in equal parts of their rows: a part of the name,
-    # and what stands there in the parameters' names.
-    joint: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = ()
-    # Published tensors that are not read on purpose: older releases saved what is computed now, and
-    # keys and values that are kept in eight bits get their scales when they are written.
-    skipped: ClassVar[tuple[str, ...]] = (
-        r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.[kv]_scale$"
-    )  # fmt: skip
-
-    layer_types: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # that it has, at most
-
     # What mixers its layers may have; a stack with others runs through transformers' layers.
     mixers: ClassVar[tuple[type[Mixer], ...]] = (PagedAttention,)
 
@@ -65,9 +53,10 @@ class ModelAdapter:
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
         import transformers
-        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         self.checkpoint = checkpoint
+        self.family = FAMILIES[self.model_type]
         package = f"transformers.models.{self.modelling.partition('.')[0]}"
         if importlib.util.find_spec(package) is None:
             raise ModelError(
@@ -75,7 +64,9 @@ class ModelAdapter:
                 "a newer one"
             )
         try:
-            self.config: Any = AutoConfig.from_pretrained(checkpoint.directory)
+            # As it was looked at: read again, it may name another file of the directory.
+            of_family: Any = CONFIG_MAPPING[self.model_type]
+            self.config: Any = of_family.from_dict(copy.deepcopy(checkpoint.config))
         except Exception as error:  # whatever a damaged config trips over
             raise ModelError(
                 f"{checkpoint.directory}/config.json is not a usable {self.model_type} config "
@@ -84,24 +75,6 @@ class ModelAdapter:
         self.config._attn_implementation = "sdpa"
         self.text_config: Any = self.config.get_text_config()
         self.text_config._attn_implementation = attention
-        self._check_supported()
-
-    def _check_supported(self) -> None:
-        """Refuse what the common code would compute wrongly.  Raises ModelError."""
-        types = set(getattr(self.text_config, "layer_types", None) or ()) - self.layer_types
-        if types:
-            raise ModelError(
-                f"{self.checkpoint.directory} uses {', '.join(sorted(types))}, which this engine "
-                f"lacks for it; use a checkpoint with {' and '.join(sorted(self.layer_types))} only"
-            )
-        # Frequencies that depend on the length of the whole row would couple the sequences of a
-        # step: an answer would depend on its neighbours.
-        rope = getattr(self.text_config, "rope_parameters", None) or {}
-        if rope.get("rope_type") in _COUPLED_ROPES:
-            raise ModelError(
-                f"{self.checkpoint.directory} uses {rope['rope_type']!r} rope, which this engine "
-                "lacks; use a checkpoint with default, linear, yarn or llama3 rope"
-            )
 
     # --- weights ----------------------------------------------------------------------------------
 
@@ -112,15 +85,11 @@ class ModelAdapter:
 
     @property
     def has_vision(self) -> bool:
-        return bool(self.vision_modules)
+        return bool(self.family.vision)
 
     def other_modules(self, stage: str) -> tuple[str, ...]:
         """Modules to drop in a worker of `stage` ("vision" or "language")."""
-        return self.language_modules if stage == "vision" else self.vision_modules
-
-    def is_transposed(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-        """True when published checkpoints store this tensor with its last two axes swapped."""
-        return False
+        return self.language_modules if stage == "vision" else self.family.vision
 
     def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """What a parameter is, of its part of a joint tensor."""

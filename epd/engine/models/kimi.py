@@ -13,7 +13,6 @@ import torch
 
 from epd.engine import kimi_tower
 from epd.engine.base import Patches
-from epd.engine.checkpoint import ModelError
 from epd.engine.experts import by_groups
 from epd.engine.geometry import image_geometry, navit_settings
 from epd.engine.image_ops import NavitImageOps, rgb_bytes
@@ -34,30 +33,12 @@ _HEADS = {
         ("o_proj", "rowwise"),
     )
 }
-_BLOCK = r"^(vision_tower\.encoder\.blocks\.\d+)\."
 
 
 class KimiK25(ModelAdapter):
     model_type = "kimi_k25"
     modelling = "kimi_k25.modeling_kimi_k25"
     class_name = "Kimi_K25ForConditionalGeneration"
-    vision_modules = ("model.vision_tower", "model.mm_projector")
-    renames = (
-        (_BLOCK + "norm1", r"\1.norm2"),
-        (_BLOCK + "norm0", r"\1.norm1"),
-        (_BLOCK + r"mlp\.fc1", r"\1.mlp.fc2"),
-        (_BLOCK + r"mlp\.fc0", r"\1.mlp.fc1"),
-        (_BLOCK + "wo", r"\1.attn.proj"),
-        (r"^language_model\.(lm_head|model)", r"\1"),
-        (r"^model\.(?!language_model|vision_tower|mm_projector)", "model.language_model."),
-        (r"^(vision_tower|mm_projector)\.", r"model.\1."),
-        (r"\.vision_tower\.encoder\.", ".vision_tower."),
-        (r"\.blocks\.", ".layers."),
-        (r"\.pos_emb\.weight$", ".pos_emb.position_embeddings"),
-        (r"\.mm_projector\.proj\.0\.", ".mm_projector.in_proj."),
-        (r"\.mm_projector\.proj\.2\.", ".mm_projector.out_proj."),
-    )
-    joint = ((".wqkv.", (".attn.q_proj.", ".attn.k_proj.", ".attn.v_proj.")),)
     tp_plan = _HEADS
     mixers = (LatentAttention,)
 
@@ -82,14 +63,7 @@ class KimiK25(ModelAdapter):
     # --- vision -----------------------------------------------------------------------------------
 
     def image_processor(self) -> Any:
-        settings = navit_settings(self.checkpoint.preprocessor)
-        if settings.fixed_output_tokens:
-            raise ModelError(
-                f"{self.checkpoint.directory}/preprocessor_config.json gives every image "
-                f"{settings.fixed_output_tokens} rows (fixed_output_tokens), which this engine "
-                "lacks"
-            )
-        return settings
+        return navit_settings(self.checkpoint.preprocessor)
 
     def image_ops(self, processor: Any) -> NavitImageOps:
         return NavitImageOps(processor)

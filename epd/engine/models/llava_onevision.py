@@ -21,13 +21,6 @@ class LlavaOnevision(ModelAdapter):
     model_type = "llava_onevision"
     modelling = "llava_onevision.modeling_llava_onevision"
     class_name = "LlavaOnevisionForConditionalGeneration"
-    vision_modules = ("model.vision_tower", "model.multi_modal_projector", "model.image_newline")
-    renames = (
-        (r"^language_model\.lm_head", "lm_head"),
-        (r"^language_model\.(model\.)?", "model.language_model."),
-        (r"^(vision_tower|multi_modal_projector|image_newline)", r"model.\1"),
-        (r"^model\.vision_tower\.vision_model\.", "model.vision_tower."),
-    )
 
     def image_processor(self) -> Any:
         from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (

@@ -12,7 +12,6 @@ from epd.engine.delta_heads import DeltaHeads
 from epd.engine.experts import by_softmax
 from epd.engine.linear_attention import GatedDeltaNet
 from epd.engine.mixers import GatedAttention, Norm, zero_centred_norm
-from epd.engine.models.base import ModelAdapter
 from epd.engine.models.qwen_vl import LAYERS, Qwen3VL
 from epd.engine.products import Foreign
 from epd.engine.routing import Routing
@@ -35,8 +34,6 @@ class Qwen3_5(Qwen3VL):
     model_type = "qwen3_5"
     modelling = "qwen3_5.modeling_qwen3_5"
     class_name = "Qwen3_5ForConditionalGeneration"
-    skipped = (*ModelAdapter.skipped, r"^mtp\.")  # layers that draft
-    layer_types = frozenset({"full_attention", "linear_attention"})
     num_deepstack = 0
     mixers = (GatedAttention, GatedDeltaNet)
     tp_plan = LAYERS | _DELTA  # transformers would gather what these layers give

@@ -35,11 +35,6 @@ class Qwen2VL(ModelAdapter):
     model_type = "qwen2_vl"
     modelling = "qwen2_vl.modeling_qwen2_vl"
     class_name = "Qwen2VLForConditionalGeneration"
-    vision_modules = ("model.visual",)
-    renames = (
-        (r"^visual\.", "model.visual."),
-        (r"^model\.(?!language_model\.|visual\.)", "model.language_model."),
-    )
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return mrope_positions(num_tokens, items, self.config.vision_config.spatial_merge_size)
@@ -131,11 +126,6 @@ class Qwen3VLMoe(Qwen3VL):
     model_type = "qwen3_vl_moe"
     modelling = "qwen3_vl_moe.modeling_qwen3_vl_moe"
     class_name = "Qwen3VLMoeForConditionalGeneration"
-
-    def is_transposed(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-        """Published experts are [experts, in, out]; the model multiplies by [experts, out, in]."""
-        swapped = (*expected[:1], *expected[:0:-1])
-        return ".mlp.experts." in name and len(found) == 3 and found == swapped
 
     def routing(self, router: Foreign) -> Routing:
         return by_softmax(router)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from epd.engine.checkpoint import Checkpoint, ModelError
+from epd.engine.checkpoint import Checkpoint
+from epd.engine.model_directory import check_config
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.kimi import KimiK25
 from epd.engine.models.llava_onevision import LlavaOnevision
@@ -20,11 +21,6 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
 
 
 def adapter_for(checkpoint: Checkpoint, attention: str = "sdpa") -> ModelAdapter:
-    """The adapter of a checkpoint.  Raises ModelError when the family is not supported."""
-    adapter = ADAPTERS.get(checkpoint.model_type)
-    if adapter is None:
-        raise ModelError(
-            f"{checkpoint.directory} is a {checkpoint.model_type!r} model; supported are "
-            f"{', '.join(sorted(ADAPTERS))}"
-        )
-    return adapter(checkpoint, attention)
+    """The adapter of a checkpoint.  Raises ModelError, before transformers sees config.json."""
+    check_config(checkpoint)
+    return ADAPTERS[checkpoint.model_type](checkpoint, attention)
