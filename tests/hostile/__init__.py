@@ -1,0 +1,1 @@
+"""Generators of hostile input, each a pure function of a seed."""
