@@ -7,6 +7,7 @@ runs and no pickle is read.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -177,6 +178,49 @@ def test_an_index_names_files_beside_it(copy: Path, name: str) -> None:
     weight_map = {"lm_head.weight": name.format(root=copy.parent)}
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ModelError, match=r"index\.json: weight_map\.lm_head\.weight: .* beside it"):
+        check_model(str(copy), fault_of_texts=fault_here)
+
+
+def test_a_pipe_and_a_file_as_long_as_a_disk_are_not_read(copy: Path) -> None:
+    path = copy / "generation_config.json"
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ModelError, match=rf"{path} .* 1099511627776 bytes, and at most"):
+        check_model(str(copy), fault_of_texts=fault_here)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ModelError, match=rf"{path} cannot be read \(it is no regular file"):
+        check_model(str(copy), fault_of_texts=fault_here)
+
+
+TENSOR = "model.visual.merger.norm.bias"
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "words"),
+    [
+        ("data_offsets", [0, 256], "behind"),
+        ("data_offsets", [2**62, 2**62 + 256], "data_offsets"),
+        ("dtype", "Q4", "unknown dtype Q4"),
+        ("dtype", "F32", "of 512 bytes"),
+        ("shape", None, f"tensor {TENSOR}: .*shape"),
+        ("shape", [128] * 9, "shape"),
+        ("", 2**62, "header of 4611686018427387904 bytes"),
+        ("", b'{"a":' * 200_000, "recursion"),
+        ("", b"x", "bytes of tensors where"),
+    ],
+)
+def test_a_header_is_as_safetensors_has_it(copy: Path, member: str, value: Any, words: str) -> None:
+    path = copy / "model.safetensors"
+    header, data = model_dirs.read_weights(path)
+    if member:
+        header[TENSOR][member] = value
+        model_dirs.write_weights(path, header, data)
+    elif isinstance(value, int):
+        model_dirs.write_weights(path, header, data, claimed=value)
+    else:
+        deep = value if len(value) > 1 else json.dumps(header).encode()
+        model_dirs.write_weights(path, deep, data + b"more")
+    with pytest.raises(ModelError, match=f"{path} is not a whole safetensors file .*{words}"):
         check_model(str(copy), fault_of_texts=fault_here)
 
 
