@@ -56,7 +56,7 @@ from epd.transport.base import Received
 
 MAX_LOST = 256
 MAX_GONE = 64  # names that are kept though nobody has them now
-MAX_OUTSIDE = 32  # who wait for a name, and of those who were refused the last ones
+MAX_OUTSIDE = 32  # who wait for a name, and the last of those who were refused
 ACKS_BEFORE_LOST = 4  # as many may be lost before an instance takes the gateway for gone
 
 
@@ -338,13 +338,12 @@ class Registry(Component[Instance]):
             # after a cut it may have asked hundreds of times
             self._refused.append(Outsider(info, "REFUSED", self.clock.now_s(), reason))
             if len(self._refused) > MAX_OUTSIDE:
-                self._turn_away(self._refused.popleft().info.address)
+                self._turn_away(self._refused.popleft().info.address)  # it has its answer by now
             self.actor.counters["joins_refused"] += 1
             self.actor.log.warning("join refused", instance=name, epoch=epoch, reason=reason)
         self._answer(info, JoinRefused(epoch=epoch, reason=reason))
 
     def _turn_away(self, address: Address) -> None:
-        """Whoever was refused has its answer by now."""
         self.actor.bus.disconnect(_aside(address))
         if address.instance_id not in self._instances:
             self.actor.disconnect(address.instance_id)
