@@ -10,8 +10,8 @@ it.
 A member that the gateway does not know, or that has missed an update, asks again, and is answered
 with the whole registry: it is REJOINING, while the gateway still sends messages. A gateway that is
 silent may be a new one that does not know us: in CUT_OFF the member asks it, and accepts the answer
-of any gateway. In every other state messages of an earlier life of the gateway are ignored (fault
-F44). Open work goes on meanwhile: the instance only gets no new work.
+of any gateway; whichever speaks first is heard from then on. In every other state messages of an
+earlier life of the gateway are ignored (fault F44). Open work goes on meanwhile: the instance only gets no new work.
 
 A draining instance takes no new work; all else is as before. It must still learn which peers are
 lost, so it asks as a member does. It leaves when nothing is open, or when the time for that is
@@ -192,6 +192,8 @@ def _joined(known: S, rejoining: S, cut_off: S) -> tuple[Row, ...]:
         Row(known, LostOneListed, rejoining, _ASK),
         Row((known, rejoining), GatewayFellSilent, cut_off, (Do.DOUBT, *_ASK)),
         Row((rejoining, cut_off), JoinDue, None, _ASK, note="the message or its answer may be lost"),
+        Row((known, rejoining), GatewayReplaced, None, (Do.NOTE_FORMER_LOST,)),
+        Row(cut_off, GatewayReplaced, rejoining, (Do.NOTE_FORMER_LOST, Do.ARM_SILENCE), note="one speaks: its former life is heard no more"),
     )
 
 
@@ -208,15 +210,13 @@ ROWS = (
     *_joined(S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF),
     Row(_DRAINING, DrainTimedOut, S.LEFT),
     Row(_OPEN, LeaveRequested, S.LEFT),
-    Row(_OPEN, GatewayReplaced, None, (Do.NOTE_FORMER_LOST,)),
-    Row(_OPEN, RegistryBegan, None, (Do.ARM_ABSENT,)),
-    Row(_OPEN, AbsenceSettled, None, (Do.FORGET_ABSENT,)),
+    Row(_JOINED, RegistryBegan, None, (Do.ARM_ABSENT,)),
+    Row(_JOINED, AbsenceSettled, None, (Do.FORGET_ABSENT,)),
     Row(_JOINED, Refused, S.EXPELLED, (Do.EXPEL,), note="F44"),
 )
 
 IGNORES = (
-    Ignore((S.JOINING,), (Acknowledged, NewsMissed, Forgotten), "meant for an earlier life of this name"),
-    Ignore((S.JOINING, S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
+    Ignore((S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
     Ignore(_DRAINING, (DrainRequested,), "said before"),
     Ignore(_ENDED, (Welcomed, Acknowledged, NewsMissed, Forgotten, LostOneListed, GatewayReplaced, RegistryBegan, Refused, DrainRequested, LeaveRequested), "this life is over"),
 )
