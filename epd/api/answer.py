@@ -5,6 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
 
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
@@ -12,6 +16,9 @@ from epd.api.errors import ApiError, failure_event
 from epd.api.port import JsonObject
 from epd.messages import TokenLogprobs
 
+T = TypeVar("T")
+PIECE = 256  # tokens
+_json = msgspec.json.Encoder().encode
 TokenText = Callable[[int], tuple[str, bytes]]
 
 
@@ -91,6 +98,15 @@ def token_logprobs(entry: TokenLogprobs, token_text: TokenText) -> JsonObject:
         **told(entry.token_id, entry.logprob),
         "top_logprobs": [told(*top) for top in entry.top],
     }
+
+
+def raw_list(entries: Sequence[T], told: Callable[[T], object]) -> Raw:
+    """As JSON, encoded by pieces: a step of the encoder in C lets nobody else run."""
+    pieces = (
+        _json([told(entry) for entry in entries[at : at + PIECE]])[1:-1]
+        for at in range(0, len(entries), PIECE)
+    )
+    return Raw(b"[" + b",".join(pieces) + b"]")
 
 
 def finite(logprob: float) -> float:

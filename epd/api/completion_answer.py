@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from epd import __version__
-from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts, finite, token_logprobs, usage
+from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts, finite, raw_list, token_logprobs, usage
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
 from epd.api.echo import prompt_logprobs
@@ -126,7 +126,7 @@ class OpenAIAnswer(Answer):
         if num_top < 0:
             return {}
         told = prompt_logprobs(choice.prompt_logprobs, num_top, self._facts.token_text)
-        return {"prompt_logprobs": told}
+        return {"prompt_logprobs": raw_list(told, lambda position: position)}
 
     @abstractmethod
     def _said(self, choice: Choice, delta: Delta) -> JsonObject:
@@ -175,7 +175,7 @@ class ChatAnswer(OpenAIAnswer):
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> JsonObject | None:
         if self._num_logprobs < 0:
             return None
-        content = [token_logprobs(entry, self._facts.token_text) for entry in entries]
+        content = raw_list(entries, lambda entry: token_logprobs(entry, self._facts.token_text))
         return {"content": content, "refusal": None}
 
 
@@ -204,7 +204,7 @@ class CompletionAnswer(OpenAIAnswer):
         return {
             "tokens": tokens,
             "token_logprobs": [finite(entry.logprob) for entry in entries],
-            "top_logprobs": [self._top(e) for e in entries] if self._num_logprobs else None,
+            "top_logprobs": raw_list(entries, self._top) if self._num_logprobs else None,
             "text_offset": offsets,
         }
 

@@ -27,7 +27,9 @@ from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import credential, tenant_of
 from epd.api.metering import NO_METER, Meter
+from epd.api.pace import SLICE, Pace
 from epd.api.pixels import PixelBudget
+from epd.api.places import Places
 from epd.api.port import (
     Frontend,
     Generation,
@@ -47,7 +49,7 @@ from epd.api.time_limits import read_time_limits
 from epd.api.tools import CallPiece
 from epd.api.tracing import CLIENT_LEFT, Record, Tracer, describe_answer, describe_request
 from epd.api.validation import read_chat, read_completion, read_encode
-from epd.config import Limits
+from epd.config import AccessConfig, Limits
 from epd.messages import TokenLogprobs
 
 T = TypeVar("T")
@@ -67,15 +69,19 @@ class Completions:
         telemetry: Telemetry,
         tracer: Tracer = NO_TRACER,
         meter: Meter = NO_METER,
+        access: AccessConfig = AccessConfig(),  # noqa: B008 (frozen)
     ) -> None:
         """`time_limits`: the longest that a client may ask for, and what it gets if it does not."""
         self._frontend = frontend
+        self._threads = intake.threads
         self._tracer = tracer
         self._meter = meter
         self._telemetry = telemetry
         self._preparer = preparer
         self._intake = intake
         self._pixels = PixelBudget(intake.limits, self._num_encoders)
+        self._places = Places(intake.limits, access)
+        self._pace = Pace()
         self._limits = intake.limits
         self._time_limits = time_limits
         self._open: dict[str, list[GenerationStream]] = {}  # by request id
@@ -111,7 +117,8 @@ class Completions:
         status = 500
         try:
             asked = await self._read(exchange, read)
-            await self._serve(exchange, asked, kind, record)
+            with self._places.taken(exchange.headers, asked.num_choices):
+                await self._serve(exchange, asked, kind, record)
             status = exchange.status
         except ApiError as error:
             status = exchange.status or error.status
@@ -262,7 +269,8 @@ class Completions:
     ) -> None:
         deltas = await self._each(choices, lambda choice: self._collect(exchange, choice))
         pairs = list(zip(choices, deltas, strict=True))
-        body = answer.whole(pairs, _extras(exchange, asked))
+        amount = sum(_told_in_all(asked, choice) for choice in choices)
+        body = await self._tell(answer.whole, amount, pairs, _extras(exchange, asked))
         await exchange.respond(200, body)
 
     async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
@@ -289,7 +297,8 @@ class Completions:
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]
     ) -> None:
         await self._each(choices, lambda choice: self._stream(exchange, asked, answer, choice))
-        await exchange.send_events(answer.end(choices), more=False)
+        amount = sum(_told_in_all(asked, choice) for choice in choices)
+        await exchange.send_events(await self._tell(answer.end, amount, choices), more=False)
 
     async def _stream(
         self, exchange: Exchange, asked: Asked, answer: Answer, choice: Choice
@@ -301,11 +310,24 @@ class Completions:
             delta = choice.take(await self._updates(exchange, choice))
             opening = b"" if is_begun else answer.opening(choice)
             is_begun = True
-            if events := opening + answer.events(choice, delta, extras):
-                await exchange.send_events(events)
+            is_last = bool(delta.finish_reason)  # some forms then tell all of it again
+            amount = _told_in_all(asked, choice) if is_last else _size(delta.logprobs)
+            events = await self._tell(answer.events, amount, choice, delta, extras)
+            if opening or events:
+                await exchange.send_events(opening + events)
+
+    async def _tell(self, tell: Callable[..., bytes], amount: int, *what: object) -> bytes:
+        """In a turn that has room for it; what has been scored at length, on a thread."""
+        await self._pace.take(min(amount, SLICE))
+        if amount <= 2 * SLICE:  # a slice, and what the last of its updates has beyond
+            return tell(*what)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, tell, *what)
 
     async def _updates(self, exchange: Exchange, choice: Choice) -> list[GenerationUpdate]:
-        """Wait for news, then take all that is there.  Raises ApiError if the generation failed."""
+        """Wait for news, then take a slice of what is there.
+
+        Raises ApiError if the generation failed.
+        """
         stream = choice.stream
         is_first = choice.num_tokens == 0
         try:
@@ -316,13 +338,14 @@ class Completions:
                 raise ClientGone from None
             message = "the generation was ended before its answer; try again later"
             raise ApiError(503, message, code="unavailable") from None
-        updates = []
+        updates, amount = [], 0
         while update is not None:
             if update.error is not None:
                 choice.failed = True
                 raise self._failure(update.error)
             updates.append(update)
-            update = stream.next_ready()
+            amount += _size(update.logprobs) or len(update.token_ids)
+            update = stream.next_ready() if amount < SLICE else None
         if is_first and choice.index == 0 and any(u.token_ids for u in updates):
             exchange.give_back()
             self._telemetry.first_token(exchange.age_s)
@@ -373,6 +396,16 @@ def _told(error: BaseException) -> tuple[Leave, str]:
     if isinstance(error, ApiError) and error.status < 500:
         return Leave.REFUSED, error.message
     return Leave.FAULT, error.message if isinstance(error, ApiError) else repr(error)
+
+
+def _size(entries: Sequence[TokenLogprobs]) -> int:
+    """How many tokens and alternatives are told."""
+    return sum(1 + len(entry.top) for entry in entries)
+
+
+def _told_in_all(asked: Asked, choice: Choice) -> int:
+    """Likewise of a whole answer, and of its prompt."""
+    return choice.num_tokens * (1 + max(0, asked.num_logprobs)) + _size(choice.prompt_logprobs)
 
 
 def _extras(exchange: Exchange, asked: Asked) -> Extras:

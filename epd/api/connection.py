@@ -1,13 +1,18 @@
 """One client connection: uvicorn's HTTP parser, with the bounds that it leaves to a proxy.
 
 A request's head has a size and a time limit; a client that stops reading is dropped, so that a
-stalled write ends as a disconnect and nobody waits for it; what is no HTTP is answered as JSON.
+stalled write ends as a disconnect and nobody waits for it, also when the answer is complete. One
+that reads slowly is not: what counts is that the kernel gets rid of something. What is no HTTP is
+answered as JSON.
 Timers are per connection and per stall, never per token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 
 import msgspec
 from uvicorn.config import Config
@@ -33,6 +38,7 @@ class Connection(HttpToolsProtocol):
         self._write_timeout_s = write_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._unread_nbytes = 0  # at the last look
         self._head_nbytes = 0
 
     def connection_made(  # type: ignore[override]  # as uvicorn declares it
@@ -53,6 +59,8 @@ class Connection(HttpToolsProtocol):
             raise ValueError("too many requests at once")  # the parser stops; answered below
         self._head_nbytes = 0
         self._arm_head()
+        if not self.flow.write_paused:
+            self._disarm_write()  # of an answer that was complete
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -100,8 +108,34 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._arm_write()
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self.transport.get_write_buffer_size():
+            self._arm_write()
+
+    def _arm_write(self) -> None:
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self._write_timeout_s, self._drop)
+            self._unread_nbytes = self._count_unread()
+            self._write_timer = self.loop.call_later(self._write_timeout_s, self._look)
+
+    def _look(self) -> None:
+        """Nothing is written meanwhile, so that what is unread only gets less."""
+        self._write_timer = None
+        if not self.transport.get_write_buffer_size():
+            return
+        if self._count_unread() >= self._unread_nbytes:
+            self._drop()
+        else:
+            self._arm_write()
+
+    def _count_unread(self) -> int:
+        """By the client's host: bytes of our buffer, and of the kernel's."""
+        sock = self.transport.get_extra_info("socket")
+        left = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        return self.transport.get_write_buffer_size() + int.from_bytes(left, sys.byteorder)
 
     def resume_writing(self) -> None:
         self._disarm_write()

@@ -44,6 +44,7 @@ class Vocabulary:
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         added = tokenizer.get_added_tokens_decoder()
         token_bytes = TokenBytes(tokenizer)
+        self._texts: dict[int, str] = {}
         self._shown = _Lookup(token_bytes, {})
         self._hidden = _Lookup(token_bytes, {i: b"" for i, token in added.items() if token.special})
 
@@ -55,7 +56,10 @@ class Vocabulary:
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One token alone: its text, broken if it holds part of a character, and its bytes."""
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            self._texts[token_id] = text
         return text, self._shown[token_id]
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from epd.api.answer import Facts, token_logprobs
+from msgspec import Raw
+
+from epd.api.answer import Facts, raw_list, token_logprobs
 from epd.api.asked import Asked
 from epd.api.choice import Choice
 from epd.api.errors import ApiError
@@ -108,8 +110,8 @@ class ResponseAnswer(PartsAnswer):
         logprobs = self._told(part.logprobs)
         return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
 
-    def _told(self, entries: Sequence[TokenLogprobs]) -> list[JsonObject]:
-        return [token_logprobs(entry, self._facts.token_text) for entry in entries]
+    def _told(self, entries: Sequence[TokenLogprobs]) -> Raw:
+        return raw_list(entries, lambda entry: token_logprobs(entry, self._facts.token_text))
 
     # --- events -----------------------------------------------------------------------------------
 

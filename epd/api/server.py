@@ -207,6 +207,7 @@ class ApiServer:
             self._telemetry,
             self._tracer,
             self._meter,
+            self._config.access,
         )
         self._completions = completions
         cluster = Cluster(self._frontend, self._config)

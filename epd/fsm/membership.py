@@ -10,8 +10,8 @@ it.
 A member that the gateway does not know, or that has missed an update, asks again, and is answered
 with the whole registry: it is REJOINING, while the gateway still sends messages. A gateway that is
 silent may be a new one that does not know us: in CUT_OFF the member asks it, and accepts the answer
-of any gateway. In every other state messages of an earlier life of the gateway are ignored (fault
-F44). Open work goes on meanwhile: the instance only gets no new work.
+of any gateway; whichever speaks first is heard from then on. In every other state messages of an
+earlier life of the gateway are ignored (fault F44). Open work goes on meanwhile: the instance only gets no new work.
 
 A draining instance takes no new work; all else is as before. It must still learn which peers are
 lost, so it asks as a member does. It leaves when nothing is open, or when the time for that is
@@ -213,6 +213,8 @@ def _joined(known: S, rejoining: S, cut_off: S) -> tuple[Row, ...]:
         Row(known, LostOneListed, rejoining, _ASK),
         Row((known, rejoining), GatewayFellSilent, cut_off, (Do.DOUBT, *_ASK)),
         Row((rejoining, cut_off), JoinDue, None, _ASK, note="the message or its answer may be lost"),
+        Row((known, rejoining), GatewayReplaced, None, (Do.NOTE_FORMER_LOST,)),
+        Row(cut_off, GatewayReplaced, rejoining, (Do.NOTE_FORMER_LOST, Do.ARM_SILENCE), note="one speaks: its former life is heard no more"),
     )
 
 
@@ -234,15 +236,13 @@ ROWS = (
     *_joined(S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF),
     Row(_DRAINING, DrainTimedOut, S.LEFT),
     Row(_OPEN, LeaveRequested, S.LEFT),
-    Row(_OPEN, GatewayReplaced, None, (Do.NOTE_FORMER_LOST,)),
-    Row(_OPEN, RegistryBegan, None, (Do.ARM_ABSENT,)),
-    Row(_OPEN, AbsenceSettled, None, (Do.FORGET_ABSENT,)),
+    Row(_JOINED, RegistryBegan, None, (Do.ARM_ABSENT,)),
+    Row(_JOINED, AbsenceSettled, None, (Do.FORGET_ABSENT,)),
     Row(_JOINED, Refused, S.EXPELLED, (Do.EXPEL,), note="F44"),
 )
 
 IGNORES = (
-    Ignore(_ASKING, (Acknowledged, NewsMissed, Forgotten), "meant for an earlier life of this name"),
-    Ignore((*_ASKING, S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
+    Ignore((S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
     Ignore(_DRAINING, (DrainRequested,), "said before"),
     Ignore(_JOINED, (NameTaken, HolderGone), "it has been welcomed since"),
     Ignore((S.JOINING,), (HolderGone,), "it asks anew"),

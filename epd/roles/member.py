@@ -138,7 +138,7 @@ class Member(Component[MembershipMachine]):
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
-        if self.actor.is_former(received):
+        if not self._hears(received):
             return
         message: HeartbeatAck = received.message
         if not message.known:
@@ -147,6 +147,14 @@ class Member(Component[MembershipMachine]):
             self._fire(NewsMissed(message.cluster_s))
         else:
             self._fire(Acknowledged(message.cluster_s))
+
+    def _hears(self, received: Received) -> bool:
+        """Whoever speaks is followed, and from then on its former lives are over, whatever of them
+        comes late.  Before the welcome nobody is: no clock would end that, if it fell silent."""
+        if not self.actor.knows_time or self.actor.is_former(received):
+            return False
+        self._follow(received)
+        return True
 
     def _follow(self, received: Received) -> None:
         """Of a new gateway: it counts anew."""
@@ -257,10 +265,7 @@ class Member(Component[MembershipMachine]):
     @receives(Membership)
     def on_membership(self, received: Received) -> None:
         message: Membership = received.message
-        if self.actor.is_former(received):
-            return
-        self._follow(received)
-        if message.version <= self._version:
+        if not self._hears(received) or message.version <= self._version:
             return
         if received.epoch != self._registry_epoch:
             self._registry_epoch, self._listed = received.epoch, set()

@@ -242,6 +242,8 @@ class Requests(Component[Request]):
                 received.source,
                 RequestFailed(request_id=request_id, attempt=attempt, failure=failure),
             )
+        elif request is not None:
+            self._tell_alive(key)  # or what says so by itself was lost, again and again
 
     # --- the step loop ----------------------------------------------------------------------------
 

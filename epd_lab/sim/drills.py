@@ -227,7 +227,7 @@ DRILLS: tuple[Drill, ...] = (
         fires=(
             "GENERATION:PREPARING>AWAITING_TOPOLOGY",
             "LINK:PeerLost",
-            "MEMBERSHIP:CUT_OFF>MEMBER",
+            "MEMBERSHIP:CUT_OFF>REJOINING",
         ),
     ),
     Drill(

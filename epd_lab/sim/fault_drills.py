@@ -12,6 +12,7 @@ from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill, replace_timing
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.link_drills import ROOMY
+from epd_lab.sim.network import Conditions
 from epd_lab.sim.storage import DiskConditions
 from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.tier_drills import RING, SEEN_AGAIN, TIERS
@@ -276,6 +277,23 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         why="clients of a dead gateway see their connection break, or nobody there",
         mutants=("a_former_gateway_is_believed",),
         to_s=1.3,
+    ),
+    Drill(
+        "a-successor-is-heard-but-not-its-welcome",
+        ("F35", "F44", "F58"),
+        topology="1e2p2d",
+        work=Workload(16, image_share=0.5, spread_s=5.0),
+        network=Conditions(loss=0.1),
+        settings=Settings(timing=replace_timing(accept_timeout_s=0.4)),
+        faults=(
+            Fault("haunt", "gateway", duration_s=2.8, factor=0.1),
+            Fault("kill", "e0", duration_s=0.3),
+        ),
+        fires=("former Membership",),
+        may_fail=Excuse(frozenset({"gateway", "lost", "deadline", "unavailable"}), refusals=True),
+        why="clients of a dead gateway see their connection break; attempts lose messages",
+        mutants=("numbers_of_two_registries_are_compared",),
+        to_s=1.2,
     ),
     Drill(
         "grants-of-the-lost",

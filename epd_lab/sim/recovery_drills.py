@@ -196,6 +196,22 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         mutants=("a_list_outlives_its_registry",),
     ),
     Drill(
+        "signs-of-life-lost",
+        ("F16", "F20"),
+        work=Workload(24, image_share=0.0, max_tokens=60, spread_s=0.5),
+        network=Conditions(loss=0.3),
+        settings=Settings(
+            num_blocks=20,
+            costs=Costs(step_base_s=0.1),
+            timing=replace_timing(accept_timeout_s=0.4, stall_timeout_s=3.0, lost_after_s=4.0),
+        ),
+        may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
+        why="four attempts can each lose a message that only the next attempt repeats",
+        fires=("lost",),
+        mutants=("who_waits_is_silent_when_inquired_after",),
+        calm={"network.loss": 0.0, "settings.num_blocks": 256},
+    ),
+    Drill(
         "last-messages-lost",
         ("F16", "F20"),
         topology="1e1p2d",

@@ -129,6 +129,34 @@ def test_a_gateway_that_was_followed_is_lost_and_its_messages_are_over() -> None
         assert len(welcome(at, epoch=2)) == 1
 
 
+@pytest.mark.parametrize("says", ["list", "ack"])
+def test_whoever_speaks_is_followed_and_its_former_lives_are_over(says: str) -> None:
+    """The welcome of a new gateway was lost: what the former one said still comes."""
+    with member() as at:
+        in_state(at.role.membership, S.CUT_OFF)
+        if says == "list":
+            news(at, epoch=3)
+        else:
+            at.tell(
+                "on_heartbeat_ack",
+                HeartbeatAck(known=False, version=1, cluster_s=5.0),
+                GATEWAY,
+                epoch=3,
+            )
+        assert at.role.membership.gateway_epoch == 3
+        news(at, "p0", lost=(Address("p0", 1, ""),), epoch=2, more=9)
+        assert ("p0", 1) not in at.actor.lost and at.role.membership.gateway_epoch == 3
+
+
+def test_before_its_welcome_it_follows_nobody() -> None:
+    """No clock would end that, if the one that spoke fell silent."""
+    with member() as at:
+        in_state(at.role.membership, S.JOINING)
+        at.role.membership.gateway_epoch = 0
+        news(at, epoch=3)
+        assert at.role.membership.gateway_epoch == 0
+
+
 def test_who_is_refused_says_so_and_is_silent() -> None:
     with member() as at:
         expelled = at.role.on_expelled = mock.Mock()

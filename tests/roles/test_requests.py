@@ -108,12 +108,14 @@ def inquiry(at: Desk, request_id: str) -> list[Any]:
     return at.tell("on_inquiry", RequestInquiry(request_id=request_id, attempt=1), GATEWAY)
 
 
-def test_who_inquires_after_what_has_ended_is_told_so_and_else_nothing() -> None:
+def test_who_inquires_is_told_what_waits_and_what_has_ended_and_else_nothing() -> None:
     with requests() as at:
         lost = RequestFailed(request_id="a", attempt=1, failure=LOST)
         hang(at)
-        begin(at, "a")
-        assert inquiry(at, "a") == [] and inquiry(at, "never heard of") == []
+        request = begin(at, "a")
+        assert inquiry(at, "a") == [RequestAccepted(request_id="a", attempt=1)], "it waits here"
+        request.num_sent = 1
+        assert inquiry(at, "a") == [] and inquiry(at, "never heard of") == [], "its tokens say so"
         abort(at, "a")
         assert inquiry(at, "a") == [lost], "for its client it has"
         abort(at, "b")

@@ -15,9 +15,11 @@ from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import Outgoing
 from epd.fsm.room import Room
+from epd.messages import Membership
 from epd.roles.base import Actor
 from epd.roles.encode import EncodeRole
 from epd.roles.incoming import IncomingRooms
+from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.registry import Registry
 from epd.roles.rooms import Rooms
@@ -29,7 +31,7 @@ from epd_lab.sim.breaks import Broken
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.storage import SimStorage
 from epd_lab.sim.transfer import SimTransferEngine
-from tests.sim.planting import mutant, several
+from tests.sim.planting import mutant, row, several
 
 # --- calls that raise -----------------------------------------------------------------------------
 
@@ -300,6 +302,26 @@ def a_dead_thread_leaves_its_futures() -> Iterator[None]:
 def a_former_gateway_is_believed() -> Iterator[None]:
     """F35, F58: the members that a gateway's earlier life knew count, when it speaks last."""
     with mock.patch.object(membership.Membership, "is_former", lambda self, epoch: False):
+        yield
+
+
+@mutant
+def numbers_of_two_registries_are_compared() -> Iterator[None]:
+    """F35, F44: who lost the welcome of a new gateway goes on with a list of the former one."""
+    former = Actor.is_former
+
+    def unfollowed(self: Member, received: Received) -> bool:
+        is_list = isinstance(received.message, Membership)
+        if former(self.actor, received):
+            return False
+        if is_list:
+            self._follow(received)
+        return True
+
+    effects = (membership.Do.NOTE_FORMER_LOST,)
+    cut_off = (membership.S.CUT_OFF, membership.S.DRAINING_CUT_OFF)
+    rows = (row(membership.TABLE, s, membership.GatewayReplaced, None, effects) for s in cut_off)
+    with several(mock.patch.object(Member, "_hears", unfollowed), *rows):
         yield
 
 

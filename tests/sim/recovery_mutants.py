@@ -172,6 +172,19 @@ def nobody_asks_for_last_messages() -> Iterator[None]:
 
 
 @mutant
+def who_waits_is_silent_when_inquired_after() -> Iterator[None]:
+    """F16, F20: signs of life that are lost are missed by the clock of the last resort alone."""
+    inquired = Requests.on_inquiry
+
+    def silent(self: Requests, received: Received) -> None:
+        with mock.patch.object(self, "_tell_alive"):
+            inquired(self, received)
+
+    with mock.patch.object(Requests, "on_inquiry", silent):
+        yield
+
+
+@mutant
 def prefill_says_the_first_token() -> Iterator[None]:
     """F20: so the gateway believes that decode has the request, and does not miss prefill."""
     tell_alive = Requests._tell_alive
