@@ -1,8 +1,10 @@
 """Work on what strangers sent, in a child that may die: the side of its owner (`fork_server`).
 
 Each piece of work has a process of its own, with bounds of time, memory and stack, and two
-outcomes: it ended, or it died of something.  The fork server is started by the first piece and
-again after it was lost; it ends with its owner, also by kill -9.
+outcomes: it is done, or its process died of something.  The fork server is started by the first
+piece and again after it was lost; it ends with its owner, also by kill -9.  A `Lane` bounds how
+many pieces run and wait: behind a lane of little time that many share, one of more time takes what
+is slow, so that slow work never holds up other work for long.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ class Died:
 
     said: bytes
     cause: Cause
+
+
+class LaneFull(Exception):
+    """As many wait as may: nothing was done."""
 
 
 class ServerLost(Exception):
@@ -146,6 +152,28 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+class Lane:
+    """Work of equal bounds: so many run side by side, and so many wait, first come first served."""
+
+    def __init__(self, server: ForkServer, bounds: Bounds, places: int, max_waiting: int) -> None:
+        self.bounds = bounds
+        self._server = server
+        self._places = asyncio.Semaphore(places)
+        self._most = places + max_waiting
+        self._count = 0
+
+    async def run(self, request: bytes) -> Done | Died:
+        """Raises LaneFull, ServerLost."""
+        if self._count >= self._most:
+            raise LaneFull
+        self._count += 1
+        try:
+            async with self._places:
+                return await self._server.run(request, self.bounds)
+        finally:
+            self._count -= 1
 
 
 async def _converse(talk: socket.socket, request: bytes) -> bytes:

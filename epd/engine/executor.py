@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from epd.engine.base import DeviceLost, EngineError
+from epd.engine.base import LAUNCH_STACK_NBYTES, DeviceLost, EngineError
 
 T = TypeVar("T")
 Deliver = Callable[[BaseException | None], None]
@@ -138,7 +138,9 @@ class _Threads:
         max_queue: int,
         completion: Completion,
         on_start: Callable[[], None] = lambda: None,
+        stack_nbytes: int = 0,
     ) -> None:
+        """`stack_nbytes`: of each thread; 0: what threads have."""
         self._on_start = on_start
         self._name = name
         self._max_queue = max_queue
@@ -153,8 +155,10 @@ class _Threads:
             threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True)
             for i in range(num_threads)
         ]
+        usual_nbytes = threading.stack_size(stack_nbytes)
         for thread in self._threads:
             thread.start()
+        threading.stack_size(usual_nbytes)
 
     def submit(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], weight: Weight = Weight.STEP
@@ -275,7 +279,9 @@ class DeviceExecutor:
         first on the launch thread: which device is current is thread-local."""
         self.streams = streams
         self._completion: Completion = completion or Completion()
-        self._launch = _Threads(f"{name}-launch", 1, max_queue, self._completion, on_start)
+        self._launch = _Threads(
+            f"{name}-launch", 1, max_queue, self._completion, on_start, LAUNCH_STACK_NBYTES
+        )
         self._pool = _Threads(f"{name}-pool", num_pool_threads, max_queue, Completion())
 
     def launch(

@@ -1,0 +1,1 @@
+"""Generators of hostile input, one module for each kind: pure functions of a seed."""
