@@ -106,7 +106,9 @@ class GrammarProofs:
 
     def _judged(self, ended: Done | Died, param: str, bounds: Bounds) -> Outcome:
         """Raises ApiError for what was no fault of the text."""
-        word = msgspec.msgpack.decode(ended.said, type=Word) if ended.said else Trying(param)
+        word: Word = Trying(param)
+        if ended.said:
+            word = msgspec.msgpack.decode(ended.said, type=Word)
         if isinstance(word, Broken):  # 500, and the log has it
             raise NotProved(word.trace)
         if isinstance(ended, Died):

@@ -98,7 +98,7 @@ def test_a_required_tool_is_called(server: Server) -> None:
 
 
 async def test_a_grammar_that_kills_its_compiler_is_refused(server: Server) -> None:
-    """Fault F66: the gateway lives on, and a neighbour waits neither for these nor for slow ones."""
+    """Fault F66: the gateway lives on, and a neighbour waits neither for these nor for slow."""
     pids = {process.pid for process in server.processes()}
     messages = [{"role": "user", "content": "hello"}]
 

@@ -8,8 +8,8 @@ SLOW = {"type": "integer", "multipleOf": 1234577}
 
 def chain(length: int, name: str = "r") -> str:
     """Rules, or terminals, each of which is the next."""
-    rules = "".join(f"{name}{i:x}:{name}{i + 1:x}\n" for i in range(length))
-    return f'start:{name}0\n{rules}{name}{length:x}:"b"'
+    rules = "".join(f"{name}{i}:{name}{i + 1}\n" for i in range(length))
+    return f'start:{name}0\n{rules}{name}{length}:"b"'
 
 
 CHAIN, TERMINALS = chain(4000), chain(4000, "A")
