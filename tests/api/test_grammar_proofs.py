@@ -24,13 +24,13 @@ import pytest
 from epd.api import grammar_proofs
 from epd.api.errors import ApiError
 from epd.api.grammar_proofs import GrammarProofs
-from epd.api.structured import Constraint, read_constraint, to_grammar
+from epd.api.structured import Constraint, read_constraint
 from epd.api.tools import ToolUse, read_tools
 from epd.engine.base import LAUNCH_STACK_NBYTES, PROOF_STACK_NBYTES
 from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.grammars import VOCAB_SIZE, next_tokens
-from tests.hostile.deadly import CHAIN, ENDLESS, SLOW
+from tests.hostile.deadly import CHAIN, ENDLESS, SLOW, chain
 from tests.hostile.grammars import grammar, regex
 from tests.hostile.schemas import schema
 
@@ -71,13 +71,14 @@ async def test_a_death_is_a_refusal_and_is_remembered(proofs: GrammarProofs) -> 
     for source, param in (
         (schema_of(ENDLESS), PARAM),
         (Constraint("grammar", CHAIN, "guided_grammar"), "guided_grammar"),
+        (Constraint("grammar", chain(2000), "ebnf"), "ebnf"),  # passes where a stack has 8 MiB
         (use, "tools[1].function.parameters"),
     ):
         for _ in range(2):
             error = await refused(proofs, source)
             assert (error.status, error.param) == (400, param)
             assert "too deeply" in error.message
-    assert told(proofs) == {"crash": 3, "remembered": 3}
+    assert told(proofs) == {"crash": 4, "remembered": 4}
 
 
 async def test_what_takes_long_is_refused_and_holds_up_no_other(proofs: GrammarProofs) -> None:
@@ -131,10 +132,30 @@ def test_the_gateway_does_not_even_load_the_compiler() -> None:
     assert json.loads(done.stdout) == []
 
 
+LAUNCHED = f"""
+import asyncio
+from epd.engine.executor import DeviceExecutor
+from epd.engine.grammar import Grammars
+from tests.hostile.deadly import CHAIN
+async def main():
+    executor, grammars = DeviceExecutor(), Grammars({str(CHECKPOINT)!r}, {VOCAB_SIZE})
+    assert await executor.launch(grammars.fault, CHAIN) == ""
+asyncio.run(main())
+"""
+
+
 def test_an_instance_has_more_stack_than_a_proof() -> None:
-    """A chain that dies of the proof's bounds, on the stack of the launch thread."""
+    """A chain of three times what a proof lets pass does not end the launch thread."""
     assert LAUNCH_STACK_NBYTES >= 8 * PROOF_STACK_NBYTES
-    assert survives([to_grammar(Constraint("grammar", CHAIN, "guided_grammar"))])
+    subprocess.run([sys.executable, "-c", LAUNCHED], check=True, timeout=60)
+
+
+async def test_what_cannot_be_followed_for_a_few_tokens_is_refused(proofs: GrammarProofs) -> None:
+    """It compiles and has a first mask; behind `{` its parser gives up."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1100)}}
+    error = await refused(proofs, schema_of(wide))
+    assert (error.status, error.param) == (400, PARAM)
+    assert "Current row has" in error.message
 
 
 # --- the fuzzer: the test of each new llguidance ------------------------------------------------
