@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from epd.api.chat import ChatRenderer
 from epd.api.chat_message import ChatMessage, MessagePart
@@ -18,11 +18,12 @@ from epd.api.data_url import Bound, data_nbytes, image_bound, is_data_url, video
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
 from epd.api.exchange import while_wanted
+from epd.api.grammar_proofs import GrammarProofs
 from epd.api.identity import scope_of
 from epd.api.media import MediaFetcher
 from epd.api.medium import Measurer, Medium, Source
 from epd.api.model_texts import sampling_defaults
-from epd.api.port import PreparedItem
+from epd.api.port import Metric, PreparedItem
 from epd.api.reasoning import Place, place_of
 from epd.api.structured import Constraint
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
@@ -33,9 +34,6 @@ from epd.engine.container import load_av
 from epd.engine.image_opening import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
-
-if TYPE_CHECKING:
-    from epd.engine.grammar import Grammars
 
 T = TypeVar("T")
 
@@ -95,7 +93,6 @@ class Preparer:
         self._measurer = Measurer(directory, self._renderer.config, config.limits)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
-        self._grammars: Grammars | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
         # Of its own: a text does not wait for somebody's video.
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="epd-render")
@@ -105,6 +102,7 @@ class Preparer:
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
+        self._proofs = GrammarProofs(directory, self.vocab_size)
         if self.takes_images:
             load_pillow()  # now, not in the first request
         if self._measurer.video is not None:
@@ -113,7 +111,7 @@ class Preparer:
         self.defaults: Mapping[str, object] = sampling_defaults(directory)
 
     async def close(self) -> None:
-        await self._fetcher.close()
+        await asyncio.gather(self._fetcher.close(), self._proofs.close())
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._texts.shutdown(wait=False, cancel_futures=True)
 
@@ -279,17 +277,11 @@ class Preparer:
         return self._measurer.frames(sources, part.sampling.fps, part.params, scope)
 
     async def grammar(self, constraint: Constraint | ToolUse) -> str:
-        """The text that constrains the answer.  Raises ApiError 400."""
-        loop = asyncio.get_running_loop()
-        check = while_wanted(self._checked_grammar)
-        return await loop.run_in_executor(self._texts, check, constraint)
+        """The text that constrains the answer.  Raises ApiError."""
+        return await self._proofs.grammar(constraint)
 
-    def _checked_grammar(self, constraint: Constraint | ToolUse) -> str:
-        if self._grammars is None:  # seldom asked for, and a large vocabulary takes its time
-            from epd.engine.grammar import Grammars
-
-            self._grammars = Grammars(self._config.model_dir, self.vocab_size)
-        return constraint.checked_grammar(self._grammars.fault)
+    def samples(self) -> Iterator[Metric]:
+        return self._proofs.samples()
 
     # --- text -------------------------------------------------------------------------------------
 

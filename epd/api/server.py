@@ -287,8 +287,9 @@ class ApiServer:
 
     async def _metrics(self, exchange: Exchange) -> None:
         assert self._intake is not None
+        assert self._preparer is not None
         samples = [*self._frontend.metrics(), *self._telemetry.samples(), *self._tracer.samples()]
-        samples.append(self._intake.sample())
+        samples += [self._intake.sample(), *self._preparer.samples()]
         await exchange.respond(200, exposition(samples), CONTENT_TYPE)
 
     async def _profile(self, exchange: Exchange, *, starts: bool) -> None:

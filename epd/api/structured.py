@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epd.api import fields
-from epd.api.errors import bad_request
+from epd.api.errors import ApiError, bad_request
 from epd.api.port import JsonObject
 
 MAX_CHARS = 64 << 10  # of a schema or grammar: compiling is work that any client could ask for
 ANY_OBJECT = {"type": "object"}
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+Watch = Callable[[str | ApiError], None]
 
 # As json.dumps writes it, which is what models have read most of.
 SPACING: JsonCompileOptions = {
@@ -37,6 +39,10 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _ONE = ("items", "additionalProperties", "not", "contains", "if", "then", "else")
 
 
+def unwatched(_: str | ApiError) -> None:
+    """Of nobody's interest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """What an answer must be; `value` is checked for its JSON type only."""
@@ -45,22 +51,33 @@ class Constraint:
     value: object
     param: str  # where it stood, for complaints
 
-    def checked_grammar(self, fault: Callable[[str], str]) -> str:
+    def checked_grammar(self, fault: Callable[[str], str], watch: Watch = unwatched) -> str:
         """llguidance's text, if an answer can follow it; `fault` says why none can.  Slow for large
-        schemas.  Raises ApiError 400."""
-        grammar = to_grammar(self)
+        schemas, and native code may end its process.  `watch` hears what is to be said then: the
+        field that is compiled, or an error whose place is still looked for.  Raises ApiError 400.
+        """
+        watch(self.param)
+        try:
+            grammar = to_grammar(self)
+        except (ValueError, RecursionError) as error:  # no Unicode, no JSON, too deep
+            raise self._refused("", str(error)) from None
         reason = fault(grammar)
         if not reason:
             return grammar
-        where = self.param
+        refused = self._refused("", reason)
         if self.kind == "json":
+            watch(refused)
             root = self.value
-            where += _place(
-                root, root, lambda part: fault(to_grammar(Constraint("json", part, "")))
-            )
+            place = _place(root, root, lambda part: fault(to_grammar(Constraint("json", part, ""))))
+            refused = self._refused(place, reason)
+        raise refused
+
+    def _refused(self, place: str, reason: str) -> ApiError:
+        """`place`: within the field."""
         first_line, *rest = reason.strip().splitlines()
         told = " ".join([first_line, *(line.strip() for line in rest[:3])])[:300]
-        raise bad_request(f"{where} cannot be followed: {told}", self.param, "invalid_schema")
+        message = f"{self.param}{place} cannot be followed: {told}"
+        return bad_request(message, self.param, "invalid_schema")
 
 
 def read_constraint(present: Mapping[str, object]) -> Constraint | None:
@@ -122,7 +139,7 @@ def _of(kind: str, value: object, param: str) -> Constraint:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise bad_request(f"{param} is not JSON: {error}", param) from None
         if not isinstance(value, bool):
             fields.mapping(value, param)
@@ -133,9 +150,17 @@ def _of(kind: str, value: object, param: str) -> Constraint:
         ]
     else:
         fields.string(value, param)
-    if len(json.dumps(value)) > MAX_CHARS:
+    if num_chars(value, param) > MAX_CHARS:
         raise bad_request(f"{param} has more than {MAX_CHARS} characters; simplify it", param)
     return Constraint(kind, value, param)
+
+
+def num_chars(value: object, param: str) -> int:
+    """Of its JSON text.  Raises ApiError 400."""
+    try:
+        return len(json.dumps(value))
+    except RecursionError:
+        raise bad_request(f"{param} nests too deeply; simplify it", param) from None
 
 
 # --- to a grammar ---------------------------------------------------------------------------------

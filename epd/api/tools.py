@@ -23,7 +23,7 @@ from epd.api import fields
 from epd.api.errors import bad_request
 from epd.api.port import JsonObject
 from epd.api.stop import overlap
-from epd.api.structured import MAX_CHARS, SPACING, Constraint, as_rule
+from epd.api.structured import MAX_CHARS, SPACING, Constraint, Watch, as_rule, num_chars, unwatched
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
@@ -60,7 +60,7 @@ class ToolUse:
         """Whether a grammar says what the answer is."""
         return bool(self.forced or self.otherwise)
 
-    def checked_grammar(self, fault: Callable[[str], str]) -> str:
+    def checked_grammar(self, fault: Callable[[str], str], watch: Watch = unwatched) -> str:
         """Of a shaped answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
         callees = self.forced or tuple(tool["function"]["name"] for tool in self.tools)
         bodies = []
@@ -69,21 +69,22 @@ class ToolUse:
             if function["name"] in callees:
                 parameters = function.get("parameters") or NO_PARAMETERS
                 param = f"tools[{index}].function.parameters"
-                Constraint("json", parameters, param).checked_grammar(fault)
+                Constraint("json", parameters, param).checked_grammar(fault, watch)
                 bodies.append(_call_schema(function["name"], parameters))
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         text = json.dumps({**schema, "x-guidance": SPACING})
         more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
         text_rule = ""
         if not self.forced and self.otherwise is not None:
-            self.otherwise.checked_grammar(fault)
+            self.otherwise.checked_grammar(fault, watch)
             text_rule = f" | {as_rule(self.otherwise)}"
         rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
         # As one token where the vocabulary has it, else spelled out.
         special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
         spelled = f'{rules}call: "{OPEN}\\n" body "\\n{CLOSE}"\n'
+        watch("tools")
         grammar = spelled if fault(special) else special
-        return Constraint("grammar", grammar, "tools").checked_grammar(fault)
+        return Constraint("grammar", grammar, "tools").checked_grammar(fault, watch)
 
 
 def _call_schema(name: str, parameters: Mapping[str, object]) -> JsonObject:
@@ -182,7 +183,7 @@ def _tool(value: object, name: str) -> Tool:
         raise bad_request(message, f"{path}.name")
     if function.get("parameters") is not None:
         fields.mapping(function["parameters"], f"{path}.parameters")
-    if len(json.dumps(function)) > MAX_CHARS:
+    if num_chars(function, path) > MAX_CHARS:
         raise bad_request(f"{path} has more than {MAX_CHARS} characters; shorten it", path)
     return {"type": "function", "function": cast("Function", function)}
 

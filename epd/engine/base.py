@@ -19,6 +19,8 @@ OnLayers = Callable[[int], None]
 Progress = Callable[[str, int, int], None]  # stage, bytes of its weights that are read, of how many
 Taker = Callable[[Any], None]  # of a tensor that is there, which it does not keep
 Buffer = Any  # bytes of the host, or what says where on a device they lie
+# Grammars overflow no stack on the launch thread that did not overflow the other, in their proof.
+LAUNCH_STACK_NBYTES, PROOF_STACK_NBYTES = 64 << 20, 4 << 20
 PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
 
 

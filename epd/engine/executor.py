@@ -48,7 +48,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from epd.engine.base import DeviceLost, EngineError
+from epd.engine.base import LAUNCH_STACK_NBYTES, DeviceLost, EngineError
 
 T = TypeVar("T")
 Deliver = Callable[[BaseException | None], None]
@@ -139,7 +139,9 @@ class _Threads:
         max_queue: int,
         completion: Completion,
         on_start: Callable[[], None] = lambda: None,
+        stack_nbytes: int = 0,
     ) -> None:
+        """`stack_nbytes`: of each thread; 0: what threads have."""
         self._on_start = on_start
         self._name = name
         self._max_queue = max_queue
@@ -154,8 +156,10 @@ class _Threads:
             threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True)
             for i in range(num_threads)
         ]
+        usual_nbytes = threading.stack_size(stack_nbytes)
         for thread in self._threads:
             thread.start()
+        threading.stack_size(usual_nbytes)
 
     def submit(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], weight: Weight = Weight.STEP
@@ -276,7 +280,9 @@ class DeviceExecutor:
         first on the launch thread: which device is current is thread-local."""
         self.streams = streams
         self._completion: Completion = completion or Completion()
-        self._launch = _Threads(f"{name}-launch", 1, max_queue, self._completion, on_start)
+        self._launch = _Threads(
+            f"{name}-launch", 1, max_queue, self._completion, on_start, LAUNCH_STACK_NBYTES
+        )
         self._pool = _Threads(f"{name}-pool", num_pool_threads, max_queue, Completion())
         self._num_pool_threads = num_pool_threads
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]

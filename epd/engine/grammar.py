@@ -8,6 +8,11 @@ a grammar is a function of the tokens of the answer so far: whoever samples toke
 on decode, or on another instance after a migration, replays the first `i` into a matcher.  Matchers
 of recent requests are kept, so that a step usually replays one token.
 
+Native code may overflow its stack, so the gateway proves a grammar in a child that may die: it
+compiles it, makes masks and takes tokens along some answers (`proof`), under the limits of an
+engine and on a stack that is a sixteenth of the launch thread's (`engine.base`).  What has passed
+there passes at every instance.
+
 Masks come from llguidance (https://github.com/guidance-ai/llguidance): an abi3 wheel without
 dependencies, which needs no torch and so serves the gateway as well.
 """
@@ -15,6 +20,8 @@ dependencies, which needs no torch and so serves the gateway as well.
 from __future__ import annotations
 
 import contextlib
+import random
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +30,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from epd.engine.checkpoint import read_eos_token_ids
 
 MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
+MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
+NUM_WALKS, MAX_WALK_TOKENS = 3, 32  # answers that a proof begins
+# A lexer's state has 1 to 2 KiB, and a few thousand of them are many.
+LIMITS = LLParserLimits(max_lexer_states=32_000, verbose_errors=False)
 
 
 @dataclass(slots=True)
@@ -69,7 +80,7 @@ class Grammars:
 
     def fault(self, grammar: str) -> str:
         """Why no answer can follow this grammar; empty if one can."""
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = self._matcher(grammar)
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
@@ -77,6 +88,35 @@ class Grammars:
         if matcher.is_stopped() and not matcher.is_accepting():
             return "nothing satisfies it"
         return ""
+
+    def proof(self, grammar: str) -> str:
+        """Of a grammar without fault: why an engine could not work with it; empty if it can."""
+        began_s = time.process_time()
+        matcher = self._matcher(grammar)
+        if time.process_time() - began_s > MAX_BUILD_S:
+            return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
+        reasons = [self._walk(matcher.deep_copy(), seed) for seed in range(NUM_WALKS)]
+        return reasons[0] if all(reasons) else ""
+
+    def _walk(self, matcher: LLMatcher, seed: int) -> str:
+        """Begin one answer of those that it admits, and go back in it; why that failed."""
+        draw, num_taken = random.Random(seed), 0
+        while num_taken < MAX_WALK_TOKENS and not matcher.is_stopped():
+            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            admitted = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            if not len(admitted):
+                break
+            token = int(draw.choice(admitted)) if seed else int(admitted[0])
+            if not matcher.try_consume_tokens([token]):
+                return _reason(matcher) or f"token {token} cannot follow, though it is admitted"
+            num_taken += 1
+        if not matcher.is_error():
+            matcher.rollback(num_taken // 2)
+            matcher.compute_bitmask()
+        return _reason(matcher)
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
 
     def allowed(
         self, request_id: str, grammar: str, token_ids: Sequence[int]
@@ -102,7 +142,7 @@ class Grammars:
             ends = min(len(kept.token_ids), len(token_ids))
             same = next((at for at, (a, b) in enumerate(pairs) if a != b), ends)
         if kept is None or kept.grammar != grammar or not kept.go_back(same):
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            matcher = self._matcher(grammar)
             self._kept[request_id] = kept = _Replayed(grammar, matcher, [])
         self._kept.move_to_end(request_id)
         while len(self._kept) > MAX_MATCHERS:

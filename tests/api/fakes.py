@@ -219,6 +219,9 @@ class FakePreparer:
     async def grammar(self, constraint: Any) -> str:
         return "a grammar"
 
+    def samples(self) -> list[Metric]:
+        return []
+
     async def tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [*([2] if add_special_tokens else []), *map(ord, text)]
 

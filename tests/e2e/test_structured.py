@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from epd.cli.model_check import BUNDLED_NAME
 from tests.e2e.server import Server
+from tests.hostile.deadly import CHAIN, ENDLESS, SLOW, TERMINALS
 from tests.receipt import RECEIPT, is_receipt
 
 pytestmark = pytest.mark.timeout(300)
@@ -93,3 +95,37 @@ def test_a_required_tool_is_called(server: Server) -> None:
         fields["messages"] += [whole.message.model_dump(exclude_none=True), answer]
         again = client.chat.completions.create(**fields | {"tool_choice": "none", "max_tokens": 8})
         assert again.choices[0].message.tool_calls is None
+
+
+async def test_a_grammar_that_kills_its_compiler_is_refused(server: Server) -> None:
+    """Fault F66: the gateway lives on, and a neighbour waits neither for these nor for slow."""
+    pids = {process.pid for process in server.processes()}
+    messages = [{"role": "user", "content": "hello"}]
+
+    async def ask(client: AsyncOpenAI, **extra: Any) -> float:
+        began_s = time.monotonic()
+        await client.chat.completions.create(
+            model=BUNDLED_NAME, messages=messages, max_tokens=2, extra_body=extra
+        )
+        return time.monotonic() - began_s
+
+    async with AsyncOpenAI(**settings(server)) as client:
+        slow = asyncio.create_task(ask(client, guided_json=SLOW))
+        deadly = [
+            {"guided_json": ENDLESS},
+            {"guided_grammar": CHAIN},
+            {"guided_grammar": TERMINALS},
+        ]
+        for extra in deadly * 2:
+            with pytest.raises(BadRequestError, match="too deeply") as caught:
+                await ask(client, **extra)
+            assert caught.value.param == next(iter(extra))
+        waits_s = [await ask(client) for _ in range(5)]
+        waits_s.append(await ask(client, guided_json={"const": "a small one"}))
+        with pytest.raises(BadRequestError, match="2 s of a processor"):
+            await slow
+    assert max(waits_s) < 2.0, waits_s  # 0.1 on an idle machine
+    assert pids <= {process.pid for process in server.processes()}
+    counts = server.metrics()
+    assert counts['epd_grammar_proofs_total{outcome="crash"}'] == 3
+    assert counts['epd_grammar_proofs_total{outcome="remembered"}'] >= 3

@@ -1,0 +1,15 @@
+"""Grammars of which llguidance 1.9.1 dies or finds no end, each small."""
+
+from __future__ import annotations
+
+ENDLESS = {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 1}
+SLOW = {"type": "integer", "multipleOf": 1234577}
+
+
+def chain(length: int, name: str = "r") -> str:
+    """Rules, or terminals, each of which is the next."""
+    rules = "".join(f"{name}{i}:{name}{i + 1}\n" for i in range(length))
+    return f'start:{name}0\n{rules}{name}{length}:"b"'
+
+
+CHAIN, TERMINALS = chain(4000), chain(4000, "A")
