@@ -76,7 +76,7 @@ async def running(
         if plan.gateway is not None:
             check_free(plan.gateway.host, plan.gateway.port)
         check_host(plan.instances, in_one=any(spec.gateway and spec.instance for spec in specs))
-        supervisor = Supervisor(specs, shown.changed)
+        supervisor = Supervisor(list(specs), shown.changed)
         await supervisor.start()
         try:
             await _until_serving(supervisor, shown, start_timeout_s)
