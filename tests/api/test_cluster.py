@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from epd.api.port import InstanceFacts, OutsideFacts, Readiness
 from epd.config import AccessConfig
 from epd.observed import (
     EdgeCount,
@@ -78,8 +80,10 @@ TOLD = {
 
 async def ask(path: str, **given: Any) -> tuple[int, Any, list[Query]]:
     observed = given.pop("observed", TOLD)
+    readiness = given.pop("readiness", None)
     async with serving(**given) as (server, frontend, _):
         frontend.observed = observed
+        frontend.readiness = readiness or frontend.readiness
         status, _, body = await exchange(server, request(method="GET", path=path))
         return status, json.loads(body), frontend.queries
 
@@ -127,6 +131,31 @@ async def test_one_process_alone() -> None:
         ("e0", {"encode": 1.5})
     ]
     assert [one["count"] for one in told["states"]] == [2]
+
+
+async def test_who_is_gone_and_who_was_refused_are_told() -> None:
+    """F78, F79: also to whoever asks afterwards."""
+    lost: InstanceFacts = {
+        "instance": "e7",
+        "epoch": 3,
+        "pid": 41,
+        "roles": ["encode"],
+        "state": "LOST",
+        "assigned": 0,
+        "transports": {},
+        "cached_images": 0,
+        "silent_peers": [],
+        "silent_s": 12.5,
+        "reason": "silent",
+    }
+    refused = OutsideFacts("e0", 9, 77, "tcp://b:1", ["encode"], "REFUSED", 3.0, "in use")
+    ready = Readiness(True, "", [lost], [refused])
+    _, told, _ = await ask("/state", readiness=ready)
+    (shown,) = (one for one in told["processes"] if one["instance"] == "e7")
+    assert (shown["state"], shown["silent_s"], shown["reason"]) == ("LOST", 12.5, "silent")
+    assert told["outside"] == [asdict(refused)]
+    _, told, _ = await ask("/state?instance=e0", readiness=ready)
+    assert [one["instance"] for one in told["processes"]] == ["e0"]
 
 
 async def test_rates_are_those_of_the_time_between_two_looks() -> None:

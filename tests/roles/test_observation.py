@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -10,11 +11,12 @@ from unittest import mock
 import pytest
 
 from epd.api.port import Refused
+from epd.fsm import instance
 from epd.fsm.incoming import CancelRequested, SlotsLeased
 from epd.fsm.outgoing import BytesReady
 from epd.fsm.room import DeadlinePassed, PeerLost, RetryDue
 from epd.fsm.story import RecordingJournal
-from epd.messages import Address
+from epd.messages import Address, InstanceInfo, Load
 from epd.observed import Query
 from epd.roles.observation import LAG_S, MAX_OPEN, Observatory, observe
 from epd.roles.stage_times import StageTimes
@@ -178,3 +180,30 @@ async def test_as_many_as_there_are_places_for_may_look() -> None:
         call.args[1]()  # nobody answers in time
     assert [(await one)[1] for one in looking] == [["silent"]] * MAX_OPEN
     assert observatory._poll.num_open == 0
+
+
+def test_an_instance_that_is_gone_is_counted_and_found_and_lost_is_late() -> None:
+    """F79: its journal keeps no state that is terminal."""
+    ends = (instance.HeartbeatsEnded(), instance.LeftReceived())
+    actor, gone = mock.MagicMock(), list[instance.Instance]()
+    actor.components = []
+    actor.times.links.return_value = ()
+    journal = actor.journal = RecordingJournal(lambda: 5.0)
+    actor.clock.now_s.return_value, actor.cluster_offset_s = 20.0, 0.0
+    for number, event in enumerate(ends):
+        info = InstanceInfo(address=Address(f"e{number}", 1, ""), roles=(), host_id="", pid=1)
+        made = instance.Instance(info, Load(), 7.0, journal)
+        for one in (instance.JoinAccepted(), event):
+            made.fire(one)
+        gone.append(made)
+    assert observe(actor, Query(limit=9)).states == ()
+    left, lost = sorted(observe(actor, Query(), gone=gone).states, key=attrgetter("state"))
+    assert (left.state, left.count, left.num_late, left.oldest_s) == ("LEFT", 1, 0, 13.0)
+    assert (lost.state, lost.count, lost.num_late, lost.oldest_s) == ("LOST", 1, 1, 13.0)
+    for query in (
+        Query(limit=9, states=("LOST",)),
+        Query(limit=9, late=True),
+        Query(limit=9, key="e0:1"),
+    ):
+        (found,) = observe(actor, query, gone=gone).machines
+        assert (found.key, found.is_over, found.is_late) == ("e0:1", True, True)
