@@ -28,7 +28,6 @@ from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import Tool, ToolUse
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_eos_token_ids, read_json
-from epd.engine.container import load_av
 from epd.engine.image_opening import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
@@ -106,8 +105,6 @@ class Preparer:
         self.takes_images = self._renderer.image_token_id is not None
         if self.takes_images:
             load_pillow()  # now, not in the first request
-        if self._measurer.video is not None:
-            load_av()
         path = directory / "generation_config.json"
         generation = read_json(path) if path.is_file() else {}
         self.eos_token_ids = read_eos_token_ids(directory)
