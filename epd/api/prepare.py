@@ -30,7 +30,6 @@ from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import Tool, ToolUse
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_eos_token_ids
-from epd.engine.container import load_av
 from epd.engine.image_opening import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
@@ -105,8 +104,6 @@ class Preparer:
         self._proofs = GrammarProofs(directory, self.vocab_size)
         if self.takes_images:
             load_pillow()  # now, not in the first request
-        if self._measurer.video is not None:
-            load_av()
         self.eos_token_ids = read_eos_token_ids(directory)
         self.defaults: Mapping[str, object] = sampling_defaults(directory)
 

@@ -1,28 +1,30 @@
-"""Opening a video's container, at the gateway for its header and at the encoder for its frames.
+"""Opening a video's container: its header for the gateway, its frames for the encoder.
 
 FFmpeg reads more kinds of files than anybody wants to be sent: playlists that name other files and
 addresses, and formats that nobody has looked at for years.  So the format is told by the first
-bytes, the demuxer by its name, and nothing but these bytes is ever opened (fault F46).
+bytes, the demuxer by its name, and nothing but these bytes is ever opened (fault F46).  It sees
+what the walk of `film_header` has checked, and no more (F67).
 
 All reading stops at a deadline (`deadline_file`).  PyAV is imported by the first video, since few
-processes see one; a gateway does it before it serves, as its loading holds every thread for 0.4 s.
+processes see one.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
+from epd.engine.avi import read_avi
+from epd.engine.base import MediaError
 from epd.engine.deadline_file import DeadlineFile
+from epd.engine.film_header import FilmHeader, Hide, Walk
+from epd.engine.isom import read_isom
+from epd.engine.matroska import read_matroska
 
 _DEMUXERS = {"mp4": "mov", "webm": "matroska", "avi": "avi"}
+_WALKS = {"mp4": read_isom, "webm": read_matroska, "avi": read_avi}
 _NO_OTHER_FILE = {"protocol_whitelist": "none", "format_whitelist": "mov,matroska,avi"}
-
-
-def load_av() -> Any:
-    """PyAV, and FFmpeg with it."""
-    import av
-
-    return av
+_BLOCK = 128  # decoders allocate frames of whole blocks, with edges; MPEG-4 for at least 304 lines
 
 
 def container_of(data: bytes | memoryview) -> str:
@@ -35,7 +37,50 @@ def container_of(data: bytes | memoryview) -> str:
     return "avi" if head[:4] == b"RIFF" and head[8:12] == b"AVI " else ""
 
 
-def open_container(data: Any, container: str, timeout_s: float) -> Any:
-    """PyAV's container.  Raises `av.FFmpegError` or another OSError, and ValueError."""
+def read_header(data: Any, container: str, hide: Hide | None = None) -> FilmHeader:
+    """What its container says.  Raises MediaError, a sentence without its subject."""
+    walk = Walk(memoryview(data), hide)
+    try:
+        header = _WALKS[container](walk)
+    except struct.error:
+        raise MediaError("is cut off or damaged; send a whole file") from None
+    if header.width < 1 or header.height < 1:
+        raise MediaError("does not say its size; encode it again")
+    if header.num_frames < 1:
+        raise MediaError("holds no frame; send a whole file")
+    return header
+
+
+def open_container(data: Any, container: str, max_pixels: int, timeout_s: float) -> Any:
+    """PyAV's container and the film's header.
+
+    Raises MediaError, a sentence without its subject; `av.FFmpegError` or another OSError, and
+    ValueError.
+    """
+    import av
+
     file = DeadlineFile(data, timeout_s)
-    return load_av().open(file, format=_DEMUXERS[container], container_options=dict(_NO_OTHER_FILE))
+    with file.getbuffer() as buffer:
+
+        def hide(at: int, data: bytes) -> None:
+            buffer[at : at + len(data)] = data
+
+        header = read_header(buffer, container, hide)
+    width, height = header.width, header.height
+    if width * height > max_pixels:
+        raise MediaError(f"has frames of {width} x {height} pixels; send at most {max_pixels}")
+    bounds = {"max_pixels": str(_allocated(width) * _allocated(height)), "threads": "1"}
+    opened = av.open(
+        file, format=_DEMUXERS[container], options=bounds, container_options=dict(_NO_OTHER_FILE)
+    )
+    if not opened.streams.video:
+        raise MediaError("is coded in a way that is not known; encode it again")
+    context = opened.streams.video[0].codec_context
+    if context is not None:
+        context.options = bounds
+    return opened, header
+
+
+def _allocated(side: int) -> int:
+    """Pixels of a side, as a decoder may round it up."""
+    return max(3 * _BLOCK, -(-side // _BLOCK) * _BLOCK)

@@ -18,6 +18,7 @@ from torch.nn.functional import interpolate
 
 from epd.engine.base import MediaError
 from epd.engine.container import open_container
+from epd.engine.film_header import FilmHeader
 from epd.engine.image_ops import rgb_bytes
 from epd.engine.image_pixels import decode_image
 from epd.engine.video import FRAMES
@@ -74,27 +75,33 @@ def _film(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
     wanted = iter(clip.frames)
     index = next(wanted)
     try:
-        with open_container(data, clip.container, DECODE_TIMEOUT_S) as container:
-            for number, frame in enumerate(container.decode(video=0)):
+        container, header = open_container(data, clip.container, max_pixels, DECODE_TIMEOUT_S)
+        with container:
+            for number, frame in enumerate(_shown(container, header)):
+                if (frame.width, frame.height) != (header.width, header.height):
+                    raise MediaError(
+                        f"has frames of {frame.width} x {frame.height} pixels where its header "
+                        f"says {header.width} x {header.height}; encode it again"
+                    )
                 while index == number:
-                    yield _upright(frame, max_pixels)
+                    yield _upright(frame, header)
                     if (following := next(wanted, None)) is None:
                         return
                     index = following
-    except MediaError:
-        raise
+    except MediaError as error:
+        raise MediaError(f"the video {error}") from error
     except Exception as error:  # damaged data: decoders raise many types
         raise MediaError("the video cannot be decoded; encode it again") from error
 
 
-def _upright(frame: Any, max_pixels: int) -> Pixels:
+def _shown(container: Any, header: FilmHeader) -> Iterator[Any]:
+    """Decoded frames, without those that are cut from the film by its edits."""
+    for frame in container.decode(video=0):
+        if not header.shown or any(begin <= frame.pts < end for begin, end in header.shown):
+            yield frame
+
+
+def _upright(frame: Any, header: FilmHeader) -> Pixels:
     """RGB bytes of a decoded frame."""
-    if frame.width * frame.height > max_pixels:
-        raise MediaError(
-            f"a frame of the video is {frame.width} x {frame.height} pixels; "
-            f"send at most {max_pixels}"
-        )
     pixels: Pixels = frame.to_ndarray(format="rgb24")
-    if frame.rotation:  # degrees, counterclockwise
-        pixels = np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
-    return pixels
+    return np.ascontiguousarray(np.rot90(pixels, header.turns))
