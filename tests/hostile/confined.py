@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -56,8 +55,9 @@ def confined(nbytes: int) -> Iterator[Group]:
         group.bound(nbytes)
         yield group
     finally:
-        for _ in range(100):
+        for _ in range(100):  # the kernel counts an ended process a little longer
             with contextlib.suppress(OSError):
-                os.rmdir(path)
-                return
+                path.rmdir()
+            if not path.exists():
+                break
             time.sleep(0.1)
