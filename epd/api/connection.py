@@ -4,10 +4,10 @@ A request's head has a size and a time limit; a client that stops reading is dro
 stalled write ends as a disconnect and nobody waits for it; what is no HTTP is answered as JSON.
 Timers are per connection and per stall, never per token.
 
-Another protocol may be offered with any request (h2c by java.net.http and curl, TLS, websocket). No
-offer is taken: the request goes on over HTTP/1.1 as if there were none (RFC 9110, section 7.8; F74).
-llhttp ends a message behind a head with an offer, and takes the body for the other protocol.  So
-such a head is parsed again without the offer, in front of what followed it.
+A request may offer another protocol (h2c by java.net.http and curl, TLS, websocket).  No offer is
+taken: the request goes on over HTTP/1.1 as if there were none (RFC 9110, section 7.8; F74).  llhttp
+ends a message behind a head with an offer, and takes the body for the other protocol.  So the head
+is parsed again without the offer, in front of what followed it.
 """
 
 from __future__ import annotations

@@ -113,7 +113,11 @@ async def test_a_truncated_body_leaves_nothing_behind():
 
 
 OFFERS = {
-    "h2c": {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"},
+    "h2c": {
+        "connection": "Upgrade, HTTP2-Settings",
+        "upgrade": "h2c",
+        "http2_settings": "AAMAAABk",
+    },
     "websocket": {"connection": "keep-alive, upgrade", "upgrade": "websocket"},
     "TLS": {"connection": "UPGRADE", "upgrade": "TLS/1.0, h2c"},
 }
@@ -122,7 +126,7 @@ OFFERS = {
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
 async def test_an_offered_protocol_is_ignored(offer: dict[str, str], is_chunked: bool):
-    """Fault F74: the body is read over HTTP/1.1, however the bytes are cut, and so is the next one."""
+    """Fault F74: the body is read, however the bytes are cut, and so is the next request."""
     raw = request(HI, **offer)
     if is_chunked:
         body = json.dumps(HI).encode()
