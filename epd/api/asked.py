@@ -153,6 +153,25 @@ class Asked:
                 f"included) and {asks} to generate. Shorten the prompt or ask for fewer tokens"
             )
             raise bad_request(message, param, "context_length_exceeded")
-        if self.max_tokens is not None:
-            return wanted
-        return min(room, self.default_max_tokens or room)
+        most = wanted if self.max_tokens is not None else min(room, self.default_max_tokens or room)
+        if self.min_tokens > most:
+            message = f"min_tokens {self.min_tokens} is above {most}, which is all that can come"
+            raise bad_request(message, "min_tokens", "out_of_range")
+        return most
+
+    def check_choice(self, bad_words: tuple[tuple[int, ...], ...], model: ModelFacts) -> None:
+        """Raises ApiError 400 where there may be no token left to sample.
+
+        `bad_words`: as token ids; of each the last one is forbidden once the others were said.
+        """
+        if not self.allowed_token_ids:
+            return
+        forbidden = {word[-1] for word in bad_words if word}
+        if self.min_tokens:
+            forbidden.update(self.all_stop_token_ids(model))
+        if forbidden.issuperset(self.allowed_token_ids):
+            message = (
+                "bad_words, or min_tokens with the tokens that end an answer, may forbid each of "
+                "allowed_token_ids: allow one more token"
+            )
+            raise bad_request(message, "allowed_token_ids")

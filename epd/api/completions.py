@@ -221,6 +221,7 @@ class Completions:
             if (constraint := asked.grammar_source) is not None:
                 grammar = await self._preparer.grammar(constraint)
             bad_words = self._preparer.bad_words(asked.bad_words)
+            asked.check_choice(bad_words, self._preparer)
             if exchange.disconnected:
                 raise ClientGone
             if num_pixels := sum(prompt.num_pixels for prompt in prompts):
