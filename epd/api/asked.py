@@ -44,6 +44,7 @@ class Asked:
     num_prompt_logprobs: int = -1  # as SamplingParams; -1 if they are only echoed
     max_tokens: int | None = None  # None: the model's default, or what the context allows
     default_max_tokens: int | None = None  # unlike max_tokens, it gives way to the context
+    max_context: int = 0  # of the model; 0: where it ends an answer is told as "length"
     min_tokens: int = 0
     priority: int = 0
     stop: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class Asked:
     include_usage: bool = False
     continuous_usage: bool = False
     user: str = ""
+    cache_salt: str = ""  # what is computed of its prompt is shared with equal ones only
     constraint: Constraint | None = None
     tool_use: ToolUse | None = None  # chat
     template_flags: TemplateFlags = NO_FLAGS  # chat

@@ -207,7 +207,7 @@ class Completions:
         self, exchange: Exchange, streams: list[GenerationStream], asked: Asked, record: Record
     ) -> list[Prompt]:
         try:
-            tenant = tenant_of(exchange.headers)
+            tenant = tenant_of(exchange.headers, asked.cache_salt)
             if asked.messages is not None:
                 flags = asked.template_flags
                 prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant, flags)]

@@ -96,6 +96,33 @@ def test_keys_in_another_order(edges: list[int]) -> None:
     assert calls[0]["function"] == {"name": "now", "arguments": '{"a": 1}'}
 
 
+MARKED = st.dictionaries(
+    st.sampled_from(["a", "</tool_call>", "x}"]),
+    st.sampled_from(["</tool_call>", '"}}</tool_call>', "<tool_call>{", "\\", "}]", '\\"', 1, None])
+    | st.lists(st.sampled_from(["[", "{", {"b": "</tool_call>"}]), max_size=3),
+    max_size=4,
+)
+
+
+@given(st.lists(MARKED, min_size=1, max_size=3), st.lists(st.integers(0, 10_000), max_size=30))
+def test_marks_in_arguments_are_part_of_them(called: list[Any], edges: list[int]) -> None:
+    """Fault F72, with other keys behind the arguments, too, however the text is cut."""
+    bodies = [json.dumps({"name": "now", "arguments": one, "id": 3}) for one in called]
+    bodies += [json.dumps({"arguments": one, "name": "now"}) for one in called]
+    text = "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+    said, calls = parse(cut(f"look {text}", edges))
+    assert said == "look "
+    assert [json.loads(c["function"]["arguments"]) for c in calls] == called * 2
+
+
+@given(st.integers(0, 10_000))
+def test_a_forced_call_that_is_cut_short_says_nothing_else(edge: int) -> None:
+    text = TEXT.removeprefix("Let me look.")
+    parser = CallParser(NAMES, is_forced=True)
+    said, _ = parser.push(text[: edge % len(text)])
+    assert said + parser.finish() == ""
+
+
 def test_only_one_call_where_one_is_asked_for() -> None:
     text, calls = parse([TEXT + "and more"], limit=1)
     assert (text, len(calls)) == ("Let me look.", 1)
