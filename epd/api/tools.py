@@ -23,6 +23,7 @@ from epd.api import fields
 from epd.api.errors import bad_request
 from epd.api.json_walk import Walk
 from epd.api.port import JsonObject
+from epd.api.schema_refs import moved
 from epd.api.stop import overlap
 from epd.api.structured import MAX_CHARS, SPACING, Constraint, as_rule
 
@@ -71,9 +72,9 @@ class ToolUse:
                 parameters = function.get("parameters") or NO_PARAMETERS
                 param = f"tools[{index}].function.parameters"
                 Constraint("json", parameters, param).checked_grammar(fault)
-                bodies.append(_call_schema(function["name"], parameters))
-        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-        text = json.dumps({**schema, "x-guidance": SPACING})
+                at = f"#/anyOf/{len(bodies)}"
+                bodies.append(_call_schema(function["name"], parameters, at))
+        text = json.dumps({"anyOf": bodies, "x-guidance": SPACING})
         more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
         text_rule = ""
         if not self.forced and self.otherwise is not None:
@@ -87,14 +88,14 @@ class ToolUse:
         return Constraint("grammar", grammar, "tools").checked_grammar(fault)
 
 
-def _call_schema(name: str, parameters: Mapping[str, object]) -> JsonObject:
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+def _call_schema(name: str, parameters: Mapping[str, object], at: str) -> JsonObject:
+    """`at`: where it stands in its document, as a reference."""
+    arguments = moved(parameters, f"{at}/properties/arguments")
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters},
+        "properties": {"name": {"const": name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
-        **shared,  # where the references of the parameters look for them
     }
 
 
