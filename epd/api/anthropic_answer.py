@@ -62,6 +62,12 @@ class MessageAnswer(PartsAnswer):
     def _stop_reason(self, choice: Choice) -> str:
         if choice.stop_string:
             return "stop_sequence"
+        most = self._asked.max_context
+        if (
+            choice.finish_reason == "length"
+            and choice.num_tokens + choice.num_prompt_tokens == most
+        ):
+            return "model_context_window_exceeded"
         if choice.finish_reason == "stop" and any(p.kind is Kind.CALL for p in self._parts):
             return "tool_use"  # of a function that was named
         return _STOP.get(choice.finish_reason, "end_turn")

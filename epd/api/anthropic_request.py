@@ -92,6 +92,8 @@ class Tool(Shape):
     strict: bool | None = None
     cache_control: Hint | None = None
     eager_input_streaming: bool | None = None
+    input_examples: list[dict[str, JsonValue]] | None = None  # hints, which templates do not show
+    defer_loading: bool | None = None
 
 
 class ToolChoice(Shape):
@@ -122,6 +124,17 @@ class OutputConfig(Shape):
     effort: str | None = None  # a hint to other models
 
 
+class KeepThinking(Shape):
+    """The one edit that changes nothing: thinking is left to the chat template."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Shape):
+    edits: list[KeepThinking] | None = None
+
+
 class Prompt(Shape):
     """What makes the prompt: all that `count_tokens` takes."""
 
@@ -131,6 +144,8 @@ class Prompt(Shape):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: Format | None = None  # its older name
+    context_management: ContextManagement | None = None
     cache_control: Hint | None = None
 
 
@@ -151,7 +166,11 @@ def read_message(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
         chat["stop"] = request.stop_sequences
     if request.metadata is not None and request.metadata.user_id is not None:
         chat["user"] = request.metadata.user_id
-    return _read(request, chat, model, limits)
+    asked = _read(request, chat, model, limits)
+    # Clients ask for as many as any model takes: the context is another end of an answer.
+    asked.default_max_tokens, asked.max_tokens = asked.max_tokens, None
+    asked.max_context = model.max_context
+    return asked
 
 
 def read_counted(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
@@ -186,19 +205,28 @@ def _read(request: Prompt, chat: JsonObject, model: ModelFacts, limits: Limits) 
         raise bad_request(ends, path)
     if request.tools:
         talk.names.paths |= _tool_names(len(request.tools))
-        chat["tools"] = [_tool(tool) for tool in request.tools]
+        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
     if request.tool_choice is not None:
         chat |= _tool_choice(request.tool_choice)
     if request.thinking is not None and request.thinking.type == "disabled":
         chat["reasoning_effort"] = "none"
-    if request.output_config is not None and request.output_config.format is not None:
-        schema = {"name": "answer", "schema": request.output_config.format.schema}
+    if (named := _format(request)) is not None:
+        name, form = named
+        schema = {"name": "answer", "schema": form.schema}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-        talk.names.paths |= {
-            "response_format": "output_config.format",
-            "response_format.json_schema": "output_config.format",
-        }
+        talk.names.paths |= dict.fromkeys(("response_format", "response_format.json_schema"), name)
     return talk.read(chat, model, limits)
+
+
+def _format(request: Prompt) -> tuple[str, Format] | None:
+    """What the answer must be, and under which name it was sent."""
+    config = request.output_config
+    if config is not None and config.format is not None:
+        if request.output_format is not None:
+            message = "output_format and output_config.format are one thing; send the latter"
+            raise bad_request(message, "output_format")
+        return "output_config.format", config.format
+    return ("output_format", request.output_format) if request.output_format is not None else None
 
 
 def _content(content: str | list[Text], path: str) -> Parts | str:
@@ -267,7 +295,11 @@ def _assistant(talk: Conversation, message: AssistantMessage, path: str) -> None
         talk.call(block.id, block.name, as_json(block.input), place)
 
 
-def _tool(tool: Tool) -> JsonObject:
+def _tool(tool: Tool, path: str) -> JsonObject:
+    if tool.defer_loading:
+        path += ".defer_loading"
+        message = f"{path} is not supported: this server searches no tools; send false"
+        raise bad_request(message, path, "unsupported_parameter")
     function = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description

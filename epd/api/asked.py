@@ -44,6 +44,7 @@ class Asked:
     num_prompt_logprobs: int = -1  # as SamplingParams; -1 if they are only echoed
     max_tokens: int | None = None  # None: the model's default, or what the context allows
     default_max_tokens: int | None = None  # unlike max_tokens, it gives way to the context
+    max_context: int = 0  # of the model; 0: where it ends an answer is told as "length"
     min_tokens: int = 0
     priority: int = 0
     stop: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class Asked:
     include_usage: bool = False
     continuous_usage: bool = False
     user: str = ""
+    cache_salt: str = ""  # what is computed of its prompt is shared with equal ones only
     constraint: Constraint | None = None
     tool_use: ToolUse | None = None  # chat
     template_flags: TemplateFlags = NO_FLAGS  # chat
@@ -153,6 +155,25 @@ class Asked:
                 f"included) and {asks} to generate. Shorten the prompt or ask for fewer tokens"
             )
             raise bad_request(message, param, "context_length_exceeded")
-        if self.max_tokens is not None:
-            return wanted
-        return min(room, self.default_max_tokens or room)
+        most = wanted if self.max_tokens is not None else min(room, self.default_max_tokens or room)
+        if self.min_tokens > most:
+            message = f"min_tokens {self.min_tokens} is above {most}, which is all that can come"
+            raise bad_request(message, "min_tokens", "out_of_range")
+        return most
+
+    def check_choice(self, bad_words: tuple[tuple[int, ...], ...], model: ModelFacts) -> None:
+        """Raises ApiError 400 where there may be no token left to sample.
+
+        `bad_words`: as token ids; of each the last one is forbidden once the others were said.
+        """
+        if not self.allowed_token_ids:
+            return
+        forbidden = {word[-1] for word in bad_words if word}
+        if self.min_tokens:
+            forbidden.update(self.all_stop_token_ids(model))
+        if forbidden.issuperset(self.allowed_token_ids):
+            message = (
+                "bad_words, or min_tokens with the tokens that end an answer, may forbid each of "
+                "allowed_token_ids: allow one more token"
+            )
+            raise bad_request(message, "allowed_token_ids")

@@ -61,7 +61,8 @@ class Choice:
     def __post_init__(self) -> None:
         if self.tool_use is not None:
             names = frozenset(tool["function"]["name"] for tool in self.tool_use.tools)
-            self._parser = CallParser(names, 0 if self.tool_use.parallel else 1)
+            limit = 0 if self.tool_use.parallel else 1
+            self._parser = CallParser(names, limit, is_forced=bool(self.tool_use.forced))
         if self.stop:
             self._matcher = StopMatcher(self.stop)
 

@@ -88,10 +88,7 @@ class OpenAIAnswer(Answer):
         logprobs = b"null"
         if self._num_logprobs >= 0:
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
-        tail = self._tail
-        if self._asked.continuous_usage:
-            so_far = usage(choice.num_prompt_tokens, [choice])
-            tail = b',"usage":' + _json(so_far) + b"}\n\n"
+        tail = self._tail_of(choice)
         if delta.finish_reason and (added := extras.of([choice])):
             tail = b"," + _json(added)[1:-1] + tail
         return b"".join(
@@ -107,6 +104,12 @@ class OpenAIAnswer(Answer):
                 tail,
             )
         )
+
+    def _tail_of(self, choice: Choice) -> bytes:
+        """The end of a chunk, with the usage so far if each is to have it."""
+        if not self._asked.continuous_usage:
+            return self._tail
+        return b',"usage":' + _json(usage(choice.num_prompt_tokens, [choice])) + b"}\n\n"
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         """For stream_options.include_usage one more event, then the mark of a whole stream."""
@@ -148,7 +151,7 @@ class ChatAnswer(OpenAIAnswer):
 
     def opening(self, choice: Choice) -> bytes:
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return b"".join((self._head, b"%d" % choice.index, role, self._tail))
+        return b"".join((self._head, b"%d" % choice.index, role, self._tail_of(choice)))
 
     def _scored(self, choice: Choice) -> JsonObject:
         return self._prompt_logprobs(choice)
@@ -204,16 +207,18 @@ class CompletionAnswer(OpenAIAnswer):
         return {
             "tokens": tokens,
             "token_logprobs": [finite(entry.logprob) for entry in entries],
-            "top_logprobs": raw_list(entries, self._top) if self._num_logprobs else None,
+            "top_logprobs": raw_list(entries, self._top),
             "text_offset": offsets,
         }
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float] | None:
-        """By text; of two tokens that look alike, the likelier one."""
+        """By text; of two tokens that look alike, the likelier one.  The token itself is among
+        them, as in OpenAI's API, also if it is none of the likeliest."""
         if math.isnan(entry.logprob):
             return None
         top: dict[str, float] = {}
-        for token_id, logprob in entry.top[: self._num_logprobs]:
+        own = (entry.token_id, entry.logprob)
+        for token_id, logprob in (*entry.top[: self._num_logprobs], own):
             top.setdefault(self._facts.token_text(token_id)[0], finite(logprob))
         return top
 

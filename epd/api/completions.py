@@ -214,7 +214,7 @@ class Completions:
         self, exchange: Exchange, streams: list[GenerationStream], asked: Asked, record: Record
     ) -> list[Prompt]:
         try:
-            tenant = tenant_of(exchange.headers)
+            tenant = tenant_of(exchange.headers, asked.cache_salt)
             if asked.messages is not None:
                 flags = asked.template_flags
                 prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant, flags)]
@@ -228,6 +228,7 @@ class Completions:
             if (constraint := asked.grammar_source) is not None:
                 grammar = await self._preparer.grammar(constraint)
             bad_words = self._preparer.bad_words(asked.bad_words)
+            asked.check_choice(bad_words, self._preparer)
             if exchange.disconnected:
                 raise ClientGone
             if num_pixels := sum(prompt.num_pixels for prompt in prompts):

@@ -5,6 +5,11 @@ stalled write ends as a disconnect and nobody waits for it, also when the answer
 that reads slowly is not: what counts is that the kernel gets rid of something. What is no HTTP is
 answered as JSON.
 Timers are per connection and per stall, never per token.
+
+A request may offer another protocol (h2c by java.net.http and curl, TLS, websocket).  No offer is
+taken: the request goes on over HTTP/1.1 as if there were none (RFC 9110, section 7.8; F74).  llhttp
+ends a message behind a head with an offer, and takes the body for the other protocol.  So the head
+is parsed again without the offer, in front of what followed it.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import fcntl
 import sys
 import termios
 
+import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -25,6 +31,7 @@ MAX_HEAD_NBYTES = 64 << 10
 MAX_PIPELINED = 32  # sent before their turn; thousands of small ones would be parsed in one go
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+OFFERS = (b"upgrade", b"http2-settings")  # headers, and words of the header Connection
 
 
 class Connection(HttpToolsProtocol):
@@ -54,6 +61,35 @@ class Connection(HttpToolsProtocol):
 
     # --- the head of a request --------------------------------------------------------------------
 
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if not self._has_offer:  # CONNECT: what follows is no HTTP
+                return
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.data_received(head + data[offer.args[0] :])
+        except httptools.HttpParserError as error:
+            self.send_400_response(str(error))
+
+    @property
+    def _has_offer(self) -> bool:
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = (word.strip() for word in value.split(b","))
+                value = b", ".join(word for word in words if word.lower() not in OFFERS)
+            if name not in OFFERS and (value or name != b"connection"):
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests at once")  # the parser stops; answered below
@@ -73,7 +109,12 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm_head()
-        super().on_headers_complete()
+        if not self._has_offer:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._has_offer:
+            super().on_message_complete()
 
     def _count_head(self, nbytes: int) -> None:
         self._head_nbytes += nbytes

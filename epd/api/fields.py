@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from epd.api.errors import ApiError, bad_request
 from epd.api.port import JsonObject
 
@@ -40,6 +42,8 @@ def shown(value: float) -> str:
 
 
 def integer(value: object, name: str, low: int, high: int | None = None) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # JSON has one kind of number: 5.0 is an integer
     if isinstance(value, bool) or not isinstance(value, int):
         raise expected(name, "an integer", value)
     if value < low or (high is not None and value > high):
@@ -69,6 +73,19 @@ def string(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise expected(name, "a string", value)
     return value
+
+
+def json_text(value: object, name: str) -> object:
+    """What a string means that is JSON itself.  As strict as the body around it: no NaN, no number
+    out of range, no lone surrogate (F73)."""
+    text = string(value, name)
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "nested too deeply"
+    raise bad_request(f"{name} is not JSON: {reason}", name, "invalid_json")
 
 
 def one_of(value: object, name: str, values: Sequence[str]) -> str:

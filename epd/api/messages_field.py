@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -112,11 +111,7 @@ def _call(value: object, name: str) -> JsonObject:
     function = fields.mapping(call.get("function"), path)
     fields.only(function, path, ("name", "arguments"))
     text = fields.string(function.get("arguments"), f"{path}.arguments")
-    try:
-        arguments = json.loads(text or "{}")
-    except ValueError as error:
-        message = f"{path}.arguments is not JSON: {error}"
-        raise bad_request(message, f"{path}.arguments") from None
+    arguments = fields.json_text(text or "{}", f"{path}.arguments")
     read = {"name": fields.string(function.get("name"), f"{path}.name"), "arguments": arguments}
     return {"id": call.get("id"), "type": "function", "function": read}
 

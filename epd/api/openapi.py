@@ -71,11 +71,13 @@ class Operation:
     query: Mapping[str, Schema] = field(default_factory=dict)
 
 
+_STRINGS = {"anyOf": [array(STRING), {"type": "null"}]}
 _TOKENS = {
     "count": COUNT,
     "max_model_len": COUNT,
     "tokens": array(COUNT),
-    "token_strings": {"anyOf": [array(STRING), {"type": "null"}]},
+    "token_strings": _STRINGS,
+    "token_strs": _STRINGS,
 }
 _EVENT = {"data": STRING, "event?": STRING}
 _STATE = {

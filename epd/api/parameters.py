@@ -27,6 +27,7 @@ Tokens = Annotated[int, Meta(ge=1)]
 
 # Read one by one into the field of `Asked` that has their name.
 SIMPLE: JsonObject = {
+    "cache_salt": Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)],
     "bad_words": Annotated[tuple[Word, ...], Meta(max_length=MAX_BAD_WORDS)],
     "frequency_penalty": Penalty,
     "ignore_eos": bool,
@@ -78,6 +79,7 @@ CHAT_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
+    "include_reasoning": (True,),
 }
 COMPLETION_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {"add_special_tokens": (True,)}
 # Known elsewhere, and why not here.
@@ -99,7 +101,7 @@ REFUSED = {
     "return_tokens_as_token_ids": "ids are not told; tokenize the text",
     "spaces_between_special_tokens": "tokens are joined as the tokenizer joins them",
     "suffix": "there is no insertion mode",
-    "use_beam_search": "there is no beam search",
+    "use_beam_search": "there is no beam search; for several answers use n",
     "web_search_options": "this server does not search",
 }
 _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logprobs"}

@@ -24,6 +24,7 @@ from epd.config import Limits
 
 # Chat's, under their own names.
 PASSED = {*SIMPLE, *INERT, "model", "parallel_tool_calls", "logit_bias", "stop_token_ids"}
+PASSED |= {"chat_template_kwargs"}
 PASSED -= {"max_tokens", "verbosity"}
 REFUSED = {
     "background": "nothing is stored; stream the answer instead",
@@ -152,7 +153,7 @@ class Request(Shape):
     )
     top_logprobs: int | None = None
     stream_options: StreamOptions | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # nothing is left out by either
 
 
 def read_response(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
@@ -221,7 +222,8 @@ def _chat(request: Request) -> JsonObject:
             {"type": "function", "function": {k: v for k, v in _said(tool).items() if k != "type"}}
             for tool in request.tools
         ]
-    chat["tool_choice"] = _tool_choice(request.tool_choice)
+    if request.tools or request.tool_choice != "auto":  # agents send it with no tools, too
+        chat["tool_choice"] = _tool_choice(request.tool_choice)
     if request.text is not None and request.text.format is not None:
         told = _said(request.text.format)
         kind = told.pop("type")
@@ -290,6 +292,6 @@ def _echo(request: Request, present: JsonObject, asked: Asked) -> JsonObject:
         ],
         "top_logprobs": max(asked.num_logprobs, 0),
         "top_p": asked.top_p,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
         "user": asked.user or None,
     }

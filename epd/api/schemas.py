@@ -307,7 +307,7 @@ def _answers() -> dict[str, Schema]:
     error = record({"message": STRING, "type": STRING, "param": maybe, "code": maybe})
     told = {"type": {"const": "error"}, "error": error, "request_id?": STRING}
     model = {"id": STRING, "object": {"const": "model"}, "created": COUNT, "owned_by": STRING}
-    model["max_model_len"] = COUNT
+    model |= {"root": STRING, "max_model_len": COUNT}
     common = {"id": STRING, "model": STRING, "usage": OBJECT}
     response = {
         "object": {"const": "response"},

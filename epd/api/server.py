@@ -249,6 +249,7 @@ class ApiServer:
             "object": "model",
             "created": self._created_s,
             "owned_by": "epd",
+            "root": self._preparer.model_name,
             "max_model_len": self._preparer.max_context,
         }
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from epd.api.errors import ApiError, bad_request
 from epd.api.fields import shown
@@ -39,7 +41,35 @@ def read_shape(value: Mapping[str, object], shape: type[T]) -> T:
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
-        raise _complaint(str(error), value, shape) from None
+        whole = with_integers(value, _kind_of(shape))
+        if whole is value:
+            raise _complaint(str(error), value, shape) from None
+        return read_shape(whole, shape)
+
+
+@cache
+def _kind_of(shape: type[object]) -> inspect.Type:
+    return inspect.type_info(shape)
+
+
+def with_integers(value: Any, kind: inspect.Type) -> Any:
+    """The same value, if no integer in it is written as 5.0: JSON's 5.0 is one where one is due."""
+    if isinstance(value, float):
+        kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+        takes = {type(one) for one in kinds}
+        is_due = inspect.IntType in takes and inspect.FloatType not in takes
+        return int(value) if is_due and value.is_integer() else value
+    if isinstance(kind, inspect.UnionType):
+        changed = (with_integers(value, one) for one in kind.types)
+        return next((one for one in changed if one is not value), value)
+    if isinstance(value, dict) and isinstance(kind, inspect.StructType):
+        named = {field.encode_name: field.type for field in kind.fields}
+        pairs = {k: with_integers(v, named[k]) if k in named else v for k, v in value.items()}
+        return pairs if any(pairs[k] is not v for k, v in value.items()) else value
+    if isinstance(value, list) and isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        items = [with_integers(item, kind.item_type) for item in value]
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    return value
 
 
 def _complaint(text: str, value: Mapping[str, object], shape: type[object]) -> ApiError:

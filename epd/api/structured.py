@@ -137,10 +137,7 @@ def _structured_outputs(value: object) -> Iterator[Constraint | None]:
 def _of(kind: str, value: object, param: str) -> Constraint:
     if kind == "json":
         if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise bad_request(f"{param} is not JSON: {error}", param) from None
+            value = fields.json_text(value, param)
         if not isinstance(value, bool):
             fields.mapping(value, param)
     elif kind == "choice":

@@ -3,7 +3,7 @@
 A flag is a variable of the template (`chat_template_kwargs`).  One that the template does not read
 would be dropped in silence, so it is refused, unless it turns something off that is not there.
 `reasoning_effort` goes to a template that reads it, and where there is only a switch for reasoning
-it turns this on or off.
+it turns this on or off.  Without either it is a hint to other models, which agents always send.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ class TemplateFlags:
 
     def _from_effort(self, names: Collection[str]) -> JsonObject:
         switches = [name for name in SWITCHES if name in names]
-        if EFFORT not in names and not switches and self.effort not in ("", "none"):
-            message = f"{EFFORT} is not supported: the model's chat template has no such setting"
-            raise bad_request(message, EFFORT, "unsupported_parameter")
         if not self.effort:
             return {}
         read: JsonObject = dict.fromkeys(switches, self.effort != "none")

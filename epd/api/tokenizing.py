@@ -51,6 +51,7 @@ class TokenizeRequest(Shape):
     add_generation_prompt: bool | None = None
     continue_final_message: Literal[False] | None = None
     return_token_strings: bool | None = None
+    return_token_strs: bool | None = None  # vLLM's name of it
 
 
 class DetokenizeRequest(Shape):
@@ -87,16 +88,18 @@ class Tokenizing:
                 "max_model_len": self._preparer.max_context,
                 "tokens": ids,
                 "token_strings": None,
+                "token_strs": None,
             }
             if request.names:
                 # of a long context a third of a second
-                value["token_strings"] = await asyncio.to_thread(self._preparer.token_names, ids)
+                names = await asyncio.to_thread(self._preparer.token_names, ids)
+                value |= {"token_strings": names, "token_strs": names}
             await exchange.respond_json(200, value)
 
     def _read_tokenize(self, body: JsonObject) -> _Asked:
         request = read_shape(body, TokenizeRequest)
         check_model(body, self._preparer)
-        names = bool(request.return_token_strings)
+        names = bool(request.return_token_strings or request.return_token_strs)
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
         if request.prompt is not None:

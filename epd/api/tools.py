@@ -21,7 +21,9 @@ from typing import Literal, Required, TypedDict, cast
 
 from epd.api import fields
 from epd.api.errors import bad_request
+from epd.api.json_walk import Walk
 from epd.api.port import JsonObject
+from epd.api.schema_refs import moved
 from epd.api.stop import overlap
 from epd.api.structured import MAX_CHARS, SPACING, Constraint, Watch, as_rule, num_chars, unwatched
 
@@ -70,9 +72,9 @@ class ToolUse:
                 parameters = function.get("parameters") or NO_PARAMETERS
                 param = f"tools[{index}].function.parameters"
                 Constraint("json", parameters, param).checked_grammar(fault, watch)
-                bodies.append(_call_schema(function["name"], parameters))
-        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-        text = json.dumps({**schema, "x-guidance": SPACING})
+                at = f"#/anyOf/{len(bodies)}"
+                bodies.append(_call_schema(function["name"], parameters, at))
+        text = json.dumps({"anyOf": bodies, "x-guidance": SPACING})
         more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
         text_rule = ""
         if not self.forced and self.otherwise is not None:
@@ -87,14 +89,14 @@ class ToolUse:
         return Constraint("grammar", grammar, "tools").checked_grammar(fault, watch)
 
 
-def _call_schema(name: str, parameters: Mapping[str, object]) -> JsonObject:
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+def _call_schema(name: str, parameters: Mapping[str, object], at: str) -> JsonObject:
+    """`at`: where it stands in its document, as a reference."""
+    arguments = moved(parameters, f"{at}/properties/arguments")
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters},
+        "properties": {"name": {"const": name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
-        **shared,  # where the references of the parameters look for them
     }
 
 
@@ -236,15 +238,23 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"argume
 
 @dataclass(slots=True)
 class CallParser:
-    """Splits a stream of text into text and calls; calls come out as they grow."""
+    """Splits a stream of text into text and calls; calls come out as they grow.
+
+    A call's end is where its JSON ends (`json_walk`): marks in an argument are part of it.  Only of
+    what is no JSON the next mark is the end.
+    """
 
     names: frozenset[str]
     limit: int = 0  # of calls; 0: none
+    is_forced: bool = False  # there is nothing but calls: one that was cut short is no text
     num_calls: int = 0
     done: bool = False  # the limit is reached: what follows is nothing
     _held: str = ""
-    _inside: bool = False
+    _walk: Walk | None = None  # inside of a call
+    _walked: int = 0  # of what is held
+    _end: int = -1  # of the call's JSON in what is held
     _streaming: bool = False  # the head of the present call is out
+    _is_said: bool = False  # and all of its arguments
     _after_call: bool = False  # and nothing has been said since
     _pieces: list[CallPiece] = field(default_factory=list)
 
@@ -252,15 +262,19 @@ class CallParser:
         """Text and pieces that cannot change any more."""
         self._held += text
         shown: list[str] = []
-        while self._step(shown):
+        while not self.done and (self._inside(shown) if self._walk else self._outside(shown)):
             pass
+        if self.done:
+            self._held = ""
         pieces, self._pieces = self._pieces, []
         return "".join(shown), _merged(pieces)
 
     def finish(self) -> str:
         """No more text: a call that was not closed is text, unless its pieces are out."""
         held, self._held = self._held, ""
-        if self._inside:
+        if self.is_forced:
+            return ""
+        if self._walk:
             return "" if self._streaming else OPEN + held
         return self._between(held)
 
@@ -271,34 +285,60 @@ class CallParser:
             self._after_call = not text
         return text.rstrip("\n") if self.num_calls else text
 
-    def _step(self, shown: list[str]) -> bool:
-        """Take one mark off what is held; False when more is needed."""
-        if self.done:
-            self._held = ""
+    def _outside(self, shown: list[str]) -> bool:
+        """Look for the next call; False when more text is needed."""
+        before, found, rest = self._held.partition(OPEN)
+        if not found:
+            sure = self._held[: len(self._held) - overlap(self._held, OPEN)]
+            if self.num_calls:
+                sure = sure.rstrip("\n")  # they may stand before a call
+            shown.append(self._between(sure))
+            self._held = self._held[len(sure) :]
             return False
-        if not self._inside:
-            before, found, rest = self._held.partition(OPEN)
-            if not found:
-                sure = self._held[: len(self._held) - overlap(self._held, OPEN)]
-                if self.num_calls:
-                    sure = sure.rstrip("\n")  # they may stand before a call
-                shown.append(self._between(sure))
+        shown.append(self._between(before))
+        self._held, self._walk, self._walked, self._end = rest, Walk(), 0, -1
+        self._streaming = self._is_said = False
+        return True
+
+    def _inside(self, shown: list[str]) -> bool:
+        """Take one part off what is held of a call; False when more text is needed."""
+        walk, held = self._walk, self._held
+        assert walk is not None
+        if not self._streaming:
+            if (head := _HEAD.match(held)) and head[1] in self.names:
+                self._begin(head[1], "")
+                self._held, self._walk, self._walked = held[head.end() :], Walk(depth=1), 0
+                return True
+            walk.is_broken |= held.lstrip()[:1] not in ("", "{")
+        if walk.is_broken or self._end >= 0:
+            return self._close(shown, walk)
+        if self._streaming and not self._is_said:
+            end = walk.end(held, 0, depth=1)
+            if not walk.is_broken:
+                self._is_said = end >= 0
+                self._say(held[:end] if self._is_said else held)
+                self._held = held[end:] if self._is_said else ""
+            return self._is_said or walk.is_broken
+        self._end = walk.end(held, self._walked, depth=0)
+        self._walked = len(held)
+        return self._end >= 0 or walk.is_broken
+
+    def _close(self, shown: list[str], walk: Walk) -> bool:
+        """The mark behind the JSON, or the next one if there is no JSON."""
+        is_growing = self._streaming and not self._is_said
+        at = self._held.find(CLOSE, max(self._end, 0))
+        if at < 0:
+            if is_growing:  # but for what may be the end of the object around the arguments
+                sure = self._held[: len(self._held) - overlap(self._held, CLOSE)].rstrip("} \n\t")
+                self._say(sure)
                 self._held = self._held[len(sure) :]
-                return False
-            shown.append(self._between(before))
-            self._held, self._inside, self._streaming = rest, True, False
-            return True
-        body, closed, rest = self._held.partition(CLOSE)
-        if not self._streaming and (head := _HEAD.match(body)) and head[1] in self.names:
-            self._begin(head[1], "")
-            self._held = self._held[head.end() :]
-            return True
-        if not closed:
-            if self._streaming:
-                self._grow()
             return False
-        self._end(body, shown)
-        self._held, self._inside, self._after_call = rest, False, True
+        body, self._held = self._held[:at], self._held[at + len(CLOSE) :]
+        if is_growing:
+            self._say(body.rstrip().removesuffix("}").rstrip())
+        elif not self._streaming:
+            self._read(body, shown)
+        self._walk, self._after_call = None, True
         self.done = 0 < self.limit <= self.num_calls
         return True
 
@@ -308,23 +348,16 @@ class CallParser:
         self.num_calls += 1
         self._streaming = True
 
-    def _grow(self) -> None:
-        """Pass on the arguments but for what may be the end of the object around them."""
-        sure = self._held[: len(self._held) - overlap(self._held, CLOSE)].rstrip("} \n\t")
-        if sure:
-            self._pieces.append(CallPiece(self.num_calls - 1, sure))
-            self._held = self._held[len(sure) :]
+    def _say(self, arguments: str) -> None:
+        if arguments:
+            self._pieces.append(CallPiece(self.num_calls - 1, arguments))
 
-    def _end(self, body: str, shown: list[str]) -> None:
-        if self._streaming:
-            rest = body.rstrip().removesuffix("}").rstrip()
-            if rest:
-                self._pieces.append(CallPiece(self.num_calls - 1, rest))
-            return
+    def _read(self, body: str, shown: list[str]) -> None:
+        """A call whose keys come in another order, or text that looks like a call."""
         try:
             call = json.loads(body)
             name, arguments = call["name"], call.get("arguments", {})
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             name, arguments = "", {}
         if name in self.names and isinstance(arguments, dict):
             self._begin(name, json.dumps(arguments, ensure_ascii=False))

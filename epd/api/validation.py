@@ -195,7 +195,7 @@ def _chat_logprobs(present: Mapping[str, object]) -> int:
     logprobs, top = present.get("logprobs"), present.get("top_logprobs")
     wanted = logprobs is not None and fields.boolean(logprobs, "logprobs")
     num_top = 0 if top is None else fields.integer(top, "top_logprobs", 0, MAX_TOP_LOGPROBS)
-    if top is not None and not wanted:
+    if num_top and not wanted:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     return num_top if wanted else -1
 

@@ -31,8 +31,28 @@ _KEPT: dict[bytes, frozenset[bytes]] = {
     b"moof": frozenset((b"mfhd", b"traf")),
     b"traf": frozenset((b"tfhd", b"tfdt", b"trun")),
     b"stsd": frozenset(
-        [b"avcC", b"hvcC", b"lhvC", b"vvcC", b"av1C", b"vpcC", b"esds", b"d263", b"glbl", b"jp2h"]
-        + [b"colr", b"fiel", b"gama", b"dvc1", b"SMI ", b"ACLR", b"ARES", b"AORD", b"APRG", b"strf"]
+        [
+            b"avcC",
+            b"hvcC",
+            b"lhvC",
+            b"vvcC",
+            b"av1C",
+            b"vpcC",
+            b"esds",
+            b"d263",
+            b"glbl",
+            b"jp2h",
+            b"colr",
+            b"fiel",
+            b"gama",
+            b"dvc1",
+            b"SMI ",
+            b"ACLR",
+            b"ARES",
+            b"AORD",
+            b"APRG",
+            b"strf",
+        ]
     ),
 }
 _SEVERAL = frozenset(

@@ -73,6 +73,7 @@ async def test_a_message():
     ("script", "fields", "expected"),
     [
         ([said("hello", "length")], {}, ("max_tokens", None)),
+        ([said("x" * 198, "length")], {}, ("model_context_window_exceeded", None)),
         ([said("hello")], {"stop_sequences": ["x", "lo"]}, ("stop_sequence", "lo")),
         ([said(CALL), said("", "stop")], {"tools": TOOLS}, ("tool_use", None)),
     ],
@@ -87,6 +88,30 @@ async def test_why_it_ended(script: Any, fields: Any, expected: Any):
             streamed = await stream.get_final_message()
     assert (answer.stop_reason, answer.stop_sequence) == expected
     assert (streamed.stop_reason, streamed.stop_sequence) == expected
+
+
+async def test_what_agents_send_besides_changes_nothing():
+    """And more tokens than the context has are as many as it has."""
+    hints = {
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "tools": [{**TOOLS[0], "input_examples": [{"city": "Bern"}], "defer_loading": False}],
+        "max_tokens": 32_000,
+    }
+    async with client_of([said("a", "stop")], [said("a", "stop")]) as (client, frontend, _):
+        await ask(client, extra_body=hints)
+        await ask(client, tools=TOOLS, max_tokens=198)
+    hinted, plain = (generation.sampling for generation in frontend.generations)
+    assert hinted.max_tokens == plain.max_tokens == 198
+
+
+def test_the_older_name_of_a_format():
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    form = {"type": "json_schema", "schema": schema}
+    body = {"max_tokens": 9, "messages": HI}
+    older = read_message(body | {"output_format": form}, FakePreparer(), Limits())
+    newer = read_message(body | {"output_config": {"format": form}}, FakePreparer(), Limits())
+    assert older.constraint == newer.constraint is not None
 
 
 async def test_a_conversation_with_images_and_tools():
@@ -311,6 +336,12 @@ def user(*blocks: Any) -> dict[str, Any]:
         ({"tools": [{**TOOLS[0], "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"metadata": {"user_id": 3}}, "metadata.user_id"),
+        ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[0].defer_loading"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits[0].type",
+        ),
+        ({"min_tokens": 10}, "min_tokens"),
     ],
 )
 async def test_refusals_name_the_field(body: dict[str, Any], param: str):

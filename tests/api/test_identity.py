@@ -41,6 +41,13 @@ def test_a_tenant_is_its_key_and_its_name_together() -> None:
     assert tenant_of(swapped) != tenant_of(ALICE)
 
 
+def test_a_salt_parts_what_one_tenant_asks_under_either_setting() -> None:
+    tenants = [tenant_of(h, salt) for h in ({}, ALICE, BOB) for salt in ("", "one", "other")]
+    assert len(set(tenants)) == 9 and not any("one" in tenant for tenant in tenants)
+    assert len({scope_of("tenant", "cluster", tenant) for tenant in tenants}) == 9
+    assert len({scope_of("global", "cluster", tenant) for tenant in tenants}) == 3
+
+
 def test_the_scope_follows_the_setting() -> None:
     assert scope_of("tenant", "cluster", "") == scope_of("global", "cluster", "x") == "cluster"
     assert scope_of("tenant", "cluster", "x") not in {"cluster", scope_of("tenant", "other", "x")}

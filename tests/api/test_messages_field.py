@@ -116,3 +116,27 @@ def test_names_and_reasoning_are_there_for_the_template():
     assert asked.messages is not None
     assert [m.get("name") for m in asked.messages] == ["Ann", None, None]
     assert [m.get("reasoning_content") for m in asked.messages] == [None, "hm", "so"]
+
+
+INNER = {
+    "a lone surrogate": '{"a": "\\ud83d"}',
+    "in a key": '{"\\udc00": 1}',
+    "no number": '{"a": NaN}',
+    "infinity": '{"a": -Infinity}',
+    "out of range": '{"a": 1e999}',
+    "cut": '{"a": ',
+    "deep": '{"a": ' + "[" * 5000 + "]" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("text", INNER.values(), ids=INNER)
+def test_json_inside_json_is_read_as_strictly(text: str):
+    """Fault F73: what the outer reader would refuse was a 500 when the template met it."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+    error = refusal(chat, messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert (error.param, error.code) == (
+        "messages[0].tool_calls[0].function.arguments",
+        "invalid_json",
+    )
+    error = refusal(chat, guided_json=text)
+    assert (error.param, error.code) == ("guided_json", "invalid_json")

@@ -244,7 +244,7 @@ async def test_streamed_logprobs():
     assert entries == ["h", "i"]
     assert "".join(choice.text for choice in completions) == "hi"
     assert [c.logprobs.text_offset for c in completions] == [[0], [1]]  # over the whole text
-    assert completions[0].logprobs.top_logprobs is None
+    assert completions[0].logprobs.top_logprobs == [{"h": -0.5}]  # the token itself always is there
 
 
 # --- errors ---------------------------------------------------------------------------------------

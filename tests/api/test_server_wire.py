@@ -112,6 +112,49 @@ async def test_a_truncated_body_leaves_nothing_behind():
 # --- heads ----------------------------------------------------------------------------------------
 
 
+OFFERS = {
+    "h2c": {
+        "connection": "Upgrade, HTTP2-Settings",
+        "upgrade": "h2c",
+        "http2_settings": "AAMAAABk",
+    },
+    "websocket": {"connection": "keep-alive, upgrade", "upgrade": "websocket"},
+    "TLS": {"connection": "UPGRADE", "upgrade": "TLS/1.0, h2c"},
+}
+
+
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
+async def test_an_offered_protocol_is_ignored(offer: dict[str, str], is_chunked: bool):
+    """Fault F74: the body is read, however the bytes are cut, and so is the next request."""
+    raw = request(HI, **offer)
+    if is_chunked:
+        body = json.dumps(HI).encode()
+        head = request(b"", transfer_encoding="chunked", **offer)
+        raw = head.replace(b"content-length: 0\r\n", b"")
+        raw += b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    async with serving() as (server, _, _):
+        for cut in [*range(1, len(raw), 7), raw.index(b"\r\n\r\n") + 4, len(raw)]:
+            wire = await Wire.to(server)
+            wire.writer.write(raw[:cut])
+            if cut < len(raw):
+                await asyncio.sleep(0)
+                wire.writer.write(raw[cut:])
+            wire.writer.write(raw)
+            for _ in range(2):
+                status, headers, told = await wire.answer()
+                assert status == 200 and "upgrade" not in headers
+                assert json.loads(told)["choices"][0]["message"]["content"] == "hello"
+            wire.drop()
+
+
+async def test_a_tunnel_is_refused():
+    async with serving() as (server, _, _):
+        status, _, _ = await exchange(server, b"CONNECT test:443 HTTP/1.1\r\nhost: test\r\n\r\n")
+        assert status == 400
+        assert await is_well(server)
+
+
 @pytest.mark.parametrize(
     "raw",
     [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 64],

@@ -53,7 +53,8 @@ async def test_there_and_back():
     assert told["count"] == len(told["tokens"]) and told["max_model_len"] == 4096
     assert told["token_strings"] == tokenizer.convert_ids_to_tokens(told["tokens"])
     assert plain["tokens"] == tokenizer.encode(text, add_special_tokens=False)
-    assert plain["token_strings"] is None
+    assert plain["token_strings"] is plain["token_strs"] is None
+    assert told["token_strs"] == told["token_strings"]
     assert (empty["count"], empty["tokens"]) == (0, [])
     assert back == {"prompt": text}
 

@@ -45,7 +45,6 @@ IMAGES: dict[str, Callable[[], Image.Image]] = {
     "palette": lambda: drawn_image(3, 70, 40).convert("P"),
     "transparent": transparent,
     "grey with alpha": lambda: transparent().convert("LA"),
-    "sixteen bit": lambda: Image.fromarray(np.arange(2500, dtype=np.uint16).reshape(50, 50) * 26),
     "tiny": lambda: drawn_image(4, 2, 1),
 }
 
@@ -79,6 +78,58 @@ def test_exif_rotation_is_applied() -> None:
     upright = decode_image(encoded(image, "PNG", exif=exif))
     assert upright.size == (40, 60)
     assert upright.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
+
+
+def _grey_tiff(order: str, bits: int, data: bytes) -> bytes:
+    """Of 50 x 50 samples in one strip, without compression."""
+    header = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8)
+    entries = {256: 50, 257: 50, 258: bits, 259: 1, 262: 1, 277: 1, 278: 50}
+    begin = 8 + 2 + 12 * 9 + 4
+    directory = struct.pack(f"{order}H", 9)
+    for tag, value in sorted([*entries.items(), (273, begin), (279, len(data))]):
+        kind, form = (4, "I") if tag in (273, 279) else (3, "HH")
+        values = (value,) if form == "I" else (value, 0)
+        directory += struct.pack(f"{order}HHI{form}", tag, kind, 1, *values)
+    return header + directory + bytes(4) + data
+
+
+DEEP_GREY = drawn_image(2, 50, 50).convert("L")
+
+
+def _deep(order: str = "<", factor: int = 257) -> bytes:
+    return (np.asarray(DEEP_GREY).astype(f"{order}u2") * factor).astype(f"{order}u2").tobytes()
+
+
+def _twelve() -> bytes:
+    """Pairs of 12-bit samples in three bytes each."""
+    first, second = (np.asarray(DEEP_GREY).astype(np.uint16) * 16 + 9).reshape(-1, 2).T
+    three = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=1)
+    return three.astype(np.uint8).tobytes()
+
+
+DEEP: dict[str, Callable[[], bytes]] = {
+    "png": lambda: encoded(Image.frombytes("I;16", (50, 50), _deep())),
+    "png, no whole multiples": lambda: encoded(Image.frombytes("I;16", (50, 50), _deep("<", 256))),
+    "tiff": lambda: encoded(Image.frombytes("I;16", (50, 50), _deep()), "TIFF"),
+    "tiff, large end first": lambda: _grey_tiff(">", 16, _deep(">")),
+    "tiff of 12 bits": lambda: _grey_tiff("<", 12, _twelve()),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_deep_grey_is_read_as_viewers_show_it(kind: str) -> None:
+    """Fault F76: Pillow makes white what is above 255."""
+    assert decode_image(DEEP[kind]()).tobytes() == DEEP_GREY.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, np.int16])
+def test_samples_without_a_known_range_are_refused(dtype: type) -> None:
+    deep = Image.fromarray(np.asarray(DEEP_GREY).astype(np.int32))
+    data = encoded(deep if dtype is np.int32 else deep.convert("F"), "TIFF")
+    if dtype is np.int16:
+        data = encoded(Image.frombytes("I;16", (50, 50), _deep("<", 16)))
+    with pytest.raises(MediaError, match="save it with 8"):
+        decode_image(data)
 
 
 def test_another_grid_than_announced_is_refused(model_dir: Callable[[str], Path]) -> None:
