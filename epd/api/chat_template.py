@@ -19,7 +19,7 @@ from epd.api.chat_message import ChatMessage
 from epd.api.errors import bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import CLOSE, OPEN, Tool
-from epd.engine.checkpoint import ModelError, is_there, read_json, read_text
+from epd.engine.checkpoint import ModelError, is_there, read_json, read_text, reason
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -104,7 +104,8 @@ class ChatTemplate:
         except Said:
             return
         except Exception as error:
-            raise TemplateFault(f"renders no message of a user ({error}); restore it") from error
+            why = reason(error)
+            raise TemplateFault(f"renders no message of a user ({why}); restore it") from error
 
     def _adapt(self, message: ChatMessage, index: int) -> Mapping[str, object]:
         """In the form that the template takes; to it an image is `{"type": "image"}`, a video
@@ -178,7 +179,7 @@ def _compile(source: str) -> tuple[Template, frozenset[str]]:
         names = meta.find_undeclared_variables(environment.parse(source))
         return environment.from_string(source), frozenset(names)
     except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
-        raise TemplateFault(f"cannot be compiled ({error}); restore it") from error
+        raise TemplateFault(f"cannot be compiled ({reason(error)}); restore it") from error
 
 
 def _to_json(

@@ -97,6 +97,11 @@ _NBITS = {"BOOL": 8, "C64": 64, "F4": 4} | {
 }
 
 
+def reason(error: BaseException) -> str:
+    """Its words, which for a recursion differ with the depth that it began at."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
 def is_there(path: Path) -> bool:
     """Also what cannot be read: a directory, a pipe, a link to nowhere."""
     return os.path.lexists(path)
@@ -138,7 +143,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
+        raise ModelError(f"{path} cannot be read ({reason(error)}); restore the file") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object; restore the file")
     return value
@@ -237,7 +242,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         _check_places(found, size - 8 - nbytes)
     except (OSError, ValueError, struct.error, RecursionError, msgspec.MsgspecError) as error:
         raise ModelError(
-            f"{path} is not a whole safetensors file ({error}); copy it again"
+            f"{path} is not a whole safetensors file ({reason(error)}); copy it again"
         ) from error
     return found
 

@@ -101,6 +101,7 @@ def test_run_and_doctor_agree_about_hostile_directories(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_what_is_accepted_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from epd.api.prepare import Preparer
     from epd.engine.factory import build_executor, build_language, build_vision
@@ -205,7 +206,7 @@ TENSOR = "model.visual.merger.norm.bias"
         ("shape", None, f"tensor {TENSOR}: .*shape"),
         ("shape", [128] * 9, "shape"),
         ("", 2**62, "header of 4611686018427387904 bytes"),
-        ("", b'{"a":' * 200_000, "recursion"),
+        ("", b'{"a":' * 200_000, "nested too deeply"),
         ("", b"x", "bytes of tensors where"),
     ],
 )
