@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,15 +40,10 @@ def read_shape(value: Mapping[str, object], shape: type[T]) -> T:
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
-        whole = with_integers(value, _kind_of(shape))
+        whole = with_integers(value, inspect.type_info(shape))
         if whole is value:
             raise _complaint(str(error), value, shape) from None
         return read_shape(whole, shape)
-
-
-@cache
-def _kind_of(shape: type[object]) -> inspect.Type:
-    return inspect.type_info(shape)
 
 
 def with_integers(value: Any, kind: inspect.Type) -> Any:

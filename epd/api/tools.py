@@ -65,7 +65,7 @@ class ToolUse:
     def checked_grammar(self, fault: Callable[[str], str], watch: Watch = unwatched) -> str:
         """Of a shaped answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
         callees = self.forced or tuple(tool["function"]["name"] for tool in self.tools)
-        bodies = []
+        bodies: list[JsonObject] = []
         for index, tool in enumerate(self.tools):
             function = tool["function"]
             if function["name"] in callees:
