@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from unittest import mock
 
+import pytest
+from msgspec.structs import replace
+
+from epd.config import InstanceConfig
 from epd.messages import PROTOCOL_VERSION, Address, Join
 from epd.transport.base import Received
+from epd_lab.sim import strangers
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY, Cluster, Settings
 from epd_lab.sim.golden import Image
+from epd_lab.sim.process import SimProcess
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 
@@ -101,6 +107,34 @@ def test_a_late_join_of_a_life_that_was_followed_is_not_heard() -> None:
     world.loop.call_soon(registry.on_join, late, context=gateway.process.context)
     world.loop.run_until(6.1)
     assert {i.key: i.present for i in registry.instances} == {"e0:2": False, "pd0:1": True}
+    world.close()
+
+
+@pytest.mark.parametrize(("knows", "at_once"), [(True, True), (False, False)])
+def test_a_name_whose_process_the_kernel_knows_to_be_dead_is_taken_over_at_once(
+    *, knows: bool, at_once: bool
+) -> None:
+    """F78: by a command that was started anew; of another host its silence has to tell."""
+    world = World(1)
+    cluster = Cluster(world, "1e1pd", Settings())
+
+    def of_parent(config: InstanceConfig, process: SimProcess) -> InstanceConfig:
+        return replace(config, lineage=process.name)
+
+    with (
+        mock.patch.object(strangers, "of_parent", of_parent),
+        mock.patch.object(strangers, "attend", strangers.attend if knows else mock.Mock()),
+    ):
+        cluster.start()
+        world.loop.run_until(1.0)
+        world.kill("e0")
+        cluster.restart_later("e0", 0.1)
+        for after_s, is_member in ((1.5, at_once), (4.0, True)):
+            world.loop.run_until(after_s)
+            gateway = cluster.node(GATEWAY)
+            assert gateway is not None
+            assert gateway.gateway is not None
+            assert gateway.gateway.registry.is_present("e0", 2) == is_member
     world.close()
 
 
