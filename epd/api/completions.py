@@ -27,7 +27,7 @@ from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import credential, tenant_of
 from epd.api.metering import NO_METER, Meter
-from epd.api.pace import SLICE, Pace
+from epd.api.pace import SLICE, Pace, size, whole_size
 from epd.api.pixels import PixelBudget
 from epd.api.places import Places
 from epd.api.port import (
@@ -73,7 +73,6 @@ class Completions:
     ) -> None:
         """`time_limits`: the longest that a client may ask for, and what it gets if it does not."""
         self._frontend = frontend
-        self._threads = intake.threads
         self._tracer = tracer
         self._meter = meter
         self._telemetry = telemetry
@@ -81,7 +80,7 @@ class Completions:
         self._intake = intake
         self._pixels = PixelBudget(intake.limits, self._num_encoders)
         self._places = Places(intake.limits, access)
-        self._pace = Pace()
+        self._pace = Pace(intake.threads)
         self._limits = intake.limits
         self._time_limits = time_limits
         self._open: dict[str, list[GenerationStream]] = {}  # by request id
@@ -270,8 +269,8 @@ class Completions:
     ) -> None:
         deltas = await self._each(choices, lambda choice: self._collect(exchange, choice))
         pairs = list(zip(choices, deltas, strict=True))
-        amount = sum(_told_in_all(asked, choice) for choice in choices)
-        body = await self._tell(answer.whole, amount, pairs, _extras(exchange, asked))
+        amount = sum(whole_size(asked, choice) for choice in choices)
+        body = await self._pace.tell(answer.whole, amount, pairs, _extras(exchange, asked))
         await exchange.respond(200, body)
 
     async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
@@ -298,8 +297,8 @@ class Completions:
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]
     ) -> None:
         await self._each(choices, lambda choice: self._stream(exchange, asked, answer, choice))
-        amount = sum(_told_in_all(asked, choice) for choice in choices)
-        await exchange.send_events(await self._tell(answer.end, amount, choices), more=False)
+        amount = sum(whole_size(asked, choice) for choice in choices)
+        await exchange.send_events(await self._pace.tell(answer.end, amount, choices), more=False)
 
     async def _stream(
         self, exchange: Exchange, asked: Asked, answer: Answer, choice: Choice
@@ -312,17 +311,10 @@ class Completions:
             opening = b"" if is_begun else answer.opening(choice)
             is_begun = True
             is_last = bool(delta.finish_reason)  # some forms then tell all of it again
-            amount = _told_in_all(asked, choice) if is_last else _size(delta.logprobs)
-            events = await self._tell(answer.events, amount, choice, delta, extras)
+            amount = whole_size(asked, choice) if is_last else size(delta.logprobs)
+            events = await self._pace.tell(answer.events, amount, choice, delta, extras)
             if opening or events:
                 await exchange.send_events(opening + events)
-
-    async def _tell(self, tell: Callable[..., bytes], amount: int, *what: object) -> bytes:
-        """In a turn that has room for it; what has been scored at length, on a thread."""
-        await self._pace.take(min(amount, SLICE))
-        if amount <= 2 * SLICE:  # a slice, and what the last of its updates has beyond
-            return tell(*what)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, tell, *what)
 
     async def _updates(self, exchange: Exchange, choice: Choice) -> list[GenerationUpdate]:
         """Wait for news, then take a slice of what is there.
@@ -345,7 +337,7 @@ class Completions:
                 choice.failed = True
                 raise self._failure(update.error)
             updates.append(update)
-            amount += _size(update.logprobs) or len(update.token_ids)
+            amount += size(update.logprobs) or len(update.token_ids)
             update = stream.next_ready() if amount < SLICE else None
         if is_first and choice.index == 0 and any(u.token_ids for u in updates):
             exchange.give_back()
@@ -397,16 +389,6 @@ def _told(error: BaseException) -> tuple[Leave, str]:
     if isinstance(error, ApiError) and error.status < 500:
         return Leave.REFUSED, error.message
     return Leave.FAULT, error.message if isinstance(error, ApiError) else repr(error)
-
-
-def _size(entries: Sequence[TokenLogprobs]) -> int:
-    """How many tokens and alternatives are told."""
-    return sum(1 + len(entry.top) for entry in entries)
-
-
-def _told_in_all(asked: Asked, choice: Choice) -> int:
-    """Likewise of a whole answer, and of its prompt."""
-    return choice.num_tokens * (1 + max(0, asked.num_logprobs)) + _size(choice.prompt_logprobs)
 
 
 def _extras(exchange: Exchange, asked: Asked) -> Extras:

@@ -10,18 +10,42 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from epd.api.asked import Asked
+from epd.api.choice import Choice
+from epd.messages import TokenLogprobs
 
 SLICE = 512  # tokens and alternatives that one write tells; about 1 ms
 BUDGET = 4096  # those of all writes in one turn
 WRITE = 8  # what a write costs besides, in the same unit
 
 
+def size(entries: Sequence[TokenLogprobs]) -> int:
+    """How many tokens and alternatives are told."""
+    return sum(1 + len(entry.top) for entry in entries)
+
+
+def whole_size(asked: Asked, choice: Choice) -> int:
+    """Likewise of a whole answer, and of its prompt."""
+    return choice.num_tokens * (1 + max(0, asked.num_logprobs)) + size(choice.prompt_logprobs)
+
+
 class Pace:
     """Of one loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
         self._used = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def tell(self, tell: Callable[..., bytes], amount: int, *what: object) -> bytes:
+        """In a turn that has room for it; what was scored at length, on a thread."""
+        await self.take(min(amount, 2 * SLICE))
+        if amount <= 2 * SLICE:  # a slice, and what the last of its updates has beyond
+            return tell(*what)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, tell, *what)
 
     async def take(self, amount: int) -> None:
         """Wait until this turn has room.  Who is cancelled does not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -94,6 +95,42 @@ async def test_a_client_that_does_not_read_is_dropped():
         wire.writer.write(request({**HI, "stream": True}))
         await until(lambda: frontend.streams and frontend.streams[0].cancelled.is_set())
         wire.drop()
+
+
+async def test_an_answer_that_is_complete_and_unread_is_dropped_too():
+    """Less than the transport's high-water mark is left: nobody waits for it to be read."""
+    script = [said("a" * 30_000, "stop")]
+    async with serving(FakeFrontend(script), write_timeout_s=0.3) as (server, _, _):
+        wire = await Wire.to(server)
+        wire.writer.transport.pause_reading()
+        for _ in range(400):  # until its answers fill the kernel's buffers
+            wire.writer.write(request(HI))
+            await asyncio.sleep(0.002)
+            (connection,) = server._state.connections
+            if connection.transport.get_write_buffer_size():
+                break
+        assert connection.transport.get_write_buffer_size()
+        await until(lambda: not server._state.connections)
+
+
+async def test_a_client_that_reads_slowly_is_not_dropped():
+    much = said("a" * 200_000)
+    script = [*[much] * 30, said("", "stop")]
+    async with serving(FakeFrontend(script), write_timeout_s=0.5) as (server, _, _):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        sock.connect(("127.0.0.1", server.port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 16)
+        Wire.opened.append(Wire(reader, writer))
+        writer.write(request({**HI, "stream": True}, connection="close"))
+        read = 0
+        for _ in range(15):  # far longer than it may read nothing, and far less than all
+            await asyncio.sleep(0.1)
+            read += len(await reader.read(60_000))
+        assert read < 1 << 20
+        while more := await reader.read(1 << 20):
+            read += len(more)
+        assert read > 30 * 200_000
 
 
 # --- life of the server ---------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _SHAPE = "the shape of memory, not how much of it is held"
 
 NOT_SEEN = {
     "limits.max_body_nbytes": _EDGE,
+    "limits.max_open_share_per_key": _EDGE,
     "limits.max_text_nbytes": _EDGE,
     "limits.max_inflight_nbytes": _EDGE,
     "limits.read_timeout_s": _EDGE,
