@@ -93,7 +93,8 @@ class Preparer:
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
-        # Of its own: a text does not wait for somebody's video.
+        # Of their own: an image does not wait for somebody's film, nor a text for either.
+        self._films = ThreadPoolExecutor(1, thread_name_prefix="epd-films")
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="epd-render")
         text = self._renderer.config.get("text_config") or self._renderer.config
         self.model_name = config.model_name or directory.resolve().name
@@ -110,6 +111,7 @@ class Preparer:
     async def close(self) -> None:
         await asyncio.gather(self._fetcher.close(), self._proofs.close())
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._films.shutdown(wait=False, cancel_futures=True)
         self._texts.shutdown(wait=False, cancel_futures=True)
 
     # --- prompts ----------------------------------------------------------------------------------
@@ -261,7 +263,8 @@ class Preparer:
             return self._measurer.image(sources[0], part.param, scope, part.bounds)
         loop = asyncio.get_running_loop()
         measure = while_wanted(self._measure)
-        return await loop.run_in_executor(self._threads, measure, part, sources, scope)
+        threads = self._films if part.is_file else self._threads
+        return await loop.run_in_executor(threads, measure, part, sources, scope)
 
     async def _source(self, url: str, bound: Bound, param: str) -> Source:
         return url if is_data_url(url) else await self._fetcher.fetch(url, bound, param)

@@ -24,6 +24,13 @@ from epd.engine.matroska import read_matroska
 _DEMUXERS = {"mp4": "mov", "webm": "matroska", "avi": "avi"}
 _WALKS = {"mp4": read_isom, "webm": read_matroska, "avi": read_avi}
 _NO_OTHER_FILE = {"protocol_whitelist": "none", "format_whitelist": "mov,matroska,avi"}
+# Those that are in use: what they allocate is told by the size of a frame.  That of FFV1, for one,
+# is told by tables of its own.
+CODECS = (
+    "h264,hevc,vvc,libdav1d,av1,vp8,vp9,libvpx,libvpx-vp9,mpeg1video,mpeg2video,mpeg4,msmpeg4v1,"
+    "msmpeg4v2,msmpeg4,h261,h263,h263p,flv,wmv1,wmv2,wmv3,vc1,theora,mjpeg,mjpegb,jpeg2000,png,"
+    "prores,dnxhd,cfhd,dvvideo,huffyuv,ffvhuff,utvideo,rawvideo,v210,qtrle,cinepak,svq1,svq3,gif"
+)
 _BLOCK = 128  # decoders allocate frames of whole blocks, with edges; MPEG-4 for at least 304 lines
 
 
@@ -42,7 +49,7 @@ def read_header(data: Any, container: str, hide: Hide | None = None) -> FilmHead
     walk = Walk(memoryview(data), hide)
     try:
         header = _WALKS[container](walk)
-    except struct.error:
+    except (struct.error, IndexError):
         raise MediaError("is cut off or damaged; send a whole file") from None
     if header.width < 1 or header.height < 1:
         raise MediaError("does not say its size; encode it again")
@@ -69,15 +76,19 @@ def open_container(data: Any, container: str, max_pixels: int, timeout_s: float)
     width, height = header.width, header.height
     if width * height > max_pixels:
         raise MediaError(f"has frames of {width} x {height} pixels; send at most {max_pixels}")
-    bounds = {"max_pixels": str(_allocated(width) * _allocated(height)), "threads": "1"}
+    bounds = {
+        "max_pixels": str(_allocated(width) * _allocated(height)),
+        "threads": "1",
+        "codec_whitelist": CODECS,
+    }
     opened = av.open(
         file, format=_DEMUXERS[container], options=bounds, container_options=dict(_NO_OTHER_FILE)
     )
-    if not opened.streams.video:
-        raise MediaError("is coded in a way that is not known; encode it again")
-    context = opened.streams.video[0].codec_context
-    if context is not None:
-        context.options = bounds
+    context = opened.streams.video[0].codec_context if opened.streams.video else None
+    if context is None or context.codec.name not in CODECS.split(","):
+        opened.close()
+        raise MediaError("is coded in a way that is not taken; encode it again, as H.264")
+    context.options = bounds
     return opened, header
 
 

@@ -21,6 +21,8 @@ MAX_EXIF_NBYTES = 256 << 10
 MAX_PHOTOSHOP_NBYTES = 1 << 20
 _WINDOW_NBYTES = 1 << 20  # searched at a time: other threads may run in between
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+MAX_TILE_PIXELS = 1 << 20  # of a TIFF, where the image is smaller
+_TIFF_SIDES = (256, 257, 322, 323)  # tags: width and height of the image, then of a tile
 _TIFF_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)  # bytes of each type
 
 
@@ -150,8 +152,15 @@ def _tiff(data: Any, head: bytes) -> None:
     (tags,) = struct.unpack_from(order + "H", data, at)
     _count(tags, "tags")
     nbytes = 0
-    for index in range(tags):
-        kind, count = struct.unpack_from(order + "HI", data, at + 4 + 12 * index)
+    sides = dict.fromkeys(_TIFF_SIDES, 0)
+    for place in range(at + 2, at + 2 + 12 * tags, 12):
+        tag, kind, count = struct.unpack_from(order + "HHI", data, place)
         nbytes += count * (_TIFF_SIZES[kind] if kind < len(_TIFF_SIZES) else 0)
+        if tag in sides:
+            form = "H" if kind == 3 else "I"
+            (sides[tag],) = struct.unpack_from(order + form, data, place + 8)
     if nbytes > len(data):
         raise MediaError("has tags that are larger than the file; save it again")
+    width, height, tile_width, tile_height = sides.values()
+    if tile_width * tile_height > max(MAX_TILE_PIXELS, 2 * width * height):
+        raise MediaError("has tiles that are larger than the image; save it again")

@@ -22,9 +22,24 @@ from torch.nn.functional import pad
 from epd.engine.geometry import NavitSettings, navit_resize
 from epd.engine.image_resize import resized
 
+_STRIP_PIXELS = 1 << 18
+
 
 def rgb_bytes(image: Any) -> np.ndarray[Any, Any]:
-    """uint8 `[height, width, 3]` of a PIL image, transparency handled as transformers does."""
+    """uint8 `[height, width, 3]` of a PIL image, transparency handled as transformers does.
+
+    In strips, as each step on the way would make a copy of the whole (F67).
+    """
+    width, height = image.size
+    found = np.empty((height, width, 3), dtype=np.uint8)
+    rows = max(1, _STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(height, top + rows)))
+        found[top : top + rows] = _whole_rgb(strip)
+    return found
+
+
+def _whole_rgb(image: Any) -> np.ndarray[Any, Any]:
     from transformers.image_transforms import convert_to_rgb
 
     if image.mode == "RGB":

@@ -12,8 +12,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+<<<<<<< HEAD
 import numpy as np
 
+=======
+from epd.engine.avif_child import decode_avif
+>>>>>>> w/films
 from epd.engine.base import MediaError
 from epd.engine.image_opening import load_pillow, open_image
 
@@ -36,6 +40,11 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     width, height = image.size
     if width * height > max_pixels:
         raise MediaError(f"the image is {width} x {height} pixels; send at most {max_pixels}")
+    if image.format == "AVIF":
+        info, image = image.info, decode_avif(data, width, height, DECODE_TIMEOUT_S)
+        image.info = info  # how it is turned
+    elif image.format == "WEBP":
+        _forget_canvas(image)
     try:
         image.load()
     except Exception as error:  # truncated or corrupt data: decoders raise many types
@@ -55,6 +64,7 @@ def _eight_bits(image: Any, tags: Any) -> Any:
         )
     if image.mode not in _DEEP:
         return image
+<<<<<<< HEAD
     samples = np.asarray(image)
     num_bits = 12 if tags.get(_BITS_PER_SAMPLE) == (12,) else 16
     peak = int(samples.max())
@@ -64,3 +74,17 @@ def _eight_bits(image: Any, tags: Any) -> Any:
             "scale its samples to 65535, or save it with 8 bits"
         )
     return load_pillow().fromarray((samples >> (num_bits - 8)).astype(np.uint8))
+=======
+
+
+def _forget_canvas(image: Any) -> None:
+    """The decoder of WebP, made for animations, holds the pixels twice while Pillow copies them."""
+    read = image._get_next  # noqa: SLF001 (nothing public frees it)
+
+    def read_last() -> Any:
+        found = read()
+        image._decoder = None  # noqa: SLF001
+        return found
+
+    image._get_next = read_last  # noqa: SLF001
+>>>>>>> w/films

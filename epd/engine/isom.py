@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from epd.engine.base import MediaError
 from epd.engine.film_header import FilmHeader, Walk
 
+<<<<<<< HEAD
 _KEPT: dict[bytes, frozenset[bytes]] = {
     b"": frozenset((b"ftyp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide")),
     b"moov": frozenset((b"mvhd", b"trak", b"mvex")),
@@ -54,10 +55,25 @@ _KEPT: dict[bytes, frozenset[bytes]] = {
             b"strf",
         ]
     ),
+=======
+_KEPT = {
+    parent: frozenset(kinds.split())
+    for parent, kinds in {
+        b"": b"ftyp moov moof mdat free skip wide",
+        b"moov": b"mvhd trak mvex",
+        b"trak": b"tkhd mdia edts",
+        b"edts": b"elst",
+        b"mdia": b"mdhd hdlr minf",
+        b"minf": b"stbl",
+        b"stbl": b"stsd stts ctts stss stsc stsz stz2 stco co64",
+        b"stsd": b"avcC hvcC lhvC vvcC av1C vpcC esds d263 glbl jp2h colr fiel gama dvc1 strf",
+        b"mvex": b"trex",
+        b"moof": b"mfhd traf",
+        b"traf": b"tfhd tfdt trun",
+    }.items()
+>>>>>>> w/films
 }
-_SEVERAL = frozenset(
-    (b"mdat", b"free", b"skip", b"wide", b"trak", b"trex", b"moof", b"traf", b"trun")
-)
+_SEVERAL = frozenset(b"mdat free skip wide trak trex moof traf trun".split())
 _ENTRIES = {
     b"stts": ">2I",
     b"ctts": ">Ii",

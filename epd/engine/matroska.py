@@ -15,6 +15,8 @@ from epd.engine.base import MediaError
 from epd.engine.film_header import FilmHeader, Walk, usual_rate
 
 MAX_DENOMINATOR = 1001  # of a rate, which is stored as whole nanoseconds of a frame
+_LONG_HEAD_NBYTES = 9
+_LENGTHS = tuple(9 - first.bit_length() for first in range(256))  # of a number, by its first byte
 _SEGMENT, _CLUSTER, _INFO, _TRACKS, _TRACK = 0x18538067, 0x1F43B675, 0x1549A966, 0x1654AE6B, 0xAE
 _HEAD, _VOID, _TIMESTAMP, _SIMPLE_BLOCK, _GROUP, _BLOCK = 0x1A45DFA3, 0xEC, 0xE7, 0xA3, 0xA0, 0xA1
 _SCALE, _NUMBER, _TYPE, _FRAME_NS, _VIDEO, _ENCODINGS = 0x2AD7B1, 0xD7, 0x83, 0x23E383, 0xE0, 0x6D80
@@ -80,6 +82,9 @@ class _Film:
                 self._hide(found)
         if self._number < 0:
             raise MediaError("holds no video stream")
+        if len(self._data) - segment.end > _LONG_HEAD_NBYTES:
+            behind = _Element(_VOID, segment.end, segment.end + _LONG_HEAD_NBYTES, len(self._data))
+            self._hide(behind)
         return FilmHeader(*self._size, self._num_frames, self._rate(), self._turns)
 
     def _rate(self) -> float:
@@ -90,24 +95,19 @@ class _Film:
     # --- elements ---------------------------------------------------------------------------------
 
     def _element(self, at: int, end: int) -> _Element:
+        """IndexError: behind the end of the file."""
         self._walk.count()
-        ident, begin, _ = self._number_at(at, end, 4)
-        nbytes, contents, is_known = self._number_at(begin, end, 8)
-        ident |= 1 << 7 * (begin - at)  # its mark is a part of it
-        if not is_known:
+        data = self._data
+        begin = at + _LENGTHS[data[at]]
+        length = _LENGTHS[data[begin]]
+        contents = begin + length
+        if begin - at > 4 or length > 8 or contents > end:
+            raise MediaError("is cut off or damaged; send a whole file")
+        ident = int.from_bytes(data[at:begin])  # its mark is a part of it
+        nbytes = int.from_bytes(data[begin:contents]) - (1 << 7 * length)
+        if nbytes == (1 << 7 * length) - 1:
             return _Element(ident, at, contents, end, is_sized=False)
         return _Element(ident, at, contents, self._walk.held(contents, nbytes, end))
-
-    def _number_at(self, at: int, end: int, most: int) -> tuple[int, int, bool]:
-        """A number of variable length, what is behind it, and whether it is one."""
-        self._walk.held(at, 1, end)
-        length = 9 - int(self._data[at]).bit_length()
-        if length > most:
-            raise MediaError("is cut off or damaged; send a whole file")
-        behind = self._walk.held(at, length, end)
-        mask = (1 << 7 * length) - 1
-        value = int.from_bytes(self._data[at:behind]) & mask
-        return value, behind, value != mask
 
     def _children(self, parent: _Element, kept: frozenset[int]) -> Iterator[_Element]:
         """Those that are kept; the others are hidden."""
@@ -194,7 +194,7 @@ class _Film:
         if block is None or not self._is_ours(block):
             self._hide(found)
             return
-        _, at, _ = self._number_at(block.begin, block.end, 8)
+        at = block.begin + _LENGTHS[self._data[block.begin]]
         self._walk.held(at, 3, block.end)
         time, flags = struct.unpack_from(">hB", self._data, at)
         count = 1
@@ -206,4 +206,6 @@ class _Film:
         self._times.append(cluster_time + time)
 
     def _is_ours(self, block: _Element) -> bool:
-        return self._number_at(block.begin, block.end, 8)[0] == self._number
+        behind = block.begin + _LENGTHS[self._data[block.begin]]
+        marked = int.from_bytes(self._data[block.begin : behind])
+        return marked == self._number | 1 << 7 * (behind - block.begin)

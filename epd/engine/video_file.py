@@ -55,7 +55,7 @@ def resized(pixels: Pixels, height: int, width: int) -> Pixels:
     """uint8 `[height, width, 3]` of a frame of another size, antialiased."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     image = interpolate(image, (height, width), mode="bicubic", antialias=True)
     return image[0].permute(1, 2, 0).numpy()
 
@@ -103,5 +103,7 @@ def _shown(container: Any, header: FilmHeader) -> Iterator[Any]:
 
 def _upright(frame: Any, header: FilmHeader) -> Pixels:
     """RGB bytes of a decoded frame."""
-    pixels: Pixels = frame.to_ndarray(format="rgb24")
-    return np.ascontiguousarray(np.rot90(pixels, header.turns))
+    plane = frame.reformat(format="rgb24").planes[0]
+    lines = np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)  # not copied
+    pixels = lines[:, : 3 * plane.width].reshape(plane.height, plane.width, 3)
+    return np.rot90(pixels, header.turns) if header.turns else pixels

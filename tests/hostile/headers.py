@@ -30,7 +30,7 @@ _CODECS = {
     "mov": (("png", "rgb24"), ("mjpeg", "yuvj420p"), ("rawvideo", "rgb24")),
     "fragments": (("libx264", "yuv420p"),),
     "webm": (("libvpx-vp9", "yuv420p"), ("libvpx", "yuv420p")),
-    "matroska": (("libx264", "yuv420p"), ("ffv1", "yuv420p"), ("mjpeg", "yuvj420p")),
+    "matroska": (("libx264", "yuv420p"), ("mpeg4", "yuv420p"), ("mjpeg", "yuvj420p")),
     "avi": (("mpeg4", "yuv420p"), ("huffyuv", "yuv422p"), ("mjpeg", "yuvj420p")),
 }
 _EXTREME = (0, 1, 2, 255, 256, 4095, 16_000, 16_384, 32_767, 65_535, 100_000, 1 << 20)
@@ -100,11 +100,17 @@ def bases(form: str) -> tuple[bytes, ...]:
         ways += ({"compression": "jpeg"}, {"tiffinfo": {322: 48, 323: 48}})
     elif form == "WEBP":
         ways = ({}, {"lossless": True}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0"})
+<<<<<<< HEAD
     return (
         *(_saved(image, form, **way) for way in ways),
         _saved(image.convert("L"), form),
         _saved(image.convert("P") if form in ("PNG", "GIF", "BMP", "TIFF") else image, form),
     )
+=======
+    few = image.convert("P") if form in ("PNG", "GIF", "BMP", "TIFF") else image
+    saved = [_saved(image, form, **way) for way in ways]
+    return (*saved, _saved(image.convert("L"), form), _saved(few, form))
+>>>>>>> w/films
 
 
 def _saved(image: Any, form: str, **options: Any) -> bytes:
@@ -282,11 +288,16 @@ def _png_chunk(rng: random.Random, data: _Data) -> None:
         depth = bytes((rng.choice((1, 2, 4, 8, 16)), rng.choice((0, 2, 3, 4, 6)), 0, 0, 0))
         data[8:33] = _chunk(b"IHDR", size + depth)
         return
-    bomb = zlib.compress(bytes(rng.choice((10_000, 3_000_000, 100_000_000))), 9)
+    bomb = _zeros(rng.choice((10_000, 3_000_000, 100_000_000)))
     kind, head = rng.choice(
         ((b"iCCP", b"a\0\0"), (b"zTXt", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0"), (b"eXIf", b""))
     )
     data[33:33] = _chunk(kind, head + bomb) * rng.choice((1, 1, 20))
+
+
+@cache
+def _zeros(nbytes: int) -> bytes:
+    return zlib.compress(bytes(nbytes), 9)
 
 
 def _large_frame(rng: random.Random, data: _Data) -> None:

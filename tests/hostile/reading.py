@@ -6,6 +6,7 @@ a process; one line of JSON says what it found.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import subprocess
@@ -81,6 +82,18 @@ def _memory_nbytes(name: str) -> int:
     raise LookupError(name)
 
 
+def memory_begins() -> int:
+    """What there is now; the peak begins anew."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed is no room for the next one
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory_nbytes("VmRSS")
+
+
+def memory_peak_nbytes(before: int) -> int:
+    """The most that there was since `memory_begins`, beyond what there was then."""
+    return _memory_nbytes("VmHWM") - before
+
+
 def read_many(form: str, first: int, count: int) -> Found:
     """The peak of each is measured, from what there was before it."""
     found = Found({}, [])
@@ -89,15 +102,14 @@ def read_many(form: str, first: int, count: int) -> Found:
         read_one(form, data)
     for seed in range(first, first + count):
         data = hostile(form, seed)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before, began_s = _memory_nbytes("VmRSS"), time.thread_time()
+        before, began_s = memory_begins(), time.thread_time()
         try:
             outcome, num_pixels = read_one(form, data)
         except Exception as error:
             found.faults.append(f"{form} {seed}: {type(error).__name__}: {error}")
             continue
         took_s = time.thread_time() - began_s
-        nbytes = _memory_nbytes("VmHWM") - before
+        nbytes = memory_peak_nbytes(before)
         outcomes[outcome] += 1
         found.most_nbytes, found.most_s = max(found.most_nbytes, nbytes), max(found.most_s, took_s)
         allowed = OVERHEAD_NBYTES + PIXEL_NBYTES * num_pixels if num_pixels else REFUSED_NBYTES
