@@ -12,12 +12,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-<<<<<<< HEAD
 import numpy as np
 
-=======
 from epd.engine.avif_child import decode_avif
->>>>>>> w/films
 from epd.engine.base import MediaError
 from epd.engine.image_opening import load_pillow, open_image
 
@@ -64,7 +61,6 @@ def _eight_bits(image: Any, tags: Any) -> Any:
         )
     if image.mode not in _DEEP:
         return image
-<<<<<<< HEAD
     samples = np.asarray(image)
     num_bits = 12 if tags.get(_BITS_PER_SAMPLE) == (12,) else 16
     peak = int(samples.max())
@@ -74,7 +70,6 @@ def _eight_bits(image: Any, tags: Any) -> Any:
             "scale its samples to 65535, or save it with 8 bits"
         )
     return load_pillow().fromarray((samples >> (num_bits - 8)).astype(np.uint8))
-=======
 
 
 def _forget_canvas(image: Any) -> None:
@@ -87,4 +82,3 @@ def _forget_canvas(image: Any) -> None:
         return found
 
     image._get_next = read_last  # noqa: SLF001
->>>>>>> w/films

@@ -17,45 +17,6 @@ from typing import Any, NamedTuple
 from epd.engine.base import MediaError
 from epd.engine.film_header import FilmHeader, Walk
 
-<<<<<<< HEAD
-_KEPT: dict[bytes, frozenset[bytes]] = {
-    b"": frozenset((b"ftyp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide")),
-    b"moov": frozenset((b"mvhd", b"trak", b"mvex")),
-    b"trak": frozenset((b"tkhd", b"mdia", b"edts")),
-    b"edts": frozenset((b"elst",)),
-    b"mdia": frozenset((b"mdhd", b"hdlr", b"minf")),
-    b"minf": frozenset((b"stbl",)),
-    b"stbl": frozenset(
-        (b"stsd", b"stts", b"ctts", b"stss", b"stsc", b"stsz", b"stz2", b"stco", b"co64")
-    ),
-    b"mvex": frozenset((b"trex",)),
-    b"moof": frozenset((b"mfhd", b"traf")),
-    b"traf": frozenset((b"tfhd", b"tfdt", b"trun")),
-    b"stsd": frozenset(
-        [
-            b"avcC",
-            b"hvcC",
-            b"lhvC",
-            b"vvcC",
-            b"av1C",
-            b"vpcC",
-            b"esds",
-            b"d263",
-            b"glbl",
-            b"jp2h",
-            b"colr",
-            b"fiel",
-            b"gama",
-            b"dvc1",
-            b"SMI ",
-            b"ACLR",
-            b"ARES",
-            b"AORD",
-            b"APRG",
-            b"strf",
-        ]
-    ),
-=======
 _KEPT = {
     parent: frozenset(kinds.split())
     for parent, kinds in {
@@ -71,7 +32,6 @@ _KEPT = {
         b"moof": b"mfhd traf",
         b"traf": b"tfhd tfdt trun",
     }.items()
->>>>>>> w/films
 }
 _SEVERAL = frozenset(b"mdat free skip wide trak trex moof traf trun".split())
 _ENTRIES = {

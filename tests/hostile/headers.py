@@ -100,17 +100,9 @@ def bases(form: str) -> tuple[bytes, ...]:
         ways += ({"compression": "jpeg"}, {"tiffinfo": {322: 48, 323: 48}})
     elif form == "WEBP":
         ways = ({}, {"lossless": True}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0"})
-<<<<<<< HEAD
-    return (
-        *(_saved(image, form, **way) for way in ways),
-        _saved(image.convert("L"), form),
-        _saved(image.convert("P") if form in ("PNG", "GIF", "BMP", "TIFF") else image, form),
-    )
-=======
     few = image.convert("P") if form in ("PNG", "GIF", "BMP", "TIFF") else image
     saved = [_saved(image, form, **way) for way in ways]
     return (*saved, _saved(image.convert("L"), form), _saved(few, form))
->>>>>>> w/films
 
 
 def _saved(image: Any, form: str, **options: Any) -> bytes:
