@@ -38,7 +38,7 @@ def images(count: int) -> list[bytes]:
         mode = MODES[i % len(MODES)]
         if "A" in mode:
             image.putalpha(Image.fromarray(200 + noise[..., 0] // 8))
-        image = image.convert("I").convert("I;16") if mode == "I;16" else image.convert(mode)
+        image = deep(image) if mode == "I;16" else image.convert(mode)
         buffer = io.BytesIO()
         options: dict[str, Any] = {}
         if mode in ("RGB", "L", "CMYK") and rng.random() < 0.5:
@@ -48,6 +48,11 @@ def images(count: int) -> list[bytes]:
         image.save(buffer, **(options or {"format": "TIFF" if mode == "CMYK" else "PNG"}))
         made.append(buffer.getvalue())
     return made
+
+
+def deep(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits a sample."""
+    return Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
 
 
 @pytest.fixture
