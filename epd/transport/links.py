@@ -195,7 +195,8 @@ class Links:
         return await asyncio.shield(task)
 
     def _drop_failed(self, key: tuple[Life, str], task: asyncio.Task[Wire]) -> None:
-        if task.exception() is not None and self._outbound.get(key) is task:
+        is_failed = task.cancelled() or task.exception() is not None
+        if is_failed and self._outbound.get(key) is task:
             del self._outbound[key]
 
     def _drop_lost(self) -> None:
