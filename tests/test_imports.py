@@ -58,16 +58,20 @@ DATA = (
 )
 LEAVES = ("epd.config", "epd.dropped", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
+    "epd.engine.avi",
     "epd.engine.checkpoint",
     "epd.engine.config_sizes",
     "epd.engine.container",
     "epd.engine.deadline_file",
     "epd.engine.families",
+    "epd.engine.film_header",
     "epd.engine.fingerprint",
     "epd.engine.geometry",
     "epd.engine.grammar",
     "epd.engine.image_opening",
     "epd.engine.image_header",
+    "epd.engine.isom",
+    "epd.engine.matroska",
     "epd.engine.model_config",
     "epd.engine.model_directory",
     "epd.engine.pieces",
@@ -135,7 +139,7 @@ AREAS = {
         ("epd.engine.stored", "epd.engine.stored_formats"),
         Area((*TORCH_FREE, *LEAVES), packages("torch")),
     ),
-    "epd.engine.container": Area(("epd.engine.deadline_file",), packages("av")),
+    "epd.engine.container": Area((*TORCH_FREE, "epd.engine.base"), lazily=packages("av")),
     "epd.engine.image_opening": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
     "epd.api": Area(

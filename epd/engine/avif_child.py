@@ -14,17 +14,21 @@ import os
 import resource
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from epd.engine.base import MediaError
 from epd.engine.image_opening import load_pillow, open_image
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Buffer = bytes | memoryview
 BASE_NBYTES = 64 << 20  # for the file, and a decoder's threads; beyond what the child has at first
 PIXEL_NBYTES = 16
 NUM_THREADS = 2
 
 
-def decode_avif(data: Any, width: int, height: int, timeout_s: float) -> Any:
+def decode_avif(data: Buffer, width: int, height: int, timeout_s: float) -> Image:
     """The pixels of an AVIF as an image of Pillow, as it is stored.  Raises MediaError."""
     source, target = os.memfd_create("image"), os.memfd_create("pixels")
     with open(source, "wb") as image, open(target, "rb") as pixels:

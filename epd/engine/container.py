@@ -44,7 +44,7 @@ def container_of(data: bytes | memoryview) -> str:
     return "avi" if head[:4] == b"RIFF" and head[8:12] == b"AVI " else ""
 
 
-def read_header(data: Any, container: str, hide: Hide | None = None) -> FilmHeader:
+def read_header(data: bytes | memoryview, container: str, hide: Hide | None = None) -> FilmHeader:
     """What its container says.  Raises MediaError, a sentence without its subject."""
     walk = Walk(memoryview(data), hide)
     try:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from epd.engine.base import MediaError
 
@@ -44,7 +43,7 @@ Hide = Callable[[int, bytes], None]  # overwrites: at an offset of the file, wit
 class Walk:
     """One walk through a file."""
 
-    def __init__(self, data: Any, hide: Hide | None = None) -> None:
+    def __init__(self, data: memoryview, hide: Hide | None = None) -> None:
         self.data = data
         self.hide: Hide = hide or (lambda at, data: None)
         self._num_parts = 0

@@ -76,7 +76,7 @@ def _forget_canvas(image: Any) -> None:
     """The decoder of WebP, made for animations, holds the pixels twice while Pillow copies them."""
     read = image._get_next  # noqa: SLF001 (nothing public frees it)
 
-    def read_last() -> Any:
+    def read_last() -> object:
         found = read()
         image._decoder = None  # noqa: SLF001
         return found

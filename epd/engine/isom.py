@@ -12,7 +12,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, islice, pairwise, repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from epd.engine.base import MediaError
 from epd.engine.film_header import FilmHeader, Walk
@@ -161,14 +161,14 @@ class _Movie:
     def _version(self, box: _Box) -> int:
         return self._bytes(box, 0, 1)[0]
 
-    def _table(self, box: _Box, at: int, form: str, count: int) -> Iterator[tuple[Any, ...]]:
+    def _table(self, box: _Box, at: int, form: str, count: int) -> Iterator[tuple[int, ...]]:
         """So many entries from `at` on, which must be there."""
         nbytes = count * struct.calcsize(form)
         begin = box.begin + at
         end = self._walk.held(begin, nbytes, box.end)
         return struct.iter_unpack(form, self._data[begin:end])
 
-    def _entries(self, kind: bytes) -> list[tuple[Any, ...]]:
+    def _entries(self, kind: bytes) -> list[tuple[int, ...]]:
         """Of one of the tables of samples; none where it is not there."""
         box = self._found.get(kind)
         if box is None:
@@ -331,7 +331,7 @@ class _Movie:
 
     @staticmethod
     def _times(
-        count: int, durations: list[tuple[int, int]], offsets: list[tuple[int, int]]
+        count: int, durations: list[tuple[int, ...]], offsets: list[tuple[int, ...]]
     ) -> Iterator[int]:
         """When each sample is shown, in units of the track."""
         steps = chain.from_iterable(repeat(step, number) for number, step in durations)

@@ -9,7 +9,7 @@ whole numbers; so does this.  A phone's video that lies on its side is turned up
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,11 +24,16 @@ from epd.engine.image_pixels import decode_image
 from epd.engine.video import FRAMES
 from epd.messages import Clip
 
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.container import InputContainer
+
+Buffer = bytes | memoryview
 Pixels = np.ndarray[Any, Any]
 DECODE_TIMEOUT_S = 60.0
 
 
-def decode_clip(data: Any, clip: Clip, height: int, width: int, max_pixels: int) -> Pixels:
+def decode_clip(data: Buffer, clip: Clip, height: int, width: int, max_pixels: int) -> Pixels:
     """uint8 `[frames, height, width, 3]`: the clip's frames, resized.  Raises MediaError."""
     taken = np.empty((len(clip.frames), height, width, 3), dtype=np.uint8)
     source = _images if clip.container == FRAMES else _film
@@ -60,7 +65,7 @@ def resized(pixels: Pixels, height: int, width: int) -> Pixels:
     return image[0].permute(1, 2, 0).numpy()
 
 
-def _images(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+def _images(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
     """Frames that came as images."""
     packed = msgspec.msgpack.decode(data, type=list[memoryview])
     for index in clip.frames:
@@ -70,7 +75,7 @@ def _images(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
             raise MediaError(f"frame {index + 1} of the video: {error}") from error
 
 
-def _film(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+def _film(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
     """Frames of a file, each as often as it is wanted."""
     wanted = iter(clip.frames)
     index = next(wanted)
@@ -94,16 +99,19 @@ def _film(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
         raise MediaError("the video cannot be decoded; encode it again") from error
 
 
-def _shown(container: Any, header: FilmHeader) -> Iterator[Any]:
+def _shown(container: InputContainer, header: FilmHeader) -> Iterator[VideoFrame]:
     """Decoded frames, without those that are cut from the film by its edits."""
     for frame in container.decode(video=0):
-        if not header.shown or any(begin <= frame.pts < end for begin, end in header.shown):
+        time = frame.pts or 0
+        if not header.shown or any(begin <= time < end for begin, end in header.shown):
             yield frame
 
 
-def _upright(frame: Any, header: FilmHeader) -> Pixels:
+def _upright(frame: VideoFrame, header: FilmHeader) -> Pixels:
     """RGB bytes of a decoded frame."""
     plane = frame.reformat(format="rgb24").planes[0]
-    lines = np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)  # not copied
+    lines = np.frombuffer(memoryview(plane), np.uint8).reshape(
+        plane.height, plane.line_size
+    )  # not copied
     pixels = lines[:, : 3 * plane.width].reshape(plane.height, plane.width, 3)
     return np.rot90(pixels, header.turns) if header.turns else pixels

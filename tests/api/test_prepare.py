@@ -23,6 +23,7 @@ from epd.api.identity import mm_hash
 from epd.api.prepare import INLINE_NBYTES, NUM_THREADS, Preparer
 from epd.api.validation import read_chat
 from epd.config import GatewayConfig, Limits
+from epd.engine.video import DEFAULT_SAMPLING
 from epd.tiny import CHECKPOINT
 from tests.patience import PATIENCE_S
 
@@ -257,6 +258,23 @@ async def test_work_for_a_client_that_has_left_is_not_begun(
         with pytest.raises(ClientGone):
             await asked
     assert not measured
+
+
+async def test_an_image_does_not_wait_for_films(
+    preparer: Preparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, begun = threading.Event(), threading.Event()
+    monkeypatch.setattr(preparer._measurer, "file", lambda *_: begun.set() or held.wait())
+    video = {"type": "video_url", "urls": ["data:video/mp4;base64,AAAA"], "field": "video_url"}
+    video |= {"is_file": True, "sampling": DEFAULT_SAMPLING}
+    films = [asyncio.create_task(preparer.chat(user(video))) for _ in range(2 * NUM_THREADS)]
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await preparer.chat(user(part(png(600, 600, "red", compress_level=0))))).items
+    finally:
+        held.set()
+        await asyncio.gather(*films, return_exceptions=True)
 
 
 def test_nothing_large_is_left_to_import_for_the_first_request() -> None:
