@@ -317,10 +317,7 @@ class Completions:
                 await exchange.send_events(opening + events)
 
     async def _updates(self, exchange: Exchange, choice: Choice) -> list[GenerationUpdate]:
-        """Wait for news, then take a slice of what is there.
-
-        Raises ApiError if the generation failed.
-        """
+        """Wait for news, then take a slice of it.  Raises ApiError if the generation failed."""
         stream = choice.stream
         is_first = choice.num_tokens == 0
         try:

@@ -46,7 +46,7 @@ def read_shape(value: Mapping[str, object], shape: type[T]) -> T:
         return read_shape(whole, shape)
 
 
-def with_integers(value: Any, kind: inspect.Type) -> Any:
+def with_integers(value: JsonValue, kind: inspect.Type) -> JsonValue:
     """The same value, if no integer in it is written as 5.0: JSON's 5.0 is one where one is due."""
     if isinstance(value, float):
         kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)

@@ -168,10 +168,8 @@ def _plan(
             raise
     if own and len(instances) > 1 and not own.endswith(":*"):
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
-    gateway = None
-    if with_gateway:
-        gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
-    return Plan(gateway, instances, log, str(directory))
+    gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
+    return Plan(gateway if with_gateway else None, instances, log, str(directory))
 
 
 def _deal_devices(text: str, ranks: list[int]) -> list[list[str]]:

@@ -335,7 +335,6 @@ class Registry(Component[Instance]):
     def _refuse(self, info: InstanceInfo, reason: str) -> None:
         name, epoch = info.address.instance_id, info.address.epoch
         if all(one.info.address != info.address for one in self._refused):
-            # after a cut it may have asked hundreds of times
             self._refused.append(Outsider(info, "REFUSED", self.clock.now_s(), reason))
             if len(self._refused) > MAX_OUTSIDE:
                 self._turn_away(self._refused.popleft().info.address)  # it has its answer by now

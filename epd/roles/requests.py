@@ -238,10 +238,8 @@ class Requests(Component[Request]):
         if has_ended:
             self.actor.counters["last_message_lost"] += 1
             failure = Failure(FailureKind.LOST, "its last message was lost")
-            self.actor.send(
-                received.source,
-                RequestFailed(request_id=request_id, attempt=attempt, failure=failure),
-            )
+            told = RequestFailed(request_id=request_id, attempt=attempt, failure=failure)
+            self.actor.send(received.source, told)
         elif request is not None:
             self._tell_alive(key)  # or what says so by itself was lost, again and again
 
@@ -262,8 +260,8 @@ class Requests(Component[Request]):
     def unplannable(self, request: Request, error: Exception) -> None:
         """It cannot be part of a step; the others can."""
         self.actor.fault(f"plan {request.key}", error)
-        failure = Failure(FailureKind.INTERNAL, f"a step cannot be planned with it: {error!r}")
-        self.fire(request, request_fsm.PlanFailed(failure))
+        why = f"a step cannot be planned with it: {error!r}"
+        self.fire(request, request_fsm.PlanFailed(Failure(FailureKind.INTERNAL, why)))
 
     def _plan(self, alone: bool) -> Plan:
         has_room = self._scheduler.has_spare_places

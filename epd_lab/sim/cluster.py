@@ -205,9 +205,7 @@ class Cluster:
     def node(self, name: str) -> Node | None:
         """The living process of this name."""
         process = self.world.processes.get(name)
-        if process is None or not process.alive:
-            return None
-        return self.nodes.get(process.name)
+        return self.nodes.get(process.name) if process is not None and process.alive else None
 
     def living(self) -> list[Node]:
         found = (self.node(name) for name in (GATEWAY, *self.instances))
@@ -247,9 +245,8 @@ class Cluster:
         )
 
     def _gateway_config(self) -> GatewayConfig:
-        settings = self.settings
         return GatewayConfig(
-            timing=settings.timing,
+            timing=(settings := self.settings).timing,
             limits=settings.limits,
             placement=settings.placement,
             prefix_affinity=settings.prefix_affinity,

@@ -16,7 +16,6 @@ from epd.api.chat_template import ChatTemplate
 from epd.api.errors import ApiError
 from epd.api.messages_field import read_messages
 from epd.api.port import Leave
-from epd.api.schema_refs import moved
 from epd.api.tools import CallParser, read_tools, whole_calls
 from epd.api.validation import read_chat
 from epd.config import Limits
@@ -95,33 +94,6 @@ def test_keys_in_another_order(edges: list[int]) -> None:
     text, calls = parse(cut('<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', edges))
     assert (text, len(calls)) == ("", 1)
     assert calls[0]["function"] == {"name": "now", "arguments": '{"a": 1}'}
-
-
-MARKED = st.dictionaries(
-    st.sampled_from(["a", "</tool_call>", "x}"]),
-    st.sampled_from(["</tool_call>", '"}}</tool_call>', "<tool_call>{", "\\", "}]", '\\"', 1, None])
-    | st.lists(st.sampled_from(["[", "{", {"b": "</tool_call>"}]), max_size=3),
-    max_size=4,
-)
-
-
-@given(st.lists(MARKED, min_size=1, max_size=3), st.lists(st.integers(0, 10_000), max_size=30))
-def test_marks_in_arguments_are_part_of_them(called: list[Any], edges: list[int]) -> None:
-    """Fault F72, with other keys behind the arguments, too, however the text is cut."""
-    bodies = [json.dumps({"name": "now", "arguments": one, "id": 3}) for one in called]
-    bodies += [json.dumps({"arguments": one, "name": "now"}) for one in called]
-    text = "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
-    said, calls = parse(cut(f"look {text}", edges))
-    assert said == "look "
-    assert [json.loads(c["function"]["arguments"]) for c in calls] == called * 2
-
-
-@given(st.integers(0, 10_000))
-def test_a_forced_call_that_is_cut_short_says_nothing_else(edge: int) -> None:
-    text = TEXT.removeprefix("Let me look.")
-    parser = CallParser(NAMES, is_forced=True)
-    said, _ = parser.push(text[: edge % len(text)])
-    assert said + parser.finish() == ""
 
 
 def test_only_one_call_where_one_is_asked_for() -> None:
@@ -393,53 +365,3 @@ async def test_without_tools_a_call_is_text() -> None:
         answer = await ask(client)
     assert answer.choices[0].message.content.endswith("</tool_call>")
     assert answer.choices[0].message.tool_calls is None
-
-
-# --- references -----------------------------------------------------------------------------------
-
-DEFINED = {
-    "type": "object",
-    "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/properties/a"}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-    "$defs": {"A": {"enum": [7]}},
-}
-LIST = {
-    "type": "object",
-    "properties": {"rest": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
-    "required": ["rest"],
-    "additionalProperties": False,
-}
-
-
-def test_references_are_to_the_parameters_that_they_stand_in() -> None:
-    """Nested types of pydantic, two tools that name theirs alike, and a list of itself."""
-    grammars, called = Grammars(CHECKPOINT, 272), set()
-    other = {**DEFINED, "$defs": {"A": {"enum": ["x"]}}}
-    tools = [tool("f", DEFINED), tool("g", other), tool("h", LIST)]
-    use = read_tools({"tools": tools, "tool_choice": "required", "parallel_tool_calls": False})
-    assert use is not None
-    grammar = use.checked_grammar(grammars.fault)
-    for seed in range(12):
-        said = drawn(grammars, grammar, seed)
-        call = json.loads(said.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
-        name, arguments = call["name"], call["arguments"]
-        called.add(name)
-        while name == "h" and arguments is not None:
-            assert set(arguments) == {"rest"}
-            arguments = arguments["rest"]
-        right = {"f": {"a": 7, "b": 7}, "g": {"a": "x", "b": "x"}, "h": None}
-        assert arguments == right[name]
-    assert called == {"f", "g", "h"}
-
-
-def test_what_is_no_reference_stays() -> None:
-    schema = {
-        "properties": {"const": {"$ref": "#/$defs/x"}, "$ref": {"const": {"$ref": "#/x"}}},
-        "enum": [{"$ref": "#"}],
-        "items": [{"$ref": "other.json#/a"}],
-    }
-    assert moved(schema, "#/there") == {
-        **schema,
-        "properties": {"const": {"$ref": "#/there/$defs/x"}, "$ref": {"const": {"$ref": "#/x"}}},
-    }

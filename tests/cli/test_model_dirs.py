@@ -149,7 +149,7 @@ def edit(directory: Path, file: str, place: str, value: Any) -> None:
         ("generation_config.json", "eos_token_id", 272, "272 is no token of a vocabulary of 272"),
         ("generation_config.json", "eos_token_id", [258, True], "eos_token_id[1]"),
         ("generation_config.json", "temperature", "0.7", "temperature must be a number"),
-        ("generation_config.json", "top_k", 20.0, "top_k must be an integer"),
+        ("generation_config.json", "top_k", 20.5, "top_k must be an integer"),
         ("generation_config.json", "top_p", -1, "top_p must be above 0"),
         ("generation_config.json", "max_new_tokens", 0, "max_new_tokens must be at least 1"),
         ("preprocessor_config.json", "patch_size", 0, "patch_size"),

@@ -208,7 +208,7 @@ def _known(rng: random.Random, directory: Path) -> None:
         (CONFIG, "configuration_files", (["config.1.0.0.json"], ["../config.1.0.0.json"])),
         (GENERATION, "eos_token_id", (["x", -1, 10**20], 272, -1, "x", 1.5, [[]], True)),
         (GENERATION, "temperature", ("0.7", -1, 5, [], True)),
-        (GENERATION, "top_k", (20.0, -2, "20", 2**40)),
+        (GENERATION, "top_k", (20.5, -2, "20", 2**40)),
         (GENERATION, "top_p", (0, 1.5, "1", [0.5])),
         (GENERATION, "min_p", (-0.5, 2, {})),
         (GENERATION, "repetition_penalty", (0, -1, 99, "x")),
