@@ -207,7 +207,7 @@ def test_what_an_encoder_says_of_its_cache_counts_while_it_is_a_member() -> None
         registry = at.cluster.gateway.registry
         (encoder,) = (i for i in registry.instances if i.key == "e0:1")
         for sequence, asked in ((1, 0), (2, 1)):
-            encoder.load = SimpleNamespace(cache_sequence=sequence)
+            encoder.load = SimpleNamespace(cache_sequence=sequence, live=())
             at.said.clear()
             at.do(registry.on_heartbeat_of, encoder)
             assert at.said == [("e0", CacheEventsWanted())] * asked
