@@ -366,7 +366,7 @@ class BatchScheduler(Generic[T]):
         return step
 
     def _decodes(self, budget: int, passed_over: Collection[str]) -> list[T]:
-        decodes = [e for e in self._decoding.values() if e.num_left > 0 and self._room(e) >= 0]
+        decodes = [e for e in self._decoding.values() if self._room(e) >= 0 and e.num_left > 0]
         decodes = [e for e in decodes if e.key not in passed_over]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)

@@ -12,6 +12,7 @@ from epd.config import DecodeConfig, EncodeConfig, PrefillConfig
 from epd.fsm.membership import S
 from epd.messages import (
     Address,
+    AtHand,
     CancelTransfer,
     EncodeAccepted,
     EncodeRejected,
@@ -288,7 +289,8 @@ def drawn_image(desk: Desk, room: str, consumer: Address | None = None) -> Encod
 
 def accepted(desk: Desk, message: EncodeRequest, *payloads: bytes) -> bool:
     """Or the reason is told."""
-    (answer,) = desk.tell("on_encode_request", message, GATEWAY, *payloads)
+    said = desk.tell("on_encode_request", message, GATEWAY, *payloads)
+    (answer,) = (one for one in said if not isinstance(one, AtHand))
     if isinstance(answer, EncodeRejected):
         assert (answer.request_id, answer.attempt, answer.room) == ("r", 1, message.room)
         assert answer.failure.reason

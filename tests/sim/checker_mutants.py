@@ -118,9 +118,9 @@ def a_step_takes_all_who_decode() -> Iterator[None]:
     """F27: KV that arrives enters any step, however many sequences that has."""
     plan = BatchScheduler.plan
 
-    def all_at_once(self: BatchScheduler[Request]) -> list[Share[Request]]:
+    def all_at_once(self: BatchScheduler[Request], *apart: Any) -> list[Share[Request]]:
         with mock.patch.object(self, "_bounds", replace(self._bounds, max_running=1 << 30)):
-            return plan(self)
+            return plan(self, *apart)
 
     with mock.patch.object(BatchScheduler, "plan", all_at_once):
         yield
