@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from epd.cli.boundary import CommandFailed
@@ -64,7 +64,7 @@ class Board:
 @contextlib.asynccontextmanager
 async def running(
     plan: Plan,
-    specs: Sequence[ChildSpec] | None = None,
+    specs: list[ChildSpec] | None = None,
     start_timeout_s: float | None = START_TIMEOUT_S,
 ) -> AsyncIterator[Supervisor]:
     """The cluster, serving; stopped and cleaned up at the end, whatever that is.  `specs`: its
