@@ -56,7 +56,7 @@ STUCK_AFTER_S = 600.0  # while it loads: the last stretch of which it says nothi
 LONG_LIFE_S = 10.0
 LAST_WORDS_S = 1.0  # for what a process wrote before it ended
 MAX_LINE_NBYTES = 1 << 16
-SERVES = ("serving", "waiting")  # a gateway answers from then on, if only that it waits
+WAITING = "waiting"  # a gateway answers from then on, if only that it waits; a worker does not
 
 Launch = Callable[[], Awaitable[Process]]  # a process that waits for its ChildSpec
 
@@ -183,7 +183,8 @@ class Child:
             self.fire(Answered())
         else:
             self._show(status.state, status.detail)
-            self.fire(Served() if status.state in SERVES else Answered())
+            serves = status.state == "serving" or (status.state == WAITING and self.spec.gateway)
+            self.fire(Served() if serves else Answered())
 
     def _send(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -212,7 +213,7 @@ class Child:
 
     def _tell_served(self, event: Event) -> None:
         self.served.set()
-        if self.state not in SERVES:
+        if self.state not in ("serving", WAITING):
             self._show("serving")
 
     def _tell_failed(self, event: Event) -> None:

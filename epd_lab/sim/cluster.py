@@ -36,10 +36,10 @@ from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
 from epd_lab.sim.groups import Groups, meeting_place
-from epd_lab.sim.lending import SimDataPlane
 from epd_lab.sim.network import SimBus
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
+from epd_lab.sim.transfer import SimTransferEngine
 from epd_lab.sim.workload import mm_hash_of
 from epd_lab.sim.world import World
 
@@ -238,7 +238,7 @@ class Cluster:
             clock=world.clock(process),
             bus=SimBus(world.network, process),
             random=world.random.stream("role", process.name),
-            transfers=SimDataPlane(world.fabric, process),
+            transfers=SimTransferEngine(world.fabric, process),
             journal=world.journal(process),
             log=SimLog(world, process),
             storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,

@@ -26,11 +26,11 @@ from epd.roles.rank_data import RankPart
 from epd.topology import name_instances, parse_groups
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
-from epd_lab.sim.lending import SimDataPlane
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rank_channels import Channel, SimAnswers, SimAsks, with_own_rows
 from epd_lab.sim.rank_rows import RowsAtRanks
 from epd_lab.sim.rank_towers import Gather, TowerShare
+from epd_lab.sim.transfer import SimTransferEngine
 from epd_lab.sim.world import World
 
 LOADING_S = 0.4  # of a rank, up to
@@ -285,7 +285,7 @@ class SimFollower:
         self._group: SimRanks
         self._tower: TowerShare
         self._follower = Follower(self, self._answer)
-        transfers = SimDataPlane(groups.world.fabric, process)
+        transfers = SimTransferEngine(groups.world.fabric, process)
         self.part = RankPart(engines.language, transfers, groups.prefill, takes_kv=True)
         self.answers = SimAnswers(self.part, self._answer_ask)
         self._number = 0
