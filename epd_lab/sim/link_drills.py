@@ -131,7 +131,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
             Fault("kill", "here", point="OUTGOING:RetryDue", nth=6, duration_s=0.1),
         ),
         mutants=("the_untold_are_fenced",),
-        fires=("peers_not_told_of", "INCOMING:QUARANTINED>FAILED"),
+        fires=("message_of_stranger", "INCOMING:QUARANTINED>FAILED"),
     ),
     Drill(
         "asked-before-it-was-told",
@@ -147,7 +147,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         ),
         settings=Settings(prefill=ROOMY),
         mutants=("the_untold_are_written_to",),
-        fires=("peers_not_told_of", "OUTGOING:WriteRefused"),
+        fires=("message_of_stranger",),
         must_fire=0.6,
     ),
     Drill(

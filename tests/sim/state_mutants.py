@@ -13,6 +13,7 @@ from epd.fsm import request
 from epd.fsm.kernel import Event
 from epd.fsm.request.context import Context
 from epd.roles import step
+from epd.roles.contents import Contents
 from epd.roles.kv_producer import KvProducer
 from epd.roles.kv_ranks import KvRanks
 from epd.roles.rank_asks import WriteState
@@ -96,12 +97,12 @@ def who_begins_reads_the_state_that_was_there() -> Iterator[None]:
 @mutant
 def a_state_is_kept_of_a_longer_beginning() -> Iterator[None]:
     """F63: it is kept under the key of the block before."""
-    key_before = Requests._key_before
+    key_before = Contents._key_before
 
-    def earlier(self: Requests, request: Any, num_tokens: int) -> bytes:
+    def earlier(self: Contents, request: Any, num_tokens: int) -> bytes:
         return key_before(self, request, max(BLOCK_SIZE, num_tokens - BLOCK_SIZE))
 
-    with mock.patch.object(Requests, "_key_before", earlier):
+    with mock.patch.object(Contents, "_key_before", earlier):
         yield
 
 
@@ -123,20 +124,20 @@ def a_state_is_found_before_it_is_there() -> Iterator[None]:
 @mutant
 def a_state_that_is_read_may_be_given_away() -> Iterator[None]:
     """F63: nobody holds it for the step that copies it."""
-    take, let_go = Snapshots.take, Requests._let_go_of_states
+    take, let_go = Snapshots.take, Contents.let_go_of_states
 
     def unheld(self: Snapshots, keys: Any, count: int, spare: int) -> Taken | None:
         if (taken := take(self, keys, count, spare)) is not None:
             self._pool.give_back(taken.found)
         return taken
 
-    def without(self: Requests, request: Any) -> None:
+    def without(self: Contents, request: Any) -> None:
         request.states_found = ()
         let_go(self, request)
 
     with several(
         mock.patch.object(Snapshots, "take", unheld),
-        mock.patch.object(Requests, "_let_go_of_states", without),
+        mock.patch.object(Contents, "let_go_of_states", without),
     ):
         yield
 
