@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from epd_lab.sim import drills
 from epd_lab.sim.runner import SIMULATOR, Job, Report, execute
-from epd_lab.sim.swarm_ranks import NOTICED
 
 
 def noticed(report: Report) -> bool:
@@ -49,5 +48,3 @@ def _jobs(task: Hunt) -> Iterator[Job]:
     for seed in task.seeds:
         for drill in drills.naming(task.mutant):
             yield Job("drill", drill.name, seed, task.mutant)
-    if task.mutant in NOTICED:
-        yield Job("swarm", "", NOTICED[task.mutant], task.mutant)

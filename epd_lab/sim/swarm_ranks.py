@@ -23,10 +23,6 @@ POINTS = (
     "ENCODING:PREPARED>ENCODING",
 )
 STATE_POINTS = (*POINTS, "MESSAGE:WriteState", "MESSAGE:LandKv")  # where ranks share states
-NOTICED = {
-    "a_group_that_is_lost_is_a_fault": 61001206,
-}
-"""Bugs of groups (tests/sim/mutants.py) that no drill notices, and a seed that must notice each."""
 
 
 def with_ranks(random: KeyedRandom, topology: str) -> str:

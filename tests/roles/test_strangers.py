@@ -26,6 +26,7 @@ from epd.messages import (
     Message,
     RequestInquiry,
 )
+from epd.roles.rank_asks import RankLost
 from epd.roles.registry import MAX_OUTSIDE
 from epd.roles.step import sequence_of
 from epd.transport.base import Received, Unsendable
@@ -178,6 +179,16 @@ def test_an_image_that_no_batch_can_have_fails_alone() -> None:
         assert odd.error is not None and odd.error.kind is FailureKind.ENGINE, odd
         assert [record.finish_reason for record in records] == ["length"] * 2
         assert not any(at.instance("e0").live().values())
+
+
+@pytest.mark.parametrize(("error", "num_faults"), [(RankLost("gone"), 0), (OSError("x"), 1)])
+def test_the_loss_of_a_group_is_no_fault_of_its_encoder(error: Exception, num_faults: int) -> None:
+    """F13, F29: images may be due in the instant in which the group has ended."""
+    with simulated("1epd") as at:
+        at.instance("epd0")._vision.encode = mock.AsyncMock(side_effect=error)
+        at.ask(Image("one"), max_tokens=2)
+        at.pass_time(0.5)
+        assert min(at.instance("epd0").actor.counters["faults"], 1) == num_faults
 
 
 # --- what cannot be sent --------------------------------------------------------------------------

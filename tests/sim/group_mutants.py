@@ -19,7 +19,7 @@ from epd.fsm.kernel import Effect, Event, State
 from epd.fsm.request import Request
 from epd.fsm.room import Room
 from epd.messages import Grant
-from epd.roles import encode, incoming, kv_ranks, rank_asks
+from epd.roles import incoming, kv_ranks, rank_asks
 from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
 from epd.roles.incoming import IncomingRooms
 from epd.roles.rooms import AskOfRank, Rooms
@@ -293,14 +293,6 @@ def a_rank_that_ends_is_a_fault() -> Iterator[None]:
         mock.patch.object(incoming, "RankLost", _Another),
         mock.patch.object(rank_asks, "of_all", at_once),
     ):
-        yield
-
-
-@mutant
-def a_group_that_is_lost_is_a_fault() -> Iterator[None]:
-    """F13, F29: images that are to be encoded when the group has just ended fail by a slip (swarm
-    61001206)."""
-    with mock.patch.object(encode, "RankLost", _Another):
         yield
 
 

@@ -20,7 +20,6 @@ from epd_lab.sim.measure import MISSED_BY_FEW, Measured
 from epd_lab.sim.run import run
 from epd_lab.sim.runner import Job, execute
 from epd_lab.sim.swarm import draw_plan
-from epd_lab.sim.swarm_ranks import NOTICED
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 from tests.sim.mutants import MUTANTS
@@ -55,19 +54,9 @@ def test_mutant_is_caught(drill: str, mutant: str) -> None:
     assert any(noticed(execute(Job("drill", drill, seed, mutant))) for seed in likely)
 
 
-@pytest.mark.parametrize("mutant", NOTICED)
-def test_groups_of_the_swarm_notice_bugs(mutant: str) -> None:
-    """In a seed that has none without."""
-    seed = NOTICED[mutant]
-    assert execute(Job("swarm", "", seed)).violations == ()
-    assert noticed(execute(Job("swarm", "", seed, mutant)))
-    with MUTANTS[mutant]():
-        assert run(draw_plan(seed)).violations == [], "it takes groups"
-
-
-def test_drills_and_the_swarm_name_mutants_that_exist() -> None:
+def test_drills_name_mutants_that_exist() -> None:
     named = {name for drill in drills.DRILLS for name in drill.mutants}
-    assert named | NOTICED.keys() == set(MUTANTS)
+    assert named == set(MUTANTS)
 
 
 def test_a_mutant_leaves_no_trace() -> None:
