@@ -25,7 +25,7 @@ TIMERS: dict[str, type[Event]] = {
 KIND = {"failure": "'lost'"}  # of every failure but those for good
 SILENT = frozenset(
     "note_accepted note_refusal note_lacking note_no_topology note_cut note_late note_deadline "
-    "note_abandoned note_moved ARM_DEADLINE".split()
+    "note_abandoned note_moved note_poison ARM_DEADLINE".split()
 )
 
 

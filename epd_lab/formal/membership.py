@@ -78,16 +78,17 @@ def _part(table: Table) -> Part:
 
 def _happenings() -> tuple[Happening, ...]:
     runs = "state != OUTSIDE"
+    hears = f"{runs} and knows_time"  # before its welcome it follows nobody
     return (
         Happening("starts", "time", "state == OUTSIDE", m.JoinDue),
         Happening("join_is_due", "time", "join", m.JoinDue, before=("join = False",)),
         Happening("welcome_comes", "fault", runs, m.Welcomed),
-        Happening("is_acknowledged", "fault", runs, m.Acknowledged),
-        Happening("news_were_missed", "fault", runs, m.NewsMissed),
-        Happening("is_forgotten", "fault", runs, m.Forgotten),
-        Happening("lost_one_is_listed", "fault", runs, m.LostOneListed),
-        Happening("gateway_is_replaced", "fault", runs, m.GatewayReplaced),
-        Happening("registry_begins", "fault", runs, m.RegistryBegan),
+        Happening("is_acknowledged", "fault", hears, m.Acknowledged),
+        Happening("news_were_missed", "fault", hears, m.NewsMissed),
+        Happening("is_forgotten", "fault", hears, m.Forgotten),
+        Happening("lost_one_is_listed", "fault", hears, m.LostOneListed),
+        Happening("gateway_is_replaced", "fault", hears, m.GatewayReplaced),
+        Happening("registry_begins", "fault", hears, m.RegistryBegan),
         Happening(
             "absence_settles", "time", "absent", m.AbsenceSettled, before=("absent = False",)
         ),

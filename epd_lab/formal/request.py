@@ -15,6 +15,7 @@ from epd.fsm.request import TABLE
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FINISHED, FAILED)"
+PLANNED = "(WAITING, PREEMPTED, RUNNING, WAITING_MID_PROMPT, DECODING, WAITING_FOR_REMOTE_KV)"
 OVER_FOR_CLIENT = "(FINISHED, FAILED, ABORTING, CALLED_OFF, FINISHING, HELD)"
 # Tokens up to the first image that lacks; the first is token 1, the second token 2.
 READY = (
@@ -218,6 +219,7 @@ def _blocks() -> Iterator[Happening]:
 
 def _ends() -> Iterator[Happening]:
     yield Happening("client_leaves", "fault", "begun", r.AbortReceived)
+    yield Happening("cannot_be_planned", "fault", f"state in {PLANNED}", r.PlanFailed)
     for name, timer, event in TIMERS:
         yield Happening(name, "time", f"begun and {timer}", event, 0, (f"{timer} = False",))
     yield Happening("lease_is_revoked", "fault", "state == HELD", r.LeaseRevoked)

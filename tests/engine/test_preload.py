@@ -39,6 +39,7 @@ def test_a_large_router_starts_no_thread(tmp_path: Path) -> None:
     path = directory / "config.json"
     config = json.loads(path.read_text())
     config["text_config"]["num_hidden_layers"] = 1
+    config["vision_config"]["deepstack_visual_indexes"] = []
     path.write_text(json.dumps(config))
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, directory],

@@ -45,10 +45,10 @@ def share_of_steps(monkeypatch: pytest.MonkeyPatch) -> float:
     seen: Counter[str] = Counter()
     launch = SimDevice.run
 
-    def counted(self: SimDevice, *args: object, call: str) -> object:
+    def counted(self: SimDevice, *args: object, call: str, **more: object) -> object:
         if call == "step" and self._loop.now_s > AFTER_S:
             seen[self.process.instance_id] += 1
-        return launch(self, *args, call=call)  # type: ignore[arg-type]
+        return launch(self, *args, call=call, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SimDevice, "run", counted)
     hangs = Fault("hang", "epd1", at_s=HUNG_AT_S, duration_s=HUNG_FOR_S)
