@@ -32,6 +32,11 @@ def broken_pipe() -> Iterator[int]:
 @contextlib.contextmanager
 def pipe_that_nobody_reads() -> Iterator[int]:
     reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):  # full from the start
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
     yield writer
     os.close(reader)  # which lets the thread go
     os.close(writer)
