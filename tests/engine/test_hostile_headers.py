@@ -219,6 +219,7 @@ def test_pictures_take_a_dozen_bytes_per_pixel(form: str) -> None:
     mode, side = "RGB" if form == "JPEG" else "RGBA", 2800
     out = io.BytesIO()
     Image.new(mode, (side, side), (9, 8, 7, 6)[: len(mode)]).save(out, form)
+    rgb_bytes(Image.new(mode, (8, 8)))  # imports what it needs
     rgb_bytes(decode_image(headers.bases(form)[0]))
     before = memory_begins()
     assert rgb_bytes(decode_image(out.getvalue())).shape == (side, side, 3)
