@@ -14,23 +14,15 @@ class HandsReport(Component[Never]):
     def __init__(self, actor: Actor, gateway: Address) -> None:
         super().__init__(actor)
         self._gateway = gateway
-        self._told: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._serial = 0
         actor.hands.on_taken = self._tell
-        actor.hands.on_left = self._tell_soon
 
     def live(self) -> dict[str, int]:
         hands = self.actor.hands
         return {"at_hand": len(hands.images) + len(hands.requests)}
 
-    def _tell_soon(self) -> None:
-        """With what enters in the same moment."""
-        self.actor.mailbox.put("at hand", self._tell)
-
     def _tell(self) -> None:
-        images, requests = now = self.actor.hands.images, self.actor.hands.requests
-        if now != self._told:
-            self._told = now
-            self._serial += 1
-            at_hand = AtHand(serial=self._serial, images=images, requests=requests)
-            self.actor.send(self._gateway, at_hand)
+        self._serial += 1
+        hands = self.actor.hands
+        at_hand = AtHand(serial=self._serial, images=hands.images, requests=hands.requests)
+        self.actor.send(self._gateway, at_hand)

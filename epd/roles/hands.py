@@ -6,9 +6,9 @@ A gateway cannot ask a dead process what it died of, and what was sent there is 
 it waited.  So the instance reports in advance.  `Hands` is the list of what its engines compute now
 and have yielded nothing of: an image on a thread that decodes it, or in a batch of the tower; a
 request in a step, until a token of it was computed here.  `AtHand` carries the whole list.  It
-leaves ahead of the work whenever something enters; what leaves the list goes with the next one, or
-in the loop's next turn.  So there is about one message per step or batch that begins with something
-new, and none while the same requests decode.  It needs no file that only the host of the dead could
+leaves ahead of the work whenever something enters.  What leaves the list goes with the next one;
+that nothing is left, with the next heartbeat (`Heartbeat.load`).  So there is about one message per
+step or batch that begins with something new, and none while the same requests decode.  It needs no file that only the host of the dead could
 read, holds for a process that hangs as for one that ends, and is the same in simulation.  The
 bus's own thread sends it, so it outlives a process that dies a moment later.
 
@@ -47,7 +47,6 @@ class Hands:
         self._requests: tuple[str, ...] = ()
         self._suspects = ("", "")  # an image, and a request: one of them at most
         self.on_taken: Callable[[], None] = lambda: None
-        self.on_left: Callable[[], None] = lambda: None
         self.on_free: list[Callable[[], None]] = []
 
     @property
@@ -66,7 +65,6 @@ class Hands:
     def leave(self, images: Sequence[str]) -> None:
         for image in images:
             self._images.pop(image, None)
-        self.on_left()
 
     def hold(self, requests: tuple[str, ...], suspect: str = "") -> None:
         """These are in the steps under way, and one of them may be a suspect."""
@@ -75,7 +73,8 @@ class Hands:
         has_new = not set(requests).issubset(self._requests)
         self._requests = requests
         self._replace(self._suspects[0], suspect)
-        (self.on_taken if has_new else self.on_left)()
+        if has_new:
+            self.on_taken()
 
     def may_take(self, suspect: str) -> bool:
         """Whether no other suspect is at hand."""

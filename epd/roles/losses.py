@@ -83,12 +83,14 @@ class Losses(Component[Never]):
         self._serials.pop(life, None)
         at_hand = self._deaths.end(life)
         if not left:
-            self._count(life, at_hand)
+            self._count(gone, at_hand)
         self._fail_attempts(gone)
 
-    def _count(self, life: Life, at_hand: Hands) -> None:
+    def _count(self, gone: Address, at_hand: Hands) -> None:
+        life = (gone.instance_id, gone.epoch)
         asked = {one.key: one for one in self._owner.open_ones() if one.asked is not None}
-        contents = [self._suspects.content(asked[key]) for key in at_hand.requests if key in asked]
+        held = [asked[key] for key in at_hand.requests if key in asked]
+        contents = [self._suspects.content(one) for one in held if not _has_served(gone, one)]
         poison = self._deaths.count(life, (*at_hand.images, *contents))
         for key, lives in poison.items():
             self.actor.counters["poison_inputs"] += 1
@@ -107,7 +109,13 @@ class Losses(Component[Never]):
             placement = machine.placed
             if placement is None or machine.prompt.stage == "encode":
                 continue
-            is_prefill = gone == placement.prefill and not machine.token_ids_of_attempt
-            if gone == placement.decode or is_prefill:
+            if gone in (placement.prefill, placement.decode) and not _has_served(gone, machine):
                 self._owner.attempt_failed(machine, {gone.instance_id}, failure)
         self._elsewhere.encoder_lost(gone, failure)
+
+
+def _has_served(prefill: Address, machine: Generation) -> bool:
+    """Whether a token shows that the attempt needs it no more."""
+    placement = machine.placed
+    is_prefill = placement is not None and prefill == placement.prefill != placement.decode
+    return is_prefill and bool(machine.token_ids_of_attempt)

@@ -14,27 +14,18 @@ class Asked:
     is_due: bool = True
 
 
-def told(hands: Hands) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    said: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
-    hands.on_taken = lambda: said.append(("now", hands.images, hands.requests))
-    hands.on_left = lambda: said.append(("soon", hands.images, hands.requests))
-    return said
-
-
-def test_what_enters_is_told_at_once_and_what_leaves_soon() -> None:
+def test_what_enters_is_reported_and_what_leaves_goes_with_it() -> None:
     hands = Hands()
-    said = told(hands)
+    said: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    hands.on_taken = lambda: said.append((hands.images, hands.requests))
     hands.take(["x", "y"])
     hands.leave(["x"])
     hands.hold(("r", "s"))
     hands.hold(("r", "s"))
     hands.hold(("s",))
-    assert said == [
-        ("now", ("x", "y"), ()),
-        ("soon", ("y",), ()),
-        ("now", ("y",), ("r", "s")),
-        ("soon", ("y",), ("s",)),
-    ]
+    hands.leave(["y"])
+    hands.hold(("s", "t"))
+    assert said == [(("x", "y"), ()), (("y",), ("r", "s")), ((), ("s", "t"))]
 
 
 def test_suspects_are_at_hand_one_at_a_time_and_who_waits_is_woken() -> None:
