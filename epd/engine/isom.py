@@ -59,7 +59,8 @@ _Found = dict[bytes, _Box]
 
 def read_isom(walk: Walk) -> FilmHeader:
     """Raises MediaError, a sentence without its subject; struct.error: cut off."""
-    top = list(_boxes(walk, b"", 0, len(walk.data)))
+    children = _boxes(walk, b"", 0, len(walk.data))
+    top = [box for box in children if box.kind in (b"moov", b"moof")]
     moov = next((box for box in top if box.kind == b"moov"), None)
     if moov is None:
         raise MediaError("has no header (moov); send a whole file")

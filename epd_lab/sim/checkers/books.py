@@ -71,12 +71,15 @@ KEPT: dict[str, tuple[str, ...]] = {
     "the clock of a group of ranks, which lives as long as its process": ("Leader._armed",),
     "timers: `conservation` looks at them": ("Timers._armed", "Timers._handle", "Timers._heap"),
 }
-TOMBSTONES = tuple(
-    f"{end}.{name}"
-    for end in ("OutgoingRooms", "IncomingRooms")
-    for name in ("_ended", "_owners", "_rooms")
+FOR_A_WHILE = (
+    *(
+        f"{end}.{name}"
+        for end in ("OutgoingRooms", "IncomingRooms")
+        for name in ("_ended", "_owners", "_rooms")
+    ),
+    "Deaths._at_hand",
 )
-"""Rooms that are over, for `tombstone_s`."""
+"""Rooms that are over, for `tombstone_s`; what engines had at hand, until their next beat."""
 PERIODIC = "list storage"  # a task that comes again and again, as its timer does
 _NAMES = {name for names in KEPT.values() for name in names}
 _OURS = ("epd.roles", "epd.scheduling")
@@ -105,7 +108,7 @@ class Books(Checker):
     name = "books"
 
     def at_end(self) -> None:
-        remembered = () if self.context.cluster.waited_out else TOMBSTONES
+        remembered = () if self.context.cluster.waited_out else FOR_A_WHILE
         for node in self.context.cluster.living():
             seen: set[int] = set()
             for component in node.actor.components:
