@@ -13,6 +13,7 @@ from epd import __version__
 from epd.api.access import OPEN
 from epd.api.asked import ModelFacts
 from epd.api.cluster import MAX_LIMIT, MAX_OVER_S
+from epd.api.cluster_view import ClusterView
 from epd.api.port import JsonObject
 from epd.api.schemas import BOOLEAN, COUNT, OBJECT, STRING, Schema, array, components, record, ref
 from epd.config import Limits
@@ -81,12 +82,7 @@ _TOKENS = {
 }
 _EVENT = {"data": STRING, "event?": STRING}
 _STATE = {
-    "processes": array(OBJECT),
-    "no_answer": array(STRING),
-    "states": array(OBJECT),
-    "edges": array(OBJECT),
-    "links": array(OBJECT),
-    "machines": array(OBJECT),
+    name: array(STRING if name == "no_answer" else OBJECT) for name in ClusterView.__struct_fields__
 }
 QUERY = {
     "machine": STRING,
