@@ -8,9 +8,10 @@ and have yielded nothing of: an image on a thread that decodes it, or in a batch
 request in a step, until a token of it was computed here.  `AtHand` carries the whole list.  It
 leaves ahead of the work whenever something enters.  What leaves the list goes with the next one;
 that nothing is left, with the next heartbeat (`Heartbeat.load`).  So there is about one message per
-step or batch that begins with something new, and none while the same requests decode.  It needs no file that only the host of the dead could
-read, holds for a process that hangs as for one that ends, and is the same in simulation.  The
-bus's own thread sends it, so it outlives a process that dies a moment later.
+step or batch that begins with something new, and none while the same requests decode.  It needs no
+file that only the host of the dead could read, holds for a process that hangs as for one that ends,
+and is the same in simulation.  The bus's own thread sends it, so it outlives a process that dies a
+moment later.
 
 An input at which an instance died (`scheduling/deaths.py`) arrives as a *suspect*.  Suspects are
 computed one at a time, by all engines of an instance together: the next death then has one suspect,
