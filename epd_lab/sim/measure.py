@@ -37,7 +37,7 @@ from epd_lab.sim.world import World
 STORE = Path(__file__).resolve().parents[2] / "tests" / "sim" / "measured.json"
 COMMAND = "python -m epd sim list --measure 20 --write"
 MISSED = 0.001
-MISSED_BY_FEW = 0.05
+MISSED_BY_FEW = 0.15
 MOST = 3  # times the measured seeds: more are run of no drill
 UNMEASURED = range(5)  # what CI runs of a drill that nobody has measured yet
 

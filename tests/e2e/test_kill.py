@@ -165,6 +165,7 @@ async def test_kill_of_the_gateway(server: Server) -> None:
     server.check_all_returned()
 
 
+@pytest.mark.long
 async def test_kill_of_the_zygote(server: Server) -> None:
     """Who forks workers is not who serves: they go on, and one that dies later is forked anew."""
     before = server.instances()

@@ -51,6 +51,7 @@ def test_every_state_is_reached_and_every_event_fired(table: Table) -> None:
     assert events == {event.__name__ for event in table.events}
 
 
+@pytest.mark.long
 def test_models_are_legible_and_the_same_every_time() -> None:
     for model, again in zip(models(), models(), strict=True):
         if model.name not in PAIRS or model.name == "PAIR":
@@ -80,6 +81,7 @@ def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{len(names)} files written" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_every_mutant_of_a_table_can_be_asked_about_and_is_told() -> None:
     """Whoever adds one runs the long tests of test_foreign.py, which say whether it is seen."""
     mutants = table_mutants()

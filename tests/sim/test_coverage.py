@@ -119,6 +119,7 @@ def test_check_reports_what_it_searched(capsys: pytest.CaptureFixture[str]) -> N
     assert found["passed"] == 1 and found["runs"][0]["nodes"] > 10
 
 
+@pytest.mark.long
 def test_searches_over_several_cores_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for jobs in (1, 2):

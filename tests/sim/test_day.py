@@ -21,6 +21,7 @@ def test_an_hour_is_served_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(ask.images for ask in asks) and not all(ask.images for ask in asks)
 
 
+@pytest.mark.long
 def test_a_day_that_breaks_an_invariant_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,8 +61,12 @@ def share_of_steps(monkeypatch: pytest.MonkeyPatch) -> float:
     ("stall", "recent_s", "is_shunned"),
     [
         (step_cost.STALL, step_cost.RECENT_S, False),
-        (math.inf, 2.0, False),  # it is believed to be slow, but not for long
-        (math.inf, math.inf, True),  # or this test would show nothing
+        pytest.param(
+            math.inf, 2.0, False, marks=pytest.mark.long
+        ),  # it is believed to be slow, but not for long
+        pytest.param(
+            math.inf, math.inf, True, marks=pytest.mark.long
+        ),  # or this test would show nothing
     ],
 )
 def test_who_hung_for_a_second_has_its_share_again(
