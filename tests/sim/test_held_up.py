@@ -61,12 +61,9 @@ def share_of_steps(monkeypatch: pytest.MonkeyPatch) -> float:
     ("stall", "recent_s", "is_shunned"),
     [
         (step_cost.STALL, step_cost.RECENT_S, False),
-        pytest.param(
-            math.inf, 2.0, False, marks=pytest.mark.long
-        ),  # it is believed to be slow, but not for long
-        pytest.param(
-            math.inf, math.inf, True, marks=pytest.mark.long
-        ),  # or this test would show nothing
+        # It is believed to be slow, but not for long; for ever, or this test would show nothing.
+        pytest.param(math.inf, 2.0, False, marks=pytest.mark.long),
+        pytest.param(math.inf, math.inf, True, marks=pytest.mark.long),
     ],
 )
 def test_who_hung_for_a_second_has_its_share_again(
