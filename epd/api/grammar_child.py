@@ -66,10 +66,10 @@ def refusal(error: ApiError) -> Refused:
     return Refused(error.message, error.param, error.code)
 
 
-def prepare(model_dir: str, vocab_size: str) -> Work:
+def prepare(model_dir: str, vocab_size: str, additional: str) -> Work:
     from epd.engine.grammar import Grammars
 
-    grammars = Grammars(model_dir, int(vocab_size))
+    grammars, closes = Grammars(model_dir, int(vocab_size)), additional == "closed"
     grammars.warm_up()
 
     def verdict(request: bytes, say: Say) -> Word:
@@ -81,7 +81,7 @@ def prepare(model_dir: str, vocab_size: str) -> Work:
             job = msgspec.convert(json.loads(request), Job)
             source = job.constraint or job.tool_use
             assert source is not None
-            grammar = source.checked_grammar(grammars.fault, watch)
+            grammar = source.checked_grammar(grammars.fault, watch, closes)
             param = source.param if isinstance(source, Constraint) else "tools"
             watch(param)
             if reason := grammars.proof(grammar):

@@ -43,9 +43,10 @@ class NotProved(Exception):
 class GrammarProofs:
     """Of one model.  For one loop."""
 
-    def __init__(self, model_dir: Path, vocab_size: int) -> None:
+    def __init__(self, model_dir: Path, vocab_size: int, additional: str = "closed") -> None:
+        """`additional`: as `Settings.additional_properties`."""
         module = "epd.api.grammar_child"
-        self._server = ForkServer(module, str(model_dir), str(vocab_size))
+        self._server = ForkServer(module, str(model_dir), str(vocab_size), additional)
         self._lanes = [
             Lane(self._server, Bounds(cpu_s, WALL_S, MEMORY_NBYTES, PROOF_STACK_NBYTES), *sizes)
             for cpu_s, *sizes in LANES

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from epd.api import fields
 from epd.api.errors import ApiError, bad_request
 from epd.api.port import JsonObject
+from epd.api.schema import exact
 
-MAX_CHARS = 64 << 10  # of a schema or grammar: compiling is work that any client could ask for
+MAX_CHARS = 64 << 10  # of what is compiled: that is work that any client could ask for
+MAX_RAW_CHARS = 512 << 10  # of a schema with its descriptions
 ANY_OBJECT = {"type": "object"}
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -51,14 +53,17 @@ class Constraint:
     value: object
     param: str  # where it stood, for complaints
 
-    def checked_grammar(self, fault: Callable[[str], str], watch: Watch = unwatched) -> str:
+    def checked_grammar(
+        self, fault: Callable[[str], str], watch: Watch = unwatched, closes: bool = True
+    ) -> str:
         """llguidance's text, if an answer can follow it; `fault` says why none can.  Slow for large
         schemas, and native code may end its process.  `watch` hears what is to be said then: the
-        field that is compiled, or an error whose place is still looked for.  Raises ApiError 400.
+        field that is compiled, or an error whose place is still looked for.  `closes`: see
+        `schema.exact`.  Raises ApiError 400.
         """
         watch(self.param)
         try:
-            grammar = to_grammar(self)
+            grammar = to_grammar(self, closes)
         except (ValueError, RecursionError) as error:  # no Unicode, no JSON, too deep
             raise self._refused("", str(error)) from None
         reason = fault(grammar)
@@ -68,15 +73,25 @@ class Constraint:
         if self.kind == "json":
             watch(refused)
             root = self.value
-            place = _place(root, root, lambda part: fault(to_grammar(Constraint("json", part, ""))))
+            place = _place(
+                root, root, lambda part: fault(to_grammar(Constraint("json", part, ""), closes))
+            )
             refused = self._refused(place, reason)
         raise refused
+
+    def exact_schema(self, closes: bool) -> JsonObject:
+        """What is compiled of a schema.  Raises ValueError, RecursionError."""
+        schema = exact(self.value, closes=closes)
+        if len(json.dumps(schema)) > MAX_CHARS:
+            raise ValueError(f"it has more than {MAX_CHARS} characters without its descriptions")
+        return schema if isinstance(schema, dict) else {} if schema else {"not": {}}
 
     def _refused(self, place: str, reason: str) -> ApiError:
         """`place`: within the field."""
         first_line, *rest = reason.strip().splitlines()
         told = " ".join([first_line, *(line.strip() for line in rest[:3])])[:300]
         message = f"{self.param}{place} cannot be followed: {told}"
+        message = message.encode("utf-8", "backslashreplace").decode()  # halves of a surrogate
         return bad_request(message, self.param, "invalid_schema")
 
 
@@ -147,8 +162,9 @@ def _of(kind: str, value: object, param: str) -> Constraint:
         ]
     else:
         fields.string(value, param)
-    if num_chars(value, param) > MAX_CHARS:
-        raise bad_request(f"{param} has more than {MAX_CHARS} characters; simplify it", param)
+    most = MAX_RAW_CHARS if kind == "json" else MAX_CHARS
+    if num_chars(value, param) > most:
+        raise bad_request(f"{param} has more than {most} characters; simplify it", param)
     return Constraint(kind, value, param)
 
 
@@ -163,13 +179,13 @@ def num_chars(value: object, param: str) -> int:
 # --- to a grammar ---------------------------------------------------------------------------------
 
 
-def to_grammar(constraint: Constraint) -> str:
+def to_grammar(constraint: Constraint, closes: bool = True) -> str:
     """llguidance's text.  Slow for large schemas; not for the loop."""
     from llguidance import LLMatcher
 
     kind, value = constraint.kind, constraint.value
     if kind == "json":
-        schema = ({} if value else {"not": {}}) if isinstance(value, bool) else value
+        schema = constraint.exact_schema(closes)
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=SPACING)
     if kind == "choice":
         return LLMatcher.grammar_from_lark(f"start: {_choices(value)}")
@@ -194,12 +210,11 @@ def _as_lark(text: str, param: str) -> str:
         raise bad_request(message[:400], param, "invalid_schema") from None
 
 
-def as_rule(constraint: Constraint) -> str:
+def as_rule(constraint: Constraint, closes: bool) -> str:
     """The right side of a Lark rule.  Raises ApiError 400 for what cannot be one."""
     kind, value = constraint.kind, constraint.value
     if kind == "json":
-        schema = value if isinstance(value, dict) else {} if value else {"not": {}}
-        return f"%json {json.dumps({**schema, 'x-guidance': SPACING})}"
+        return f"%json {json.dumps({**constraint.exact_schema(closes), 'x-guidance': SPACING})}"
     if kind == "choice":
         return f"({_choices(value)})"
     if kind == "regex":

@@ -25,7 +25,15 @@ from epd.api.json_walk import Walk
 from epd.api.port import JsonObject
 from epd.api.schema_refs import moved
 from epd.api.stop import overlap
-from epd.api.structured import MAX_CHARS, SPACING, Constraint, Watch, as_rule, num_chars, unwatched
+from epd.api.structured import (
+    MAX_RAW_CHARS,
+    SPACING,
+    Constraint,
+    Watch,
+    as_rule,
+    num_chars,
+    unwatched,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
@@ -62,7 +70,9 @@ class ToolUse:
         """Whether a grammar says what the answer is."""
         return bool(self.forced or self.otherwise)
 
-    def checked_grammar(self, fault: Callable[[str], str], watch: Watch = unwatched) -> str:
+    def checked_grammar(
+        self, fault: Callable[[str], str], watch: Watch = unwatched, closes: bool = True
+    ) -> str:
         """Of a shaped answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
         callees = self.forced or tuple(tool["function"]["name"] for tool in self.tools)
         bodies: list[JsonObject] = []
@@ -71,15 +81,16 @@ class ToolUse:
             if function["name"] in callees:
                 parameters = function.get("parameters") or NO_PARAMETERS
                 param = f"tools[{index}].function.parameters"
-                Constraint("json", parameters, param).checked_grammar(fault, watch)
+                constraint = Constraint("json", parameters, param)
+                constraint.checked_grammar(fault, watch, closes)
                 at = f"#/anyOf/{len(bodies)}"
-                bodies.append(_call_schema(function["name"], parameters, at))
+                bodies.append(_call_schema(function["name"], constraint.exact_schema(closes), at))
         text = json.dumps({"anyOf": bodies, "x-guidance": SPACING})
         more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
         text_rule = ""
         if not self.forced and self.otherwise is not None:
-            self.otherwise.checked_grammar(fault, watch)
-            text_rule = f" | {as_rule(self.otherwise)}"
+            self.otherwise.checked_grammar(fault, watch, closes)
+            text_rule = f" | {as_rule(self.otherwise, closes)}"
         rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
         # As one token where the vocabulary has it, else spelled out.
         special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
@@ -185,8 +196,8 @@ def _tool(value: object, name: str) -> Tool:
         raise bad_request(message, f"{path}.name")
     if function.get("parameters") is not None:
         fields.mapping(function["parameters"], f"{path}.parameters")
-    if num_chars(function, path) > MAX_CHARS:
-        raise bad_request(f"{path} has more than {MAX_CHARS} characters; shorten it", path)
+    if num_chars(function, path) > MAX_RAW_CHARS:
+        raise bad_request(f"{path} has more than {MAX_RAW_CHARS} characters; shorten it", path)
     return {"type": "function", "function": cast("Function", function)}
 
 

@@ -20,6 +20,7 @@ dependencies, which needs no torch and so serves the gateway as well.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import time
 from collections import OrderedDict
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from epd.engine.checkpoint import read_eos_token_ids
 
@@ -38,7 +39,7 @@ MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
 NUM_WALKS, MAX_WALK_TOKENS = 3, 32  # answers that a proof begins
 # A lexer's state has 1 to 2 KiB, and a few thousand of them are many.
-LIMITS = LLParserLimits(max_lexer_states=32_000, verbose_errors=False)
+LIMITS = LLParserLimits(max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False)
 
 
 @dataclass(slots=True)
@@ -54,6 +55,30 @@ class _Replayed:
         return not behind or bool(self.matcher.rollback(behind))
 
 
+class _Vocabulary:
+    """What llguidance asks of a tokenizer.  Text that spells a special token is ordinary text here:
+    no answer may hold the token where its grammar has the letters."""
+
+    def __init__(self, text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._whole = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+        added = json.loads(text).get("added_tokens") or ()
+        special = {token["id"]: token["content"] for token in added if token.get("special")}
+        self.special_token_ids = [i for i in sorted(special) if i < vocab_size]
+        self._special = frozenset(special)
+        self.eos_token_id = self._whole.eos_token
+        self.bos_token_id = None
+        self.tokens = [
+            special[i].encode() if i in special else self._whole.decode_bytes([i])
+            for i in range(vocab_size)
+        ]
+
+    def __call__(self, text: str) -> list[int]:
+        token_ids = self._whole.tokenize_str(text)
+        if self._special.isdisjoint(token_ids):
+            return token_ids
+        return self._whole.greedy_tokenize(text)
+
+
 class Grammars:
     """Matchers over the vocabulary of one model; for one thread at a time."""
 
@@ -67,11 +92,11 @@ class Grammars:
         path = self._directory / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{self._directory} has no tokenizer.json, which grammars need")
-        return LLTokenizer(
-            path.read_text("utf-8"),
-            n_vocab=self._vocab_size,
-            eos_token=list(read_eos_token_ids(self._directory)) or None,
-        )
+        text = path.read_text("utf-8")
+        eos = list(read_eos_token_ids(self._directory))
+        vocabulary = _Vocabulary(text, self._vocab_size, eos)
+        wrapper = TokenizerWrapper(vocabulary)
+        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=eos or None)
 
     def warm_up(self) -> None:
         """Read the vocabulary now: a part of a second for a large one."""
@@ -147,12 +172,10 @@ class Grammars:
         self._kept.move_to_end(request_id)
         while len(self._kept) > MAX_MATCHERS:
             self._kept.popitem(last=False)
-        known = len(kept.token_ids)
-        num_taken = kept.matcher.try_consume_tokens(token_ids[known:])
-        kept.token_ids = token_ids[: known + num_taken]
-        if len(kept.token_ids) < len(token_ids):
-            wrong = token_ids[len(kept.token_ids)]
-            raise ValueError(f"the answer left its grammar: token {wrong} cannot follow")
+        for token_id in token_ids[len(kept.token_ids) :]:
+            if not kept.matcher.try_consume_tokens([token_id]):
+                raise ValueError(f"the answer left its grammar: token {token_id} cannot follow")
+            kept.token_ids.append(token_id)
         return kept
 
 

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from epd.cli.model_check import BUNDLED_NAME
 from tests.e2e.server import Server
-from tests.hostile.deadly import CHAIN, ENDLESS, SLOW, TERMINALS
+from tests.hostile.deadly import CHAIN, DEEP, SLOW, TERMINALS
 from tests.receipt import RECEIPT, is_receipt
 
 pytestmark = pytest.mark.timeout(300)
@@ -112,7 +112,7 @@ async def test_a_grammar_that_kills_its_compiler_is_refused(server: Server) -> N
     async with AsyncOpenAI(**settings(server)) as client:
         slow = asyncio.create_task(ask(client, guided_json=SLOW))
         deadly = [
-            {"guided_json": ENDLESS},
+            {"guided_json": DEEP},
             {"guided_grammar": CHAIN},
             {"guided_grammar": TERMINALS},
         ]

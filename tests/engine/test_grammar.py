@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 
 from epd.api.structured import Constraint, to_grammar
 from epd.engine import grammar as module
@@ -100,6 +102,43 @@ def test_faults() -> None:
     assert "not exist" in state.fault(to_grammar(Constraint("json", {"$ref": "#/no"}, "")))
     impossible = {"type": "integer", "minimum": 5, "maximum": 3}
     assert state.fault(to_grammar(Constraint("json", impossible, "")))
+
+
+def test_what_cannot_be_followed_for_a_few_tokens_is_no_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It compiles and has a first mask; behind `{` its parser gives up."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1100)}}
+    grammar = to_grammar(Constraint("json", wide, ""))
+    assert not grammars().proof(grammar)
+    monkeypatch.setattr(module, "LIMITS", LLParserLimits(max_items_in_row=2000))
+    assert not grammars().fault(grammar)
+    assert "Current row has" in grammars().proof(grammar)
+
+
+ADDED = json.loads((CHECKPOINT / "tokenizer.json").read_text("utf-8"))["added_tokens"]
+
+
+@pytest.mark.parametrize("text", [token["content"] for token in ADDED])
+def test_text_that_spells_a_special_token_is_ordinary(text: str) -> None:
+    """No token of the answer is the special one, wherever the text stands, and the text is it."""
+    for kind, value in (
+        ("choice", [f"a{text}b"]),
+        ("json", {"const": f"{text}x"}),
+        ("json", {"type": "object", "properties": {text: {"const": 1}}, "required": [text]}),
+        ("json", {"type": "string", "pattern": f"^x{re.escape(text)}$"}),
+        ("regex", re.escape(f"{text}{text}")),
+    ):
+        state, token_ids = grammars(), list[int]()
+        grammar = to_grammar(Constraint(kind, value, ""))
+        while (may := np.flatnonzero(allowed(state, "r", grammar, token_ids)))[-1] not in ENDS:
+            token_ids.append(int(may[-1]))
+        assert max(token_ids) < 256 and text in bytes(token_ids).decode()
+
+
+def test_a_long_choice_is_followed() -> None:
+    grammar = to_grammar(Constraint("choice", [f"c{i}" for i in range(6000)], ""))
+    assert not grammars().fault(grammar) and not grammars().proof(grammar)
 
 
 def test_no_tokenizer(tmp_path: pytest.TempPathFactory) -> None:

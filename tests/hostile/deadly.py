@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-ENDLESS = {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 1}
+DEEP = {
+    "$ref": "#/$defs/d0",
+    "$defs": {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(1000)}
+    | {"d1000": {"type": "null"}},
+}
 SLOW = {"type": "integer", "multipleOf": 1234577}
 
 

@@ -1,0 +1,359 @@
+"""JSON schemas as clients send them, rewritten so that llguidance follows them exactly.
+
+Whatever is rewritten here admits the same answers or fewer: an answer under the new schema is valid
+under the old one.  What cannot be kept exactly is refused.
+
+- Annotations are dropped: they bind no answer, and do not count towards the length of a schema.  A
+  `format` that is unknown is one of them, as the standard has it.
+- A literal number is kept if a float of 64 bits holds its text; llguidance computes with these.
+  Bounds beyond that move inwards.
+- `date`, `time` and `date-time` admit what a calendar and a clock have.
+- `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
+- An object that lists `properties` and is silent about others has no others, as in OpenAI's strict
+  mode and in xgrammar.  The standard's own reading admits any (`closes=False`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeGuard
+
+from epd.api.port import JsonObject
+
+_ANNOTATIONS = frozenset(
+    "$comment contentEncoding contentMediaType contentSchema default deprecated description "
+    "example examples readOnly title writeOnly".split()
+)
+_FORMATS = frozenset("duration email hostname ipv4 ipv6 uri uuid".split())  # of llguidance
+_COUNTS = frozenset(
+    "maxContains maxItems maxLength maxProperties minContains minItems minLength "
+    "minProperties".split()
+)
+_NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+_ONE = (
+    *("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),
+    *("then", "unevaluatedItems", "unevaluatedProperties"),
+)
+_JOINED = ("allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$ref")
+_ABOUT_MEMBERS = frozenset((*_JOINED, "additionalProperties", "patternProperties", "properties"))
+_ABOUT_OTHERS = ("additionalProperties", "unevaluatedProperties")
+
+MAX_INTEGER = 2**63 - 1024  # the largest float below 2^63
+MAX_EXACT = 2**53  # every integer up to here is a float
+MAX_NUMBER = 1e15
+MAX_DIGITS = 15  # of a decimal text that survives being a float
+MIN_NUMBER = 1e-6
+
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
+_CALENDAR = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$"}
+
+
+class NotExact(ValueError):
+    """The text names the place and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a schema stands, and what that means for it."""
+
+    names: tuple[str, ...] = ()
+    is_joined: bool = False  # others speak of the same object
+    narrows: bool = True  # fewer answers here are fewer of the whole; not so below `not`
+
+    @property
+    def reference(self) -> str:
+        escaped = (name.replace("~", "~0").replace("/", "~1") for name in self.names)
+        return "/".join(("#", *escaped))
+
+    def __str__(self) -> str:
+        return ".".join(self.names)
+
+    def below(self, *names: str, is_joined: bool, narrows: bool = True) -> _Place:
+        return _Place((*self.names, *names), is_joined, self.narrows and narrows)
+
+
+def exact(schema: object, *, closes: bool = True) -> object:
+    """The schema that is compiled.  Raises NotExact, RecursionError."""
+    joined: set[str] = set()  # references to objects of which others speak, too
+    narrows, known = True, -1
+    while known < len(joined):  # what such an object refers to is one, too
+        known = len(joined)
+        narrows = _note_references(schema, _Place(), joined)
+    return _rewritten(schema, _Place(narrows=narrows), joined, closes)
+
+
+def _note_references(schema: object, place: _Place, joined: set[str]) -> bool:
+    """False: something refers to a definition from where it cannot be narrowed."""
+    if not isinstance(schema, dict):
+        return True
+    narrows = True
+    if isinstance(reference := schema.get("$ref"), str):
+        narrows = place.narrows
+        if _is_inside(schema, place, joined):
+            joined.add(reference)
+    for there, child in _children(schema, place, joined):
+        narrows &= _note_references(child, there, joined)
+    return narrows
+
+
+def _children(
+    schema: JsonObject, place: _Place, joined: set[str]
+) -> Iterator[tuple[_Place, object]]:
+    inside = _is_inside(schema, place, joined)
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            joins = inside and key == "dependentSchemas"
+            for name, one in value.items():
+                yield place.below(key, name, is_joined=joins), one
+        elif key in _MANY and isinstance(value, list):
+            joins = key != "prefixItems" and (inside or (key == "allOf" and len(value) > 1))
+            narrows = key != "oneOf" or _exclude(value)
+            for n, one in enumerate(value):
+                yield place.below(key, str(n), is_joined=joins, narrows=narrows), one
+        elif key in _ONE:
+            narrows = key not in ("not", "if", "contains")
+            yield place.below(key, is_joined=inside and key in _JOINED, narrows=narrows), value
+
+
+def _is_inside(schema: JsonObject, place: _Place, joined: set[str]) -> bool:
+    return place.is_joined or place.reference in joined or _speaks_with_others(schema)
+
+
+def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool) -> object:
+    if not isinstance(schema, dict):
+        return schema
+    found: JsonObject = {}
+    named: dict[str, JsonObject] = {}
+    lists: dict[str, list[object]] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            found[key] = named[key] = {}
+        elif key in _MANY and isinstance(value, list):
+            found[key] = lists[key] = []
+        elif key not in _ANNOTATIONS:
+            found[key] = _keyword(key, value, place)
+    for there, child in _children(schema, place, joined):
+        new = _rewritten(child, there, joined, closes)
+        key = there.names[len(place.names)]
+        if key in lists:
+            lists[key].append(new)
+        elif key in named:
+            named[key][there.names[-1]] = new
+        else:
+            found[key] = new
+    _bound(found, place)
+    _follow_calendar(found, place)
+    if "anyOf" not in schema and _exclude(schema.get("oneOf")):
+        found["anyOf"] = found.pop("oneOf")
+    if closes and place.narrows and not _is_inside(schema, place, joined) and _may_close(found):
+        found["additionalProperties"] = False
+    return found
+
+
+def _keyword(key: str, value: object, place: _Place) -> object:
+    if key in _COUNTS and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if key in ("const", "enum"):
+        _check_literal(value, f"{place}.{key}".removeprefix("."))
+    return value
+
+
+def _check_literal(value: object, place: str) -> None:
+    """Raises NotExact for a number that would come back as another one."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_literal(one, place)
+    elif _is_number(value) and not _is_kept(value):
+        raise NotExact(f"{place}: {value} cannot be written exactly; send it as a string")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_kept(number: float) -> bool:
+    if isinstance(number, int) or (number.is_integer() and abs(number) <= MAX_EXACT):
+        return abs(number) <= MAX_EXACT
+    in_range = MIN_NUMBER <= abs(number) < MAX_NUMBER
+    return in_range and float(f"{number:.{MAX_DIGITS}g}") == number
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def _bound(schema: JsonObject, place: _Place) -> None:
+    """Raises NotExact."""
+    kinds = schema.get("type")
+    is_whole = kinds == "integer" or (isinstance(kinds, list) and "number" not in kinds)
+    for key, sign in (
+        ("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1),
+    ):  # fmt: skip
+        bound = schema.get(key)
+        if _is_number(bound):
+            move = _whole_inwards if is_whole else _inwards
+            moved = move(bound, sign)
+            if moved is None or (moved != bound and not place.narrows):
+                at = f"{place}.{key}".removeprefix(".")
+                raise NotExact(f"{at}: {bound} is more than is counted exactly; choose another")
+            schema[key] = moved
+    if not is_whole and place.narrows:
+        _keep_off_zero(schema, "exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1)
+        _keep_off_zero(schema, "exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1)
+
+
+def _whole_inwards(bound: float, sign: int) -> int | float | None:
+    """The nearest bound that a float holds, not further out; None: there is none."""
+    if not math.isfinite(bound) or sign * bound > MAX_INTEGER:
+        return None
+    if abs(bound) <= MAX_EXACT:
+        return bound
+    nearest = float(max(-MAX_INTEGER, min(MAX_INTEGER, bound)))
+    if sign * (int(nearest) - bound) < 0:
+        nearest = math.nextafter(nearest, sign * math.inf)
+    return int(nearest)
+
+
+def _inwards(bound: float, sign: int) -> int | float | None:
+    if not math.isfinite(bound) or sign * bound > MAX_NUMBER:
+        return None
+    if not bound or _is_kept(bound):
+        return bound
+    return -sign * MAX_NUMBER if abs(bound) > MAX_NUMBER else _rounded(bound, sign)
+
+
+def _rounded(bound: float, sign: int) -> float:
+    """To `MAX_DIGITS` digits, inwards."""
+    digits = MAX_DIGITS - 1
+    rounded = float(f"{bound:.{digits}e}")
+    if sign * (rounded - bound) < 0:
+        step = 10.0 ** (math.floor(math.log10(abs(bound))) - digits + 1)
+        rounded = float(f"{bound + sign * step:.{digits - 1}e}")
+    return rounded
+
+
+def _keep_off_zero(
+    schema: JsonObject, excluding: str, including: str, others: tuple[str, ...], sign: int
+) -> None:
+    """llguidance 1.x admits 0 between an exclusive 0 and a bound below 1."""
+    far = [abs(bound) for key in others if _is_number(bound := schema.get(key))]
+    zero = schema.get(excluding)
+    if _is_number(zero) and not zero and far and min(far) < 1 and including not in schema:
+        del schema[excluding]
+        schema[including] = sign * min(1e-9, min(far) / 1000 or 1e-9)
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def _follow_calendar(schema: JsonObject, place: _Place) -> None:
+    form = schema.get("format")
+    pattern = _CALENDAR.get(form) if isinstance(form, str) else None
+    if pattern is None:
+        if not isinstance(form, str) or form not in _FORMATS:
+            schema.pop("format", None)
+    elif "pattern" not in schema and place.narrows:
+        schema["pattern"] = pattern
+        del schema["format"]
+
+
+# --- branches -------------------------------------------------------------------------------------
+
+
+def _exclude(branches: object) -> bool:
+    """Whether nothing can be two of these."""
+    return isinstance(branches, list) and all(
+        _differ(one, other) for one, other in combinations(branches, 2)
+    )
+
+
+def _differ(one: object, other: object) -> bool:
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    values = _values(one), _values(other)
+    if None not in values and not {*map(repr, values[0] or ())} & {*map(repr, values[1] or ())}:
+        return True
+    kinds = _kinds(one), _kinds(other)
+    if all(kinds) and not kinds[0] & kinds[1]:
+        return True
+    if kinds != ({"object"}, {"object"}):
+        return False
+    return any(
+        _differ(_properties(one)[name], _properties(other)[name])
+        for name in {*_required(one)} & {*_required(other)}
+        if name in _properties(one) and name in _properties(other)
+    )
+
+
+def _values(schema: JsonObject) -> list[object] | None:
+    """All that it can be; numbers are told apart by value in one form only."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    return values if all(isinstance(value, str | bool | None) for value in values) else None
+
+
+def _kinds(schema: JsonObject) -> set[str]:
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        kinds = [kinds]
+    if not isinstance(kinds, list):
+        names = {str: "string", bool: "boolean", type(None): "null"}
+        return {names[type(value)] for value in _values(schema) or ()}
+    return {"number" if kind == "integer" else str(kind) for kind in kinds}
+
+
+def _properties(schema: JsonObject) -> JsonObject:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _required(schema: JsonObject) -> list[object]:
+    found = schema.get("required")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+def _may_close(schema: JsonObject) -> bool:
+    """Whether it lists its members, and can be without others."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or any(key in schema for key in _ABOUT_OTHERS):
+        return False
+    fewest = schema.get("minProperties", 0)
+    has_all = all(name in properties for name in _required(schema))
+    return has_all and isinstance(fewest, int) and fewest <= len(properties)
+
+
+def _speaks_with_others(schema: JsonObject) -> bool:
+    """Whether it and a part of it, or several parts, list members of one object."""
+    parts = [one for key in _JOINED if key in schema for one in _parts(key, schema[key])]
+    speaking = any(isinstance(one, str) or _is_about_members(one) for one in parts)
+    lists = "properties" in schema or "patternProperties" in schema
+    all_of = schema.get("allOf")
+    has_several = isinstance(all_of, list) and len(all_of) > 1
+    several = has_several or sum(key in schema for key in _JOINED) > 1
+    return speaking and (lists or several)
+
+
+def _is_about_members(schema: object) -> bool:
+    return isinstance(schema, dict) and not _ABOUT_MEMBERS.isdisjoint(schema)
+
+
+def _parts(key: str, value: object) -> Iterator[object]:
+    """Schemas, and texts of references."""
+    if isinstance(value, dict) and key == "dependentSchemas":
+        value = list(value.values())
+    yield from value if isinstance(value, list) else (value,)
