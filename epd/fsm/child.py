@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 A child that ends before it ever served shows a mistake in the configuration: it is FAILED, its
 error is printed, and everything stops. A child that ends after it has served is started again at
-once, as a new epoch. What fails to start is tried again after a pause that doubles, and so is a
-child whose lives were short several times in a row.
+once, as a new epoch. What fails to start is tried again after a pause that doubles. A child whose
+lives were short several times in a row has a pause, too, which stays short: it did serve.
 
 A process is asked now and then, and whatever it writes is an answer. One that loads has long to
 answer, as it has no loop yet. One that serves falls SILENT soon; that alone proves little, as it
@@ -189,6 +189,10 @@ def count_pause(child: Child, event: Ended | LaunchFailed) -> None:
     child.num_pauses += 1
 
 
+def rest(child: Child, event: Ended) -> None:
+    child.num_pauses = 3  # two seconds, however often
+
+
 _LOADS = (S.STARTING, S.RESTARTING)
 _SERVES = (S.SERVING, S.SILENT, S.CUT_OFF)
 _LIVES = (*_LOADS, *_SERVES)
@@ -219,7 +223,7 @@ ROWS = (
     Row(S.SILENT, DeclaredLost, S.REPLACING, _REPLACE, note="neither answers its gateway nor its supervisor (F79)"),
     Row(S.STARTING, (Ended, LaunchFailed), S.FAILED, (Do.TELL_FAILED,), note="a mistake in the configuration"),
     Row((*_SERVES, S.REPLACING), Ended, S.RESTARTING, (Do.LAUNCH, Do.ASK), count_life, when=may_follow, note="at once, with a new epoch (F44)"),
-    Row((*_SERVES, S.REPLACING), Ended, S.PAUSED, (Do.ARM_PAUSE,), count_pause, when=unless(may_follow), note="its last lives were short"),
+    Row((*_SERVES, S.REPLACING), Ended, S.PAUSED, (Do.ARM_PAUSE,), rest, when=unless(may_follow), note="its last lives were short"),
     Row((S.RESTARTING, S.REPLACING), LaunchFailed, S.PAUSED, (Do.ARM_PAUSE,), count_pause),
     Row(S.RESTARTING, Ended, S.PAUSED, (Do.ARM_PAUSE,), count_pause, note="it fails to start"),
     Row(S.REPLACING, Launched, None, (Do.SEND_KILL,), note="killed while it was being made"),

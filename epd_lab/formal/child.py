@@ -67,7 +67,7 @@ def _part(table: Table) -> Part:
             "TELL_FAILED": ("require not has_served -- who served once is started again",),
             "TELL_SERVED": ("has_served = True",),
         },
-        silent=frozenset(("count_pause", "SEND_INT", "TELL_SILENT", "TELL_STOPPED")),
+        silent=frozenset(("count_pause", "rest", "SEND_INT", "TELL_SILENT", "TELL_STOPPED")),
         at_end=("clock = False",),
     )
 

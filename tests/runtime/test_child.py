@@ -96,14 +96,19 @@ async def test_what_fails_to_start_is_tried_again_after_pauses_that_grow() -> No
 async def test_who_serves_and_dies_again_and_again_is_paused_until_a_life_is_long() -> None:
     with pauses():
         at = Stage()
+        armed: list[float] = []
+        arm = at.child._arm
+        at.child._arm = lambda delay_s, event: (armed.append(delay_s), arm(delay_s, event))
         most = at.child.machine.patience.short_lives
         for _ in range(most):
             (await at.serves()).end(1)
             await at.until(S.RESTARTING)
-        process = await at.serves()
-        process.end(1)
-        await at.until(S.PAUSED, most + 1)
-        await at.until(S.RESTARTING, most + 2)
+        for n in range(2):
+            (await at.serves()).end(1)
+            await at.until(S.PAUSED, most + 1 + n)
+            await at.until(S.RESTARTING, most + 2 + n)
+        ends = [delay_s for delay_s in armed if delay_s != at.child._ask_s]
+        assert ends == [4 * SHORT_S] * 2, "a pause does not grow while it serves in between"
         process = await at.serves()
         for _ in range(at.child.machine.patience.long_life):
             process.say("alive")
