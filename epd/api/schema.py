@@ -9,6 +9,7 @@ under the old one.  What cannot be kept exactly is refused.
   Bounds beyond that move inwards.
 - `date`, `time` and `date-time` admit what a calendar and a clock have.
 - `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
+- What no finite value satisfies is `false`.
 - An object that lists `properties` and is silent about others has no others, as in OpenAI's strict
   mode and in xgrammar.  The standard's own reading admits any (`closes=False`).
 """
@@ -22,6 +23,7 @@ from itertools import combinations
 from typing import TypeGuard
 
 from epd.api.port import JsonObject
+from epd.api.schema_ends import Ends
 
 _ANNOTATIONS = frozenset(
     "$comment contentEncoding contentMediaType contentSchema default deprecated description "
@@ -91,7 +93,17 @@ def exact(schema: object, *, closes: bool = True) -> object:
     while known < len(joined):  # what such an object refers to is one, too
         known = len(joined)
         narrows = _note_references(schema, _Place(), joined)
-    return _rewritten(schema, _Place(narrows=narrows), joined, closes)
+    ends = Ends({place.reference: one for place, one in _all(schema, _Place(), joined)})
+    if not ends(schema):
+        raise NotExact("nothing finite satisfies it")
+    return _rewritten(schema, _Place(narrows=narrows), joined, closes, ends)
+
+
+def _all(schema: object, place: _Place, joined: set[str]) -> Iterator[tuple[_Place, object]]:
+    yield place, schema
+    if isinstance(schema, dict):
+        for there, child in _children(schema, place, joined):
+            yield from _all(child, there, joined)
 
 
 def _note_references(schema: object, place: _Place, joined: set[str]) -> bool:
@@ -131,9 +143,11 @@ def _is_inside(schema: JsonObject, place: _Place, joined: set[str]) -> bool:
     return place.is_joined or place.reference in joined or _speaks_with_others(schema)
 
 
-def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool) -> object:
+def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, ends: Ends) -> object:
     if not isinstance(schema, dict):
         return schema
+    if not ends(schema):
+        return False
     found: JsonObject = {}
     named: dict[str, JsonObject] = {}
     lists: dict[str, list[object]] = {}
@@ -145,7 +159,7 @@ def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool) ->
         elif key not in _ANNOTATIONS:
             found[key] = _keyword(key, value, place)
     for there, child in _children(schema, place, joined):
-        new = _rewritten(child, there, joined, closes)
+        new = _rewritten(child, there, joined, closes, ends)
         key = there.names[len(place.names)]
         if key in lists:
             lists[key].append(new)

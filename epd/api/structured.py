@@ -73,9 +73,7 @@ class Constraint:
         if self.kind == "json":
             watch(refused)
             root = self.value
-            place = _place(
-                root, root, lambda part: fault(to_grammar(Constraint("json", part, ""), closes))
-            )
+            place = _place(root, root, lambda part: _part_fault(part, fault, closes))
             refused = self._refused(place, reason)
         raise refused
 
@@ -222,6 +220,13 @@ def as_rule(constraint: Constraint, closes: bool) -> str:
         return str(grammar["lark_grammar"]).removeprefix("start: ")
     name = constraint.param
     raise bad_request(f"{name} is a whole grammar, which tools cannot stand beside", name)
+
+
+def _part_fault(part: object, fault: Callable[[str], str], closes: bool) -> str:
+    try:
+        return fault(to_grammar(Constraint("json", part, ""), closes))
+    except ValueError as error:
+        return str(error)
 
 
 def _place(root: object, part: object, fault: Callable[[object], str]) -> str:

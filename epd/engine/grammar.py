@@ -37,7 +37,7 @@ from epd.engine.checkpoint import read_eos_token_ids
 
 MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
-NUM_WALKS, MAX_WALK_TOKENS = 3, 32  # answers that a proof begins
+NUM_WALKS, MAX_WALK_TOKENS = 5, 32  # answers that a proof begins
 # A lexer's state has 1 to 2 KiB, and a few thousand of them are many.
 LIMITS = LLParserLimits(max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False)
 
@@ -121,7 +121,7 @@ class Grammars:
         if time.process_time() - began_s > MAX_BUILD_S:
             return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
         reasons = [self._walk(matcher.deep_copy(), seed) for seed in range(NUM_WALKS)]
-        return reasons[0] if all(reasons) else ""
+        return next(filter(None, reasons), "")
 
     def _walk(self, matcher: LLMatcher, seed: int) -> str:
         """Begin one answer of those that it admits, and go back in it; why that failed."""

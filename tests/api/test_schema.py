@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import random
 import re
+import time
 from collections import Counter
 from decimal import Decimal
 from typing import Any
@@ -171,6 +173,53 @@ def test_a_place_of_broken_unicode_can_be_told() -> None:
 def test_a_literal_is_itself(number: float) -> None:
     ended = drawn(matcher_of({"const": number}), random.Random(0))
     assert ended is not None and json.loads(ended) == number
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+SELF = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+PAIR = {
+    "A": {"type": "object", "properties": {"b": {"$ref": "#/$defs/B"}}, "required": ["b"]},
+    "B": {"type": "array", "items": {"$ref": "#/$defs/A"}, "minItems": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {**SELF, "required": ["a"]},
+        {"$ref": "#"},
+        {"allOf": [{"type": "string"}, {"$ref": "#/allOf/1"}]},
+        {"$ref": "#/$defs/A", "$defs": PAIR},
+        {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": PAIR},
+        False,
+    ],
+)
+def test_what_has_no_end_is_refused(asked: object) -> None:
+    with pytest.raises(NotExact, match="nothing finite"):
+        exact(asked)
+
+
+def test_what_has_an_end_takes_it() -> None:
+    assert admits(SELF, {"a": {"a": {}}})
+    some = {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}], "$defs": PAIR}
+    assert exact(some) == {
+        "anyOf": [False, {"type": "null"}],
+        "$defs": {"A": False, "B": False},
+    }
+    assert admits(some, None)
+    rests = {**PAIR, "B": {**PAIR["B"], "minItems": 0}}
+    assert admits({"$ref": "#/$defs/A", "$defs": rests}, {"b": [{"b": []}]})
+
+
+def test_a_long_chain_is_told_in_time() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1500)}
+    for last in ({"type": "null"}, {"$ref": "#/$defs/d0"}):
+        asked = {"$ref": "#/$defs/d0", "$defs": {**chain, "d1500": last}}
+        began_s = time.process_time()
+        with contextlib.suppress(NotExact):
+            exact(asked)
+        assert time.process_time() - began_s < 1.0  # 0.05
 
 
 # --- what is no schema ----------------------------------------------------------------------------
