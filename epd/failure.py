@@ -23,6 +23,7 @@ class FailureKind(StrEnum):
     LOST = "lost"
     MEDIA = "media"  # the image or video cannot be used
     POISON = "poison"  # instances died of it
+    RULES = "rules"  # what was asked for leaves no token that may follow
     TRANSFER = "transfer"
     UNAVAILABLE = "unavailable"  # no instance is there for it
     WITHDRAWN = "withdrawn"  # its own producer ended it: nobody's fault
@@ -49,6 +50,7 @@ _RETRYABLE = frozenset((_K.ABSENT, _K.AWAY, _K.BUSY, _K.CANCELLED, _K.ENGINE, _K
 _STATUS = {
     _K.MEDIA: 400,
     _K.CAPACITY: 400,
+    _K.RULES: 400,
     _K.ABSENT: 503,
     _K.AWAY: 503,
     _K.BUSY: 503,

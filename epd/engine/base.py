@@ -231,6 +231,7 @@ class StepFailure:
     """This sequence failed in this step (bad input, non-finite logits); others are unharmed."""
 
     reason: str
+    by_rules: bool = False  # by what was asked for: it would fail at every engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Draft:
             if token == NOT_FINITE:
                 return StepFailure("the model gave logits that are not finite")
             if fault := self._faults.get(row, NOTHING_LEFT if token == NONE_LEFT else ""):
-                return StepFailure(fault)
+                return StepFailure(fault, by_rules=True)
             return TokenLogprobs(token, *told(row))
 
         return outcome

@@ -19,6 +19,7 @@ MAX_LINES_PER_S = 10
 SENTENCES = {
     FailureKind.CONTRACT: "instances do not agree on what they exchange",
     FailureKind.ENGINE: "an engine failed",
+    FailureKind.RULES: "what is asked for leaves no token that may follow",
     FailureKind.TRANSFER: "a transfer between instances failed",
     FailureKind.INTERNAL: "internal error",
     FailureKind.POISON: "instances ended while they computed it, so it is not tried again",

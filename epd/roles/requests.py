@@ -314,7 +314,8 @@ class Requests(Component[Request]):
             return
         outcome = self._scores.take(request, outcome)
         if isinstance(outcome, StepFailure):
-            self.fire(request, request_fsm.StepFailed(Failure(FailureKind.ENGINE, outcome.reason)))
+            kind = FailureKind.RULES if outcome.by_rules else FailureKind.ENGINE
+            self.fire(request, request_fsm.StepFailed(Failure(kind, outcome.reason)))
         elif outcome is None:
             self.fire(request, request_fsm.ChunkComputed(count))
         else:

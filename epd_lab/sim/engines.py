@@ -330,7 +330,7 @@ class SimLanguageEngine(HashStates, LandedKv):
             try:
                 token = sampler.sample(past, params)
             except ValueError as error:
-                return StepFailure(str(error))
+                return StepFailure(str(error), by_rules=True)
             return token.with_prompt(prompt) if prompt else token
 
         return verify(sequence.drafts, sample) if sequence.num_drafts else sample(0)

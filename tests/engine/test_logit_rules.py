@@ -128,5 +128,5 @@ def test_a_grammar_that_cannot_go_on_fails_alone() -> None:
     asked = [SampleRequest(SamplingParams(max_tokens=2), 0, allowed=stuck), *some_wishes(1, 2, 9)]
     logits = torch.randn(3, 9)
     failed, *others = sample(logits, asked)
-    assert failed == StepFailure("the answer left its grammar")
+    assert failed == StepFailure("the answer left its grammar", by_rules=True)
     assert others == sample(logits[1:], asked[1:])
