@@ -319,8 +319,7 @@ class Requests(Component[Request]):
         elif outcome is None:
             self.fire(request, request_fsm.ChunkComputed(count))
         else:
-            tokens = outcome if isinstance(outcome, tuple) else (outcome,)
-            said = until_end(request, tokens)
+            said = until_end(request, outcome if isinstance(outcome, tuple) else (outcome,))
             self._contents.publish(request, request.num_tokens)
             if part.decoding and count > 1:
                 self._speculation.verified(request, count - 1, said)
