@@ -71,6 +71,7 @@ def _is_legible(model: Model, again: Model) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.long
 def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagrams", "--promela", "--out", str(tmp_path / "p")]) == 0
     assert main(["diagrams", "--tla", "--out", str(tmp_path / "t")]) == 0

@@ -197,6 +197,7 @@ def test_the_search_finds_a_bug_put_back(name: str) -> None:
         explore(model_with(table, scenario))
 
 
+@pytest.mark.long
 def test_the_search_finds_a_retry_that_is_missing() -> None:
     """With messages lost for good, a cancel that is not repeated leaves slots owned for ever."""
     pending = (i.S.CANCEL_PENDING, i.S.EXPIRE_PENDING)

@@ -244,6 +244,7 @@ FRAMES = """async (for_ms) => {
 }"""
 
 
+@pytest.mark.long
 def test_it_stays_smooth_with_a_thousand_open_requests(browser: Browser) -> None:
     """Half of the frames come in time even where other tests take the cores; see the median.  The
     page remembers as much as it ever does."""

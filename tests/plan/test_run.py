@@ -72,6 +72,7 @@ def test_quanta_are_kept_from_the_first_prompt_on() -> None:
     assert predict("2e1pd", start)[0]["figures"]["itl_ms_p99"] < 30
 
 
+@pytest.mark.long
 def test_streams_are_as_even_as_is_asked_for() -> None:
     """Also in steps that are no longer than a GPU's quantum allows anyway."""
     (stream,) = NAMED["text"].streams
@@ -82,6 +83,7 @@ def test_streams_are_as_even_as_is_asked_for() -> None:
     assert even["req_per_s"] > 0.5 * usual["req_per_s"]
 
 
+@pytest.mark.long
 def test_replicas_keep_their_images() -> None:
     """Four of them; a third of all images went elsewhere once, for 3% of the requests."""
     (stream,) = NAMED["1x1080p"].streams
@@ -93,6 +95,7 @@ def test_replicas_keep_their_images() -> None:
     assert auto["req_per_s"] > 0.99 * fixed["req_per_s"]
 
 
+@pytest.mark.long
 def test_streams_leave_who_computes_prompts_and_images() -> None:
     """Of `1epd1d`, too; where a step alone was counted, the decode instance was half idle."""
     chat = Stream("chat", Shape(512, 128), Closed(24), 60)

@@ -97,6 +97,7 @@ def test_who_adds_most_to_those_before_comes_first() -> None:
     assert ranked([set(few), set(many), set(same), set(other)]) == [1, 3, 0, 2]
 
 
+@pytest.mark.long
 def test_a_measurement_of_one_drill_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = tuple(drills.by_name(name) for name in ("kill-prefill", "bytes-before-grant"))
     monkeypatch.setattr("epd_lab.sim.drills.DRILLS", chosen)

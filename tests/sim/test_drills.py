@@ -65,7 +65,20 @@ PAST = (
 )
 
 
-each_drill = pytest.mark.parametrize("drill", drills.DRILLS, ids=lambda drill: drill.name)
+SLOW = frozenset(
+    "ranks-give-way give-way-in-parts messages-of-a-former-prefill late-for-a-new-gateway "
+    "rank-dies-in-transfer sick-disk small-pool asked-before-it-was-told "
+    "restart-gateway-in-doubt sick-storage-and-an-encoder a-state-is-found-by-who-gave-way "
+    "a-disk-lies stall-until-given-up rank-dies-encoding".split()
+)
+"""Seconds each; the quick tests run them with their mutants only (test_mutants.py)."""
+each_drill = pytest.mark.parametrize(
+    "drill",
+    [
+        pytest.param(drill, marks=pytest.mark.long if drill.name in SLOW else (), id=drill.name)
+        for drill in drills.DRILLS
+    ],
+)
 
 
 @each_drill
