@@ -58,7 +58,10 @@ def test_a_worker_under_a_living_name_is_refused_at_both_ends(
     twin = Command("run", "--role", "encode", "--id", "e0", "--join", gateway, "--threads", "1")
     try:
         assert twin.wait(READY_S) == 1, twin.text
-        assert "its name is in use by a living instance" in twin.text
+        rows = [line.split(maxsplit=5) for line in twin.text.splitlines() if line[:3] == "e0 "]
+        told = {row[2]: row[5] for row in rows if len(row) == 6}
+        assert told["waiting"].startswith("another has the name")
+        assert told["refused"].startswith("its name is in use by a living instance")
         assert "--id" in twin.text and "Traceback" not in twin.text
     finally:
         twin.discard()
