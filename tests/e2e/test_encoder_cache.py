@@ -81,7 +81,6 @@ async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
         assert not file.exists()
 
 
-@pytest.mark.long
 async def test_a_restarted_encoder_knows_its_images_and_survives_its_disk(
     tmp_path: Path,
 ) -> None:

@@ -28,7 +28,9 @@ HEAVY_IMAGES = 16
 # tests/roles/test_together.py cuts in every way within one process.
 OFTEN = [
     ("1e1p1d", "qwen3_vl", "auto"),
+    ("1epd", "qwen2_vl", "auto"),
     ("1e1pd", "qwen2_5_vl", "tcp"),
+    ("1e1p1d", "llava_onevision", "file"),
     ("1e1p1d", "qwen3_vl_moe", "mooncake"),
 ]
 ARRANGEMENTS = [

@@ -71,7 +71,6 @@ def _is_legible(model: Model, again: Model) -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.long
 def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagrams", "--promela", "--out", str(tmp_path / "p")]) == 0
     assert main(["diagrams", "--tla", "--out", str(tmp_path / "t")]) == 0
@@ -82,7 +81,6 @@ def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{len(names)} files written" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_every_mutant_of_a_table_can_be_asked_about_and_is_told() -> None:
     """Whoever adds one runs the long tests of test_foreign.py, which say whether it is seen."""
     mutants = table_mutants()

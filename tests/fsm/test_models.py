@@ -36,7 +36,7 @@ from tests.fsm.mutants import patched
 from tests.fsm.searches import searched
 
 OTHERS = (*EMBEDDING, *ENCODING, *REQUEST, *GENERATION, *INSTANCE)
-LARGE = ("a further room", "two attempts", "two requests of one hash")  # seconds each
+LARGE = ("a further room", "two attempts")  # seconds each
 
 
 @pytest.mark.parametrize(

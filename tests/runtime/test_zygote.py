@@ -48,7 +48,6 @@ def zygote_pid(pid: int) -> int:
     return psutil.Process(pid).ppid()
 
 
-@pytest.mark.long
 async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote: Zygote) -> None:
     first, second, third = [await zygote.fork() for _ in range(3)]
     assert len({first.pid, second.pid, third.pid, os.getpid()}) == 4

@@ -114,7 +114,6 @@ assert not {"torch", "numpy", "zmq", "transformers"} & set(sys.modules)
 """
 
 
-@pytest.mark.long
 def test_everything_runs_on_a_bare_machine() -> None:
     """No torch, no numpy, no zmq: only msgspec and transitions may be imported."""
     assert "caught by" in run_python(sys.executable, BARE)

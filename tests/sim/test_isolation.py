@@ -127,7 +127,6 @@ def itl_p99_s(
     return quantiles(gaps, n=100)[98]
 
 
-@pytest.mark.long
 def test_bursts_of_images_do_not_slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 1e1p1d the streams hardly notice; on 1epd and 2epd they share the device, and do."""
     ratio = {
