@@ -5,8 +5,8 @@ under the old one.  What cannot be kept exactly is refused.
 
 - Annotations are dropped: they bind no answer, and do not count towards the length of a schema.  A
   `format` that is unknown is one of them, as the standard has it.
-- A literal number is kept if a float of 64 bits holds its text; llguidance computes with these.
-  Bounds beyond that move inwards.
+- A literal number is an integer up to 2^53, or a fraction of few digits (`_is_kept`): llguidance
+  computes with floats, and reads some of more digits as their neighbours.  Bounds move inwards.
 - `date`, `time` and `date-time` admit what a calendar and a clock have.
 - `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
 - What no finite value satisfies is `false`.
@@ -24,6 +24,7 @@ from typing import TypeGuard
 
 from epd.api.port import JsonObject
 from epd.api.schema_ends import Ends
+from epd.api.schema_refs import NAMED
 
 _ANNOTATIONS = frozenset(
     "$comment contentEncoding contentMediaType contentSchema default deprecated description "
@@ -34,8 +35,7 @@ _COUNTS = frozenset(
     "maxContains maxItems maxLength maxProperties minContains minItems minLength "
     "minProperties".split()
 )
-_NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONE = (
     *("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),
     *("then", "unevaluatedItems", "unevaluatedProperties"),
@@ -125,11 +125,11 @@ def _children(
 ) -> Iterator[tuple[_Place, object]]:
     inside = _is_inside(schema, place, joined)
     for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
+        if key in NAMED and isinstance(value, dict):
             joins = inside and key == "dependentSchemas"
             for name, one in value.items():
                 yield place.below(key, name, is_joined=joins), one
-        elif key in _MANY and isinstance(value, list):
+        elif key in MANY and isinstance(value, list):
             joins = key != "prefixItems" and (inside or (key == "allOf" and len(value) > 1))
             narrows = key != "oneOf" or _exclude(value)
             for n, one in enumerate(value):
@@ -152,9 +152,9 @@ def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, en
     named: dict[str, JsonObject] = {}
     lists: dict[str, list[object]] = {}
     for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
+        if key in NAMED and isinstance(value, dict):
             found[key] = named[key] = {}
-        elif key in _MANY and isinstance(value, list):
+        elif key in MANY and isinstance(value, list):
             found[key] = lists[key] = []
         elif key not in _ANNOTATIONS:
             found[key] = _keyword(key, value, place)

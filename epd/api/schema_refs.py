@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from epd.api.port import JsonObject
 
 _DATA = ("const", "default", "enum", "examples")  # values, in which nothing is a schema
-_NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _ABOUT = ("$id", "$schema")  # of a document; an id would be where paths begin
 
 
@@ -28,7 +28,7 @@ def _moved(keyword: str, value: object, to: str) -> object:
     if isinstance(value, list):
         return [_moved("", item, to) for item in value]
     if isinstance(value, dict):
-        if keyword in _NAMED:
+        if keyword in NAMED:
             return {name: _moved("", one, to) for name, one in value.items()}
         return {key: _moved(key, one, to) for key, one in value.items()}
     return value

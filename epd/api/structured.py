@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from epd.api import fields
 from epd.api.errors import ApiError, bad_request
 from epd.api.port import JsonObject
-from epd.api.schema import exact
+from epd.api.schema import MANY, exact
 
 MAX_CHARS = 64 << 10  # of what is compiled: that is work that any client could ask for
 MAX_RAW_CHARS = 512 << 10  # of a schema with its descriptions
@@ -36,7 +36,6 @@ GUIDED = ("json", "regex", "choice", "grammar")
 SPELLINGS = {f"guided_{kind}": kind for kind in GUIDED} | {
     "ebnf": "grammar", "json_schema": "json", "regex": "regex",  # SGLang's
 }  # fmt: skip
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _ONE = ("items", "additionalProperties", "not", "contains", "if", "then", "else")
 
@@ -251,7 +250,7 @@ def _children(schema: object) -> Iterator[tuple[tuple[str, ...], object]]:
     for name in _NAMED:
         for key, child in _members(members.get(name)).items():
             yield (name, key), child
-    for name in _MANY:
+    for name in MANY:
         if isinstance(several := members.get(name), list):
             for index, child in enumerate(several):
                 yield (name, str(index)), child

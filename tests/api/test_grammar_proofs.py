@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.grammars import VOCAB_SIZE, next_tokens
 from tests.hostile.deadly import CHAIN, DEEP, SLOW, chain
+from tests.hostile.forked import forked
 from tests.hostile.grammars import grammar, regex
 from tests.hostile.schemas import schema
 
@@ -187,18 +187,15 @@ def work_as_an_instance(texts: list[str]) -> None:
 
 def survives(texts: list[str]) -> bool:
     """Whether a process lives on that works as an instance does."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            threading.stack_size(LAUNCH_STACK_NBYTES)
-            thread = threading.Thread(target=work_as_an_instance, args=(texts,))
-            thread.start()
-            thread.join()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def work() -> str:
+        threading.stack_size(LAUNCH_STACK_NBYTES)
+        thread = threading.Thread(target=work_as_an_instance, args=(texts,))
+        thread.start()
+        thread.join()
+        return "lives"
+
+    return forked(work) == "lives"
 
 
 @pytest.mark.parametrize(

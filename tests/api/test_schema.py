@@ -24,10 +24,10 @@ from epd.api.schema import NotExact, exact
 from epd.api.structured import Constraint
 from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
+from tests.grammars import VOCAB_SIZE
 from tests.hostile.forked import forked
 from tests.hostile.schemas import schema
 
-VOCAB_SIZE = 320
 MAX_TOKENS = 400
 ENDS = b'"}],0'  # of what a random answer would go on with for ever
 
