@@ -38,7 +38,7 @@ from epd.engine.checkpoint import read_eos_token_ids
 MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
 NUM_WALKS, MAX_WALK_TOKENS = 5, 32  # answers that a proof begins
-# A lexer's state has 1 to 2 KiB, and a few thousand of them are many.
+# A choice of thousands is one row.  A lexer's state has 1 to 2 KiB, and a few thousand are many.
 LIMITS = LLParserLimits(max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False)
 
 

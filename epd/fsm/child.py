@@ -190,7 +190,7 @@ def count_pause(child: Child, event: Ended | LaunchFailed) -> None:
 
 
 def rest(child: Child, event: Ended) -> None:
-    child.num_pauses = 3  # two seconds, however often
+    child.num_pauses = 3  # as long as the third of those that double, however often
 
 
 _LOADS = (S.STARTING, S.RESTARTING)

@@ -64,7 +64,7 @@ class Losses(Component[Never]):
             self._deaths.hold(life, message.images, message.requests)
 
     def _heartbeat_of(self, instance: Instance) -> None:
-        """It says with each how much it has at hand: what reported the end may be lost."""
+        """It says with each how much it has at hand; nothing is reported when that ends."""
         self._heard(instance)
         address = instance.info.address
         if ("at_hand", 0) in instance.load.live:
