@@ -116,7 +116,7 @@ def test_the_bounds_follow_from_the_settings() -> None:
     patience = supervisor._patience(timing, timing.suspect_after_s / 4)
     asks_per_s = 4 / timing.suspect_after_s
     assert patience.silent / asks_per_s == timing.suspect_after_s < timing.lost_after_s
-    assert patience.hung / asks_per_s == 4 * timing.lost_after_s
+    assert patience.hung / asks_per_s == 2 * timing.lost_after_s < 15.0
     assert patience.stuck / asks_per_s == supervisor.STUCK_AFTER_S
 
 
