@@ -214,6 +214,7 @@ class SamplingParams(Record):
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
     priority: Offset = 0  # lower goes first: each step is worth so many seconds of waiting
     tokens_per_word: Positive = 1  # told at once, but for the first and the last ones
+    logprob_token_ids: tuple[TokenId, ...] = ()  # with num_logprobs: these instead of the likeliest
 
     def seedless(self) -> SamplingParams:
         """The same, whoever drew the seed."""
@@ -311,7 +312,8 @@ def check_prompt(
 
 
 class TokenLogprobs(Record, kw_only=False):
-    """Log-probabilities at one output position: of the chosen token, then of the likeliest."""
+    """Log-probabilities at one output position: of the chosen token, then of the likeliest, or of
+    those that were asked for."""
 
     token_id: TokenId
     logprob: Logprob

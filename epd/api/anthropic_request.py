@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from epd.api import parameters
 from epd.api.asked import Asked, ModelFacts
 from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
-from epd.api.parameters import SIMPLE
 from epd.api.port import JsonObject
 from epd.api.shapes import JsonValue, Shape, read_shape
 from epd.api.tools import NAME
@@ -21,7 +21,7 @@ from epd.api.translation import Conversation, Parts, as_json, image_part, text_p
 from epd.config import Limits
 
 # Chat's, under their own names.
-PASSED = {*SIMPLE, "model", "logit_bias", "stop_token_ids"} - {"stop", "user"}
+PASSED = parameters.PASSED - {"stop", "user"}
 REFUSED = {
     "container": "this server runs no code",
     "mcp_servers": "this server calls no other",

@@ -26,6 +26,7 @@ class ModelFacts(Protocol):
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    reasoning_parser: str  # empty: reasoning is text like any
     defaults: Mapping[str, object]  # of fields of `Asked`, as the model's publisher wants them
 
 
@@ -57,6 +58,10 @@ class Asked:
     n: int = 1
     seed: int | None = None
     num_logprobs: int = -1  # as SamplingParams
+    logprob_token_ids: tuple[int, ...] = ()  # likewise
+    return_token_ids: bool = False  # of the prompt, and of what was generated
+    return_tokens_as_token_ids: bool = False  # log-probabilities name tokens by their ids
+    include_reasoning: bool = True  # chat, where it is told apart from the text
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -120,6 +125,7 @@ class Asked:
             tokens_per_word=1
             if self.stream or self.stop or self.is_timed
             else WHOLE_TOKENS_PER_WORD,
+            logprob_token_ids=self.logprob_token_ids,
         )
 
     @property

@@ -7,7 +7,7 @@ to be bundled on their way here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from epd.api.detokenize import Detokenizer
@@ -26,9 +26,21 @@ class Delta:
     text: str
     logprobs: list[TokenLogprobs]
     finish_reason: str
-    num_tokens: int  # that it took; their text may be held back, or none
+    token_ids: list[int]  # that it took; their text may be held back, or none
     calls: list[CallPiece] = field(default_factory=list)
     reasoning: str = ""
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """One for all of an answer."""
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        [entry for delta in deltas for entry in delta.logprobs],
+        deltas[-1].finish_reason,
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [piece for delta in deltas for piece in delta.calls],
+        "".join(delta.reasoning for delta in deltas),
+    )
 
 
 @dataclass(slots=True)
@@ -47,12 +59,14 @@ class Choice:
     num_rejected: int = 0  # rejected drafts
     num_cached: int = 0  # tokens of the prompt that were not computed for it
     finish_reason: str = ""
+    stop_token_id: int | None = None  # the one that ended it
     failed: bool = False  # its stream ended without an answer
     first_token_s: float = 0.0  # wall-clock; of the first choice, for the trace
     tool_use: ToolUse | None = None
     reasoning: ReasoningParser | None = None
+    hides_reasoning: bool = False  # it is counted, and not told
     prompt_index: int = 0  # of the prompts of its request
-    num_prompt_tokens: int = 0
+    prompt_token_ids: Sequence[int] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from its second token, once it is scored
     echo: Echo | None = None  # to be told ahead of its text; None: nothing is, or it has been
     _matcher: StopMatcher | None = None
@@ -67,6 +81,10 @@ class Choice:
             self._matcher = StopMatcher(self.stop)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
     def is_parsed(self) -> bool:
         """Whether some of its tokens are marks, of which a client is told nothing."""
         return self._parser is not None or self.reasoning is not None
@@ -76,44 +94,56 @@ class Choice:
         """The one that ended it; empty if none did."""
         return self._matcher.found if self._matcher is not None else ""
 
+    @property
+    def matched_stop(self) -> str | int | None:
+        """The stop string or the token that ended it."""
+        return self.stop_string or self.stop_token_id
+
     def take(self, updates: Iterable[GenerationUpdate]) -> Delta:
         """Several updates at once, none of them an error."""
         texts: list[str] = []
         logprobs: list[TokenLogprobs] = []
-        num_before = self.num_tokens
+        token_ids: list[int] = []
         for update in updates:
             if not self.num_tokens:  # a later attempt finds what an earlier one computed
                 self.num_cached = update.num_cached
                 self.prompt_logprobs = update.logprobs[0].prompt if update.logprobs else ()
             count = self._take(update, texts)
             logprobs.extend(update.logprobs[:count])
+            token_ids.extend(update.token_ids[:count])
             self.num_accepted += update.num_accepted
             self.num_rejected += update.num_rejected
             if self.finish_reason:
                 break
         if self.echo is not None and self.num_tokens:
-            self._tell_prompt(self.echo, texts, logprobs)
+            self._tell_prompt(self.echo, texts, logprobs, token_ids)
         text, calls, reasoning = "".join(texts), list[CallPiece](), ""
         if self.reasoning is not None:
             reasoning, text = self._find_reasoning(self.reasoning, text)
         if self._parser is not None:
             text, calls = self._find_calls(self._parser, text)
-        num_tokens = self.num_tokens - num_before
-        return Delta(text, logprobs, self.finish_reason, num_tokens, calls, reasoning)
+        return Delta(text, logprobs, self.finish_reason, token_ids, calls, reasoning)
 
     def _find_reasoning(self, parser: ReasoningParser, text: str) -> tuple[str, str]:
         reasoning, text = parser.push(text)
         if self.finish_reason:
             more = parser.finish()
             reasoning, text = reasoning + more[0], text + more[1]
-        return reasoning, text
+        return "" if self.hides_reasoning else reasoning, text
 
-    def _tell_prompt(self, echo: Echo, texts: list[str], logprobs: list[TokenLogprobs]) -> None:
+    def _tell_prompt(
+        self,
+        echo: Echo,
+        texts: list[str],
+        logprobs: list[TokenLogprobs],
+        token_ids: list[int],
+    ) -> None:
         """Ahead of its first text.  An answer without tokens was asked for one, and drops it."""
         if echo.alone:
             texts.clear()
             logprobs.clear()
-            self.num_tokens, self.finish_reason = 0, "length"
+            token_ids.clear()
+            self.num_tokens, self.finish_reason, self.stop_token_id = 0, "length", None
         texts.insert(0, echo.text)
         logprobs[:0] = echo.entries(self.prompt_logprobs)
         self.echo = None
@@ -135,8 +165,9 @@ class Choice:
         """Number of tokens used, all of them unless a stop string ends the answer."""
         shown = update.token_ids
         is_ended = update.finish_reason == "stop" and shown and shown[-1] in self.stop_token_ids
-        if is_ended and not self.tells_stop:
-            shown = shown[:-1]
+        if is_ended:
+            self.stop_token_id = shown[-1]
+            shown = shown if self.tells_stop else shown[:-1]
         if self._matcher is None:
             self.num_tokens += len(shown)
             texts.append(self.detokenizer.push(shown))

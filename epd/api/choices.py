@@ -40,7 +40,8 @@ def make_choices(
             tool_use=asked.tool_use,
             reasoning=None if place is Place.BEHIND else ReasoningParser(place),
             prompt_index=which,
-            num_prompt_tokens=len(prompt.token_ids),
+            hides_reasoning=not asked.include_reasoning,
+            prompt_token_ids=prompt.token_ids,
         )
         if asked.tells_prompt:
             is_whole = asked.truncate_prompt_tokens is None

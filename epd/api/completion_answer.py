@@ -63,6 +63,7 @@ class OpenAIAnswer(Answer):
                     **self._said(choice, delta),
                     "logprobs": self._logprobs(choice.index, delta.logprobs),
                     "finish_reason": choice.finish_reason,
+                    **self._besides(choice, delta),
                 }
                 for choice, delta in choices
             ],
@@ -80,14 +81,15 @@ class OpenAIAnswer(Answer):
         Tokens whose text is held back, or that have none, are news too: clients time them.  But the
         marks around a call are none: clients take an empty text for the end of the calls.
         """
-        silent = choice.is_parsed and self._num_logprobs < 0
-        has_tokens = delta.num_tokens and not silent
+        silent = choice.is_parsed and self._num_logprobs < 0 and not self._asked.return_token_ids
+        has_tokens = delta.token_ids and not silent
         is_said = delta.text or delta.calls or delta.reasoning
         if not (has_tokens or is_said or delta.finish_reason):
             return b""
         logprobs = b"null"
         if self._num_logprobs >= 0:
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
+        besides = self._besides(choice, delta)
         tail = self._tail_of(choice)
         if delta.finish_reason and (added := extras.of([choice])):
             tail = b"," + _json(added)[1:-1] + tail
@@ -100,7 +102,8 @@ class OpenAIAnswer(Answer):
                 logprobs,
                 b',"finish_reason":',
                 _FINISH.get(delta.finish_reason) or _json(delta.finish_reason),
-                b"}]",
+                b"," + _json(besides)[1:] if besides else b"}",
+                b"]",
                 tail,
             )
         )
@@ -117,6 +120,30 @@ class OpenAIAnswer(Answer):
             return DONE
         told = _json(usage(self._facts.num_prompt_tokens, choices))
         return self._usage_head + told + b"}\n\n" + DONE
+
+    # --- what other servers tell besides ----------------------------------------------------------
+
+    def _besides(self, choice: Choice, delta: Delta) -> JsonObject:
+        """Of a choice, whole or in a chunk: what ended it, under vLLM's name if the client named it
+        and under SGLang's in any case; and the tokens that it counts."""
+        told: JsonObject = {}
+        if delta.finish_reason:
+            ended = choice.matched_stop
+            own = isinstance(ended, str) or ended in self._asked.stop_token_ids
+            told = {"stop_reason": ended if own else None, "matched_stop": ended}
+        if self._asked.return_token_ids:
+            told["token_ids"] = delta.token_ids
+        return told
+
+    def _prompt_ids(self, choice: Choice) -> JsonObject:
+        if not self._asked.return_token_ids:
+            return {}
+        return {"prompt_token_ids": choice.prompt_token_ids}
+
+    def _named(self, token_id: int) -> tuple[str, bytes]:
+        """A token as log-probabilities show it: by its text, or by its id, and its bytes."""
+        text, raw = self._facts.token_text(token_id)
+        return f"token_id:{token_id}" if self._asked.return_tokens_as_token_ids else text, raw
 
     # --- what differs -----------------------------------------------------------------------------
 
@@ -151,10 +178,12 @@ class ChatAnswer(OpenAIAnswer):
 
     def opening(self, choice: Choice) -> bytes:
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return b"".join((self._head, b"%d" % choice.index, role, self._tail_of(choice)))
+        prompt = self._prompt_ids(choice)
+        ids = b"," + _json(prompt)[1:-1] if prompt else b""
+        return b"".join((self._head, b"%d" % choice.index, role, ids, self._tail_of(choice)))
 
     def _scored(self, choice: Choice) -> JsonObject:
-        return self._prompt_logprobs(choice)
+        return self._prompt_logprobs(choice) | self._prompt_ids(choice)
 
     def _said(self, choice: Choice, delta: Delta) -> JsonObject:
         message: JsonObject = {"role": "assistant", "content": delta.text, "refusal": None}
@@ -178,8 +207,14 @@ class ChatAnswer(OpenAIAnswer):
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> JsonObject | None:
         if self._num_logprobs < 0:
             return None
-        content = raw_list(entries, lambda entry: token_logprobs(entry, self._facts.token_text))
+        content = raw_list(entries, self._told)
         return {"content": content, "refusal": None}
+
+    def _told(self, entry: TokenLogprobs) -> JsonObject:
+        if self._asked.logprob_token_ids and all(i != entry.token_id for i, _ in entry.top):
+            own = (entry.token_id, entry.logprob)
+            entry = msgspec.structs.replace(entry, top=(own, *entry.top))
+        return token_logprobs(entry, self._named)
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -188,10 +223,12 @@ class CompletionAnswer(OpenAIAnswer):
     id_prefix = "cmpl-"
 
     def _said(self, choice: Choice, delta: Delta) -> JsonObject:
-        return {"text": delta.text, **self._prompt_logprobs(choice)}
+        return {"text": delta.text, **self._prompt_logprobs(choice), **self._prompt_ids(choice)}
 
     def _new(self, choice: Choice, delta: Delta) -> bytes:
-        return b',"text":' + _json(delta.text)
+        is_first = len(delta.token_ids) == choice.num_tokens
+        said = {"text": delta.text, **(self._prompt_ids(choice) if is_first else {})}
+        return b"," + _json(said)[1:-1]
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> JsonObject | None:
         if self._num_logprobs < 0:
@@ -199,10 +236,9 @@ class CompletionAnswer(OpenAIAnswer):
         offset = self._offsets.get(index, 0)
         tokens, offsets = [], []
         for entry in entries:
-            text = self._facts.token_text(entry.token_id)[0]
-            tokens.append(text)
+            tokens.append(self._named(entry.token_id)[0])
             offsets.append(offset)
-            offset += len(text)
+            offset += len(self._facts.token_text(entry.token_id)[0])
         self._offsets[index] = offset
         return {
             "tokens": tokens,
@@ -218,8 +254,10 @@ class CompletionAnswer(OpenAIAnswer):
             return None
         top: dict[str, float] = {}
         own = (entry.token_id, entry.logprob)
-        for token_id, logprob in (*entry.top[: self._num_logprobs], own):
-            top.setdefault(self._facts.token_text(token_id)[0], finite(logprob))
+        is_chosen = self._asked.logprob_token_ids and not entry.rank  # else of the prompt
+        others = entry.top if is_chosen else entry.top[: self._num_logprobs]
+        for token_id, logprob in (*others, own):
+            top.setdefault(self._named(token_id)[0], finite(logprob))
         return top
 
 

@@ -20,7 +20,7 @@ from epd.api.anthropic_answer import MessageAnswer
 from epd.api.anthropic_request import read_message
 from epd.api.asked import Asked, ModelFacts
 from epd.api.body import Intake
-from epd.api.choice import Choice, Delta
+from epd.api.choice import Choice, Delta, joined
 from epd.api.choices import make_choices
 from epd.api.completion_answer import ChatAnswer, CompletionAnswer
 from epd.api.errors import ApiError
@@ -46,11 +46,9 @@ from epd.api.response_answer import ResponseAnswer
 from epd.api.response_request import read_response
 from epd.api.telemetry import Telemetry
 from epd.api.time_limits import read_time_limits
-from epd.api.tools import CallPiece
 from epd.api.tracing import CLIENT_LEFT, Record, Tracer, describe_answer, describe_request
 from epd.api.validation import read_chat, read_completion, read_encode
 from epd.config import AccessConfig, Limits
-from epd.messages import TokenLogprobs
 
 T = TypeVar("T")
 Reader = Callable[[JsonObject, ModelFacts, Limits], Asked]
@@ -274,24 +272,10 @@ class Completions:
         await exchange.respond(200, body)
 
     async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
-        texts: list[str] = []
-        logprobs: list[TokenLogprobs] = []
-        calls: list[CallPiece] = []
-        reasoning: list[str] = []
+        deltas: list[Delta] = []
         while not choice.finish_reason:
-            delta = choice.take(await self._updates(exchange, choice))
-            texts.append(delta.text)
-            logprobs.extend(delta.logprobs)
-            calls.extend(delta.calls)
-            reasoning.append(delta.reasoning)
-        return Delta(
-            "".join(texts),
-            logprobs,
-            choice.finish_reason,
-            choice.num_tokens,
-            calls,
-            "".join(reasoning),
-        )
+            deltas.append(choice.take(await self._updates(exchange, choice)))
+        return joined(deltas)
 
     async def _write_stream(
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]

@@ -29,7 +29,8 @@ def size(entries: Sequence[TokenLogprobs]) -> int:
 
 def whole_size(asked: Asked, choice: Choice) -> int:
     """Likewise of a whole answer, and of its prompt."""
-    return choice.num_tokens * (1 + max(0, asked.num_logprobs)) + size(choice.prompt_logprobs)
+    num_told = max(0, asked.num_logprobs, len(asked.logprob_token_ids))
+    return choice.num_tokens * (1 + num_told) + size(choice.prompt_logprobs)
 
 
 class Pace:

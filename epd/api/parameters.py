@@ -38,6 +38,8 @@ SIMPLE: JsonObject = {
     "presence_penalty": Penalty,
     "priority": Annotated[int, Meta(ge=-100, le=100)],
     "repetition_penalty": Annotated[float, Meta(gt=0, le=10)],
+    "return_token_ids": bool,
+    "return_tokens_as_token_ids": bool,
     "seed": Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)],
     "skip_special_tokens": bool,
     "stop": Stop | Stops,
@@ -67,8 +69,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "length_penalty": (1, 1.0),
     "modalities": (["text"],),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
@@ -79,9 +79,11 @@ CHAT_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
+}
+COMPLETION_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
+    "add_special_tokens": (True,),
     "include_reasoning": (True,),
 }
-COMPLETION_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {"add_special_tokens": (True,)}
 # Known elsewhere, and why not here.
 REFUSED = {
     "add_generation_prompt": "the prompt always ends where an answer begins",
@@ -93,24 +95,27 @@ REFUSED = {
     "echo": "an answer of a conversation stands alone",
     "function_call": "use tools and tool_choice",
     "functions": "use tools",
-    "length_penalty": "there is no beam search",
+    "include_reasoning": "a plain completion has its reasoning in its text",
+    "length_penalty": "there is no beam search; for several answers use n",
     "modalities": "this server makes text only",
     "prediction": "predicted output is not used",
     "reasoning_effort": "a plain completion has no chat template",
-    "return_token_ids": "ids are not told; tokenize the text",
-    "return_tokens_as_token_ids": "ids are not told; tokenize the text",
     "spaces_between_special_tokens": "tokens are joined as the tokenizer joins them",
     "suffix": "there is no insertion mode",
     "use_beam_search": "there is no beam search; for several answers use n",
     "web_search_options": "this server does not search",
 }
 _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logprobs"}
-_SHARED |= {"allowed_token_ids", "ec_transfer_params", "kv_transfer_params", "stop_token_ids"}
+_SHARED |= {"allowed_token_ids", "logprob_token_ids", "stop_token_ids"}
+_SHARED |= {"ec_transfer_params", "kv_transfer_params"}
 _SHARED |= {"stream_options", "structured_outputs", *SPELLINGS}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
-CHAT |= {"chat_template_kwargs", "reasoning_effort"}
+CHAT |= {"chat_template_kwargs", "include_reasoning", "reasoning_effort"}
 CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}
 COMPLETION = _SHARED | {"echo", "prompt"}
+# What other APIs hand on to chat, under its own name.  Their answers have no place for ids.
+PASSED = {*SIMPLE, "include_reasoning", "logit_bias", "model", "stop_token_ids"}
+PASSED -= {"return_token_ids", "return_tokens_as_token_ids"}
 
 
 def check_names(

@@ -102,6 +102,7 @@ class Preparer:
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
+        self.reasoning_parser = config.reasoning_parser
         self._proofs = GrammarProofs(directory, self.vocab_size, config.additional_properties)
         if self.takes_images:
             load_pillow()  # now, not in the first request
@@ -170,7 +171,7 @@ class Preparer:
             items.append(_item(video, *starts[:count]))
             starts = starts[count:]
         in_order = tuple(sorted(items, key=lambda item: item.offset))
-        return tuple(expanded), in_order, place_of(self._config.reasoning_parser, text)
+        return tuple(expanded), in_order, place_of(self.reasoning_parser, text)
 
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""

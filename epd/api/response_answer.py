@@ -77,7 +77,8 @@ class ResponseAnswer(PartsAnswer):
     def _usage(self, choice: Choice) -> JsonObject:
         """How many tokens were reasoning is told where there was none, and not counted else."""
         num_prompt_tokens = self._facts.num_prompt_tokens
-        reasoned = any(part.kind is Kind.REASONING for part in self._parts)
+        is_told = any(part.kind is Kind.REASONING for part in self._parts)
+        reasoned = is_told or choice.hides_reasoning
         return {
             "input_tokens": num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": choice.num_cached, "cache_write_tokens": 0},

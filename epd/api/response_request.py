@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from epd.api import parameters
 from epd.api.asked import Asked, ModelFacts
 from epd.api.errors import bad_request
-from epd.api.parameters import INERT, SIMPLE
 from epd.api.port import JsonObject
 from epd.api.shapes import JsonValue, Shape, read_shape
 from epd.api.tools import NAME
@@ -23,8 +23,7 @@ from epd.api.translation import Conversation, Parts, image_part, text_part
 from epd.config import Limits
 
 # Chat's, under their own names.
-PASSED = {*SIMPLE, *INERT, "model", "parallel_tool_calls", "logit_bias", "stop_token_ids"}
-PASSED |= {"chat_template_kwargs"}
+PASSED = {*parameters.PASSED, *parameters.INERT, "chat_template_kwargs", "parallel_tool_calls"}
 PASSED -= {"max_tokens", "verbosity"}
 REFUSED = {
     "background": "nothing is stored; stream the answer instead",
@@ -159,7 +158,7 @@ class Request(Shape):
 def read_response(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/responses.  Raises ApiError."""
     for name, reason in REFUSED.items():
-        if body.get(name) not in (None, False):
+        if body.get(name) not in (None, False, []):
             raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
     present = {k: v for k, v in body.items() if v is not None and k not in REFUSED}
     own = {name: value for name, value in present.items() if name not in PASSED}

@@ -22,6 +22,7 @@ from epd.api.parameters import (
     COMPLETION,
     COMPLETION_HARMLESS,
     INERT,
+    REFUSED,
     SIMPLE,
 )
 from epd.api.pixel_bounds import PIXELS
@@ -29,10 +30,23 @@ from epd.api.port import JsonObject
 from epd.api.structured import GUIDED, SPELLINGS
 from epd.api.template_flags import EFFORTS
 from epd.api.tools import MAX_TOOLS, NAME
-from epd.api.validation import MAX_ALLOWED, MAX_TOP_LOGPROBS
+from epd.api.validation import MAX_ALLOWED, MAX_NAMED, MAX_TOP_LOGPROBS
 from epd.api.video_field import SAMPLING
 from epd.config import Limits
 
+SHAPES = (
+    anthropic_request.Request,
+    response_request.Request,
+    tokenizing.TokenizeRequest,
+    tokenizing.DetokenizeRequest,
+)
+# What the top of some body may have, or has a reason not to.
+KNOWN = frozenset(
+    {*CHAT, *CHAT_HARMLESS, *COMPLETION, *COMPLETION_HARMLESS, *REFUSED}
+    | {*anthropic_request.PASSED, *anthropic_request.REFUSED}
+    | {*response_request.PASSED, *response_request.REFUSED}
+    | {name for shape in SHAPES for name in shape.__struct_fields__}
+)
 Schema = JsonObject
 Fields = Mapping[str, object]  # by name
 REF = "#/components/schemas/"
@@ -103,6 +117,7 @@ def _shared(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
         },
         "stop_token_ids": array(token_id, maxItems=MAX_STOPS),
         "allowed_token_ids": array(token_id, maxItems=MAX_ALLOWED),
+        "logprob_token_ids": array(token_id, minItems=1, maxItems=MAX_NAMED),
         "ec_transfer_params": OBJECT,
         "kv_transfer_params": OBJECT,
         "prompt_logprobs": LOGPROBS,
@@ -138,6 +153,7 @@ def _chat(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
         "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, named, some]},
         "parallel_tool_calls": BOOLEAN,
         "chat_template_kwargs": OBJECT,
+        "include_reasoning": BOOLEAN,
         "reasoning_effort": {"enum": [*EFFORTS]},
         "response_format": {
             "anyOf": [
@@ -314,17 +330,19 @@ def _answers() -> dict[str, Schema]:
         "status": {"enum": ["completed", "incomplete"]},
         "output": array(OBJECT),
     }
+    ends = ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     message = {
         "type": {"const": "message"},
         "role": {"const": "assistant"},
         "content": array(OBJECT),
-        "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        "stop_reason": {"enum": ends},
     }
+    prompt = {"prompt_token_ids?": array(COUNT)}  # of all choices of chat, of each of completions
     return {
         "Error": record({"error": error}),
         "MessageError": record(told),
-        "ChatCompletion": _completed("chat.completion", {"message": OBJECT}),
-        "Completion": _completed("text_completion", {"text": STRING}),
+        "ChatCompletion": _completed("chat.completion", {"message": OBJECT}, prompt),
+        "Completion": _completed("text_completion", {"text": STRING, **prompt}),
         "Response": record(common | response, closed=False),
         "Message": record(common | message, closed=False),
         "Model": record(model),
@@ -332,14 +350,22 @@ def _answers() -> dict[str, Schema]:
     }
 
 
-def _completed(kind: str, said: Fields) -> Schema:
+def _completed(kind: str, said: Fields, more: Fields | None = None) -> Schema:
     usage = {
         "prompt_tokens": COUNT,
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
         "prompt_tokens_details": record({"cached_tokens": COUNT}),
     }
-    choice = {"index": COUNT, "finish_reason": STRING, "logprobs": ANYTHING, **said}
+    choice = {
+        "index": COUNT,
+        "finish_reason": STRING,
+        "logprobs": ANYTHING,
+        "stop_reason": {"anyOf": [STRING, COUNT, {"type": "null"}]},
+        "matched_stop": {"anyOf": [STRING, COUNT, {"type": "null"}]},
+        "token_ids?": array(COUNT),
+        **said,
+    }
     answer = {
         "id": STRING,
         "object": {"const": kind},
@@ -347,5 +373,6 @@ def _completed(kind: str, said: Fields) -> Schema:
         "model": STRING,
         "choices": array(record(choice, closed=False), minItems=1),
         "usage": record(usage, closed=False),
+        **(more or {}),
     }
     return record(answer, closed=False)

@@ -33,6 +33,7 @@ from epd.config import Limits
 
 MAX_TOP_LOGPROBS = 20
 MAX_ALLOWED = 1024  # token ids
+MAX_NAMED = 128  # likewise, whose log-probabilities are asked for
 
 
 def read_chat(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
@@ -44,6 +45,8 @@ def read_chat(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
         present.get("messages"), read_request_sampling(present), read_bounds(present, limits)
     )
     asked.num_logprobs = _chat_logprobs(present)
+    asked.logprob_token_ids = _logprob_token_ids(present, asked, model)
+    asked.include_reasoning = _include_reasoning(present, asked, model)
     asked.tool_use = read_tools(present)
     asked.template_flags = read_flags(present)
     if asked.tool_use is not None:
@@ -82,6 +85,7 @@ def read_completion(body: JsonObject, model: ModelFacts, limits: Limits) -> Aske
     logprobs = present.get("logprobs")
     if logprobs is not None:
         asked.num_logprobs = fields.integer(logprobs, "logprobs", 0, MAX_TOP_LOGPROBS)
+    asked.logprob_token_ids = _logprob_token_ids(present, asked, model)
     return asked
 
 
@@ -198,6 +202,34 @@ def _chat_logprobs(present: Mapping[str, object]) -> int:
     if num_top and not wanted:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     return num_top if wanted else -1
+
+
+def _logprob_token_ids(
+    present: Mapping[str, object], asked: Asked, model: ModelFacts
+) -> tuple[int, ...]:
+    """Each once."""
+    name = "logprob_token_ids"
+    if name not in present:
+        return ()
+    ids = fields.token_ids(present[name], name, model.vocab_size, MAX_NAMED)
+    if not ids:
+        raise bad_request(f"{name} must not be an empty list; leave it out", name)
+    if asked.num_logprobs < 0:
+        raise bad_request(f"send logprobs when using {name}", name)
+    if asked.no_tokens:
+        raise bad_request(f"{name} has no effect: no output tokens are generated", name)
+    return tuple(dict.fromkeys(ids))
+
+
+def _include_reasoning(present: Mapping[str, object], asked: Asked, model: ModelFacts) -> bool:
+    name = "include_reasoning"
+    included = fields.boolean(present.get(name, True), name)
+    if not included and not model.reasoning_parser:
+        message = f"{name} false needs a server that tells reasoning apart: --reasoning-parser"
+        raise bad_request(message, name, "unsupported_parameter")
+    if not included and asked.num_logprobs >= 0:
+        raise bad_request(f"{name} false is without logprobs, which show its tokens", name)
+    return included
 
 
 def _prompt_logprobs(present: Mapping[str, object], *, stream: bool) -> int:

@@ -25,7 +25,7 @@ from epd.engine.base import StepFailure
 from epd.engine.copies import to_device, to_host
 from epd.engine.logit_rules import NOTHING_LEFT, LogitRules, SampleRequest
 from epd.engine.token_draw import draw, filtered, likeliest
-from epd.messages import TokenLogprobs
+from epd.messages import SamplingParams, TokenLogprobs
 
 GREEDY_BELOW = 1e-5  # temperature under which sampling is greedy
 NOT_FINITE, NONE_LEFT = -1, -2  # in place of a token
@@ -58,11 +58,8 @@ class Draft:
         rules = LogitRules(requests, logits.shape[-1])
         self._faults = rules.faults
         drawn = [row for row, r in enumerate(requests) if r.params.temperature >= GREEDY_BELOW]
-        asked = {
-            row: r.params.num_logprobs
-            for row, r in enumerate(requests)
-            if r.params.num_logprobs >= 0
-        }
+        asked = {row: r.params for row, r in enumerate(requests) if r.params.num_logprobs >= 0}
+        self._faults |= _unknown_tokens(asked, logits.shape[-1])
         self.tokens, is_finite = likeliest(logits)
         if rules or drawn or asked:
             logits = logits.float()
@@ -125,20 +122,36 @@ def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch
     return draw(logits, rows, to_device(numbers, torch.float64, logits.device))
 
 
+def _unknown_tokens(asked: Mapping[int, SamplingParams], vocabulary: int) -> dict[int, str]:
+    """Faults of rows that ask about tokens which there are not."""
+    largest = {row: max(params.logprob_token_ids, default=0) for row, params in asked.items()}
+    return {
+        row: f"logprob_token_ids names token {token}; the vocabulary has {vocabulary}"
+        for row, token in largest.items()
+        if token >= vocabulary
+    }
+
+
 class _Logprobs:
     """Of rows whose tokens the device chooses: on their way, a few numbers for each."""
 
     def __init__(
-        self, logits: torch.Tensor, tokens: torch.Tensor, asked: Mapping[int, int]
+        self, logits: torch.Tensor, tokens: torch.Tensor, asked: Mapping[int, SamplingParams]
     ) -> None:
-        """`asked`: how many of the likeliest, by row."""
+        """`asked`: how many of the likeliest, or of which tokens, by row."""
         self._asked = asked
         index = to_device(list(asked), torch.int64, logits.device)
         logprobs = logits[index].log_softmax(dim=-1)
         self._chosen = to_host(logprobs.gather(1, tokens[index, None])[:, 0])
-        count = min(max(asked.values()), logits.shape[-1])
+        size = logits.shape[-1]
+        count = min(max(params.num_logprobs for params in asked.values()), size)
         values, ids = logprobs.topk(count, dim=-1)
         self._values, self._ids = to_host(values), to_host(ids)
+        self._named: torch.Tensor | None = None
+        if width := max(len(params.logprob_token_ids) for params in asked.values()):
+            padded = [(*p.logprob_token_ids, *[0] * width)[:width] for p in asked.values()]
+            places = to_device(padded, torch.int64, logits.device).clamp(max=size - 1)
+            self._named = to_host(logprobs.gather(1, places))
 
     def finish(self) -> Callable[[int], tuple[float, Top]]:
         """What a row is told; nothing, if it did not ask."""
@@ -148,8 +161,11 @@ class _Logprobs:
         def told(row: int) -> tuple[float, Top]:
             if row not in place:
                 return 0.0, ()
-            at, count = place[row], self._asked[row]
-            ids, values = self._ids[at, :count].tolist(), self._values[at, :count].tolist()
-            return chosen[at], tuple(zip(ids, values, strict=True))
+            at, params = place[row], self._asked[row]
+            if (ids := params.logprob_token_ids) and self._named is not None:
+                return chosen[at], tuple(zip(ids, self._named[at].tolist(), strict=False))
+            found = slice(0, params.num_logprobs)
+            likeliest, values = self._ids[at, found].tolist(), self._values[at, found].tolist()
+            return chosen[at], tuple(zip(likeliest, values, strict=True))
 
         return told

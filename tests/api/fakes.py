@@ -169,6 +169,7 @@ class FakePreparer:
     takes_images = True
     defaults: dict[str, Any] = {}  # noqa: RUF012
     reasoning = Place.BEHIND
+    reasoning_parser = "qwen3"
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []

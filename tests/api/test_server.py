@@ -355,7 +355,8 @@ async def test_a_fault_of_ours_is_a_500_and_the_server_lives(caplog: pytest.LogC
 async def test_models():
     async with client_of() as (client, _, _):
         assert [model.id async for model in client.models.list()] == ["tiny"]
-        assert (await client.models.retrieve("tiny")).max_model_len == 200
+        model = await client.models.retrieve("tiny")
+        assert (model.max_model_len, model.root) == (200, "tiny")
 
 
 async def test_transfer_params_are_shown_when_asked_for():

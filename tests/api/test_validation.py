@@ -67,12 +67,12 @@ def test_every_parameter_reaches_the_sampler():
         temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=9,
         frequency_penalty=1, presence_penalty=-1, repetition_penalty=1.5, logit_bias={"7": -100},
         logprobs=True, top_logprobs=2, prompt_logprobs=4, ignore_eos=True,
-        allowed_token_ids=[6, 7],
+        allowed_token_ids=[6, 7], logprob_token_ids=[9.0, 8, 9],
     )  # fmt: skip
     sampling = asked.sampling(1, asked.seed, 5, MODEL, "g", ((8,),))
     assert msgspec.structs.astuple(sampling) == (
         5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 4, 2, (6, 7), ((8,),), "g",
-        -3, 16,
+        -3, 16, (9, 8),
     )  # fmt: skip
 
 
@@ -172,6 +172,12 @@ def test_what_has_no_effect_is_accepted_and_its_type_is_looked_at(name: str):
     for read in (chat, completion):
         assert read(**{name: INERT_VALUES[name]}) == read()
         assert refusal(read, **{name: 3}).param == name
+
+
+def test_beam_search_points_to_n():
+    for read in (chat, completion):
+        for name, value in (("use_beam_search", True), ("length_penalty", 2.0)):
+            assert refusal(read, **{name: value}).message.endswith("for several answers use n")
 
 
 def test_one_is_not_true():

@@ -1,4 +1,4 @@
-"""Responses and Messages by their official clients, against real processes."""
+"""Responses, Messages and what other servers tell besides, against real processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import openai
 import pytest
 
 from epd.cli.model_check import BUNDLED_NAME
-from epd.tiny import SAMPLES
+from epd.tiny import CHECKPOINT, SAMPLES
 from epd_lab.tiny.samples import read_index
-from tests.e2e.client import data_url
+from tests.e2e.client import data_url, image_part
 from tests.e2e.server import Server
+from tests.engine.reference import tokenizer
 
 pytestmark = pytest.mark.timeout(300)
 MODEL: Any = {"model": BUNDLED_NAME}
@@ -117,3 +118,36 @@ def test_what_the_prefix_cache_held_is_told(client: openai.OpenAI) -> None:
     told.append(last.usage.prompt_tokens_details.cached_tokens)
     assert told[0] == 0
     assert told[1] == told[2] and told[1] > usage.prompt_tokens - 40
+
+
+def test_ids_and_log_probabilities_by_id(client: openai.OpenAI) -> None:
+    """Ids are those that the tokenizer knows; what is told of a token does not depend on why."""
+    image, question, answer = sample()
+    content = [image_part(data_url(image)), {"type": "text", "text": question}]
+    said = {"messages": [{"role": "user", "content": content}]}
+    ask: Any = {**MODEL, **said, "temperature": 0, "logprobs": True}
+    told: Any = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    reply = client.chat.completions.create(**ask, top_logprobs=5, extra_body=told).model_dump()
+    ids = reply["choices"][0]["token_ids"]
+    assert tokenizer(CHECKPOINT).decode(ids) == answer
+    assert len(reply["prompt_token_ids"]) == reply["usage"]["prompt_tokens"]
+    assert reply["choices"][0]["matched_stop"] == ids[-1] == 258
+    assert reply["choices"][0]["stop_reason"] is None
+    likeliest = tops_of(reply)
+    named = sorted(set().union(*likeliest))
+    assert len(named) <= 128
+    by_id = client.chat.completions.create(**ask, extra_body={**told, "logprob_token_ids": named})
+    for token, expected, found in zip(ids, likeliest, tops_of(by_id.model_dump()), strict=True):
+        assert set(found) == {*named, token}
+        assert {i: found[i] for i in expected} == pytest.approx(expected, abs=1e-5)
+
+
+def tops_of(reply: dict[str, Any]) -> list[dict[int, float]]:
+    """Of each place the log-probabilities that are told, by id."""
+    return [
+        {
+            int(top["token"].removeprefix("token_id:")): top["logprob"]
+            for top in place["top_logprobs"]
+        }
+        for place in reply["choices"][0]["logprobs"]["content"]
+    ]

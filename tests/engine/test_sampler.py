@@ -173,6 +173,30 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert len(one(LOGITS, request(num_logprobs=50)).top) == len(LOGITS)
 
 
+def test_logprobs_by_id_are_those_of_the_whole_softmax() -> None:
+    """Beside rows that ask for the likeliest, or for nothing; by rules and drawn, as any."""
+    logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(3)) * 4
+    expected = logits.double().log_softmax(-1)
+    wishes = [
+        request(num_logprobs=0, logprob_token_ids=(7,)),
+        request(num_logprobs=2),
+        request(num_logprobs=5, logprob_token_ids=(49, 0, 7)),
+        request(),
+        request(num_logprobs=0, logprob_token_ids=tuple(range(50)), temperature=1.0),
+        request(num_logprobs=0),
+        request(num_logprobs=1, logprob_token_ids=(3, 4), allowed_token_ids=(8,)),
+    ]
+    for row, outcome in enumerate(sample(logits, wishes)):
+        assert isinstance(outcome, TokenLogprobs)
+        params = wishes[row].params
+        likeliest = expected[row].topk(max(params.num_logprobs, 0)).indices.tolist()
+        ids = list(params.logprob_token_ids) or likeliest
+        assert [token for token, _ in outcome.top] == ids
+        assert [value for _, value in outcome.top] == pytest.approx(expected[row, ids].tolist())
+        if params.num_logprobs >= 0:
+            assert outcome.logprob == pytest.approx(float(expected[row, outcome.token_id]))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     logits = LOGITS.repeat(3, 1)
@@ -182,10 +206,14 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     assert [type(outcomes[i]) for i in (0, 2)] == [TokenLogprobs] * 2
 
 
-def test_a_bias_outside_the_vocabulary_fails_alone() -> None:
+def test_what_names_tokens_outside_the_vocabulary_fails_alone() -> None:
     outcomes = sample(LOGITS.repeat(2, 1), [request(logit_bias=((6, 1.0),)), request()])
     assert isinstance(outcomes[0], StepFailure) and "token 6" in outcomes[0].reason
     assert isinstance(outcomes[1], TokenLogprobs)
+    wishes = [request(num_logprobs=0, logprob_token_ids=ids) for ids in ((1, 6), (5,))]
+    outcomes = sample(LOGITS.repeat(2, 1), wishes)
+    assert isinstance(outcomes[0], StepFailure) and "token 6" in outcomes[0].reason
+    assert isinstance(outcomes[1], TokenLogprobs) and [t for t, _ in outcomes[1].top] == [5]
 
 
 # --- reproducibility ------------------------------------------------------------------------------

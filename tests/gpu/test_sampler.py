@@ -21,6 +21,7 @@ WISHES = (
     {"temperature": 0.9, "min_p": 0.05, "num_logprobs": 5},
     {"temperature": 0.8, "top_k": 1000, "num_logprobs": 0},
     {"temperature": 1.0, "repetition_penalty": 1.3, "num_logprobs": 2},
+    {"temperature": 0.9, "num_logprobs": 1, "logprob_token_ids": (VOCABULARY - 1, 0, 7)},
 )
 
 
