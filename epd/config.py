@@ -61,6 +61,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_open_share_per_key: Annotated[Share, about("of max_open_requests, for one API key, where there are several")] = 0.5
     max_choices: Annotated[Count, about("answers to one request (n)")] = 16
     max_hedged_share: Annotated[ShareOrNone, about("of all images, those that a second encoder is asked for because their rows are late; and a burst of 5; 0: none")] = 0.05
+    unknown_parameters: Annotated[Literal["refuse", "warn"], about("names at the top of a body that no API here has: refused, or left out and listed in the header x-epd-ignored-parameters", "--unknown-parameters", "limits", "HOW")] = "refuse"
     fetch_timeout_s: Annotated[Seconds, about("of an image or video by its URL")] = 10.0
     allow_private_networks: Annotated[bool, about("URLs may lead to loopback, link-local and private addresses")] = False
     allowed_media_domains: Annotated[Texts, about("URLs of images and videos may name these hosts only; none: any that is public", "--allowed-media-domains", "access", "HOST")] = ()

@@ -16,6 +16,7 @@ import hmac
 import ipaddress
 import ssl
 
+from epd.api import unknown
 from epd.api.errors import ApiError
 from epd.api.exchange import Exchange, Headers
 from epd.api.identity import credential
@@ -25,7 +26,7 @@ PAGES = ("/", "/docs", "/openapi.json", "/ui")
 OPEN = (*PAGES, "/encode/health", "/health", "/metrics", "/ping", "/ready", "/version")
 CHALLENGE = (b"www-authenticate", b"Bearer")
 PREFLIGHT_S = 600
-_SHOWN = b"retry-after, traceresponse, x-request-id"
+_SHOWN = b"retry-after, traceresponse, x-request-id, " + unknown.HEADER
 
 
 class Access:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
@@ -31,6 +31,7 @@ from epd.api.data_url import DataUrl
 from epd.api.errors import ApiError, bad_request
 from epd.api.port import JsonObject, Metric
 from epd.api.turns import Turns
+from epd.api.unknown import Unknown
 from epd.config import Limits
 
 T = TypeVar("T")
@@ -48,16 +49,18 @@ _MEDIA_FIELDS = ("url", "video", "image_url", "video_url")
 class Intake:
     """What all bodies of one gateway share."""
 
-    def __init__(self, limits: Limits, max_context: int) -> None:
+    def __init__(self, limits: Limits, max_context: int, unknown: Unknown | None = None) -> None:
         self.limits = limits
+        self.unknown = unknown or Unknown()
         self.max_context = max_context
         self.nbytes = 0  # of bodies that arrive, or whose requests are open
         self.threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-read")
         self.turns = Turns()
 
-    def sample(self) -> Metric:
+    def samples(self) -> Iterator[Metric]:
         """For /metrics."""
-        return Metric("epd_open_body_bytes", self.nbytes, help="bodies of requests that are open")
+        yield Metric("epd_open_body_bytes", self.nbytes, help="bodies of requests that are open")
+        yield self.unknown.sample()
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -78,6 +81,7 @@ class Body:
         self._found: dict[str, DataUrl] = {}
         self._nonce = secrets.token_hex(16)
         self._place = intake.turns.place()
+        self.left_out: list[str] = []  # names that no API has, where these are ignored
         self._check_length(announced_nbytes)
 
     # --- arriving ---------------------------------------------------------------------------------
@@ -201,6 +205,7 @@ class Body:
         value = parse_object(text)
         if self._found:
             self._put_back(value)
+        self.left_out = self._intake.unknown.leave_out(value)
         return value
 
     def _count(self, text: bytes) -> None:

@@ -26,6 +26,7 @@ from typing import ParamSpec, Required, TypedDict, TypeVar
 
 import msgspec
 
+from epd.api import unknown
 from epd.api.body import Body, Intake
 from epd.api.errors import RETRY_AFTER_S, ApiError, bad_request, failure_event, openai_body
 from epd.api.port import JsonObject
@@ -168,7 +169,10 @@ class Exchange:
         except TimeoutError as error:
             message = f"the request body did not arrive within {timeout_s:g} s"
             raise ApiError(408, message, code="request_timeout") from error
-        return await self.body.parse()
+        value = await self.body.parse()
+        if names := self.body.left_out:
+            self.more_headers.append((unknown.HEADER, intake.unknown.told(names)))
+        return value
 
     def close(self) -> None:
         """The request has ended, however it did."""

@@ -225,6 +225,10 @@ OPERATIONS = (
 
 def document(model: ModelFacts, limits: Limits) -> JsonObject:
     """The whole of it, of a server with this model."""
+    schemas = components(model, limits)
+    if limits.unknown_parameters == "warn":
+        for body in {operation.body for operation in OPERATIONS if operation.body}:
+            schemas[body].pop("additionalProperties")
     paths: dict[str, JsonObject] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation, model)
@@ -237,7 +241,7 @@ def document(model: ModelFacts, limits: Limits) -> JsonObject:
         },
         "paths": paths,
         "components": {
-            "schemas": components(model, limits),
+            "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }

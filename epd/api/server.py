@@ -32,9 +32,11 @@ from epd.api.metrics import CONTENT_TYPE, exposition
 from epd.api.openapi import document
 from epd.api.port import Frontend, JsonObject, TimeLimits
 from epd.api.prepare import Preparer
+from epd.api.schemas import KNOWN
 from epd.api.telemetry import Telemetry
 from epd.api.tokenizing import Tokenizing
 from epd.api.tracing import Tracer
+from epd.api.unknown import Unknown
 from epd.api.validation import unknown_model
 from epd.config import ConfigError, GatewayConfig
 
@@ -198,7 +200,8 @@ class ApiServer:
     def _make_routes(self, preparer: Preparer) -> dict[str, dict[str, Handler]]:
         limits = self._config.limits
         time_limits = TimeLimits.of(self._config.timing)
-        self._intake = Intake(limits, preparer.max_context)
+        unknown = Unknown(KNOWN, left_out=limits.unknown_parameters == "warn")
+        self._intake = Intake(limits, preparer.max_context, unknown)
         completions = Completions(
             self._frontend,
             preparer,
@@ -290,7 +293,7 @@ class ApiServer:
         assert self._intake is not None
         assert self._preparer is not None
         samples = [*self._frontend.metrics(), *self._telemetry.samples(), *self._tracer.samples()]
-        samples += [self._intake.sample(), *self._preparer.samples()]
+        samples += [*self._intake.samples(), *self._preparer.samples()]
         await exchange.respond(200, exposition(samples), CONTENT_TYPE)
 
     async def _profile(self, exchange: Exchange, *, starts: bool) -> None:
