@@ -102,7 +102,7 @@ class Preparer:
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
-        self.reasoning_parser = config.reasoning_parser
+        self.reasoning_parser: str = config.reasoning_parser
         self._proofs = GrammarProofs(directory, self.vocab_size, config.additional_properties)
         if self.takes_images:
             load_pillow()  # now, not in the first request

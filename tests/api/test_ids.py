@@ -70,7 +70,7 @@ def told(body: dict[str, Any], updates: Sequence[GenerationUpdate]) -> tuple[Any
 WORDS = st.sampled_from(["a", "b", "\n", "END", "<think>", "</think>", CALL, CALL[:20], "é", "{"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(WORDS, min_size=1, max_size=6),
     st.lists(st.integers(0, 999), max_size=8),

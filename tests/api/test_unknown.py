@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epd.api.openapi import OPERATIONS, document
@@ -57,6 +57,7 @@ def test_what_is_refused_is_known() -> None:
     assert properties | set(REFUSED) <= KNOWN
 
 
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=2 * MAX_CHARS), max_size=2 * MAX_NAMES, unique=True))
 def test_no_name_leaves_its_place_in_the_header(names: list[str]) -> None:
     unknown = Unknown({"messages"}, left_out=True)
