@@ -74,9 +74,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
 }
 # Likewise, of one kind of request: the defaults of flags.
 CHAT_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "include_reasoning": (True,),
@@ -84,11 +82,11 @@ CHAT_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
 COMPLETION_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {"add_special_tokens": (True,)}
 # Known elsewhere, and why not here.
 REFUSED = {
-    "add_generation_prompt": "the prompt always ends where an answer begins",
+    "add_generation_prompt": "a plain completion has no chat template",
     "add_special_tokens": "they are added to plain prompts, and chat templates write their own",
     "audio": "this server makes text only",
     "best_of": "use n and choose yourself",
-    "continue_final_message": "the prompt always ends where an answer begins",
+    "continue_final_message": "a plain completion continues its prompt",
     "documents": "put them into messages",
     "echo": "an answer of a conversation stands alone",
     "function_call": "use tools and tool_choice",
@@ -108,7 +106,8 @@ _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logp
 _SHARED |= {"allowed_token_ids", "ec_transfer_params", "kv_transfer_params", "stop_token_ids"}
 _SHARED |= {"stream_options", "structured_outputs", *SPELLINGS}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
-CHAT |= {"chat_template_kwargs", "reasoning_effort"}
+CHAT |= {"add_generation_prompt", "chat_template_kwargs", "continue_final_message"}
+CHAT |= {"reasoning_effort"}
 CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}
 COMPLETION = _SHARED | {"echo", "prompt"}
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from epd.api.chat import ChatRenderer
 from epd.api.chat_message import ChatMessage, MessagePart
+from epd.api.continued import begun
 from epd.api.data_url import Bound, data_nbytes, image_bound, is_data_url, video_bound
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
@@ -170,7 +171,8 @@ class Preparer:
             items.append(_item(video, *starts[:count]))
             starts = starts[count:]
         in_order = tuple(sorted(items, key=lambda item: item.offset))
-        return tuple(expanded), in_order, place_of(self._config.reasoning_parser, text)
+        said = begun(messages) if flags.is_continued else ""
+        return tuple(expanded), in_order, place_of(self._config.reasoning_parser, text, said)
 
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""
