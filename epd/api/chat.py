@@ -18,7 +18,13 @@ from epd.api.errors import ApiError, bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tokenizer import load_tokenizer, special_tokens
 from epd.api.tools import Tool
-from epd.engine.checkpoint import ModelError, read_config, read_optional, read_text
+from epd.engine.checkpoint import (
+    ModelError,
+    read_config,
+    read_eos_token_ids,
+    read_optional,
+    read_text,
+)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _TOKENS = (*_IMAGE_TOKENS, "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -36,20 +42,41 @@ class ChatRenderer:
         self.config = read_config(directory)
         settings = read_optional(directory / "tokenizer_config.json")
         self.tokenizer = load_tokenizer(directory, settings)
-        named = (self.config.get(name) for name in _IMAGE_TOKENS)
-        self.image_token_id: int | None = next((i for i in named if i is not None), None)
+        ids = (self.config.get(name) for name in _IMAGE_TOKENS)
+        self.image_token_id: int | None = next((i for i in ids if i is not None), None)
         self.video_token_id: int | None = self.config.get("video_token_id")
         self._video_token = self._token("video_token_id")
         self._vision_start = self._token("vision_start_token_id")
         self._vision_end = self._token("vision_end_token_id")
         source = read_text(Path(template)) if template else find_template(directory, settings)
+        named = special_tokens(directory, settings)
         try:
-            self._template = (
-                ChatTemplate(source, special_tokens(directory, settings)) if source else None
-            )
+            self._template = ChatTemplate(source, named) if source else None
         except TemplateFault as fault:
             raise ModelError(f"the chat template of {template or directory} {fault}") from fault
         self._check_tokens(directory)
+        self.end_token_ids = self._ends(directory, named.get("eos_token", ""))
+
+    def _ends(self, directory: Path, own: str) -> tuple[int, ...]:
+        """The tokens that end an answer, from every source: the files, the tokenizer's end `own`,
+        and what the template writes behind an answer.  Files of a fine-tune may disagree (F75).
+
+        Another token than a special one is an end only if the template writes nothing behind it: it
+        may be a mark inside of answers.  Raises ModelError.
+        """
+        ends = [*read_eos_token_ids(directory)]
+        if (token_id := self.tokenizer.token_to_id(own)) is not None:
+            ends.append(token_id)
+        behind = self._template.behind_answer() if self._template is not None else ""
+        added = self.tokenizer.get_added_tokens_decoder()
+        found = [t.content for t in added.values() if t.content and behind.startswith(t.content)]
+        mark = max(found, key=len, default="")
+        for token_id, token in added.items():
+            if token.content == mark and (token.special or behind.strip() == mark.strip()):
+                ends.append(token_id)
+        text = self.config.get("text_config") or self.config
+        size = text.get("vocab_size", self.tokenizer.get_vocab_size())
+        return tuple(dict.fromkeys(i for i in ends if i < size))
 
     def _check_tokens(self, directory: Path) -> None:
         """Raises ModelError when tokenizer or template mean other tokens than config.json: no

@@ -73,6 +73,16 @@ class ChatTemplate:
             raise bad_request(said, "messages") from error
         return cut(text, ahead) if flags.is_continued else text
 
+    def behind_answer(self) -> str:
+        """What stands directly behind an assistant's answer; empty where that is not shown."""
+        talk: list[ChatMessage] = [{"role": "user", "content": "?"}]
+        talk.append({"role": "assistant", "content": _PROBE})
+        adapted = [self._adapt(message, i) for i, message in enumerate(talk)]
+        try:
+            return self._render(adapted, is_answered=False).partition(_PROBE)[2]
+        except Exception:  # a template that wants it otherwise; says nothing about requests
+            return ""
+
     def _render(
         self,
         messages: Sequence[Mapping[str, object]],

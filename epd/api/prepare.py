@@ -30,7 +30,6 @@ from epd.api.structured import Constraint
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import Tool, ToolUse
 from epd.config import GatewayConfig
-from epd.engine.checkpoint import read_eos_token_ids
 from epd.engine.image_opening import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
@@ -106,7 +105,7 @@ class Preparer:
         self._proofs = GrammarProofs(directory, self.vocab_size, config.additional_properties)
         if self.takes_images:
             load_pillow()  # now, not in the first request
-        self.eos_token_ids = read_eos_token_ids(directory)
+        self.eos_token_ids = self._renderer.end_token_ids
         self.defaults: Mapping[str, object] = sampling_defaults(directory)
 
     async def close(self) -> None:
