@@ -15,6 +15,7 @@ from pathlib import Path
 from epd.api.chat_message import ChatMessage
 from epd.api.chat_template import ChatTemplate, TemplateFault, find_template
 from epd.api.errors import ApiError, bad_request
+from epd.api.escaping import Escaper
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tokenizer import load_tokenizer, special_tokens
 from epd.api.tools import Tool
@@ -36,8 +37,9 @@ _IMAGE: Sequence[ChatMessage] = [
 class ChatRenderer:
     """Template and tokenizer of one model directory.  Raises ModelError when made."""
 
-    def __init__(self, model_dir: Path | str, template: str = "") -> None:
-        """`template`: a file that is used instead of the model's own."""
+    def __init__(self, model_dir: Path | str, template: str = "", *, escapes: bool = False) -> None:
+        """`template`: a file that is used instead of the model's own.  `escapes`: text of special
+        tokens in messages becomes ordinary tokens."""
         directory = Path(model_dir)
         self.config = read_config(directory)
         settings = read_optional(directory / "tokenizer_config.json")
@@ -54,8 +56,13 @@ class ChatRenderer:
             self._template = ChatTemplate(source, named) if source else None
         except TemplateFault as fault:
             raise ModelError(f"the chat template of {template or directory} {fault}") from fault
+        self._escaper: Escaper | None = None
         self._check_tokens(directory)
         self.end_token_ids = self._ends(directory, named.get("eos_token", ""))
+        marks = {token_id for name in _TOKENS if (token_id := self.config.get(name)) is not None}
+        marks.update(self.end_token_ids)
+        if escapes:
+            self._escaper = Escaper(self.tokenizer, source or "", marks)
 
     def _ends(self, directory: Path, own: str) -> tuple[int, ...]:
         """The tokens that end an answer, from every source: the files, the tokenizer's end `own`,
@@ -123,6 +130,8 @@ class ChatRenderer:
                 "to its directory",
                 "messages",
             )
+        if self._escaper is not None:
+            return self._escaper.render(self._template.render, messages, tools, flags)
         return self._template.render(messages, tools, flags)
 
     def encode(
@@ -133,20 +142,20 @@ class ChatRenderer:
         max_tokens: int | None = None,
         param: str = "messages",
     ) -> list[int]:
-        """Token ids; text that spells a special token becomes it, as in transformers.
+        """Token ids; text that spells a special token becomes it, as in transformers, unless
+        `render` has escaped it.
 
         Raises ApiError 400 naming `param`, before a list is made of more ids than `max_tokens`.
         """
+        tokenizer = self._escaper.tokenizer if self._escaper is not None else self.tokenizer
         # A batch, because other threads may run meanwhile; `encode` lets none.
-        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        if max_tokens is not None and len(batch[0]) > max_tokens:
-            raise bad_request(
-                f"the context holds {max_tokens} tokens, and this text needs {len(batch[0])}; "
-                "shorten it",
-                param,
-                "context_length_exceeded",
-            )
-        return list(batch[0].ids)
+        batch = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        _check_length(len(batch[0]), max_tokens, param)
+        if self._escaper is None:
+            return list(batch[0].ids)
+        ids = self._escaper.spell(batch[0].ids)
+        _check_length(len(ids), max_tokens, param)
+        return ids
 
     def spread(self, text: str, times: Sequence[Sequence[float]]) -> str:
         """The prompt's text with one placeholder per frame of each video, behind its time.
@@ -202,3 +211,13 @@ class ChatRenderer:
                 f"text must not contain the model's {kind} placeholder",
                 param,
             )
+
+
+def _check_length(num_tokens: int, max_tokens: int | None, param: str) -> None:
+    """Raises ApiError 400."""
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise bad_request(
+            f"the context holds {max_tokens} tokens, and this text needs {num_tokens}; shorten it",
+            param,
+            "context_length_exceeded",
+        )

@@ -88,7 +88,9 @@ class Preparer:
     def __init__(self, config: GatewayConfig) -> None:
         directory = Path(config.model_dir)
         self._config = config
-        self._renderer = ChatRenderer(directory, config.chat_template)
+        self._renderer = ChatRenderer(
+            directory, config.chat_template, escapes=config.special_tokens_in_content == "escape"
+        )
         self._measurer = Measurer(directory, self._renderer.config, config.limits)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
