@@ -206,6 +206,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_aliases: Annotated[Texts, about("other names that requests may give (--served-model-name)")] = ()
     chat_template: Annotated[str, about("jinja template; empty: the model's own", "--chat-template", "model", "FILE")] = ""
     reasoning_parser: Annotated[Literal["", "qwen3"], about("qwen3: what stands between <think> and </think> is told apart from the answer; empty: it is text", "--reasoning-parser", "model", "NAME")] = ""
+    special_tokens_in_content: Annotated[Literal["keep", "escape"], about("text of special tokens in what a chat request says: keep, it becomes these tokens, as in transformers; escape, it becomes ordinary tokens, so that no text ends a message or begins another", "--special-tokens-in-content", "model", "HOW")] = "keep"
     additional_properties: Annotated[Literal["closed", "letter"], about("of objects whose schema lists properties and is silent about others: closed, there are none, as in OpenAI's strict mode; letter: any, as the standard reads", "--additional-properties", "model", "HOW")] = "closed"
     host: Annotated[str, about("HTTP address", "--host", "where", "ADDRESS")] = "127.0.0.1"
     port: Annotated[PortOrAny, about("HTTP port; it also names the cluster among those of this host", "--port", "where")] = 8000

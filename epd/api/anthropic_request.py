@@ -16,6 +16,7 @@ from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
 from epd.api.port import JsonObject
 from epd.api.shapes import JsonValue, Shape, read_shape
+from epd.api.template_flags import CONTINUED
 from epd.api.tools import NAME
 from epd.api.translation import Conversation, Parts, as_json, image_part, text_part
 from epd.config import Limits
@@ -200,9 +201,9 @@ def _read(request: Prompt, chat: JsonObject, model: ModelFacts, limits: Limits) 
             _assistant(talk, message, path)
         else:
             talk.say("system", _content(message.content, f"{path}.content"), path)
-    if isinstance(request.messages[-1], AssistantMessage):
-        ends = f"{path} is an answer, and this server begins new ones; end with a user message"
-        raise bad_request(ends, path)
+    if isinstance(request.messages[-1], AssistantMessage):  # it goes on
+        chat[CONTINUED] = True
+        talk.names.paths[CONTINUED] = path
     if request.tools:
         talk.names.paths |= _tool_names(len(request.tools))
         chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]

@@ -15,10 +15,17 @@ from pathlib import Path
 from epd.api.chat_message import ChatMessage
 from epd.api.chat_template import ChatTemplate, TemplateFault, find_template
 from epd.api.errors import ApiError, bad_request
+from epd.api.escaping import Escaper
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tokenizer import load_tokenizer, special_tokens
 from epd.api.tools import Tool
-from epd.engine.checkpoint import ModelError, read_config, read_optional, read_text
+from epd.engine.checkpoint import (
+    ModelError,
+    read_config,
+    read_eos_token_ids,
+    read_optional,
+    read_text,
+)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _TOKENS = (*_IMAGE_TOKENS, "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -30,26 +37,53 @@ _IMAGE: Sequence[ChatMessage] = [
 class ChatRenderer:
     """Template and tokenizer of one model directory.  Raises ModelError when made."""
 
-    def __init__(self, model_dir: Path | str, template: str = "") -> None:
-        """`template`: a file that is used instead of the model's own."""
+    def __init__(self, model_dir: Path | str, template: str = "", *, escapes: bool = False) -> None:
+        """`template`: a file that is used instead of the model's own.  `escapes`: text of special
+        tokens in messages becomes ordinary tokens."""
         directory = Path(model_dir)
         self.config = read_config(directory)
         settings = read_optional(directory / "tokenizer_config.json")
         self.tokenizer = load_tokenizer(directory, settings)
-        named = (self.config.get(name) for name in _IMAGE_TOKENS)
-        self.image_token_id: int | None = next((i for i in named if i is not None), None)
+        ids = (self.config.get(name) for name in _IMAGE_TOKENS)
+        self.image_token_id: int | None = next((i for i in ids if i is not None), None)
         self.video_token_id: int | None = self.config.get("video_token_id")
         self._video_token = self._token("video_token_id")
         self._vision_start = self._token("vision_start_token_id")
         self._vision_end = self._token("vision_end_token_id")
         source = read_text(Path(template)) if template else find_template(directory, settings)
+        named = special_tokens(directory, settings)
         try:
-            self._template = (
-                ChatTemplate(source, special_tokens(directory, settings)) if source else None
-            )
+            self._template = ChatTemplate(source, named) if source else None
         except TemplateFault as fault:
             raise ModelError(f"the chat template of {template or directory} {fault}") from fault
+        self._escaper: Escaper | None = None
         self._check_tokens(directory)
+        self.end_token_ids = self._ends(directory, named.get("eos_token", ""))
+        marks = {token_id for name in _TOKENS if (token_id := self.config.get(name)) is not None}
+        marks.update(self.end_token_ids)
+        if escapes:
+            self._escaper = Escaper(self.tokenizer, source or "", marks)
+
+    def _ends(self, directory: Path, own: str) -> tuple[int, ...]:
+        """The tokens that end an answer, from every source: the files, the tokenizer's end `own`,
+        and what the template writes behind an answer.  Files of a fine-tune may disagree (F75).
+
+        Another token than a special one is an end only if the template writes nothing behind it: it
+        may be a mark inside of answers.  Raises ModelError.
+        """
+        ends = [*read_eos_token_ids(directory)]
+        if (token_id := self.tokenizer.token_to_id(own)) is not None:
+            ends.append(token_id)
+        behind = self._template.behind_answer() if self._template is not None else ""
+        added = self.tokenizer.get_added_tokens_decoder()
+        found = [t.content for t in added.values() if t.content and behind.startswith(t.content)]
+        mark = max(found, key=len, default="")
+        for token_id, token in added.items():
+            if token.content == mark and (token.special or behind.strip() == mark.strip()):
+                ends.append(token_id)
+        text = self.config.get("text_config") or self.config
+        size = text.get("vocab_size", self.tokenizer.get_vocab_size())
+        return tuple(dict.fromkeys(i for i in ends if i < size))
 
     def _check_tokens(self, directory: Path) -> None:
         """Raises ModelError when tokenizer or template mean other tokens than config.json: no
@@ -96,6 +130,8 @@ class ChatRenderer:
                 "to its directory",
                 "messages",
             )
+        if self._escaper is not None:
+            return self._escaper.render(self._template.render, messages, tools, flags)
         return self._template.render(messages, tools, flags)
 
     def encode(
@@ -106,20 +142,20 @@ class ChatRenderer:
         max_tokens: int | None = None,
         param: str = "messages",
     ) -> list[int]:
-        """Token ids; text that spells a special token becomes it, as in transformers.
+        """Token ids; text that spells a special token becomes it, as in transformers, unless
+        `render` has escaped it.
 
         Raises ApiError 400 naming `param`, before a list is made of more ids than `max_tokens`.
         """
+        tokenizer = self._escaper.tokenizer if self._escaper is not None else self.tokenizer
         # A batch, because other threads may run meanwhile; `encode` lets none.
-        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        if max_tokens is not None and len(batch[0]) > max_tokens:
-            raise bad_request(
-                f"the context holds {max_tokens} tokens, and this text needs {len(batch[0])}; "
-                "shorten it",
-                param,
-                "context_length_exceeded",
-            )
-        return list(batch[0].ids)
+        batch = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        _check_length(len(batch[0]), max_tokens, param)
+        if self._escaper is None:
+            return list(batch[0].ids)
+        ids = self._escaper.spell(batch[0].ids)
+        _check_length(len(ids), max_tokens, param)
+        return ids
 
     def spread(self, text: str, times: Sequence[Sequence[float]]) -> str:
         """The prompt's text with one placeholder per frame of each video, behind its time.
@@ -175,3 +211,13 @@ class ChatRenderer:
                 f"text must not contain the model's {kind} placeholder",
                 param,
             )
+
+
+def _check_length(num_tokens: int, max_tokens: int | None, param: str) -> None:
+    """Raises ApiError 400."""
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise bad_request(
+            f"the context holds {max_tokens} tokens, and this text needs {num_tokens}; shorten it",
+            param,
+            "context_length_exceeded",
+        )

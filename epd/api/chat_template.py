@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from epd.api.chat_message import ChatMessage
+from epd.api.continued import cut, marked
 from epd.api.errors import bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import CLOSE, OPEN, Tool
@@ -61,12 +62,26 @@ class ChatTemplate:
             raise bad_request(f"this model takes no tools: {self._tool_fault}", "tools")
         variables = flags.for_template(self._names)
         adapted = [self._adapt(message, i) for i, message in enumerate(messages)]
+        ahead = ""
+        if flags.is_continued:
+            adapted[-1], ahead = marked(adapted[-1])
         try:
-            return self._render(adapted, tools, variables, is_answered=flags.is_answered)
+            text = self._render(adapted, tools, variables, is_answered=flags.is_answered)
         except Exception as error:  # its own refusals, and types that it did not expect
-            text = "the model's chat template does not take these messages"
-            said = f"{text}: {error}" if isinstance(error, Said) else text
+            refused = "the model's chat template does not take these messages"
+            said = f"{refused}: {error}" if isinstance(error, Said) else refused
             raise bad_request(said, "messages") from error
+        return cut(text, ahead) if flags.is_continued else text
+
+    def behind_answer(self) -> str:
+        """What stands directly behind an assistant's answer; empty where that is not shown."""
+        talk: list[ChatMessage] = [{"role": "user", "content": "?"}]
+        talk.append({"role": "assistant", "content": _PROBE})
+        adapted = [self._adapt(message, i) for i, message in enumerate(talk)]
+        try:
+            return self._render(adapted, is_answered=False).partition(_PROBE)[2]
+        except Exception:  # a template that wants it otherwise; says nothing about requests
+            return ""
 
     def _render(
         self,

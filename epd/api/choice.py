@@ -1,8 +1,11 @@
 """One choice of an answer while it grows: token ids in, text out, and what it counts.
 
-Without stop strings an update is detokenized in one piece.  With them it goes token by token, so
-that where the answer ends, and how many tokens are counted, does not depend on how tokens happened
-to be bundled on their way here.
+Text is split into reasoning, calls and content, and stop strings are looked for in content alone:
+one that stands in an argument of a call changes nothing (F72), nor does one that spans a call.
+
+An update is detokenized in one piece, unless a stop string or a number of calls may end the answer.
+Then it goes token by token, so that where the answer ends, and how many tokens are counted, does
+not depend on how tokens happened to be bundled on their way here.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from epd.api.echo import Echo
 from epd.api.port import GenerationStream, GenerationUpdate, Leave
 from epd.api.reasoning import ReasoningParser
 from epd.api.stop import StopMatcher
-from epd.api.tools import CallParser, CallPiece, ToolUse
+from epd.api.tools import CallParser, CallPiece, ToolUse, merged
 from epd.messages import TokenLogprobs
 
 
@@ -41,6 +44,15 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         [piece for delta in deltas for piece in delta.calls],
         "".join(delta.reasoning for delta in deltas),
     )
+
+
+@dataclass(slots=True)
+class _Said:
+    """What is new, while it is read."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[CallPiece] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -101,14 +113,14 @@ class Choice:
 
     def take(self, updates: Iterable[GenerationUpdate]) -> Delta:
         """Several updates at once, none of them an error."""
-        texts: list[str] = []
+        said = _Said()
         logprobs: list[TokenLogprobs] = []
         token_ids: list[int] = []
         for update in updates:
             if not self.num_tokens:  # a later attempt finds what an earlier one computed
                 self.num_cached = update.num_cached
                 self.prompt_logprobs = update.logprobs[0].prompt if update.logprobs else ()
-            count = self._take(update, texts)
+            count = self._take(update, said)
             logprobs.extend(update.logprobs[:count])
             token_ids.extend(update.token_ids[:count])
             self.num_accepted += update.num_accepted
@@ -116,20 +128,19 @@ class Choice:
             if self.finish_reason:
                 break
         if self.echo is not None and self.num_tokens:
-            self._tell_prompt(self.echo, texts, logprobs, token_ids)
-        text, calls, reasoning = "".join(texts), list[CallPiece](), ""
-        if self.reasoning is not None:
-            reasoning, text = self._find_reasoning(self.reasoning, text)
-        if self._parser is not None:
-            text, calls = self._find_calls(self._parser, text)
-        return Delta(text, logprobs, self.finish_reason, token_ids, calls, reasoning)
-
-    def _find_reasoning(self, parser: ReasoningParser, text: str) -> tuple[str, str]:
-        reasoning, text = parser.push(text)
-        if self.finish_reason:
-            more = parser.finish()
-            reasoning, text = reasoning + more[0], text + more[1]
-        return "" if self.hides_reasoning else reasoning, text
+            self._tell_prompt(self.echo, said.texts, logprobs, token_ids)
+        if self.finish_reason == "stop" and self._parser is not None and self._parser.num_calls:
+            assert self.tool_use is not None
+            if not self.tool_use.is_named:
+                self.finish_reason = "tool_calls"
+        return Delta(
+            "".join(said.texts),
+            logprobs,
+            self.finish_reason,
+            token_ids,
+            merged(said.calls),
+            "" if self.hides_reasoning else "".join(said.reasoning),
+        )
 
     def _tell_prompt(
         self,
@@ -148,43 +159,47 @@ class Choice:
         logprobs[:0] = echo.entries(self.prompt_logprobs)
         self.echo = None
 
-    def _find_calls(self, parser: CallParser, text: str) -> tuple[str, list[CallPiece]]:
-        """What of the new text is text, and what is calls; an answer of calls ends as one."""
-        assert self.tool_use is not None
-        text, calls = parser.push(text)
-        if parser.done and not self.finish_reason:
-            self.finish_reason = "stop"
-            self.stream.cancel(Leave.ENOUGH, "one tool call was asked for")
-        if self.finish_reason:
-            text += parser.finish()
-        if self.finish_reason == "stop" and parser.num_calls and not self.tool_use.is_named:
-            self.finish_reason = "tool_calls"
-        return text, calls
-
-    def _take(self, update: GenerationUpdate, texts: list[str]) -> int:
-        """Number of tokens used, all of them unless a stop string ends the answer."""
+    def _take(self, update: GenerationUpdate, said: _Said) -> int:
+        """Number of tokens used, all of them unless a stop string or the last call ends the
+        answer."""
         shown = update.token_ids
         is_ended = update.finish_reason == "stop" and shown and shown[-1] in self.stop_token_ids
         if is_ended:
             self.stop_token_id = shown[-1]
             shown = shown if self.tells_stop else shown[:-1]
-        if self._matcher is None:
+        if self._matcher is None and (self._parser is None or not self._parser.limit):
             self.num_tokens += len(shown)
-            texts.append(self.detokenizer.push(shown))
+            self._read(self.detokenizer.push(shown), said)
         else:
             for count, token_id in enumerate(shown, 1):
                 self.num_tokens += 1
-                if self._match(self.detokenizer.push((token_id,)), texts):
-                    self.stream.cancel(Leave.ENOUGH, "stop string")
+                self._read(self.detokenizer.push((token_id,)), said)
+                if self.finish_reason:
+                    why = "stop string" if self.stop_string else "one tool call was asked for"
+                    self.stream.cancel(Leave.ENOUGH, why)
                     return count
         self.num_tokens += len(update.token_ids) - len(shown)
         if update.finish_reason:
-            self._finish(update.finish_reason, texts)
+            self._finish(update.finish_reason, said)
         return len(update.token_ids)
 
+    def _read(self, text: str, said: _Said) -> None:
+        """More of the answer; it ends here if a stop string, or the last call, is complete."""
+        if self.reasoning is not None:
+            reasoning, text = self.reasoning.push(text)
+            said.reasoning.append(reasoning)
+        calls: list[CallPiece] = []
+        if self._parser is not None:
+            text, calls = self._parser.push(text)
+            said.calls += calls
+        self._match(text, said.texts)
+        if self._matcher is not None and any(piece.name for piece in calls):
+            said.texts.append(self._matcher.finish())  # it stands ahead of the call
+        if self._parser is not None and self._parser.done:
+            self.finish_reason = "stop"
+
     def _match(self, text: str, texts: list[str]) -> bool:
-        assert self._matcher is not None
-        if self.num_tokens <= self.min_tokens:
+        if self._matcher is None or self.num_tokens <= self.min_tokens:
             texts.append(text)
             return False
         text, stopped = self._matcher.push(text)
@@ -195,11 +210,19 @@ class Choice:
             self.finish_reason = "stop"
         return stopped
 
-    def _finish(self, reason: str, texts: list[str]) -> None:
+    def _finish(self, reason: str, said: _Said) -> None:
         """Text held back is settled: it may hold a stop string, or be broken characters."""
-        self.finish_reason = reason
-        rest = self.detokenizer.finish()
-        if self._matcher is None:
-            texts.append(rest)
-        elif not self._match(rest, texts):
-            texts.append(self._matcher.finish())
+        self._read(self.detokenizer.finish(), said)
+        if self.finish_reason:
+            return
+        rest = ""
+        if self.reasoning is not None:
+            reasoning, rest = self.reasoning.finish()
+            said.reasoning.append(reasoning)
+        if self._parser is not None:
+            text, calls = self._parser.push(rest)
+            said.calls += calls
+            rest = text + self._parser.finish()
+        if not self._match(rest, said.texts):
+            self.finish_reason = reason
+            said.texts.append(self._matcher.finish() if self._matcher is not None else "")

@@ -21,12 +21,7 @@ from epd.api.detokenize import Vocabulary
 from epd.api.errors import ApiError
 from epd.api.parameters import SIMPLE, read_simple
 from epd.api.port import JsonObject
-from epd.engine.checkpoint import (
-    ModelError,
-    read_config,
-    read_eos_token_ids,
-    read_optional,
-)
+from epd.engine.checkpoint import ModelError, read_config, read_optional
 from epd.errors import FAILED, OK, explain
 
 MEMORY_NBYTES = 4 << 30
@@ -72,7 +67,6 @@ def _read(path: Path, present: JsonObject, name: str = "") -> JsonObject:
 def check(directory: Path, template: str = "") -> None:
     """Raises ModelError where no prompt can be made, or no answer of its own sampling."""
     sampling_defaults(directory)
-    read_eos_token_ids(directory)
     renderer = ChatRenderer(directory, template)
     Vocabulary(renderer.tokenizer)
     config = read_config(directory)

@@ -74,9 +74,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
 }
 # Likewise, of one kind of request: the defaults of flags.
 CHAT_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
 }
@@ -86,11 +84,11 @@ COMPLETION_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
 }
 # Known elsewhere, and why not here.
 REFUSED = {
-    "add_generation_prompt": "the prompt always ends where an answer begins",
+    "add_generation_prompt": "a plain completion has no chat template",
     "add_special_tokens": "they are added to plain prompts, and chat templates write their own",
     "audio": "this server makes text only",
     "best_of": "use n and choose yourself",
-    "continue_final_message": "the prompt always ends where an answer begins",
+    "continue_final_message": "a plain completion continues its prompt",
     "documents": "put them into messages",
     "echo": "an answer of a conversation stands alone",
     "function_call": "use tools and tool_choice",
@@ -110,7 +108,8 @@ _SHARED |= {"allowed_token_ids", "logprob_token_ids", "stop_token_ids"}
 _SHARED |= {"ec_transfer_params", "kv_transfer_params"}
 _SHARED |= {"stream_options", "structured_outputs", *SPELLINGS}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
-CHAT |= {"chat_template_kwargs", "include_reasoning", "reasoning_effort"}
+CHAT |= {"add_generation_prompt", "chat_template_kwargs", "continue_final_message"}
+CHAT |= {"include_reasoning", "reasoning_effort"}
 CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}
 COMPLETION = _SHARED | {"echo", "prompt"}
 # What other APIs hand on to chat, under its own name.  Their answers have no place for ids.

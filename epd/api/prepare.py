@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from epd.api.chat import ChatRenderer
 from epd.api.chat_message import ChatMessage, MessagePart
+from epd.api.continued import begun
 from epd.api.data_url import Bound, data_nbytes, image_bound, is_data_url, video_bound
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
@@ -29,7 +30,6 @@ from epd.api.structured import Constraint
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import Tool, ToolUse
 from epd.config import GatewayConfig
-from epd.engine.checkpoint import read_eos_token_ids
 from epd.engine.image_opening import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
@@ -88,7 +88,9 @@ class Preparer:
     def __init__(self, config: GatewayConfig) -> None:
         directory = Path(config.model_dir)
         self._config = config
-        self._renderer = ChatRenderer(directory, config.chat_template)
+        self._renderer = ChatRenderer(
+            directory, config.chat_template, escapes=config.special_tokens_in_content == "escape"
+        )
         self._measurer = Measurer(directory, self._renderer.config, config.limits)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
@@ -106,7 +108,7 @@ class Preparer:
         self._proofs = GrammarProofs(directory, self.vocab_size, config.additional_properties)
         if self.takes_images:
             load_pillow()  # now, not in the first request
-        self.eos_token_ids = read_eos_token_ids(directory)
+        self.eos_token_ids = self._renderer.end_token_ids
         self.defaults: Mapping[str, object] = sampling_defaults(directory)
 
     async def close(self) -> None:
@@ -171,7 +173,8 @@ class Preparer:
             items.append(_item(video, *starts[:count]))
             starts = starts[count:]
         in_order = tuple(sorted(items, key=lambda item: item.offset))
-        return tuple(expanded), in_order, place_of(self.reasoning_parser, text)
+        said = begun(messages) if flags.is_continued else ""
+        return tuple(expanded), in_order, place_of(self.reasoning_parser, text, said)
 
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""

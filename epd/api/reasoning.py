@@ -20,15 +20,23 @@ OPEN, CLOSE = "<think>", "</think>"
 class Place(Enum):
     AHEAD = auto()  # reasoning may begin
     INSIDE = auto()
+    WITHIN = auto()  # inside, and some of it has been said
     BEHIND = auto()  # nothing but the answer follows
 
 
-def place_of(parser: str, prompt: str) -> Place:
-    """Where an answer to this prompt begins; `parser`: one of `config.REASONING_PARSERS`."""
+def place_of(parser: str, prompt: str, begun: str = "") -> Place:
+    """Where an answer to this prompt begins; `parser`: one of `config.REASONING_PARSERS`.
+
+    `begun`: what of the answer the prompt holds already.
+    """
     end = prompt.rstrip()
     if not parser or end.endswith(CLOSE):
         return Place.BEHIND
-    return Place.INSIDE if end.endswith(OPEN) else Place.AHEAD
+    if end.endswith(OPEN):
+        return Place.INSIDE
+    if not begun.strip():
+        return Place.AHEAD
+    return Place.WITHIN if begun.rfind(OPEN) > begun.rfind(CLOSE) else Place.BEHIND
 
 
 @dataclass(slots=True)
@@ -38,6 +46,10 @@ class ReasoningParser:
     place: Place
     _held: str = ""
     _is_start: bool = True  # of the part that is being said: line breaks are left out
+
+    def __post_init__(self) -> None:
+        if self.place is Place.WITHIN:
+            self.place, self._is_start = Place.INSIDE, False
 
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning and text that cannot change any more."""

@@ -28,7 +28,7 @@ from epd.api.parameters import (
 from epd.api.pixel_bounds import PIXELS
 from epd.api.port import JsonObject
 from epd.api.structured import GUIDED, SPELLINGS
-from epd.api.template_flags import EFFORTS
+from epd.api.template_flags import ANSWERED, CONTINUED, EFFORTS
 from epd.api.tools import MAX_TOOLS, NAME
 from epd.api.validation import MAX_ALLOWED, MAX_NAMED, MAX_TOP_LOGPROBS
 from epd.api.video_field import SAMPLING
@@ -154,6 +154,7 @@ def _chat(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
         "parallel_tool_calls": BOOLEAN,
         "chat_template_kwargs": OBJECT,
         "include_reasoning": BOOLEAN,
+        **dict.fromkeys((ANSWERED, CONTINUED), BOOLEAN),
         "reasoning_effort": {"enum": [*EFFORTS]},
         "response_format": {
             "anyOf": [

@@ -2,6 +2,7 @@
 
 A flag is a variable of the template (`chat_template_kwargs`).  One that the template does not read
 would be dropped in silence, so it is refused, unless it turns something off that is not there.
+`add_generation_prompt` and `continue_final_message` say where the text ends, as in transformers.
 `reasoning_effort` goes to a template that reads it, and where there is only a switch for reasoning
 it turns this on or off.  Without either it is a hint to other models, which agents always send.
 """
@@ -16,7 +17,8 @@ from epd.api.errors import bad_request
 from epd.api.port import JsonObject
 
 KWARGS, EFFORT = "chat_template_kwargs", "reasoning_effort"
-OWN = ("messages", "tools", "documents", "add_generation_prompt")  # said elsewhere in the request
+ANSWERED, CONTINUED = "add_generation_prompt", "continue_final_message"
+OWN = ("messages", "tools", "documents", ANSWERED, CONTINUED)  # said elsewhere in the request
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 SWITCHES = ("enable_thinking", "thinking")
 
@@ -28,6 +30,7 @@ class TemplateFlags:
     variables: Mapping[str, object] = field(default_factory=dict)
     effort: str = ""
     is_answered: bool = True  # the text ends where an answer begins
+    is_continued: bool = False  # it ends within the last message, an answer, which goes on
 
     def for_template(self, names: Collection[str]) -> JsonObject:
         """The variables for a template that reads `names`.  Raises ApiError 400."""
@@ -57,4 +60,9 @@ def read_flags(present: Mapping[str, object]) -> TemplateFlags:
             path = f"{KWARGS}.{name}"
             raise bad_request(f"{path} is not taken: the request itself says it", path)
     effort = fields.one_of(present[EFFORT], EFFORT, EFFORTS) if EFFORT in present else ""
-    return TemplateFlags(variables, effort)
+    is_continued = fields.boolean(present.get(CONTINUED, False), CONTINUED)
+    is_answered = fields.boolean(present.get(ANSWERED, not is_continued), ANSWERED)
+    if is_continued and is_answered:
+        message = f"{CONTINUED} needs {ANSWERED}: false, or none: no new answer begins"
+        raise bad_request(message, CONTINUED)
+    return TemplateFlags(variables, effort, is_answered, is_continued)

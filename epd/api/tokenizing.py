@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from epd.api import fields
 from epd.api.anthropic_request import read_counted
@@ -33,6 +33,8 @@ _CHAT = (
     "mm_processor_kwargs",
     "chat_template_kwargs",
     "reasoning_effort",
+    "add_generation_prompt",
+    "continue_final_message",
 )
 
 
@@ -49,7 +51,7 @@ class TokenizeRequest(Shape):
     reasoning_effort: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: Literal[False] | None = None
+    continue_final_message: bool | None = None
     return_token_strings: bool | None = None
     return_token_strs: bool | None = None  # vLLM's name of it
 
@@ -103,16 +105,16 @@ class Tokenizing:
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
         if request.prompt is not None:
+            if request.continue_final_message:
+                message = "continue_final_message is for messages; a prompt is continued anyway"
+                raise bad_request(message, "continue_final_message")
             special = request.add_special_tokens is not False
             return _Asked(names, prompt=request.prompt, add_special_tokens=special)
         if request.add_special_tokens:
             message = "add_special_tokens is for a prompt; chat templates write their own"
             raise bad_request(message, "add_special_tokens")
         chat = {name: body[name] for name in _CHAT if name in body}
-        asked = read_chat(chat, self._preparer, self._limits)
-        is_answered = request.add_generation_prompt is not False
-        asked.template_flags = replace(asked.template_flags, is_answered=is_answered)
-        return _Asked(names, chat=asked)
+        return _Asked(names, chat=read_chat(chat, self._preparer, self._limits))
 
     async def _tokens(self, exchange: Exchange, request: _Asked) -> Sequence[int]:
         if request.chat is None:

@@ -222,15 +222,15 @@ class CallPiece:
         return {"index": self.index, "id": self.call_id, "type": "function", "function": function}
 
 
-def _merged(pieces: Sequence[CallPiece]) -> list[CallPiece]:
+def merged(pieces: Sequence[CallPiece]) -> list[CallPiece]:
     """One piece for each call: clients take a delta's entries for different calls."""
-    merged: list[CallPiece] = []
+    whole: list[CallPiece] = []
     for piece in pieces:
-        if merged and merged[-1].index == piece.index:
-            merged[-1].arguments += piece.arguments
+        if whole and whole[-1].index == piece.index:
+            whole[-1].arguments += piece.arguments
         else:
-            merged.append(piece)
-    return merged
+            whole.append(piece)
+    return whole
 
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[JsonObject]:
@@ -278,7 +278,7 @@ class CallParser:
         if self.done:
             self._held = ""
         pieces, self._pieces = self._pieces, []
-        return "".join(shown), _merged(pieces)
+        return "".join(shown), merged(pieces)
 
     def finish(self) -> str:
         """No more text: a call that was not closed is text, unless its pieces are out."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from epd.api import fields
 from epd.api.asked import Asked, ModelFacts
+from epd.api.continued import check_continued
 from epd.api.errors import ApiError, bad_request
 from epd.api.messages_field import read_messages
 from epd.api.parameters import (
@@ -49,6 +50,8 @@ def read_chat(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     asked.include_reasoning = _include_reasoning(present, asked, model)
     asked.tool_use = read_tools(present)
     asked.template_flags = read_flags(present)
+    if asked.template_flags.is_continued:
+        check_continued(asked.messages, finds_calls=asked.tool_use is not None)
     if asked.tool_use is not None:
         asked.tool_use = replace(asked.tool_use, otherwise=asked.constraint)
         if asked.tool_use.forced:

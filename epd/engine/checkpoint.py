@@ -190,15 +190,17 @@ def _processor(directory: Path | str, section: str, older: str) -> dict[str, Any
 
 
 def read_eos_token_ids(directory: Path | str) -> tuple[int, ...]:
-    """From generation_config.json, as generate does, else from config.json.  Raises ModelError.
+    """All that generation_config.json and config.json name, each once.  Raises ModelError.
 
-    Each is one of the vocabulary's tokens: no request could stop at another.
+    Files of a fine-tune may disagree, and a model that says an end which was left out never stops
+    (F75).  Each is one of the vocabulary's tokens: no request could stop at another.
     """
     directory = Path(directory)
     config = read_config(directory)
     text = config.get("text_config") or {}
     path = directory / "generation_config.json"
     size = text.get("vocab_size", config.get("vocab_size"))
+    ends: dict[int, None] = {}
     for file, section, source in (
         (path, "", read_optional(path)),
         (directory / "config.json", "", config),
@@ -213,8 +215,8 @@ def read_eos_token_ids(directory: Path | str) -> tuple[int, ...]:
             wrong = f"{section}eos_token_id: {max(ids)} is no token of a vocabulary of {size}"
         if wrong:
             raise ModelError(f"{file}: {wrong}; restore the file")
-        return ids
-    return ()
+        ends |= dict.fromkeys(ids)
+    return tuple(ends)
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:

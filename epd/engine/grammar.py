@@ -144,28 +144,38 @@ class Grammars:
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
 
     def allowed(
-        self, request_id: str, grammar: str, token_ids: Sequence[int]
+        self, request_id: str, grammar: str, token_ids: Sequence[int], ends: Sequence[int] = ()
     ) -> npt.NDArray[np.uint8]:
         """Bits of the vocabulary, the first token's the lowest: what may follow the answer's tokens
         so far.
 
-        Only the end of the text may follow a complete answer.  Raises ValueError when these tokens
-        cannot have come from this grammar, or it is too complex.
+        Only the end of the text may follow a complete answer: a token that the files name, or one
+        of `ends`, the request's own.  Raises ValueError when these tokens cannot have come from
+        this grammar, or it is too complex.
         """
-        kept = self._replay(request_id, grammar, list(token_ids))
+        kept = self._replay(request_id, grammar, list(token_ids), ends)
         bits = np.frombuffer(kept.matcher.compute_bitmask(), dtype=np.uint8)
         if kept.matcher.is_error():
             del self._kept[request_id]
             raise ValueError(f"the grammar cannot go on: {_reason(kept.matcher)}")
-        return bits[: -(-self._vocab_size // 8)]
+        bits = bits[: -(-self._vocab_size // 8)]
+        if not ends or not kept.matcher.is_accepting():
+            return bits
+        bits = bits.copy()
+        for end in ends:
+            if end < self._vocab_size:
+                bits[end >> 3] |= 1 << (end & 7)
+        return bits
 
-    def _replay(self, request_id: str, grammar: str, token_ids: list[int]) -> _Replayed:
+    def _replay(
+        self, request_id: str, grammar: str, token_ids: list[int], ends: Sequence[int]
+    ) -> _Replayed:
         kept = self._kept.get(request_id)
         same = 0
         if kept is not None:
             pairs = zip(kept.token_ids, token_ids, strict=False)
-            ends = min(len(kept.token_ids), len(token_ids))
-            same = next((at for at, (a, b) in enumerate(pairs) if a != b), ends)
+            shorter = min(len(kept.token_ids), len(token_ids))
+            same = next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
         if kept is None or kept.grammar != grammar or not kept.go_back(same):
             matcher = self._matcher(grammar)
             self._kept[request_id] = kept = _Replayed(grammar, matcher, [])
@@ -173,7 +183,10 @@ class Grammars:
         while len(self._kept) > MAX_MATCHERS:
             self._kept.popitem(last=False)
         for token_id in token_ids[len(kept.token_ids) :]:
-            if not kept.matcher.try_consume_tokens([token_id]):
+            is_read = kept.matcher.try_consume_tokens([token_id])
+            if not is_read and token_id in ends:  # to the matcher there is one end
+                is_read = kept.matcher.try_consume_tokens([self._tokenizer.eos_token])
+            if not is_read:
                 raise ValueError(f"the answer left its grammar: token {token_id} cannot follow")
             kept.token_ids.append(token_id)
         return kept

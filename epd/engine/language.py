@@ -323,10 +323,12 @@ class TorchLanguageEngine:
         self, sequence: StepSequence, said: Sequence[int], last: _Sampled, pending: int
     ) -> Bits:
         """What a grammar admits behind what was said; waits for the token that is on its way."""
-        assert sequence.sample is not None
+        params = sequence.sample
+        assert params is not None
         if pending >= 0:
             said = [*said, last.token(pending)]
-        return self._grammars.allowed(sequence.request_id, sequence.sample.grammar, said)
+        ends = params.stop_token_ids
+        return self._grammars.allowed(sequence.request_id, params.grammar, said, ends)
 
 
 @dataclass(frozen=True, slots=True)

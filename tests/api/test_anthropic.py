@@ -310,7 +310,18 @@ def user(*blocks: Any) -> dict[str, Any]:
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [*HI, {"role": "assistant", "content": "He"}]}, "messages[1]"),
+        (
+            {
+                "messages": [
+                    *HI,
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}],
+                    },
+                ]
+            },
+            "messages[1]",
+        ),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         (user({"type": "document"}), "messages[1].content[0].type"),
         (user({"type": "text"}), "messages[1].content[0].text"),

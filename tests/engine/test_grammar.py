@@ -146,3 +146,24 @@ def test_no_tokenizer(tmp_path: pytest.TempPathFactory) -> None:
     state.warm_up()
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         state.fault(JSON)
+
+
+def test_an_end_that_the_files_lack_may_follow_what_is_complete() -> None:
+    """That of a chat template, or the request's own (F75); to the matcher it is the end."""
+    own, far = 261, 1 << 40
+    free = to_grammar(Constraint("regex", "[ab]{2,4}", ""))
+    state = grammars()
+
+    def ends(token_ids: list[int]) -> set[int]:
+        bits = state.allowed("r", free, token_ids, (own, 258, far))
+        found = np.flatnonzero(np.unpackbits(bits, count=VOCAB_SIZE, bitorder="little"))
+        return {int(token) for token in found} - {97, 98}
+
+    assert [ends(list(b"abab"[:count])) for count in range(5)] == [set(), set()] + [
+        {own, *ENDS}
+    ] * 3
+    assert ends([97, 98, own]) == {own, *ENDS}
+    with pytest.raises(ValueError, match="left its grammar"):
+        grammars().allowed("r", free, [97, own], (own,))
+    with pytest.raises(ValueError, match="left its grammar"):
+        grammars().allowed("r", free, [97, 98, own])
