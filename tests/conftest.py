@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadFileScheduling
 
 gc.disable()  # imports make next to no garbage, and looking for it is a fifth of their time
 # Before anything imports torch: the tests run side by side, and a result may not depend on threads.
@@ -52,43 +50,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# --- which process takes which file ---------------------------------------------------------------
-
-SHARING = (  # the clusters of tests/e2e/conftest.py
-    *("bad_input", "openai_client", "burst", "structured", "other_apis", "answers", "http_images"),
-    *("looking", "monitoring", "ui", "stages", "groups"),
-)
-# By the models, or the clusters, that files have in common; small files, not listed, come between.
-FIRST = ("tests/engine/", "tests/roles/", *(f"tests/e2e/test_{name}" for name in SHARING))
-LAST = ("tests/e2e/test_lifecycle", "tests/e2e/test_exactness", "tests/e2e/test_kill", "tests/sim/")
-
-
-def place(path: str) -> int:
-    """In the order that processes take from either end."""
-    for number, beginning in enumerate(FIRST):
-        if path.startswith(beginning):
-            return number - len(FIRST)
-    return next((n for n, beginning in enumerate(LAST, 1) if path.startswith(beginning)), 0)
-
-
-class FromBothEnds(LoadFileScheduling):
-    """Every other process takes files from the end of the order, so that what is loaded for one of
-    them is loaded for its neighbours, and once."""
-
-    def schedule(self) -> None:
-        if self.collection is None:
-            self.config.option.loadscopereorder = False
-        super().schedule()
-
-    def _assign_work_unit(self, node: Any) -> None:
-        if not self.assigned_work or not any(self.assigned_work.values()):
-            files = sorted(self.workqueue.items(), key=lambda item: (place(item[0]), -len(item[1])))
-            self.workqueue = OrderedDict(files)
-        if self.nodes.index(node) % 2:
-            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-        super()._assign_work_unit(node)
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Only where there is xdist."""
+    from tests.files_by_process import FromBothEnds
+
     return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None
