@@ -46,7 +46,6 @@ def pytest_collection_finish() -> None:
     """What collecting has imported stays: garbage collections need not look through it again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
     gc.enable()
 
 
