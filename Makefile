@@ -71,13 +71,19 @@ docs: $(STAMP)  ## The documentation as a site, site/index.html; a broken link i
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
-.PHONY: check
-check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagrams
+.PHONY: check lint types rules
+check: lint types rules  ## Lint, format, types, import rules, tidy rules, stale diagrams
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(PYTEST) -q tests/test_imports.py tests/test_tidy.py
 	$(BIN)/python -m epd diagrams --check
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+rules: $(STAMP)
+	$(PYTEST) -q tests/test_imports.py tests/test_tidy.py
 
 .PHONY: clean
 clean:  ## Remove the environment and everything that was made

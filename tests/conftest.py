@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+gc.disable()  # imports make next to no garbage, and looking for it is a fifth of their time
 # Before anything imports torch: the tests run side by side, and a result may not depend on threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that asks a model hub must fail, not wait
@@ -44,3 +46,12 @@ def pytest_collection_finish() -> None:
     """What collecting has imported stays: garbage collections need not look through it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Only where there is xdist."""
+    from tests.files_by_process import FromBothEnds
+
+    return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -27,7 +28,13 @@ from tests.fsm.mutants import patched
 
 ROOT = Path(__file__).parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
+once = functools.cache(render)  # what is drawn here is what other processes draw
 each_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+
+
+@pytest.fixture(autouse=True)
+def rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagrams, "render", once)
 
 
 def test_the_pages_in_docs_are_up_to_date() -> None:

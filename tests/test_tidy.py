@@ -11,12 +11,13 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
 
 from epd import __version__
+from tests.files_by_process import FIRST, LAST
 
 ROOT = Path(__file__).parent.parent
 MAX_FILE_LINES = 400
@@ -48,8 +49,13 @@ class Source:
     def lines(self) -> list[str]:
         return self.text.splitlines()
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Of the tree: every rule looks at them."""
+        return tuple(ast.walk(self.tree))
+
     def walk(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+        return iter(self.nodes)
 
 
 Finding = tuple[int, str]
@@ -290,6 +296,10 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     ]
     assert len(documents) > 5
     assert not broken, "\n" + "\n".join(broken)
+
+
+def test_files_that_are_put_side_by_side_exist() -> None:
+    assert all(list(ROOT.glob(f"{beginning}*")) for beginning in (*FIRST, *LAST))
 
 
 def test_every_package_is_on_the_map() -> None:

@@ -8,9 +8,10 @@ variable `retry` of the end whose row is expanded, `other.retry` that of the oth
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +41,50 @@ def _parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-class _Replaced(ast.NodeTransformer):
-    """Names, and attributes as `owner.name`, replaced by expressions."""
-
-    def __init__(self, values: Mapping[str, ast.expr]) -> None:
-        self._values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self._values.get(node.id, node)
+Replacing = Callable[[ast.expr], ast.expr | None]
 
 
-class _Owned(ast.NodeTransformer):
+def _rebuilt(node: Any, instead: Replacing) -> Any:
+    """The tree with other expressions in it where `instead` has one; trees are shared, and never
+    changed."""
+    if isinstance(node, list):
+        return [_rebuilt(part, instead) for part in node]
+    if not isinstance(node, ast.expr):
+        return node
+    other = instead(node)
+    if other is not None:
+        return other
+    fields = ast.iter_fields(node)
+    return type(node)(**{name: _rebuilt(value, instead) for name, value in fields})
+
+
+@cache
+def _owned(text: str, owners: tuple[tuple[str, str], ...]) -> ast.expr:
     """`me.retry` becomes `producer_retry`."""
+    names = dict(owners)
 
-    def __init__(self, owners: Mapping[str, str]) -> None:
-        self._owners = owners
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+    def instead(node: ast.expr) -> ast.expr | None:
+        if not isinstance(node, ast.Attribute):
+            return None
         assert isinstance(node.value, ast.Name), "one dot at most"
-        return ast.Name(f"{self._owners[node.value.id]}_{node.attr}")
+        return ast.Name(f"{names[node.value.id]}_{node.attr}")
+
+    tree: ast.expr = _rebuilt(_parsed(text), instead)
+    return tree
 
 
 def expression(text: str, owners: Mapping[str, str] | None = None) -> ast.expr:
     """The text as a tree.  Raises SyntaxError."""
-    tree = ast.parse(text, mode="eval").body if owners else _parsed(text)
-    return _Owned(owners).visit(tree) if owners else tree
+    return _owned(text, tuple(owners.items())) if owners else _parsed(text)
 
 
 def replaced(tree: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
     """The expression with variables replaced by what they are worth."""
-    if not values:
-        return tree
-    copy = ast.parse(ast.unparse(tree), mode="eval").body
-    result: ast.expr = _Replaced(values).visit(copy)
+
+    def instead(node: ast.expr) -> ast.expr | None:
+        return values.get(node.id) if isinstance(node, ast.Name) else None
+
+    result: ast.expr = _rebuilt(tree, instead) if values else tree
     return result
 
 

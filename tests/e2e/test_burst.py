@@ -17,7 +17,7 @@ from tests.scenarios import SCENARIOS
 pytestmark = pytest.mark.timeout(400)
 
 AT_ONCE = 200
-IDLE_S = 4.0
+IDLE_S = 1.0
 
 
 @pytest.fixture(scope="module")

@@ -57,10 +57,10 @@ async def test_two_ranks_answer_as_one_does(group: Server, together: Server) -> 
     group.check_all_returned()
 
 
-LONG = ("1e1p:tp2,1d", "1e1p:tp2,1d:tp2", "1e1p:tp4,1d:tp2")
-SPLIT = ("1e1p1d:tp2", *(pytest.param(text, marks=pytest.mark.long) for text in LONG))
+SPLIT = ("1e1p1d:tp2", "1e1p:tp2,1d", "1e1p:tp2,1d:tp2", "1e1p:tp4,1d:tp2")
 
 
+@pytest.mark.long  # tests/roles/test_kv_ranks.py slices between groups within one process
 @pytest.mark.parametrize("topology", SPLIT)
 async def test_kv_is_sliced_on_its_way(topology: str, together: Server) -> None:
     """Between groups of any sizes, in parts while the prompt is computed: token for token."""

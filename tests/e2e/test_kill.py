@@ -216,8 +216,10 @@ def send(number: int) -> Callable[[Server, str], None]:
     return lambda server, name: os.kill(server.pid(name), number)
 
 
-@pytest.mark.parametrize("part", [slice(3), pytest.param(slice(3, 7), marks=LONG)], ids=repr)
-async def test_with_a_second_instance_nothing_is_lost(part: slice) -> None:
+@pytest.mark.parametrize(
+    "part", [(0, 2), pytest.param((1, 3), marks=LONG), pytest.param((4, 5, 6), marks=LONG)], ids=str
+)
+async def test_with_a_second_instance_nothing_is_lost(part: tuple[int, ...]) -> None:
     """Faults F19, F20, F41, F43: each stage loses one of its two under load; all is answered."""
     rounds: list[tuple[tuple[str, ...], str, Callable[[Server, str], None]]] = [
         (("e0",), "kill encode", kill_mid_transfer),
@@ -230,7 +232,8 @@ async def test_with_a_second_instance_nothing_is_lost(part: slice) -> None:
     ]
     with serving("2e2p2d", **PATIENT) as server:
         wait_for(lambda: len(server.instances()) == 6, READY_S, "all have joined")
-        for number, (names, scenario, act) in enumerate(rounds[part]):
+        for number in part:
+            names, scenario, act = rounds[number]
             before = server.instances()
             bodies = questions(50 + number, 10, side=250, num_tokens=40)
 

@@ -247,6 +247,7 @@ def command_in_own_dir(*arguments: str) -> Command:
     return Command(*arguments, "--run-dir", str(run_dir), "--threads", "1", run_dir=run_dir)
 
 
+@pytest.mark.long  # test_supervision.py kills one, too
 def test_kill_of_the_supervisor_leaves_nothing() -> None:
     with discarding(Server("1e1p1d").wait_ready()) as server:
         assert len(server.processes()) == 6  # supervisor, gateway, zygote, three workers
@@ -304,15 +305,23 @@ MISTAKES = [
     (["run", "--topology", "1epd", "--config", "/no/such.toml"], 2, ["/no/such.toml"]),
     (["run", "--topology", "1epd", "--model", "/no/such/model"], 1, ["/no/such/model"]),
     (["run", "--topology", "1epd", "--device", "cuda"], 2, ["cpu"]),
-    (["run", "--role", "all", "--device", "cuda"], 2, ["cpu"]),
+    (["run", "--role", "all", "--device", "cuda:0"], 2, ["cpu"]),
     (["ask", "hello", "--image", "/no/such.png"], 1, ["/no/such.png"]),
     (["ask", "hello", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1:9"]),
     (["sing"], 2, ["sing"]),
 ]
 
 
+# One of each kind; tests/cli has them all within a process.
+KINDS = ("--frobnicate", "/no/such/model", "cuda", "http://127.0.0.1:9")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "wanted", "words"), MISTAKES, ids=[" ".join(m[0])[-40:] for m in MISTAKES]
+    ("arguments", "wanted", "words"),
+    [
+        pytest.param(*m, id=" ".join(m[0])[-40:], marks=() if m[0][-1] in KINDS else LONG)
+        for m in MISTAKES
+    ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], wanted: int, words: list[str]) -> None:
     if arguments[0] == "run":
@@ -322,7 +331,8 @@ def test_a_mistake_is_one_sentence(arguments: list[str], wanted: int, words: lis
 
 
 @pytest.mark.parametrize(
-    "what", [("--topology", "1e1p1d"), ("--role", "all"), ("--role", "gateway")]
+    "what",
+    [("--topology", "1e1p1d"), ("--role", "gateway"), pytest.param(("--role", "all"), marks=LONG)],
 )
 def test_port_in_use(taken_port: int, what: tuple[str, str]) -> None:
     status, text = run("run", *what, "--port", str(taken_port))

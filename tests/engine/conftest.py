@@ -14,23 +14,16 @@ from PIL import Image
 from epd.config import EngineConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from tests.engine.driver import Driver
-from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, make_model
+from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, cached_model
 
 torch.set_num_threads(1)
 CONFIG = EngineConfig(threads=1, kv_nbytes=4 << 20)
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def model_dir() -> Callable[[str], Path]:
     """`model_dir(family)`: its checkpoint directory; "embedded" is the bundled model."""
-
-    @cache
-    def make(family: str) -> Path:
-        if family == "embedded":
-            return EMBEDDED
-        return make_model(family, tmp_path_factory.mktemp(family))
-
-    return make
+    return lambda family: EMBEDDED if family == "embedded" else cached_model(family)
 
 
 @pytest.fixture(scope="session")

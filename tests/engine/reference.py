@@ -7,7 +7,7 @@ from the processor's grids or from the model's own features.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -193,14 +193,23 @@ def reference_generate(
 
     `prompt`: chat messages, or token ids with one placeholder per image.  `images`: PIL, in order.
     """
-    inputs = reference_inputs(model_dir, prompt, images, videos)
-    model = reference_model(model_dir)
-    model.model.rope_deltas = None
-    with torch.inference_mode():
-        output = model.generate(
-            **inputs, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=256, **generate
-        )
-    return list(output[0, inputs["input_ids"].shape[1] :].tolist())
+
+    def asked() -> list[int]:
+        inputs = reference_inputs(model_dir, prompt, images, videos)
+        model = reference_model(model_dir)
+        model.model.rope_deltas = None
+        with torch.inference_mode():
+            output = model.generate(
+                **inputs,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                pad_token_id=256,
+                **generate,
+            )
+        return list(output[0, inputs["input_ids"].shape[1] :].tolist())
+
+    question = _question(model_dir, prompt, images, videos)
+    return list(_once(("generate", *question, max_new_tokens, repr(generate)), asked))
 
 
 def reference_logits(
@@ -210,8 +219,34 @@ def reference_logits(
     videos: Sequence[ReferenceVideo] = (),
 ) -> torch.Tensor:
     """fp32 logits behind the last prompt token, `[vocabulary]`."""
-    inputs = reference_inputs(model_dir, prompt, images, videos)
-    model = reference_model(model_dir)
-    model.model.rope_deltas = None
-    with torch.inference_mode():
-        return model(**inputs).logits[0, -1].float()
+
+    def asked() -> torch.Tensor:
+        inputs = reference_inputs(model_dir, prompt, images, videos)
+        model = reference_model(model_dir)
+        model.model.rope_deltas = None
+        with torch.inference_mode():
+            return model(**inputs).logits[0, -1].float()
+
+    return _once(("logits", *_question(model_dir, prompt, images, videos)), asked).clone()
+
+
+_KNOWN: dict[Any, Any] = {}
+
+
+def _once(key: Any, ask: Callable[[], Any]) -> Any:
+    """Several files ask transformers the same."""
+    if key not in _KNOWN:
+        _KNOWN[key] = ask()
+    return _KNOWN[key]
+
+
+def _question(
+    model_dir: Path,
+    prompt: Messages | Sequence[int],
+    images: Sequence[Any],
+    videos: Sequence[ReferenceVideo],
+) -> tuple[Any, ...]:
+    """All that an answer depends on."""
+    pixels = [(image.mode, image.size, image.tobytes()) for image in images]
+    films = [(repr(v.sampling), v.fps, v.frames.shape, v.frames.tobytes()) for v in videos]
+    return model_dir, repr(prompt), tuple(pixels), tuple(films)

@@ -18,11 +18,9 @@ from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import CONFIG
 from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate, reference_logits
-from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.engine.test_equality import NEW_TOKENS, SLOWEST, cases
 from tests.engine.test_speculation import oracle
 from tests.engine.tiny_models import FAMILIES
-
-ALL = (*FAMILIES, "embedded")
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def fuse(language: TorchLanguageEngine) -> FusedForward:
     )
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", [*FAMILIES, SLOWEST])
 async def test_equals_transformers(family: str, fused: Callable[[str], Driver]) -> None:
     serving = fused(family)
     for prompt, images in cases(family):

@@ -16,6 +16,7 @@ from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.tiny_models import FAMILIES, VISION_FAMILIES
 
 ALL = (*FAMILIES, "embedded")
+SLOWEST = pytest.param("embedded", marks=pytest.mark.long)  # of the family of qwen3_vl
 SEEING = (*VISION_FAMILIES, "embedded")
 NEW_TOKENS = 10
 Case = tuple[list[dict[str, object]], list[Any]]
@@ -42,9 +43,10 @@ def cases(family: str) -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("chunks", [(4096, 5), pytest.param((16, 33), marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", [*FAMILIES, SLOWEST])
 async def test_greedy_equals_generate_in_any_chunks(
-    family: str, driver: Callable[[str], Driver]
+    family: str, chunks: tuple[int, ...], driver: Callable[[str], Driver]
 ) -> None:
     """All prompts at once, prefill mixed with decode, for several chunk sizes."""
     serving = driver(family)
@@ -52,7 +54,7 @@ async def test_greedy_equals_generate_in_any_chunks(
         reference_generate(serving.model_dir, prompt, images, NEW_TOKENS)
         for prompt, images in cases(family)
     ]
-    for chunk in (4096, 5, 16, 33):
+    for chunk in chunks:
         requests = [
             await serving.request(str(i), prompt, images, max_tokens=NEW_TOKENS)
             for i, (prompt, images) in enumerate(cases(family))

@@ -23,11 +23,11 @@ from epd.engine.models.registry import adapter_for
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from tests.engine.driver import Driver
 from tests.engine.test_decoder import fuse
-from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.engine.test_equality import NEW_TOKENS, SLOWEST, cases
 from tests.engine.tiny_models import VISION_FAMILIES
 
 CONFIG = EngineConfig(threads=1, kv_nbytes=16 << 20, quantization="fp8")
-FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava_onevision", "qwen3_vl_moe", "embedded")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava_onevision", "qwen3_vl_moe", SLOWEST)
 
 
 def eight_bits_of(plain: nn.Linear) -> Fp8Linear:
@@ -200,7 +200,7 @@ def _is_eight(module: nn.Module) -> bool:
     return isinstance(module, Fp8Linear)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "embedded"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", SLOWEST])
 async def test_kv_in_eight_bits(family: str, model_dir: Callable[[str], Path]) -> None:
     """Near the plain pool; both paths alike; in chunks of any size, since what was stored is what
     is read; and half of the bytes."""

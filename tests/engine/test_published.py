@@ -42,7 +42,6 @@ from tests.engine.published_checkpoints import (
 )
 from tests.engine.tiny_models import WITH_STATES, WITHOUT_VIDEOS
 
-MANY = 10_000  # tensors, which take seconds
 SMALLEST = {p.family: name for name, p in reversed(PUBLISHED.items())}
 WITH_IMAGES = [name for name in SMALLEST.values() if PUBLISHED[name].layout.files]
 TIED_AND_NOT = ["Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"]
@@ -59,8 +58,8 @@ def test_every_family_is_on_record() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long) if p.num_tensors > MANY else name
-        for name, p in PUBLISHED.items()
+        name if name in SMALLEST.values() else pytest.param(name, marks=pytest.mark.long)
+        for name in PUBLISHED
     ],
 )
 def test_every_tensor_is_taken_or_skipped_by_name(name: str, tmp_path: Path) -> None:

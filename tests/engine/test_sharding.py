@@ -59,7 +59,7 @@ def test_a_rank_reads_its_cuts_of_the_whole(family: str, model_dir: Any) -> None
 
     for load_format in ("auto", "dummy"):
         whole = weights(WHOLE, load_format)
-        for size in (2, 3):
+        for size in (2, 3) if load_format == "auto" else (3,):
             seen: dict[str, set[int]] = defaultdict(set)
             for rank in range(size):
                 shard = Shard(rank, size, Collectives())

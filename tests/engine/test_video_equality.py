@@ -57,7 +57,14 @@ async def prepared(serving: Driver, name: str, case: Case) -> Request:
     return request
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        *FAMILIES[1:3],
+        FAMILIES[-1],
+        *(pytest.param(family, marks=pytest.mark.long) for family in ("qwen2_vl", "qwen3_vl_moe")),
+    ],
+)
 async def test_tokens_and_logits_equal(family: str, driver: Callable[[str], Driver]) -> None:
     """Prompt ids, logits behind the prompt, and greedy tokens in chunks, all videos at once."""
     serving = driver(family)

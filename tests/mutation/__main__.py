@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.hunt import Hunt, Verdict, scratch
-from tests.mutation.mutants import ROOT, Mutant, of_modules
+from tests.mutation.mutants import ROOT, Mutant, modules, of_modules
 
 TARGETS = ("epd/roles", "epd/scheduling", "epd/fsm")
 TRANSPORTS = ("epd/transport",)  # with tests of their own, that start processes
@@ -93,9 +93,9 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen(asked: argparse.Namespace) -> list[Mutant]:
     """The mutants that were asked for, without the equivalent ones."""
-    mutants = [m for m in of_modules(targets(asked)) if m.key not in EQUIVALENT]
-    if asked.within:
-        mutants = [m for m in mutants if m.path.startswith(tuple(asked.within))]
+    within = tuple(asked.within or [""])
+    paths = tuple(path for path in modules(targets(asked)) if path.startswith(within))
+    mutants = [m for m in of_modules(paths) if m.key not in EQUIVALENT]
     if asked.only is not None:
         mutants = [m for m in mutants if any(text in m.key for text in asked.only)]
     if asked.sample is not None and asked.sample < len(mutants):

@@ -104,8 +104,16 @@ async def ask_all(gateway: Gateway, asked: list[Question]) -> None:
         assert_exact(tokens, one)
 
 
-@pytest.mark.parametrize(("caching", "ahead"), [(False, False), (True, True)])
-@pytest.mark.parametrize("chunk", [1, 16, *(pytest.param(n, marks=LONG) for n in (7, 64, 1024))])
+@pytest.mark.parametrize(
+    ("chunk", "caching", "ahead"),
+    [
+        (1, True, True),
+        (16, False, False),
+        pytest.param(1, False, False, marks=LONG),
+        pytest.param(16, True, True, marks=LONG),
+        *(pytest.param(n, i, i, marks=LONG) for n in (7, 64, 1024) for i in (False, True)),
+    ],
+)
 async def test_any_chunk_size(
     chunk: int, caching: bool, ahead: bool, shared: dict[str, Any]
 ) -> None:

@@ -284,8 +284,15 @@ def wrong_block(views: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("topology", INSTANCES)
-@pytest.mark.parametrize("damage", [zero_row, swap_rows])
-@pytest.mark.parametrize("family", ["embedded", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    ("family", "damage"),
+    [
+        ("embedded", zero_row),
+        ("qwen2_5_vl", swap_rows),
+        pytest.param("embedded", swap_rows, marks=pytest.mark.long),
+        pytest.param("qwen2_5_vl", zero_row, marks=pytest.mark.long),
+    ],
+)
 def test_one_wrong_row_is_noticed(family: str, damage: Damage, topology: str) -> None:
     directory = model_dir(family)
     tower = Spoiling(vision(directory), damage)

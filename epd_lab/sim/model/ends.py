@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from epd.fsm.kernel import State
 from epd.messages import Grant
 from epd_lab.sim.model.told import grant
@@ -29,8 +31,7 @@ class Scenario:
         return grant("room", self.rows_granted)
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """One end: its machine's state and what its process still has to do."""
 
     state: State
@@ -53,8 +54,7 @@ class End:
     written_nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True):
     producer: End
     consumer: End
     write: str = "none"  # none, running, over, zombie

@@ -11,9 +11,10 @@ fenced.  A zombie ends by itself in the end, and its engine says so; or by a fen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import incoming as i
