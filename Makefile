@@ -87,7 +87,7 @@ rules: $(STAMP)
 
 .PHONY: clean
 clean:  ## Remove the environment and everything that was made
-	rm -rf $(VENV) $(VENV)-libraries build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-libraries $(VENV)-checkers build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find epd epd_lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and by its exact pin, so that no other package's range chooses it.

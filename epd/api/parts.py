@@ -52,6 +52,7 @@ class PartsAnswer(Answer):
         super().__init__(facts, asked)
         self._parts: list[Part] = []
         self._open: Part | None = None
+        self._num_chars = 0  # of its text so far
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
         self._extras: JsonObject = {}
 
@@ -92,23 +93,28 @@ class PartsAnswer(Answer):
     # --- how parts grow ---------------------------------------------------------------------------
 
     def _grow(self, delta: Delta) -> Iterator[bytes]:
-        """What the delta does to the parts.  What goes on with an open call comes before text."""
+        """What the delta does to the parts: each piece of a call stands where its text ends."""
         self._logprobs += delta.logprobs
-        calls = list(delta.calls)
-        while calls and self._goes_on(calls[0]):
-            yield from self._add(calls.pop(0).arguments)
-        for kind, text in ((Kind.REASONING, delta.reasoning), (Kind.TEXT, delta.text)):
-            if text:
-                if self._open is None or self._open.kind is not kind:
-                    yield from self._begin(Part(len(self._parts), kind))
-                yield from self._add(text)
-        for piece in calls:
+        yield from self._tell(Kind.REASONING, delta.reasoning)
+        text = delta.text
+        for piece in delta.calls:
+            num_ahead = max(0, piece.num_ahead - self._num_chars)
+            ahead, text = text[:num_ahead], text[num_ahead:]
+            yield from self._tell(Kind.TEXT, ahead)
             if not self._goes_on(piece):
                 call = Part(len(self._parts), Kind.CALL, "", piece.call_id, piece.name, piece.index)
                 yield from self._begin(call)
             yield from self._add(piece.arguments)
+        yield from self._tell(Kind.TEXT, text)
         if delta.finish_reason:
             yield from self._close(is_whole=delta.finish_reason != "length")
+
+    def _tell(self, kind: Kind, text: str) -> Iterator[bytes]:
+        if text:
+            if self._open is None or self._open.kind is not kind:
+                yield from self._begin(Part(len(self._parts), kind))
+            yield from self._add(text)
+            self._num_chars += len(text) * (kind is Kind.TEXT)
 
     def _goes_on(self, piece: CallPiece) -> bool:
         return self._open is not None and self._open.call_index == piece.index

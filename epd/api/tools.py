@@ -212,6 +212,7 @@ class CallPiece:
     arguments: str
     call_id: str = ""
     name: str = ""
+    num_ahead: int = 0  # characters of the answer's text, from its beginning
 
     def delta(self) -> JsonObject:
         """As OpenAI streams it."""
@@ -268,17 +269,19 @@ class CallParser:
     _is_said: bool = False  # and all of its arguments
     _after_call: bool = False  # and nothing has been said since
     _pieces: list[CallPiece] = field(default_factory=list)
+    _shown: list[str] = field(default_factory=list)
+    _num_shown: int = 0  # characters of all its text so far
 
     def push(self, text: str) -> tuple[str, list[CallPiece]]:
         """Text and pieces that cannot change any more."""
         self._held += text
-        shown: list[str] = []
-        while not self.done and (self._inside(shown) if self._walk else self._outside(shown)):
+        while not self.done and (self._inside() if self._walk else self._outside()):
             pass
         if self.done:
             self._held = ""
         pieces, self._pieces = self._pieces, []
-        return "".join(shown), merged(pieces)
+        shown, self._shown = "".join(self._shown), []
+        return shown, merged(pieces)
 
     def finish(self) -> str:
         """No more text: a call that was not closed is text, unless its pieces are out."""
@@ -296,22 +299,26 @@ class CallParser:
             self._after_call = not text
         return text.rstrip("\n") if self.num_calls else text
 
-    def _outside(self, shown: list[str]) -> bool:
+    def _show(self, text: str) -> None:
+        self._shown.append(text)
+        self._num_shown += len(text)
+
+    def _outside(self) -> bool:
         """Look for the next call; False when more text is needed."""
         before, found, rest = self._held.partition(OPEN)
         if not found:
             sure = self._held[: len(self._held) - overlap(self._held, OPEN)]
             if self.num_calls:
                 sure = sure.rstrip("\n")  # they may stand before a call
-            shown.append(self._between(sure))
+            self._show(self._between(sure))
             self._held = self._held[len(sure) :]
             return False
-        shown.append(self._between(before))
+        self._show(self._between(before))
         self._held, self._walk, self._walked, self._end = rest, Walk(), 0, -1
         self._streaming = self._is_said = False
         return True
 
-    def _inside(self, shown: list[str]) -> bool:
+    def _inside(self) -> bool:
         """Take one part off what is held of a call; False when more text is needed."""
         walk, held = self._walk, self._held
         assert walk is not None
@@ -322,7 +329,7 @@ class CallParser:
                 return True
             walk.is_broken |= held.lstrip()[:1] not in ("", "{")
         if walk.is_broken or self._end >= 0:
-            return self._close(shown, walk)
+            return self._close(walk)
         if self._streaming and not self._is_said:
             end = walk.end(held, 0, depth=1)
             if not walk.is_broken:
@@ -334,7 +341,7 @@ class CallParser:
         self._walked = len(held)
         return self._end >= 0 or walk.is_broken
 
-    def _close(self, shown: list[str], walk: Walk) -> bool:
+    def _close(self, walk: Walk) -> bool:
         """The mark behind the JSON, or the next one if there is no JSON."""
         is_growing = self._streaming and not self._is_said
         at = self._held.find(CLOSE, max(self._end, 0))
@@ -348,22 +355,23 @@ class CallParser:
         if is_growing:
             self._say(body.rstrip().removesuffix("}").rstrip())
         elif not self._streaming:
-            self._read(body, shown)
+            self._read(body)
         self._walk, self._after_call = None, True
         self.done = 0 < self.limit <= self.num_calls
         return True
 
     def _begin(self, name: str, arguments: str) -> None:
         call_id = f"call_{uuid.uuid4().hex[:24]}"
-        self._pieces.append(CallPiece(self.num_calls, arguments, call_id, name))
+        self._pieces.append(CallPiece(self.num_calls, arguments, call_id, name, self._num_shown))
         self.num_calls += 1
         self._streaming = True
 
     def _say(self, arguments: str) -> None:
         if arguments:
-            self._pieces.append(CallPiece(self.num_calls - 1, arguments))
+            piece = CallPiece(self.num_calls - 1, arguments, num_ahead=self._num_shown)
+            self._pieces.append(piece)
 
-    def _read(self, body: str, shown: list[str]) -> None:
+    def _read(self, body: str) -> None:
         """A call whose keys come in another order, or text that looks like a call."""
         try:
             call = json.loads(body)
@@ -373,4 +381,4 @@ class CallParser:
         if name in self.names and isinstance(arguments, dict):
             self._begin(name, json.dumps(arguments, ensure_ascii=False))
         else:
-            shown.append(f"{OPEN}{body}{CLOSE}")
+            self._show(f"{OPEN}{body}{CLOSE}")

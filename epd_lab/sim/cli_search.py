@@ -51,6 +51,11 @@ def drill(args: argparse.Namespace) -> int:
         if parts[drill.name].reports >= ENOUGH_SEEDS
         and parts[drill.name].fires_too_seldom(drill.must_fire)
     ]
+    weak += [
+        f"{drill.name}: what it is about happened in none of its seeds"
+        for drill in chosen
+        if drill.must_fire and parts[drill.name].reports and not parts[drill.name].fired
+    ]
     return _conclude(args, summary, weak, parts)
 
 

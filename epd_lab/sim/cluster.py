@@ -37,6 +37,7 @@ from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
 from epd_lab.sim.groups import Groups, meeting_place
 from epd_lab.sim.network import SimBus
+from epd_lab.sim.own_memory import OnFound
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
 from epd_lab.sim.transfer import SimTransferEngine
@@ -45,8 +46,7 @@ from epd_lab.sim.world import World
 
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
-# Timers that are armed for life.
-MEMBERSHIP = ("MEMBERSHIP ", "INSTANCE ", "Member._beat", "StorageWatch._look")
+MEMBERSHIP = ("MEMBERSHIP ", "INSTANCE ", "Member._beat", "StorageWatch._look")  # for life
 HOUSEKEEPING = (*MEMBERSHIP, "Rooms._forget")
 OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
 OnCall = Callable[[SimProcess, str, Any], None]
@@ -168,6 +168,7 @@ class Cluster:
         self.waited_out = True  # every tombstone must be gone at the end
         self.on_deliver: OnDeliver | None = None  # in place of a role's own
         self.on_call: OnCall = lambda process, what, work: None  # of an engine, by a role
+        self.on_found: OnFound = lambda process, text: None  # by an engine
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -310,10 +311,9 @@ class Cluster:
         self, process: SimProcess, roles: tuple[str, ...]
     ) -> tuple[Engines, list[SimDevice]]:
         """Of an instance, with what they run on."""
-        settings = self.settings
         device = SimDevice(self.world.loop, process, self.world.random, "device")
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
-        pool.widen(settings.costs.pool_threads)
+        pool.widen(self.settings.costs.pool_threads)
         engines = self._engines_on(device, pool, process.instance_id, roles, 0)
         if isinstance(engines.vision, SimVisionEngine):
             engines.vision.on_call = partial(self.on_call, process)
@@ -350,7 +350,7 @@ class Cluster:
                 rank=rank,
                 size=size,
             )
-            language.poison = self.world.poison
+            language.poison, language.on_found = self.world.poison, self.on_found
         return engines
 
     def _ends(self, why: str, node: Node, reason: str) -> None:

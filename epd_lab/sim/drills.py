@@ -24,7 +24,7 @@ from epd_lab.sim.state_drills import STATE_DRILLS
 from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.tier_drills import TIER_DRILLS
 from epd_lab.sim.transfer import DataConditions
-from epd_lab.sim.workload import Workload
+from epd_lab.sim.workload import UNEVEN, Workload
 
 __all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "Drill", "by_name", "naming"]
 
@@ -45,6 +45,8 @@ DRILLS: tuple[Drill, ...] = (
             "acknowledged_rows_are_kept",
             "a_grant_waits_for_its_retry",
             "what_rests_counts_as_busy",
+            "an_answer_stops_before_its_end",
+            "a_handler_fails_when_its_work_is_done",
         ),
     ),
     Drill(
@@ -74,7 +76,7 @@ DRILLS: tuple[Drill, ...] = (
         "small-pool",
         ("F3", "F4", "F18", "F23", "F24", "F31", "F39"),
         topology="2e1p1d",
-        work=Workload(36, spread_s=0.02, image_share=1.0, num_images=36),
+        work=Workload(36, spread_s=0.02, image_share=1.0, num_images=36, grids=UNEVEN),
         fires=(
             "EMBEDDING:RESIDENT>EVICTED",
             "encodes_deferred",
@@ -222,6 +224,7 @@ DRILLS: tuple[Drill, ...] = (
             "new_registry_loses_the_absent",
             "a_new_gateway_does_not_wait",
             "a_silent_gateway_is_waited_for",
+            "a_new_gateway_begins_late",
         ),
         work=Workload(40, spread_s=1.5),
         fires=(

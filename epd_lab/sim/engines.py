@@ -208,14 +208,10 @@ class SimLanguageEngine(HashStates, LandedKv):
     ) -> None:
         """`num_landing_blocks`: 0, if KV lands in the pool.  `rank`: of a group of this size."""
         self.kv_layout = layout_of(rank, size, has_state=has_state)
-        super().__init__(self.kv_layout.state_shares[rank] if has_state else range(0))
+        super().__init__(device, self.kv_layout.state_shares[rank] if has_state else range(0))
         self._num_state_blocks = self.kv_layout.num_state_blocks
-        self.device = device
         self.num_blocks, self.kv_in_place = num_blocks, not num_landing_blocks
         self.num_landing_blocks = num_landing_blocks or num_blocks
-        self.violations: list[str] = []  # what a step found wrong in its own memory
-        self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
-        self.is_published: Callable[[int], bool] = lambda block: False
         self.on_call: OnCall = _unseen
         self.poison = Poison()
         self._costs = costs
@@ -250,8 +246,9 @@ class SimLanguageEngine(HashStates, LandedKv):
         before, self._last = self._last, _Launched({s.request_id for s in batch})
         work = partial(self._forward, batch, before, self._last)
         halfway = None if on_layers is None else partial(self._halfway, batch, before, on_layers)
-        over = self.device.run(cost_s, self._costs.jitter, work, halfway, call="step")
-        return self.poison.step(self.device.process, batch, over)
+        run, jitter = self.device.run, self._costs.jitter
+        launch = partial(run, cost_s, jitter, work, halfway, call="step")
+        return self.poison.step(self.device.process, batch, launch)
 
     def _halfway(
         self, batch: Sequence[StepSequence], before: _Launched, on_layers: OnLayers
@@ -303,18 +300,19 @@ class SimLanguageEngine(HashStates, LandedKv):
             return StepFailure("it waits for a token that the previous step did not sample")
         if needed > len(table) * BLOCK_SIZE:
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
-        if not self.is_leased(sequence.block_table):
-            self.violations.append(f"{sequence.request_id}: its blocks were given back in a step")
+        self.check_leased(f"{sequence.request_id} in a step", sequence.block_table)
         written = {table[at // BLOCK_SIZE] for at in range(start, needed)}
         written.update(sequence.block_table[: self._num_state_blocks])
-        if any(map(self.is_published, written)):
-            self.violations.append(f"{sequence.request_id}: wrote what others can find")
-        if prefix[12::RECORD_NBYTES] != _INDEX_LOW[:start]:
-            self.violations.append(f"{sequence.request_id}: KV of another text at its blocks")
+        self.check_private(sequence.request_id, written)
+        if (indices := prefix[12::RECORD_NBYTES]) != _INDEX_LOW[:start]:
+            at = next(at for at in range(start) if indices[at] != _INDEX_LOW[at])
+            block = table[at // BLOCK_SIZE]
+            self.found(f"{sequence.request_id}: KV of another text in block {block}, token {at}")
         if golden.IMAGE_TOKEN in sequence.token_ids:
             rows = _rows_by_position(sequence.spans)
-            if not all(rows.get(at) for at in _placeholders(sequence)):
-                self.violations.append(f"{sequence.request_id}: a placeholder without its row")
+            bare = [start + at for at in _placeholders(sequence) if not rows.get(at)]
+            if bare:
+                self.found(f"{sequence.request_id}: placeholders {bare} are without their rows")
         records = self._records(sequence, prefix)
         self._store(sequence, records, last_layer=NUM_LAYERS - 1)
         kv = prefix + b"".join(records)
@@ -353,10 +351,8 @@ class SimLanguageEngine(HashStates, LandedKv):
     def _copy(self, sequence: StepSequence) -> None:
         """Blocks of states, before anything of the step is read."""
         for pair in sequence.copies:
-            if not self.is_leased(pair):
-                self.violations.append(f"{sequence.request_id}: a state was given away in a step")
-            if self.is_published(pair[1]):
-                self.violations.append(f"{sequence.request_id}: wrote what others can find")
+            self.check_leased(f"{sequence.request_id}, its state in a step", pair)
+            self.check_private(sequence.request_id, pair[1:])
             source, target = self.kv_views(pair)
             target[:] = source
 

@@ -18,7 +18,9 @@ from epd.engine.base import StepSequence, part
 from epd.layouts import KvLayout, blocks_of_runs
 from epd_lab.sim import golden
 from epd_lab.sim.breaks import Breaks
+from epd_lab.sim.device import SimDevice
 from epd_lab.sim.golden import NUM_HEADS, STATE_NBYTES
+from epd_lab.sim.own_memory import OwnMemory
 
 BLOCK_NBYTES = golden.KV_LAYOUT.block_nbytes
 MOST_RANKS = 3  # of a simulated group
@@ -56,19 +58,18 @@ def _shared(rank: int, size: int, *, has_state: bool) -> KvLayout:
     )
 
 
-class HashStates:
+class HashStates(OwnMemory):
     """What a `LanguageEngine` has of them."""
 
     kv_layout: KvLayout
-    violations: list[str]
-    is_leased: Callable[[Sequence[int]], bool]
     on_call: Callable[[str, Any], None]
     _breaks: Breaks
     _copy_s: float
     _kv: memoryview
 
-    def __init__(self, heads: range) -> None:
+    def __init__(self, device: SimDevice, heads: range) -> None:
         """`heads`: the own ones, by their place in the model."""
+        super().__init__(device)
         self._state_heads = heads
 
     def _advance(self, sequence: StepSequence, prefix: bytes, new: bytes) -> None:
@@ -77,10 +78,11 @@ class HashStates:
             stored = self._hash_at(sequence.block_table, place)
             before = bytes(stored) if sequence.start else b""
             if before and before != golden.state(b"", prefix, head):
+                block = sequence.block_table[place // _PER_BLOCK]
                 text = f"{sequence.request_id}: the state of another text, or of another head"
-                self.violations.append(f"{text} than {head}")
+                self.found(f"{text} than {head}, in block {block}")
             if sequence.num_drafts:
-                self.violations.append(f"{sequence.request_id}: a state that drafts have changed")
+                self.found(f"{sequence.request_id}: a state that drafts have changed")
             stored[:] = golden.state(before, new, head)
 
     async def fetch_state(
@@ -101,8 +103,7 @@ class HashStates:
     ) -> None:
         await asyncio.sleep(self._copy_s)
         self.on_call("land_state", blocks)
-        if not self.is_leased(blocks):
-            self.violations.append("a state was taken in where its blocks had been given back")
+        self.check_leased("a state that was taken in", blocks)
         landed = b"".join(memory[s * BLOCK_NBYTES : (s + 1) * BLOCK_NBYTES] for s in slots)
         for heads, start in pieces:
             for at, place in enumerate(heads):

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from epd_lab.sim.own_memory import OwnMemory
 
-class LandedKv:
+
+class LandedKv(OwnMemory):
     """What a `LanguageEngine` has of it."""
 
     kv_in_place: bool
     num_landing_blocks: int
-    violations: list[str]
-    is_leased: Callable[[Sequence[int]], bool]
     kv_views: Callable[[Sequence[int]], list[memoryview]]
     _copy_s: float
     _kv: memoryview
@@ -34,8 +34,7 @@ class LandedKv:
         if self.kv_in_place:
             return
         await asyncio.sleep(self._copy_s)
-        if not self.is_leased(blocks):
-            self.violations.append("KV was taken in where its blocks had been given back")
+        self.check_leased("KV that was taken in", blocks)
         targets = self.kv_views(blocks)
         nbytes = len(memory) // self.num_landing_blocks
         for slot, target in zip(slots, targets, strict=True):

@@ -25,7 +25,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         work=IMAGES,
         faults=(Fault("mute", "p0", point="MESSAGE:Grant", nth=8, other="e0"),),
         must_fire=0.7,
-        mutants=("no_link_is_doubted",),
+        mutants=("no_link_is_doubted", "mute_links_are_given_up"),
         fires=(
             "LINK:MUTE>CARRIES",
             "links_opened_anew",

@@ -67,7 +67,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         settings=Settings(costs=Costs(step_base_s=0.02), num_blocks=256),
         faults=(Fault("kill", "p0", duration_s=0.3),),
         fires=("INSTANCE:EpochReplaced",),
-        mutants=("whoever_used_the_lost_is_tried_again",),
+        mutants=("whoever_used_the_lost_is_tried_again", "keys_of_what_is_over_go_by_a_clock"),
     ),
     Drill(
         "kill-decode",

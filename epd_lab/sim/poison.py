@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from epd.engine.base import EngineError, StepResult, StepSequence
+from epd.engine.base import DeviceLost, EngineError, StepResult, StepSequence
 from epd_lab.sim.process import SimProcess
 
 Kill = Callable[[SimProcess], None]
@@ -62,11 +62,21 @@ class Poison:
         finally:
             self._at_hand[process.name].subtract(begun)
 
-    def step(self, process: SimProcess, batch: Sequence[StepSequence], over: Step) -> Step:
-        """What is in a step until it is over."""
+    def step(
+        self, process: SimProcess, batch: Sequence[StepSequence], launch: Callable[[], Step]
+    ) -> Step:
+        """What is in a step until it is over; what a device was lost with stays: its process ends
+        with that."""
         keys = [request_of(sequence.request_id) for sequence in batch]
-        self._at_hand[process.name].update(keys)
-        over.add_done_callback(lambda _: self._at_hand[process.name].subtract(keys))
+        at_hand = self._at_hand[process.name]
+        at_hand.update(keys)
+        over = launch()
+
+        def is_over(step: Step) -> None:
+            if step.cancelled() or not isinstance(step.exception(), DeviceLost):
+                at_hand.subtract(keys)
+
+        over.add_done_callback(is_over)
         return over
 
     def at_hand(self, name: str) -> list[str]:

@@ -37,7 +37,7 @@ class Job:
             return drills.by_name(self.name).calmed().plan(self.seed)
         if self.kind == "check":
             return search.nth_kill(self.name, self.seed)
-        return swarm.draw_plan(self.seed, groups=True)
+        return swarm.draw_plan(self.seed, groups=True, varied=True)
 
     def title(self) -> str:
         """What the run is called: in file names of reports too."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from epd.config import EncodeConfig, EngineConfig, SpeculativeConfig
-from epd_lab.sim import golden, swarm_ranks
+from epd_lab.sim import golden, swarm_ranks, swarm_times
 from epd_lab.sim.breaks import CALLS
 from epd_lab.sim.client import Record
 from epd_lab.sim.cluster import GATEWAY, Settings, parse_topology
@@ -22,7 +22,7 @@ from epd_lab.sim.run import Plan
 from epd_lab.sim.storage import DiskConditions
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.wishes import LOOKING_BACK, MIXED
-from epd_lab.sim.workload import Workload
+from epd_lab.sim.workload import GRIDS, UNEVEN, Workload
 
 DAY_S = 86400.0
 TOPOLOGIES = ("1e1p1d", "1e1pd", "1epd", "2epd", "2e1p1d", "1e2p1d", "1e1p2d", "2e2p2d", "1ep1d")
@@ -159,11 +159,15 @@ def _single_points(topology: str) -> set[str]:
     return single
 
 
-def draw_plan(seed: int, *, groups: bool = False) -> Plan:
-    """`groups`: some have groups of ranks; without, they are what they were before there were."""
+def draw_plan(seed: int, *, groups: bool = False, varied: bool = False) -> Plan:
+    """`groups`: some have groups of ranks; `varied`: time-outs and the sizes of images are drawn,
+    too.  Without, plans are what they were before there was that."""
     random = KeyedRandom(seed, "swarm")
     topology = random.pick(TOPOLOGIES, "topology")
-    asks = _draw_workload(random).draw(random.stream("work"))
+    work = _draw_workload(random)
+    if varied:
+        work = replace(work, grids=random.pick((GRIDS, UNEVEN), "grids"))
+    asks = work.draw(random.stream("work"))
     names = [name for name, _ in parse_topology(topology)]
     count = random.below(3, "faults") + (random.uniform("none") > 0.2)
     faults = tuple(_draw_fault(random.stream("fault", n), names) for n in range(count))
@@ -174,6 +178,8 @@ def draw_plan(seed: int, *, groups: bool = False) -> Plan:
         faults += (Fault("poison", "all", at_s, call=call, duration_s=0.4),)
     conditions, data = _draw_conditions(random)
     settings = _draw_settings(random)
+    if varied:
+        settings = replace(settings, timing=swarm_times.draw(random.stream("times")))
     ranks = random.stream("ranks")
     if groups and ranks.chance(0.5 if settings.has_state else 0.25, "groups"):
         topology = swarm_ranks.with_ranks(ranks, topology)

@@ -17,6 +17,7 @@ from epd_lab.sim.sampler import EOS, FIRST_WORD
 
 WHOLE = 4  # tokens per word of answers that nobody reads as they grow
 GRIDS = ((1, 2, 4), (1, 4, 4), (1, 4, 8), (1, 8, 8))
+UNEVEN = ((1, 2, 4), (1, 4, 6), (1, 6, 6), (1, 6, 10))  # whose last slot is never full
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class Workload:
     leave_share: float = 0.0  # of these, who leave between two stages
     kinds: tuple[str, ...] = wishes.MIXED  # of wishes
     stop_share: float = 0.0  # of clients with a stop string, one word of few
+    grids: tuple[tuple[int, int, int], ...] = GRIDS  # of images, in turn
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -199,7 +201,7 @@ class Workload:
 
     def _image(self, random: KeyedRandom, n: int) -> Image:
         number = random.below(self.num_images, "picture", n)
-        grid = GRIDS[number % len(GRIDS)]
+        grid = self.grids[number % len(self.grids)]
         if random.chance(self.broken_share, "broken", n):
             return Image(f"bad{number}", grid, ("broken", "unencodable")[number % 2])
         if random.chance(self.slow_share, "slow", n):

@@ -24,6 +24,7 @@ from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rand import KeyedRandom
 from epd_lab.sim.transfer import DataConditions, Fabric
 
+MAX_VIOLATIONS = 20  # that are kept of a run
 TRACE_LENGTH = 200_000
 CLOCK_SPREAD_S = 100_000.0
 DIGESTED_AT_ONCE = 512
@@ -229,7 +230,7 @@ class World:
 
     def violate(self, text: str) -> None:
         """A checker found something; the run goes on, the first violation is the one to read."""
-        if len(self.violations) < 20:
+        if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(f"{self.loop.now_s:.4f} s: {text}")
         self.trace("violation", text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import aiohttp
@@ -13,6 +14,9 @@ from epd.config import GatewayConfig
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import serving
 from tests.api.test_prepare import part, png, user
+from tests.api.test_video import frames_part, prompt_of
+from tests.api.test_video import part as video_part
+from tests.engine.videos import film
 
 ALICE = {b"authorization": b"Bearer alice"}
 BOB = {b"authorization": b"Bearer bob"}
@@ -28,6 +32,34 @@ def test_content_and_all_that_shapes_its_rows_is_the_identity() -> None:
     ]
     assert len({mm_hash(*given) for given in [parts, *others]}) == 5
     assert mm_hash(*parts) == mm_hash(*parts)
+
+
+def test_every_byte_of_the_content_counts() -> None:
+    """F81: first, last, at the edges of pieces, one more or less; and no two of many collide."""
+    content = random.Random(1).randbytes(300_000)
+    edges = (0, 1 << 12, 1 << 16, 1 << 17, 1 << 18, len(content))
+    places = {at + by for at in edges for by in (-1, 0, 1) if 0 <= at + by < len(content)}
+    others = [content, content[:-1], content + b"\0"]
+    others += [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in places]
+    others += [str(n).encode() for n in range(2000)]
+    hashes = {mm_hash("scope", other, "processor", "model") for other in others}
+    assert len(hashes) == len(others) and {len(found) for found in hashes} == {64}
+
+
+async def test_what_differs_behind_its_first_64_kib_is_another() -> None:
+    """Images, films and frames, as they come."""
+    tails = [random.Random(1).randbytes(100_000) + end for end in (b"one", b"two")]
+    preparer = Preparer(GatewayConfig(model_dir=str(Path(CHECKPOINT))))
+    free = (8 + len(tails[0])).to_bytes(4, "big") + b"free"  # a box that films may end with
+    for same in (
+        [part(png(64, 64) + tail) for tail in tails],
+        [video_part(film(1) + free + tail) for tail in tails],
+        [frames_part(png(64, 64), png(64, 64) + tail) for tail in tails],
+    ):
+        prompts = [await prompt_of(preparer, one, "?") for one in same]
+        names = {prompt.items[0].mm_hash for prompt in prompts}
+        assert len(names) == 2, "another content is another image"
+    await preparer.close()
 
 
 def test_a_tenant_is_its_key_and_its_name_together() -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
+import os
 import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 import epd.tiny
 from epd_lab.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
-from tests.e2e.client import post_all
-from tests.e2e.server import Server, serving
+from tests.e2e.client import Body, image_part, in_session, png, post_all
+from tests.e2e.server import READY_S, Server, serving, wait_for
+from tests.e2e.streams import TOLD, WITHOUT_END, Streamed, stream
+from tests.engine.conftest import drawn_image
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -54,6 +62,51 @@ async def test_answers_are_those_of_one_process_and_right(
     rate = right / len(said)
     print(f"{right} of {len(said)} right; the evaluation's table has {evaluated():.3f}")
     assert rate >= 0.95 * evaluated()
+
+
+def asking(*parts: Body | str, **settings: object) -> Body:
+    content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0} | settings
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(READY_S):
+        while not what():
+            await asyncio.sleep(0.02)
+
+
+async def test_decode_goes_on_while_it_receives(apart: Server) -> None:
+    """F27: a prompt has begun to move to decode, and waits in its middle for an encoder that
+    stands still; the tokens of who decodes there come meanwhile."""
+    encoder = apart.pid("e0")
+    image = image_part(png(drawn_image(424242, 90, 70)))
+    begun = asking("Look at this. " * 30, image, "?", max_tokens=4, **WITHOUT_END, **TOLD)
+    talks, waits = Streamed(), Streamed()
+
+    def both_are_there() -> bool:
+        held = apart.metrics().get('epd_in_use{instance="d0",kind="requests"}', 0.0)
+        return held == 2 or bool(waits.tokens)
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        long = asking("Tell me all.", max_tokens=3000, **WITHOUT_END, **TOLD)
+        talking = asyncio.create_task(stream(session, apart.base_url, long, talks))
+        await until(lambda: len(talks.tokens) > 5)
+        os.kill(encoder, signal.SIGSTOP)
+        try:
+            waiting = asyncio.create_task(stream(session, apart.base_url, begun, waits))
+            await asyncio.to_thread(lambda: wait_for(both_are_there, READY_S, "d0 has both"))
+            num_said = len(talks.tokens)
+            await until(lambda: len(talks.tokens) > num_said + 20)
+            assert not waits.tokens and not talks.is_done, "nothing was received meanwhile"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # replaced, if this took too long
+                os.kill(encoder, signal.SIGCONT)
+        await waiting
+        talking.cancel()
+
+    await in_session(work)
+    assert len(waits.tokens) == 4 and waits.is_done, waits
+    apart.check_all_returned()
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ LONG = pytest.mark.long
 
 RECEIPT = question("What is the total?", data_url((SAMPLES / "receipt-cafe.png").read_bytes()))
 ANSWER = "10.85"
+WAITS = question("hello", max_tokens=3, stream=True)
 
 
 def ask(server: Server, body: Body, timeout_s: float = 60.0 * SLOW) -> bytes:
@@ -161,18 +163,30 @@ class DiscardingAll:
 
 
 def test_open_requests_are_finished_first() -> None:
-    """The supervisor drains: what has begun ends whole, then everything stops."""
+    """The supervisor drains: what has begun ends whole, then everything stops.  So does what is
+    on its way between the gateway and a worker that stands still, and has not heard of it."""
     body = RECEIPT | {"max_tokens": 600, "ignore_eos": True, "stream": True}
     with discarding(Server("1e1p1d").wait_ready()) as server:
         replies: list[bytes] = []
-        asking = threading.Thread(target=lambda: replies.append(ask(server, body)))
-        asking.start()
+        prefill = server.pid("p0")
+        open_ones = [threading.Thread(target=lambda: replies.append(ask(server, body)))]
+        open_ones[0].start()
         wait_for(lambda: server.metrics().get("epd_output_tokens_total", 0) > 5, 60, "it answers")
-        status = server.stop(signal.SIGTERM)
-        asking.join(STOP_S)
+        os.kill(prefill, signal.SIGSTOP)
+        open_ones.append(threading.Thread(target=lambda: replies.append(ask(server, WAITS))))
+        open_ones[1].start()
+        wait_for(lambda: server.metrics().get("epd_open_requests", 0) == 2, 60, "both are open")
+        server.send(signal.SIGTERM)
+        server.says("draining", STOP_S)
+        os.kill(prefill, signal.SIGCONT)
+        status = server.wait()
+        for asking in open_ones:
+            asking.join(STOP_S)
         assert status == 0
-        assert replies and replies[0].endswith(b"data: [DONE]\n\n"), server.text
+        whole = [reply.endswith(b"data: [DONE]\n\n") for reply in replies]
+        assert whole == [True, True] and b'"error"' not in b"".join(replies), server.text
         assert "Traceback" not in server.text
+        server.check_nothing_left()
 
 
 @pytest.mark.long

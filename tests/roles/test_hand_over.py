@@ -229,12 +229,14 @@ def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
 # --- decode ---------------------------------------------------------------------------------------
 
 
-def offered(at: Desk, num_tokens: int = NUM_TOKENS, source: str = "p0") -> tuple[Request, Any]:
+def offered(
+    at: Desk, num_tokens: int = NUM_TOKENS, source: str = "p0", key: str = "r"
+) -> tuple[Request, Any]:
     """d0 is offered a prompt; its request and its room."""
     due = due_s(at)
     message = KvOffer(
-        room="r/1/kv",
-        request_id="r",
+        room=f"{key}/1/kv",
+        request_id=key,
         attempt=1,
         num_prompt_tokens=num_tokens,
         num_emitted=0,
@@ -246,8 +248,8 @@ def offered(at: Desk, num_tokens: int = NUM_TOKENS, source: str = "p0") -> tuple
         first_token_deadline_s=due - 5.0,
     )
     at.tell("on_kv_offer", message, source)
-    request = at.role._requests.get("r/1")
-    return request, at.cluster.instance("d0").incoming.find("r/1/kv")
+    request = at.role._requests.get(f"{key}/1")
+    return request, at.cluster.instance("d0").incoming.find(f"{key}/1/kv")
 
 
 def test_what_prefill_is_granted() -> None:

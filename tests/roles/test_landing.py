@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
+from epd.failure import Failure, FailureKind
+from epd.fsm import incoming
+from epd.fsm import request as fsm
 from epd.messages import KvLayout
 from epd.roles.compose import Engines
 from epd.roles.landing import Landing
@@ -23,9 +27,13 @@ from epd.transport.backend import BackendSettings
 from epd.transport.cuda import CudaTransferEngine
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.routing import RoutingTransferEngine
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.golden import BLOCK_SIZE
 from tests.roles.cluster import Cluster
+from tests.roles.desk import desk
 from tests.roles.golden import answer, assert_exact, question
 from tests.roles.test_exactness import SMALL
+from tests.roles.test_hand_over import kv_state, offered
 from tests.transport.fake_device import FakeDevice
 
 SLOTS = 8
@@ -122,6 +130,33 @@ def test_the_queue_is_in_order_and_lets_go() -> None:
         landing.release(leased[room])
     assert landing.num_leased == 0
     assert landing.fits(4) and not landing.fits(5)
+
+
+@pytest.mark.parametrize("how", ["arrived", "failed", "called off", "leaves the line"])
+def test_who_waits_for_memory_to_land_in_is_woken(how: str) -> None:
+    """When some of it is free again, or who was first in line has left."""
+    with desk("1e1p1d", "d0", "decode", Settings(num_landing_blocks=4)) as at:
+        rooms = at.cluster.instance("d0").incoming
+        (_, first), (second, line), (_, last) = (
+            offered(at, 3 * BLOCK_SIZE, key="a"),
+            offered(at, 3 * BLOCK_SIZE, key="b"),
+            offered(at, BLOCK_SIZE, key="c"),
+        )
+        waits = incoming.S.AWAITING_LANDING
+        assert [room.state is waits for room in (first, line, last)] == [False, True, True]
+        if how == "arrived":
+            first.kv = kv_state()
+            with mock.patch.object(at.role._requests, "fire"):
+                at.do(lambda: at.role.concluded(first, None))
+        elif how == "failed":
+            failure = Failure(FailureKind.ENGINE, "because")
+            at.do(rooms.fire, first, incoming.AbortReceived(failure))
+        elif how == "called off":
+            at.do(rooms.fire, first, incoming.CancelRequested())
+            at.do(rooms.fire, first, incoming.CancelAcked())
+        else:
+            at.do(at.role._requests.fire, second, fsm.AbortReceived())
+        assert line.state is not waits and last.state is not waits
 
 
 async def test_answers_are_exact_over_the_memory_of_devices(

@@ -74,6 +74,18 @@ def joins(said: list[Any]) -> list[Join]:
     return [message for message in said if isinstance(message, Join)]
 
 
+def test_of_two_lost_lives_of_one_name_a_join_tells_the_last() -> None:
+    """A life that is over bars those before it: the first would let the second in again."""
+    lives = [("p0", 10), ("p0", 2), ("d0", 1), ("p0", 1), ("p0", 11), ("p0", 9)]
+    for told in (lives, lives[::-1]):
+        with member() as at:
+            at.actor.lost.clear()
+            at.actor.lost.update(told)
+            at.do(at.role.send_join, at.role.membership, None)
+            (join,) = joins(at.messages())
+            assert join.lost == (("d0", 1), ("p0", 11))
+
+
 def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
     with member() as at:
         role = at.role

@@ -330,6 +330,16 @@ def test_what_an_earlier_registry_gave_up_is_over_here_too() -> None:
         assert isinstance(join(at, info_of(at, "e7", 3))[0], Welcome)
 
 
+def test_two_lives_of_one_name_in_a_join_are_both_over() -> None:
+    """The one that is a member here, and its next, which comes later."""
+    with desk("1e1p1d", GATEWAY, "registry") as at:
+        assert Welcome in map(type, join(at, info_of(at, "e0"), lost=(("p0", 1), ("p0", 2))))
+        assert states(at)["p0:1"] is S.LOST and {("p0", 1), ("p0", 2)} <= at.actor.lost
+        (refused,) = join(at, info_of(at, "p0", 2))
+        assert isinstance(refused, JoinRefused)
+        assert isinstance(join(at, info_of(at, "p0", 3))[0], Welcome)
+
+
 def test_so_many_who_are_gone_lost_or_refused_are_remembered() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         at.role._lost.extend(range(MAX_LOST + 1))

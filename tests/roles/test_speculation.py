@@ -15,10 +15,11 @@ from epd.api.structured import Constraint, to_grammar
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.fsm.request import Request
-from epd.messages import SamplingParams
+from epd.fsm.request import LastTokenSampled, Request
+from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Engines, Gateway
 from epd.roles.speculation import Speculation
+from epd.roles.step import token_event, until_end
 from epd.tiny import CHECKPOINT
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, assert_exact, question
@@ -170,6 +171,33 @@ def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
         speculation.draft(request, has_room=has_room)
         assert request.num_left == 1
         assert bool(request.drafts) == (text[4] == 1)
+
+
+@pytest.mark.parametrize("num_moved", [0, 1, 3, 6, 7])
+@pytest.mark.parametrize(("min_tokens", "max_tokens"), [(0, 99), (5, 99), (7, 99), (8, 9), (0, 4)])
+def test_an_answer_ends_where_it_would_have_ended_before_it_moved(
+    num_moved: int, min_tokens: int, max_tokens: int
+) -> None:
+    """Which of the tokens behind drafts end it: those of earlier attempts count."""
+    end = 3
+    said = [TokenLogprobs(t, 0.0) for t in (10, 11, end, 12, 13, 14, end, 15, end, 16)]
+    sampling = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=(end,))
+    ends = [
+        count
+        for count, token in enumerate(said, 1)
+        if count == max_tokens or (token.token_id == end and count > min_tokens)
+    ]
+    if ends[0] <= num_moved:
+        return  # it has ended where it was
+    message: Any = SimpleNamespace(
+        sampling=sampling, gateway=None, deadline_s=0, items=(), num_emitted=num_moved
+    )
+    request = Request("r/2", message, tuple(range(20, 24 + num_moved)))
+    counted = until_end(request, said[num_moved:])
+    assert num_moved + len(counted) == ends[0]
+    event = token_event(request, len(counted), counted, decoding=True)
+    assert isinstance(event, LastTokenSampled)
+    assert event.finish_reason == ("stop" if said[ends[0] - 1].token_id == end else "length")
 
 
 @pytest.mark.parametrize(("config", "num_left"), [(SpeculativeConfig(), 1), (NGRAM, -1)])

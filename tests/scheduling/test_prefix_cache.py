@@ -49,6 +49,12 @@ def test_two_scopes_have_no_key_in_common(tokens: list[int], one: str, other: st
     assert bool(shared) is (one == other)
 
 
+def test_no_two_of_many_texts_collide() -> None:
+    """F81: a part of a digest would be enough for few."""
+    texts = [[n] * BLOCK for n in range(2000)]
+    assert len({key for text in texts for key in keys_of(text)}) == len(texts)
+
+
 def test_two_images_of_one_size_never_collide() -> None:
     text = [1, 1, 7, 7, 7, 7, 7, 7, 1, 1, 1, 1]
     one, other = keys_of(text, ("a", 2, 6)), keys_of(text, ("b", 2, 6))

@@ -9,19 +9,25 @@ from unittest import mock
 
 from msgspec.structs import replace as replace_struct
 
+from epd.api.port import Generation as Prepared
+from epd.api.port import GenerationStream
 from epd.config import Timing
 from epd.failure import Failure, FailureKind
 from epd.fsm import encoding, generation, incoming
 from epd.fsm.incoming import Incoming
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
+from epd.fsm.link import EchoReceived, Link
 from epd.fsm.request import Request
-from epd.messages import Address
+from epd.messages import Address, TokenLogprobs
+from epd.roles import step
+from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.dispatch import Dispatcher
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
+from epd.roles.links import Links
 from epd.roles.losses import Losses
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
@@ -256,4 +262,91 @@ def an_abort_is_confirmed_once() -> Iterator[None]:
             on_abort(self, received)
 
     with mock.patch.object(Requests, "on_abort", once):
+        yield
+
+
+# --- what clients see, and what nobody does -------------------------------------------------------
+
+
+@mutant
+def an_answer_stops_before_its_end() -> Iterator[None]:
+    """Decode says that a word ends the answer, and the last token never comes."""
+    finish_reason = step._finish_reason
+
+    def early(request: Request, token: TokenLogprobs, total: int) -> str:
+        if total == request.sampling.max_tokens - 1:
+            return "stop"
+        return finish_reason(request, token, total)
+
+    with mock.patch.object(step, "_finish_reason", early):
+        yield
+
+
+@mutant
+def a_new_gateway_begins_late() -> Iterator[None]:
+    """F35: whoever asks a gateway that has restarted is kept waiting, though all are there."""
+    start = GatewayRole.start_generation
+
+    def later(self: GatewayRole, stream: GenerationStream, prepared: Prepared) -> None:
+        def begin() -> None:
+            start(self, stream, prepared)
+
+        if self.actor.address.epoch > 1:
+            self.actor.timers.call_later(4.0, begin)
+        else:
+            begin()
+
+    with mock.patch.object(GatewayRole, "start_generation", later):
+        yield
+
+
+@mutant
+def a_handler_fails_when_its_work_is_done() -> Iterator[None]:
+    """F14: its message is handled, and an exception is dropped with it each time."""
+    on_heartbeat = Registry.on_heartbeat
+
+    def and_fail(self: Registry, received: Received) -> None:
+        on_heartbeat(self, received)
+        raise LookupError("it is done")
+
+    with mock.patch.object(Registry, "on_heartbeat", and_fail):
+        yield
+
+
+@mutant
+def keys_of_what_is_over_go_by_a_clock() -> Iterator[None]:
+    """F43: what a gateway holds for a request comes back long after its answer."""
+    ended = Affinity.ended
+
+    def later(self: Affinity, machine: generation.Generation) -> None:
+        kept = self._keys.get(machine.key)
+        ended(self, machine)
+
+        def forget() -> None:
+            self._keys.pop(machine.key, None)
+
+        if kept is not None:
+            self._keys[machine.key] = kept
+            self.actor.timers.call_later(12.0, forget)
+
+    with mock.patch.object(Affinity, "ended", later):
+        yield
+
+
+@mutant
+def mute_links_are_given_up() -> Iterator[None]:
+    """F48: what waits goes on elsewhere, and the connection stays as it is."""
+    give_up = Links.give_up
+
+    def and_forget(self: Links, machine: Link, event: Event) -> None:
+        give_up(self, machine, event)
+
+        def forget() -> None:
+            self.fire(machine, EchoReceived())
+
+        self.actor.timers.call_later(0.01, forget)
+
+    with several(
+        mock.patch.object(Links, "_open_anew"), mock.patch.object(Links, "give_up", and_forget)
+    ):
         yield

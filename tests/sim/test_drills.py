@@ -111,6 +111,16 @@ def test_a_sign_that_shows_anyway_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert main(["sim", "replay", "calm", "kill-encode", "--seed", "0"]) == 1
 
 
+def test_a_drill_whose_fault_never_happened_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However few its seeds are."""
+    never = replace(drills.by_name("kill-encode"), fires=("INCOMING:NOWHERE>NOWHERE",))
+    monkeypatch.setattr("epd_lab.sim.drills.DRILLS", (never,))
+    assert main(["sim", "drill", "kill-encode", "--seed", "1", "--jobs", "1"]) == 1
+    assert "what it is about happened in none of its seeds" in capsys.readouterr().out
+
+
 def test_all_faults_and_all_signs_make_a_drill() -> None:
     drill = drills.by_name("kill-encode")
     result = run(drill.plan(1))

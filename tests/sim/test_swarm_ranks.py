@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import msgspec
 import pytest
 
+from epd_lab.sim import swarm_times
+from epd_lab.sim.rand import KeyedRandom
 from epd_lab.sim.run import run
 from epd_lab.sim.swarm import draw_plan
 
@@ -13,8 +16,7 @@ from epd_lab.sim.swarm import draw_plan
 @pytest.mark.parametrize("seed", [57003784, 57004534, 57006733, 59000296])
 def test_seeds_that_once_failed(seed: int) -> None:
     """SIGTERM while ranks load; a rank that ends while KV is taken in; a group that forms late; a
-    question about an attempt that failed, before the next one.  Another is in `NOTICED`, with what
-    made it fail."""
+    question about an attempt that failed, before the next one."""
     plan = draw_plan(seed, groups=True)
     assert ":tp" in plan.topology
     assert run(plan).violations == []
@@ -36,3 +38,27 @@ def test_groups_hand_states_over() -> None:
     result = run(plan)
     assert result.violations == []
     assert result.fired["state_came_by_heads"]
+
+
+def test_time_outs_are_drawn_and_keep_their_order() -> None:
+    """And no two of them are always equal, so that none can stand for another."""
+    drawn = [swarm_times.draw(KeyedRandom(seed, "times")) for seed in range(200)]
+    for timing in drawn:
+        assert 2 * timing.heartbeat_interval_s < timing.suspect_after_s < timing.lost_after_s
+        assert timing.group_step_timeout_s < timing.stall_timeout_s
+    names = [name for name in swarm_times.TIMES if len({getattr(t, name) for t in drawn}) > 1]
+    assert names == [*swarm_times.TIMES]
+    for one in names:
+        for other in names:
+            if one != other:
+                assert any(getattr(t, one) != getattr(t, other) for t in drawn), (one, other)
+    assert {*msgspec.structs.asdict(drawn[0])} - {*names} == {
+        *("first_token_timeout_s", "token_timeout_s", "request_timeout_s"),
+        *("topology_timeout_s", "group_join_timeout_s", "max_attempts"),
+    }
+
+
+def test_without_it_a_plan_is_what_it_was() -> None:
+    before, plan = draw_plan(8, groups=True), draw_plan(8, groups=True, varied=True)
+    differ = {f.name for f in fields(plan) if getattr(plan, f.name) != getattr(before, f.name)}
+    assert differ <= {"asks", "settings"} and "settings" in differ

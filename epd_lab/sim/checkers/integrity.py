@@ -8,6 +8,7 @@ very life of the peer that it was granted to.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,11 +16,11 @@ from epd.engine.base import Rows, SlotRows
 from epd.fsm import embedding, incoming
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.engines import SimLanguageEngine
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.transfer import Write
 from epd_lab.sim.workload import Ask, mm_hash_of
 
+MOST_FOUND = 3
 _MAY_BE_WRITTEN = frozenset(
     {
         incoming.S.RESERVED,
@@ -40,6 +41,8 @@ class Integrity(Checker):
         self.expect(record.ask for record in context.clients.records)
         context.world.watch(self._watch, incoming.SlotsLeased, embedding.Loaded)
         context.world.fabric.on_land = self._landed
+        context.cluster.on_found = self._found
+        self._num_found: Counter[str] = Counter()  # by process
 
     def expect(self, asks: Iterable[Ask]) -> None:
         """The images of these requests will come."""
@@ -86,12 +89,8 @@ class Integrity(Checker):
                     f"{lease.peer.instance_id}:{lease.peer.epoch}"
                 )
 
-    def at_end(self) -> None:
-        for node in self.context.cluster.nodes.values():
-            for text in node.language.violations[:3] if node.language else ():
-                self.violate(f"{node.process.name}: {text}")
-        for rank in self.context.cluster.groups.followers.values():
-            language = rank.engines.language
-            found = language.violations if isinstance(language, SimLanguageEngine) else []
-            for text in found[:3]:
-                self.violate(f"{rank.process.name}: {text}")
+    def _found(self, process: SimProcess, text: str) -> None:
+        """By an engine, in its own memory: the first of each are enough to read."""
+        self._num_found[process.name] += 1
+        if self._num_found[process.name] <= MOST_FOUND:
+            self.violate(f"{process.name}: {text}")
