@@ -66,6 +66,7 @@ TORCH_FREE = (
     "epd.engine.families",
     "epd.engine.film_header",
     "epd.engine.fingerprint",
+    "epd.engine.finite",
     "epd.engine.geometry",
     "epd.engine.grammar",
     "epd.engine.image_opening",

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from epd.engine.checkpoint import read_eos_token_ids
+from epd.engine.finite import loosened
 
 MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
@@ -42,17 +43,52 @@ NUM_WALKS, MAX_WALK_TOKENS = 5, 32  # answers that a proof begins
 LIMITS = LLParserLimits(max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False)
 
 
+class Matcher:
+    """Of a grammar, and of what its numbers may be.  As LLMatcher, which never raises."""
+
+    def __init__(self, *both: LLMatcher) -> None:
+        self._both = both
+
+    def deep_copy(self) -> Matcher:
+        return Matcher(*(one.deep_copy() for one in self._both))
+
+    def mask(self) -> npt.NDArray[np.uint8]:
+        """Bits of the vocabulary, the first token's the lowest."""
+        masks = [np.frombuffer(one.compute_bitmask(), np.uint8) for one in self._both]
+        return np.bitwise_and.reduce(masks)
+
+    def take(self, token_id: int) -> bool:
+        return all(one.try_consume_tokens([token_id]) for one in self._both)
+
+    def rollback(self, count: int) -> bool:
+        return all(one.rollback(count) for one in self._both)
+
+    def is_stopped(self) -> bool:
+        return self._both[0].is_stopped()
+
+    def is_accepting(self) -> bool:
+        return all(one.is_accepting() for one in self._both)
+
+    def is_error(self) -> bool:
+        return any(one.is_error() for one in self._both)
+
+    def reason(self) -> str:
+        """Of an error: its words, without the dump of its state that follows them."""
+        errors = (one.get_error().partition("<state>")[0].strip() for one in self._both)
+        return next(filter(None, errors), "")
+
+
 @dataclass(slots=True)
 class _Replayed:
     grammar: str
-    matcher: LLMatcher
+    matcher: Matcher
     token_ids: list[int]
 
     def go_back(self, count: int) -> bool:
         """To the first `count` tokens, as behind drafts that did not hold; False: it cannot."""
         behind = len(self.token_ids) - count
         self.token_ids = self.token_ids[:count]
-        return not behind or bool(self.matcher.rollback(behind))
+        return not behind or self.matcher.rollback(behind)
 
 
 class _Vocabulary:
@@ -86,6 +122,7 @@ class Grammars:
         self._directory = Path(model_dir)
         self._vocab_size = vocab_size
         self._kept: OrderedDict[str, _Replayed] = OrderedDict()
+        self._loose: dict[str, LLMatcher] = {}  # the last
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -105,11 +142,11 @@ class Grammars:
 
     def fault(self, grammar: str) -> str:
         """Why no answer can follow this grammar; empty if one can."""
-        matcher = self._matcher(grammar)
+        matcher = Matcher(self._made(grammar))
         if not matcher.is_error():
-            matcher.compute_bitmask()
+            matcher.mask()
         if matcher.is_error():
-            return _reason(matcher)
+            return matcher.reason()
         if matcher.is_stopped() and not matcher.is_accepting():
             return "nothing satisfies it"
         return ""
@@ -123,24 +160,30 @@ class Grammars:
         reasons = [self._walk(matcher.deep_copy(), seed) for seed in range(NUM_WALKS)]
         return next(filter(None, reasons), "")
 
-    def _walk(self, matcher: LLMatcher, seed: int) -> str:
+    def _walk(self, matcher: Matcher, seed: int) -> str:
         """Begin one answer of those that it admits, and go back in it; why that failed."""
         draw, num_taken = random.Random(seed), 0
         while num_taken < MAX_WALK_TOKENS and not matcher.is_stopped():
-            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-            admitted = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little"))
             if not len(admitted):
-                break
+                return matcher.reason() or "an answer may come to where nothing can follow"
             token = int(draw.choice(admitted)) if seed else int(admitted[0])
-            if not matcher.try_consume_tokens([token]):
-                return _reason(matcher) or f"token {token} cannot follow, though it is admitted"
+            if not matcher.take(token):
+                return matcher.reason() or f"token {token} cannot follow, though it is admitted"
             num_taken += 1
         if not matcher.is_error():
             matcher.rollback(num_taken // 2)
-            matcher.compute_bitmask()
-        return _reason(matcher)
+            matcher.mask()
+        return matcher.reason()
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _matcher(self, grammar: str) -> Matcher:
+        if not (text := loosened(grammar)):
+            return Matcher(self._made(grammar))
+        if text not in self._loose:  # but for tools there is one
+            self._loose = {text: self._made(text)}
+        return Matcher(self._made(grammar), self._loose[text].deep_copy())
+
+    def _made(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
 
     def allowed(
@@ -153,10 +196,10 @@ class Grammars:
         cannot have come from this grammar, or it is too complex.
         """
         kept = self._replay(request_id, grammar, list(token_ids))
-        bits = np.frombuffer(kept.matcher.compute_bitmask(), dtype=np.uint8)
+        bits = kept.matcher.mask()
         if kept.matcher.is_error():
             del self._kept[request_id]
-            raise ValueError(f"the grammar cannot go on: {_reason(kept.matcher)}")
+            raise ValueError(f"the grammar cannot go on: {kept.matcher.reason()}")
         return bits[: -(-self._vocab_size // 8)]
 
     def _replay(self, request_id: str, grammar: str, token_ids: list[int]) -> _Replayed:
@@ -173,12 +216,8 @@ class Grammars:
         while len(self._kept) > MAX_MATCHERS:
             self._kept.popitem(last=False)
         for token_id in token_ids[len(kept.token_ids) :]:
-            if not kept.matcher.try_consume_tokens([token_id]):
+            if not kept.matcher.take(token_id):
+                del self._kept[request_id]  # one of the two may have taken it
                 raise ValueError(f"the answer left its grammar: token {token_id} cannot follow")
             kept.token_ids.append(token_id)
         return kept
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """Its words, without the dump of its state that follows them."""
-    return matcher.get_error().partition("<state>")[0].strip()
