@@ -8,7 +8,8 @@ under the old one.  What cannot be kept exactly is refused.
 - A literal number is an integer up to 2^53, or a fraction that llguidance reads as itself
   (`_is_kept`), not as a neighbour.  Bounds move inwards.  Multiples have one: past the digits that
   a number may have (`engine.finite`) nothing could make it a multiple.
-- `date`, `time` and `date-time` admit what a calendar and a clock have.
+- `date`, `time` and `date-time` admit what a calendar and a clock have; names of hosts and mail
+  have their lengths.
 - `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
 - What no finite value satisfies is `false`.
 - An object that lists `properties` and is silent about others has no others, as in OpenAI's strict
@@ -61,6 +62,10 @@ _DAY = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
+_LENGTHS: dict[str, JsonObject] = {  # RFC 1035, 5321
+    "email": {"pattern": r"^[^@]{1,64}@[^.]{1,63}(?:\.[^.]{1,63})*$", "maxLength": 254},
+    "hostname": {"maxLength": 253},
+}
 _CALENDAR = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$"}
 
 
@@ -170,7 +175,7 @@ def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, en
         else:
             found[key] = new
     _bound(found, place)
-    _follow_calendar(found, place)
+    _follow_formats(found, place)
     if "anyOf" not in schema and exclude(schema.get("oneOf")):
         found["anyOf"] = found.pop("oneOf")
     if closes and place.narrows and not _is_inside(schema, place, joined) and _may_close(found):
@@ -283,7 +288,7 @@ def _keep_off_zero(
 # --- formats --------------------------------------------------------------------------------------
 
 
-def _follow_calendar(schema: JsonObject, place: _Place) -> None:
+def _follow_formats(schema: JsonObject, place: _Place) -> None:
     form = schema.get("format")
     pattern = _CALENDAR.get(form) if isinstance(form, str) else None
     if pattern is None:
@@ -292,6 +297,10 @@ def _follow_calendar(schema: JsonObject, place: _Place) -> None:
     elif "pattern" not in schema and place.narrows:
         schema["pattern"] = pattern
         del schema["format"]
+    if place.narrows and isinstance(form, str) and "pattern" not in schema:
+        for key, value in _LENGTHS.get(form, {}).items():
+            found = schema.get(key, value)
+            schema[key] = min(found, value) if _is_number(found) else found
 
 
 # --- objects --------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,15 @@ from epd.engine.finite import loosened
 MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
 NUM_WALKS, MAX_WALK_TOKENS = 5, 32  # answers that a proof begins
+NUM_LONG, MAX_LONG_TOKENS = 2, 512  # under counts of counts each token may cost more than the last
 # A choice of thousands is one row.  A lexer's state has 1 to 2 KiB, and a few thousand are many.
-LIMITS = LLParserLimits(max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False)
+_limits = partial(
+    LLParserLimits, max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False
+)
+LIMITS = _limits()
+PROOF_LIMITS = _limits(step_lexer_fuel=LIMITS.step_lexer_fuel // 2)
+_COUNTED = re.compile(r"[)}]\??\{\d")  # a group, or what is counted already
+_ENDS = frozenset(b'"]}')
 
 
 class Matcher:
@@ -154,20 +162,28 @@ class Grammars:
     def proof(self, grammar: str) -> str:
         """Of a grammar without fault: why an engine could not work with it; empty if it can."""
         began_s = time.process_time()
-        matcher = self._matcher(grammar)
+        matcher = self._matcher(grammar, PROOF_LIMITS)
         if time.process_time() - began_s > MAX_BUILD_S:
             return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
-        reasons = [self._walk(matcher.deep_copy(), seed) for seed in range(NUM_WALKS)]
+        lengths = [MAX_WALK_TOKENS] * NUM_WALKS
+        lengths += [MAX_LONG_TOKENS] * (NUM_LONG if _COUNTED.search(grammar) else 0)
+        reasons = (self._walk(matcher.deep_copy(), *each) for each in enumerate(lengths))
         return next(filter(None, reasons), "")
 
-    def _walk(self, matcher: Matcher, seed: int) -> str:
-        """Begin one answer of those that it admits, and go back in it; why that failed."""
+    def _walk(self, matcher: Matcher, seed: int, count: int) -> str:
+        """Begin one answer of those that it admits, and go back in it; why that failed.  A long one
+        stays in its strings."""
         draw, num_taken = random.Random(seed), 0
-        while num_taken < MAX_WALK_TOKENS and not matcher.is_stopped():
+        while num_taken < count and not matcher.is_stopped():
             admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little"))
             if not len(admitted):
                 return matcher.reason() or "an answer may come to where nothing can follow"
-            token = int(draw.choice(admitted)) if seed else int(admitted[0])
+            some = (
+                draw.sample(admitted.tolist(), min(8, len(admitted)))
+                if seed
+                else [int(admitted[0])]
+            )
+            token = some[0] if count <= MAX_WALK_TOKENS else min(some, key=self._is_end)
             if not matcher.take(token):
                 return matcher.reason() or f"token {token} cannot follow, though it is admitted"
             num_taken += 1
@@ -176,15 +192,20 @@ class Grammars:
             matcher.mask()
         return matcher.reason()
 
-    def _matcher(self, grammar: str) -> Matcher:
+    def _is_end(self, token_id: int) -> bool:
+        text = self._tokenizer.decode_bytes([token_id])
+        return token_id in self._tokenizer.eos_tokens or not _ENDS.isdisjoint(text)
+
+    def _matcher(self, grammar: str, limits: LLParserLimits = LIMITS) -> Matcher:
+        made = self._made(grammar, limits)
         if not (text := loosened(grammar)):
-            return Matcher(self._made(grammar))
+            return Matcher(made)
         if text not in self._loose:  # but for tools there is one
             self._loose = {text: self._made(text)}
-        return Matcher(self._made(grammar), self._loose[text].deep_copy())
+        return Matcher(made, self._loose[text].deep_copy())
 
-    def _made(self, grammar: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+    def _made(self, grammar: str, limits: LLParserLimits = LIMITS) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
     def allowed(
         self, request_id: str, grammar: str, token_ids: Sequence[int]

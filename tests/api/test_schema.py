@@ -159,9 +159,12 @@ def test_days_are_those_of_the_calendar() -> None:
         ("time", "00:00:00Z", "24:00:00Z"),
         ("date-time", "2024-02-29T12:00:00Z", "2023-02-29T12:00:00Z"),
         ("date", "0001-01-01", "0000-01-01"),
+        ("email", f"{'a' * 64}@b.c", f"{'a' * 65}@b.c"),
+        ("email", "a@[127.0.0.1]", f"a@{'b' * 64}.c"),
+        ("hostname", f"{'a' * 63}.b", ".".join(["a" * 63] * 4)),
     ],
 )
-def test_times_are_those_of_a_clock(form: str, right: str, wrong: str) -> None:
+def test_formats_are_those_of_their_standards(form: str, right: str, wrong: str) -> None:
     asked = {"type": "string", "format": form}
     assert admits(asked, right) is False  # no JSON without quotes
     assert admits(asked, json.dumps(right)) and not admits(asked, json.dumps(wrong))
