@@ -51,6 +51,8 @@ def drawn(
         if matcher.is_accepting() and (matcher.is_stopped() or draw.random() < 0.1 + ends):
             return text
         may = may_follow(matcher)
+        if not may and matcher.is_accepting():
+            return text
         assert may, f"nothing can follow {text!r} {matcher.reason()}"
         first = [token for token in may if token in likes] or may
         last = [token for token in may if token in ENDS]

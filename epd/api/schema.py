@@ -180,6 +180,7 @@ def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, en
         found["anyOf"] = found.pop("oneOf")
     if closes and place.narrows and not _is_inside(schema, place, joined) and _may_close(found):
         found["additionalProperties"] = False
+    _check_fewest(found, place)
     return found
 
 
@@ -314,6 +315,15 @@ def _may_close(schema: JsonObject) -> bool:
     fewest = schema.get("minProperties", 0)
     has_all = all(name in properties for name in required(schema))
     return has_all and isinstance(fewest, int) and fewest <= len(properties)
+
+
+def _check_fewest(schema: JsonObject, place: _Place) -> None:
+    """A name that is free may come twice, and is one member to a reader.  Raises NotExact."""
+    fewest = schema.get("minProperties")
+    has_free = "patternProperties" in schema or schema.get("additionalProperties") is not False
+    if has_free and isinstance(fewest, int) and fewest > len({*required(schema)}) + 1:
+        at = f"{place}.minProperties".removeprefix(".")
+        raise NotExact(f"{at}: {fewest} different names cannot be kept; list them in required")
 
 
 def _speaks_with_others(schema: JsonObject) -> bool:

@@ -220,10 +220,17 @@ class Grammars:
         bits = kept.matcher.mask()
         if kept.matcher.is_error():
             del self._kept[request_id]
+            # Without masks between them all tokens of an answer share the fuel of one.
+            kept = self._replay(request_id, grammar, list(token_ids), with_masks=True)
+            bits = kept.matcher.mask()
+        if kept.matcher.is_error():
+            del self._kept[request_id]
             raise ValueError(f"the grammar cannot go on: {kept.matcher.reason()}")
         return bits[: -(-self._vocab_size // 8)]
 
-    def _replay(self, request_id: str, grammar: str, token_ids: list[int]) -> _Replayed:
+    def _replay(
+        self, request_id: str, grammar: str, token_ids: list[int], *, with_masks: bool = False
+    ) -> _Replayed:
         kept = self._kept.get(request_id)
         same = 0
         if kept is not None:
@@ -237,6 +244,8 @@ class Grammars:
         while len(self._kept) > MAX_MATCHERS:
             self._kept.popitem(last=False)
         for token_id in token_ids[len(kept.token_ids) :]:
+            if with_masks:
+                kept.matcher.mask()
             if not kept.matcher.take(token_id):
                 del self._kept[request_id]  # one of the two may have taken it
                 raise ValueError(f"the answer left its grammar: token {token_id} cannot follow")

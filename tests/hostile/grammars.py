@@ -45,7 +45,8 @@ def counts(seed: int) -> str:
     found = draw.choice((*ATOMS[:7], "[ab]", "(a|ab|b)"))
     for _ in range(draw.randrange(1, 5)):
         most = int(10 ** draw.uniform(0, 3.3))
-        count = draw.choice((f"{{0,{most}}}", f"{{1,{most}}}", f"{{{most}}}", f"{{{most},}}", "+", "*"))
+        least = draw.choice(("0,", "1,", "", f"{most},"))
+        count = draw.choice((f"{{{least}{most}}}", f"{{{most},}}", "+", "*"))
         more = draw.choice(("", "", " ?", "[ab]?", "b", f"[ab]{{0,{most}}}", "|[a-c]{2,9}"))
         found = f"({found}{count}{more})"
     return found + draw.choice(("", "{1,50}", "{1,1000}", "*", "{20}"))
