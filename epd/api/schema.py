@@ -62,10 +62,8 @@ _DAY = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
-_LENGTHS: dict[str, JsonObject] = {  # RFC 1035, 5321
-    "email": {"pattern": r"^[^@]{1,64}@[^.]{1,63}(?:\.[^.]{1,63})*$", "maxLength": 254},
-    "hostname": {"maxLength": 253},
-}
+_MAIL = r"^[^@]{1,64}@[^.]{1,63}(?:\.[^.]{1,63})*$"  # RFC 5321
+_MOST_CHARS = {"email": 254, "hostname": 253}
 _CALENDAR = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$"}
 
 
@@ -295,13 +293,15 @@ def _follow_formats(schema: JsonObject, place: _Place) -> None:
     if pattern is None:
         if not isinstance(form, str) or form not in _FORMATS:
             schema.pop("format", None)
+            return
     elif "pattern" not in schema and place.narrows:
         schema["pattern"] = pattern
         del schema["format"]
-    if place.narrows and isinstance(form, str) and "pattern" not in schema:
-        for key, value in _LENGTHS.get(form, {}).items():
-            found = schema.get(key, value)
-            schema[key] = min(found, value) if _is_number(found) else found
+    if isinstance(form, str) and form in _MOST_CHARS and place.narrows and "pattern" not in schema:
+        given = schema.get("maxLength", _MOST_CHARS[form])
+        schema["maxLength"] = min(given, _MOST_CHARS[form]) if _is_number(given) else given
+        if form == "email":
+            schema["pattern"] = _MAIL
 
 
 # --- objects --------------------------------------------------------------------------------------

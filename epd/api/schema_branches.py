@@ -70,6 +70,6 @@ def properties(schema: JsonObject) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def required(schema: JsonObject) -> list[object]:
+def required(schema: JsonObject) -> list[str]:
     found = schema.get("required")
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []

@@ -24,9 +24,11 @@ SPACING: JsonCompileOptions = {
     "key_separator": ": ",
 }
 # 10^19 fits 64 bits.  So many digits and an exponent of 99, or one and 307, stay below 10^308.
+_SMALL = "-([0-9]{1,2}|[12][0-9]{2}|3[01][0-9]|32[0-4])"
 _NUMBER = (
-    r"-?(0|[1-9][0-9]{0,18})(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
-    r"|-?[0-9](\.[0-9]+)?[eE][+-]?([12][0-9]{2}|30[0-7])"
+    rf"-?(0|[1-9][0-9]{{0,18}})(\.[0-9]+)?([eE]([+]?[0-9]{{1,2}}|{_SMALL}))?"
+    r"|-?[0-9](\.[0-9]+)?[eE][+]?([12][0-9]{2}|30[0-7])"
+    r"|-?1(\.([0-6][0-9]*|7[0-8]?|7976931348623157))?[eE][+]?308"
 )
 _RULES = rf"""
 finite_json: FINITE_TEXT | FINITE_NUMBER | "true" | "false" | "null" | finite_array | finite_object

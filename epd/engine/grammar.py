@@ -72,7 +72,8 @@ class Matcher:
         return all(one.rollback(count) for one in self._both)
 
     def is_stopped(self) -> bool:
-        return self._both[0].is_stopped()
+        """Nothing but the end can follow."""
+        return any(one.is_stopped() for one in self._both)
 
     def is_accepting(self) -> bool:
         return all(one.is_accepting() for one in self._both)

@@ -17,7 +17,7 @@ from epd.api.errors import ApiError
 from epd.api.schema import NotExact, exact
 from epd.api.structured import Constraint
 from epd.api.tools import ToolUse
-from tests.answers import GRAMMARS, admits, drawn, matcher_of, takes
+from tests.answers import GRAMMARS, admits, drawn, grammar_of, matcher_of, takes
 
 FAR = [10**18 + 1, 2**63 - 1, 2**63, 2**64, 10**30]
 bounds = st.one_of(
@@ -147,9 +147,18 @@ def test_numbers_have_exponents_that_are_finite(asked: Any) -> None:
     form = '{{"a": {}}}' if asked == {"type": "object"} else "{}"
     for text, is_finite in (
         ("6.022e23", True), ("-1.7e307", True), ("1e-7", True), ("9" * 19, True), ("0.1", True),
-        ("521e406759", False), ("1e308", False), ("9" * 20, False), ("9" * 400, False),
+        ("1.7976931348623157e+308", True), ("5e-324", True), ("1e308", True),
+        ("521e406759", False), ("2e308", False), ("1.8e308", False), ("10e308", False),
+        ("9" * 20, False), ("9" * 400, False),
     ):  # fmt: skip
         assert admits(asked, form.format(text)) is is_finite, text
+
+
+def test_a_number_that_ends_by_its_bound_ends_the_answer() -> None:
+    """Its grammar would go on; the proof of every such schema failed at the end token."""
+    assert not GRAMMARS.proof(grammar_of({"type": "number"}))
+    matcher = matcher_of({"type": "number"})
+    assert takes(matcher, "530E47") and matcher.is_stopped()
 
 
 def test_arguments_have_such_numbers_too() -> None:

@@ -86,7 +86,7 @@ def test_the_state_is_a_function_of_the_tokens() -> None:
 def test_an_answer_under_counts_goes_on_elsewhere() -> None:
     """All of its tokens had to do with the fuel of one: a migration was a 500 in mid-answer."""
     asked = {"type": "string", "pattern": r"^(\w{1,20}\s?){1,50}$", "maxLength": 500}
-    grammar, token_ids = to_grammar(Constraint("json", asked, "")), list(b'"' + b"abcdefg " * 20)
+    grammar, token_ids = to_grammar(Constraint("json", asked, "")), list(b'"' + b"a" * 160)
     state, fresh = grammars(), grammars()
     for count in range(len(token_ids)):
         here = allowed(state, "r", grammar, token_ids[:count])

@@ -58,20 +58,22 @@ def share(files: Iterable[Path], *, closes: bool) -> tuple[Share, Counter[str], 
     """Also why schemas were refused, and which instances were judged wrongly."""
     found, reasons, wrong = Share(), Counter[str](), list[str]()
     for path in files:
-        found.schemas += 1
+        tests = json.loads(path.read_text("utf-8"))["tests"]
         told = forked(lambda path=path: judged(path, closes))
         taken: Any = told if told.startswith("wrong") else json.loads(told)
-        tests = json.loads(path.read_text("utf-8"))["tests"]
         if isinstance(taken, str):
-            reasons[taken.partition("cannot be followed: ")[2] or taken] += 1
+            reasons[taken.rpartition("cannot be followed: ")[2]] += 1
             taken = [False] * len(tests)
             found.refused += 1
         elif all(one == test["valid"] for one, test in zip(taken, tests, strict=True)):
             found.passed += 1
-        for at, (one, test) in enumerate(zip(taken, tests, strict=True)):
-            kind = "valid" if test["valid"] else "invalid"
-            setattr(found, kind, getattr(found, kind) + 1)
-            setattr(found, f"{kind}_taken", getattr(found, f"{kind}_taken") + one)
-            if one != test["valid"]:
-                wrong.append(f"{path.name} #{at} ({kind})")
+        found.schemas += 1
+        for at, (is_taken, test) in enumerate(zip(taken, tests, strict=True)):
+            is_valid = test["valid"]
+            found.valid += is_valid
+            found.valid_taken += is_valid and is_taken
+            found.invalid += not is_valid
+            found.invalid_taken += is_taken and not is_valid
+            if is_taken != is_valid:
+                wrong.append(f"{path.name} #{at} ({'valid' if is_valid else 'invalid'})")
     return found, reasons, wrong
