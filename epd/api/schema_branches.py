@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 from epd.api.port import JsonObject
 
@@ -23,7 +22,7 @@ def exclude(branches: object) -> bool:
     return all(_differ(one, other) for one, other in combinations(branches, 2))
 
 
-def _have_own_values(schemas: list[Any]) -> bool:
+def _have_own_values(schemas: list[object]) -> bool:
     values = [_values(one) if isinstance(one, dict) else None for one in schemas]
     texts = [text for one in values for text in {*map(repr, one or ())}]
     return None not in values and len(texts) == len({*texts})
