@@ -93,7 +93,7 @@ def test_an_answer_under_counts_goes_on_elsewhere() -> None:
     assert (allowed(fresh, "r", grammar, token_ids[: len(token_ids) - 1]) == here).all()
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [8, pytest.param(400, marks=pytest.mark.long)])
 def test_counts_of_counts_are_refused_or_followed(count: int) -> None:
     """Whatever the proof accepts goes on past where a proof ends."""
     found = outcomes(_followed, range(count), share=40)
@@ -152,7 +152,7 @@ def test_what_cannot_be_followed_for_a_few_tokens_is_no_proof(
     wide = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1100)}}
     grammar = to_grammar(Constraint("json", wide, ""))
     assert not grammars().proof(grammar)
-    monkeypatch.setattr(module, "LIMITS", LLParserLimits(max_items_in_row=2000))
+    monkeypatch.setattr(module, "PROOF_LIMITS", LLParserLimits(max_items_in_row=2000))
     assert not grammars().fault(grammar)
     assert "Current row has" in grammars().proof(grammar)
 
