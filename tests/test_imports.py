@@ -66,6 +66,7 @@ TORCH_FREE = (
     "epd.engine.families",
     "epd.engine.film_header",
     "epd.engine.fingerprint",
+    "epd.engine.finite",
     "epd.engine.geometry",
     "epd.engine.grammar",
     "epd.engine.image_opening",
@@ -141,6 +142,7 @@ AREAS = {
     ),
     "epd.engine.container": Area((*TORCH_FREE, "epd.engine.base"), lazily=packages("av")),
     "epd.engine.image_opening": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
+    "epd.engine.finite": Area((), packages("llguidance")),  # for types
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),

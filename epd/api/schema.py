@@ -5,9 +5,11 @@ under the old one.  What cannot be kept exactly is refused.
 
 - Annotations are dropped: they bind no answer, and do not count towards the length of a schema.  A
   `format` that is unknown is one of them, as the standard has it.
-- A literal number is an integer up to 2^53, or a fraction of few digits (`_is_kept`): llguidance
-  computes with floats, and reads some of more digits as their neighbours.  Bounds move inwards.
-- `date`, `time` and `date-time` admit what a calendar and a clock have.
+- A literal number is an integer up to 2^53, or a fraction that llguidance reads as itself
+  (`_is_kept`), not as a neighbour.  Bounds move inwards.  Multiples have one: past the digits that
+  a number may have (`engine.finite`) nothing could make it a multiple.
+- `date`, `time` and `date-time` admit what a calendar and a clock have; names of hosts and mail
+  have their lengths.
 - `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
 - What no finite value satisfies is `false`.
 - An object that lists `properties` and is silent about others has no others, as in OpenAI's strict
@@ -19,16 +21,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TypeGuard
 
 from epd.api.port import JsonObject
+from epd.api.schema_branches import exclude, required
 from epd.api.schema_ends import Ends
 from epd.api.schema_refs import NAMED
 
 _ANNOTATIONS = frozenset(
     "$comment contentEncoding contentMediaType contentSchema default deprecated description "
-    "example examples readOnly title writeOnly".split()
+    "example examples readOnly title writeOnly x-guidance".split()
 )
 _FORMATS = frozenset("duration email hostname ipv4 ipv6 uri uuid".split())  # of llguidance
 _COUNTS = frozenset(
@@ -48,7 +51,7 @@ MAX_INTEGER = 2**63 - 1024  # the largest float below 2^63
 MAX_EXACT = 2**53  # every integer up to here is a float
 MAX_NUMBER = 1e15
 MAX_DIGITS = 15  # of a decimal text that survives being a float
-MIN_NUMBER = 1e-6
+MAX_POWER = 308  # of ten, in the table by which llguidance reads
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -59,6 +62,8 @@ _DAY = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
+_MAIL = r"^[^@]{1,64}@[^.]{1,63}(?:\.[^.]{1,63})*$"  # RFC 5321
+_MOST_CHARS = {"email": 254, "hostname": 253}
 _CALENDAR = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$"}
 
 
@@ -131,7 +136,7 @@ def _children(
                 yield place.below(key, name, is_joined=joins), one
         elif key in MANY and isinstance(value, list):
             joins = key != "prefixItems" and (inside or (key == "allOf" and len(value) > 1))
-            narrows = key != "oneOf" or _exclude(value)
+            narrows = key != "oneOf" or exclude(value)
             for n, one in enumerate(value):
                 yield place.below(key, str(n), is_joined=joins, narrows=narrows), one
         elif key in _ONE:
@@ -168,11 +173,12 @@ def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, en
         else:
             found[key] = new
     _bound(found, place)
-    _follow_calendar(found, place)
-    if "anyOf" not in schema and _exclude(schema.get("oneOf")):
+    _follow_formats(found, place)
+    if "anyOf" not in schema and exclude(schema.get("oneOf")):
         found["anyOf"] = found.pop("oneOf")
     if closes and place.narrows and not _is_inside(schema, place, joined) and _may_close(found):
         found["additionalProperties"] = False
+    _check_fewest(found, place)
     return found
 
 
@@ -198,10 +204,13 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _is_kept(number: float) -> bool:
-    if isinstance(number, int) or (number.is_integer() and abs(number) <= MAX_EXACT):
+    """As serde_json reads it, by one rounded power of ten, and Rust writes it, shortest first."""
+    if isinstance(number, int) or number.is_integer():
         return abs(number) <= MAX_EXACT
-    in_range = MIN_NUMBER <= abs(number) < MAX_NUMBER
-    return in_range and float(f"{number:.{MAX_DIGITS}g}") == number
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    assert isinstance(exponent, int)  # it is finite
+    whole = float("".join(map(str, digits)))
+    return -exponent <= MAX_POWER and whole / float(f"1e{-exponent}") == abs(number)
 
 
 # --- bounds ---------------------------------------------------------------------------------------
@@ -222,6 +231,12 @@ def _bound(schema: JsonObject, place: _Place) -> None:
                 at = f"{place}.{key}".removeprefix(".")
                 raise NotExact(f"{at}: {bound} is more than is counted exactly; choose another")
             schema[key] = moved
+    if "multipleOf" in schema and place.narrows:
+        for key, other, far in (
+            ("minimum", "exclusiveMinimum", -MAX_EXACT), ("maximum", "exclusiveMaximum", MAX_EXACT),
+        ):  # fmt: skip
+            if not _is_number(schema.get(key)) and not _is_number(schema.get(other)):
+                schema[key] = far
     if not is_whole and place.narrows:
         _keep_off_zero(schema, "exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1)
         _keep_off_zero(schema, "exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1)
@@ -247,14 +262,15 @@ def _inwards(bound: float, sign: int) -> int | float | None:
     return -sign * MAX_NUMBER if abs(bound) > MAX_NUMBER else _rounded(bound, sign)
 
 
-def _rounded(bound: float, sign: int) -> float:
-    """To `MAX_DIGITS` digits, inwards."""
-    digits = MAX_DIGITS - 1
-    rounded = float(f"{bound:.{digits}e}")
-    if sign * (rounded - bound) < 0:
-        step = 10.0 ** (math.floor(math.log10(abs(bound))) - digits + 1)
-        rounded = float(f"{bound + sign * step:.{digits - 1}e}")
-    return rounded
+def _rounded(bound: float, sign: int) -> float | None:
+    """To the most digits, inwards, that are kept."""
+    for digits in range(MAX_DIGITS, 0, -1):
+        last = Decimal(1).scaleb(Decimal(bound).adjusted() - digits + 1)
+        towards = ROUND_CEILING if sign > 0 else ROUND_FLOOR
+        rounded = float(Decimal(bound).quantize(last, towards))
+        if sign * (rounded - bound) >= 0 and _is_kept(rounded):
+            return rounded
+    return None
 
 
 def _keep_off_zero(
@@ -271,71 +287,21 @@ def _keep_off_zero(
 # --- formats --------------------------------------------------------------------------------------
 
 
-def _follow_calendar(schema: JsonObject, place: _Place) -> None:
+def _follow_formats(schema: JsonObject, place: _Place) -> None:
     form = schema.get("format")
     pattern = _CALENDAR.get(form) if isinstance(form, str) else None
     if pattern is None:
         if not isinstance(form, str) or form not in _FORMATS:
             schema.pop("format", None)
+            return
     elif "pattern" not in schema and place.narrows:
         schema["pattern"] = pattern
         del schema["format"]
-
-
-# --- branches -------------------------------------------------------------------------------------
-
-
-def _exclude(branches: object) -> bool:
-    """Whether nothing can be two of these."""
-    return isinstance(branches, list) and all(
-        _differ(one, other) for one, other in combinations(branches, 2)
-    )
-
-
-def _differ(one: object, other: object) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    values = _values(one), _values(other)
-    if None not in values and not {*map(repr, values[0] or ())} & {*map(repr, values[1] or ())}:
-        return True
-    kinds = _kinds(one), _kinds(other)
-    if all(kinds) and not kinds[0] & kinds[1]:
-        return True
-    if kinds != ({"object"}, {"object"}):
-        return False
-    return any(
-        _differ(_properties(one)[name], _properties(other)[name])
-        for name in {*_required(one)} & {*_required(other)}
-        if name in _properties(one) and name in _properties(other)
-    )
-
-
-def _values(schema: JsonObject) -> list[object] | None:
-    """All that it can be; numbers are told apart by value in one form only."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
-        return None
-    return values if all(isinstance(value, str | bool | None) for value in values) else None
-
-
-def _kinds(schema: JsonObject) -> set[str]:
-    kinds = schema.get("type")
-    if isinstance(kinds, str):
-        kinds = [kinds]
-    if not isinstance(kinds, list):
-        names = {str: "string", bool: "boolean", type(None): "null"}
-        return {names[type(value)] for value in _values(schema) or ()}
-    return {"number" if kind == "integer" else str(kind) for kind in kinds}
-
-
-def _properties(schema: JsonObject) -> JsonObject:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
-
-
-def _required(schema: JsonObject) -> list[object]:
-    found = schema.get("required")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    if isinstance(form, str) and form in _MOST_CHARS and place.narrows and "pattern" not in schema:
+        given = schema.get("maxLength", _MOST_CHARS[form])
+        schema["maxLength"] = min(given, _MOST_CHARS[form]) if _is_number(given) else given
+        if form == "email":
+            schema["pattern"] = _MAIL
 
 
 # --- objects --------------------------------------------------------------------------------------
@@ -347,8 +313,17 @@ def _may_close(schema: JsonObject) -> bool:
     if not isinstance(properties, dict) or any(key in schema for key in _ABOUT_OTHERS):
         return False
     fewest = schema.get("minProperties", 0)
-    has_all = all(name in properties for name in _required(schema))
+    has_all = all(name in properties for name in required(schema))
     return has_all and isinstance(fewest, int) and fewest <= len(properties)
+
+
+def _check_fewest(schema: JsonObject, place: _Place) -> None:
+    """A name that is free may come twice, and is one member to a reader.  Raises NotExact."""
+    fewest = schema.get("minProperties")
+    has_free = "patternProperties" in schema or schema.get("additionalProperties") is not False
+    if has_free and isinstance(fewest, int) and fewest > len({*required(schema)}) + 1:
+        at = f"{place}.minProperties".removeprefix(".")
+        raise NotExact(f"{at}: {fewest} different names cannot be kept; list them in required")
 
 
 def _speaks_with_others(schema: JsonObject) -> bool:

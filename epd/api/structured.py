@@ -11,27 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from epd.api import fields
 from epd.api.errors import ApiError, bad_request
 from epd.api.port import JsonObject
 from epd.api.schema import MANY, exact
+from epd.engine.finite import SPACING
 
 MAX_CHARS = 64 << 10  # of what is compiled: that is work that any client could ask for
 MAX_RAW_CHARS = 512 << 10  # of a schema with its descriptions
 ANY_OBJECT = {"type": "object"}
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 Watch = Callable[[str | ApiError], None]
 
-# As json.dumps writes it, which is what models have read most of.
-SPACING: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
 GUIDED = ("json", "regex", "choice", "grammar")
 SPELLINGS = {f"guided_{kind}": kind for kind in GUIDED} | {
     "ebnf": "grammar", "json_schema": "json", "regex": "regex",  # SGLang's
@@ -183,7 +174,7 @@ def to_grammar(constraint: Constraint, closes: bool = True) -> str:
     kind, value = constraint.kind, constraint.value
     if kind == "json":
         schema = constraint.exact_schema(closes)
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=SPACING)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=SPACING)
     if kind == "choice":
         return LLMatcher.grammar_from_lark(f"start: {_choices(value)}")
     if kind == "regex":

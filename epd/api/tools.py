@@ -27,13 +27,13 @@ from epd.api.schema_refs import moved
 from epd.api.stop import overlap
 from epd.api.structured import (
     MAX_RAW_CHARS,
-    SPACING,
     Constraint,
     Watch,
     as_rule,
     num_chars,
     unwatched,
 )
+from epd.engine.finite import SPACING
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128

@@ -22,11 +22,12 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -34,25 +35,69 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from epd.engine.checkpoint import read_eos_token_ids
+from epd.engine.finite import loosened
 
 MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
 NUM_WALKS, MAX_WALK_TOKENS = 5, 32  # answers that a proof begins
+NUM_LONG, MAX_LONG_TOKENS = 2, 512  # under counts of counts each token may cost more than the last
 # A choice of thousands is one row.  A lexer's state has 1 to 2 KiB, and a few thousand are many.
-LIMITS = LLParserLimits(max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False)
+_limits = partial(
+    LLParserLimits, max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False
+)
+LIMITS = _limits()
+PROOF_LIMITS = _limits(step_lexer_fuel=LIMITS.step_lexer_fuel // 2)
+_COUNTED = re.compile(r"[)}]\??\{\d")  # a group, or what is counted already
+_ENDS = frozenset(b'"]}')
+
+
+class Matcher:
+    """Of a grammar, and of what its numbers may be.  As LLMatcher, which never raises."""
+
+    def __init__(self, *both: LLMatcher) -> None:
+        self._both = both
+
+    def deep_copy(self) -> Matcher:
+        return Matcher(*(one.deep_copy() for one in self._both))
+
+    def mask(self) -> npt.NDArray[np.uint8]:
+        """Bits of the vocabulary, the first token's the lowest."""
+        masks = [np.frombuffer(one.compute_bitmask(), np.uint8) for one in self._both]
+        return np.bitwise_and.reduce(masks)
+
+    def take(self, token_id: int) -> bool:
+        return all(one.try_consume_tokens([token_id]) for one in self._both)
+
+    def rollback(self, count: int) -> bool:
+        return all(one.rollback(count) for one in self._both)
+
+    def is_stopped(self) -> bool:
+        """Nothing but the end can follow."""
+        return any(one.is_stopped() for one in self._both)
+
+    def is_accepting(self) -> bool:
+        return all(one.is_accepting() for one in self._both)
+
+    def is_error(self) -> bool:
+        return any(one.is_error() for one in self._both)
+
+    def reason(self) -> str:
+        """Of an error: its words, without the dump of its state that follows them."""
+        errors = (one.get_error().partition("<state>")[0].strip() for one in self._both)
+        return next(filter(None, errors), "")
 
 
 @dataclass(slots=True)
 class _Replayed:
     grammar: str
-    matcher: LLMatcher
+    matcher: Matcher
     token_ids: list[int]
 
     def go_back(self, count: int) -> bool:
         """To the first `count` tokens, as behind drafts that did not hold; False: it cannot."""
         behind = len(self.token_ids) - count
         self.token_ids = self.token_ids[:count]
-        return not behind or bool(self.matcher.rollback(behind))
+        return not behind or self.matcher.rollback(behind)
 
 
 class _Vocabulary:
@@ -86,6 +131,7 @@ class Grammars:
         self._directory = Path(model_dir)
         self._vocab_size = vocab_size
         self._kept: OrderedDict[str, _Replayed] = OrderedDict()
+        self._loose: dict[str, LLMatcher] = {}  # the last
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -105,11 +151,11 @@ class Grammars:
 
     def fault(self, grammar: str) -> str:
         """Why no answer can follow this grammar; empty if one can."""
-        matcher = self._matcher(grammar)
+        matcher = Matcher(self._made(grammar))
         if not matcher.is_error():
-            matcher.compute_bitmask()
+            matcher.mask()
         if matcher.is_error():
-            return _reason(matcher)
+            return matcher.reason()
         if matcher.is_stopped() and not matcher.is_accepting():
             return "nothing satisfies it"
         return ""
@@ -117,31 +163,50 @@ class Grammars:
     def proof(self, grammar: str) -> str:
         """Of a grammar without fault: why an engine could not work with it; empty if it can."""
         began_s = time.process_time()
-        matcher = self._matcher(grammar)
+        matcher = self._matcher(grammar, PROOF_LIMITS)
         if time.process_time() - began_s > MAX_BUILD_S:
             return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
-        reasons = [self._walk(matcher.deep_copy(), seed) for seed in range(NUM_WALKS)]
+        lengths = [MAX_WALK_TOKENS] * NUM_WALKS
+        lengths += [MAX_LONG_TOKENS] * (NUM_LONG if _COUNTED.search(grammar) else 0)
+        reasons = (self._walk(matcher.deep_copy(), *each) for each in enumerate(lengths))
         return next(filter(None, reasons), "")
 
-    def _walk(self, matcher: LLMatcher, seed: int) -> str:
-        """Begin one answer of those that it admits, and go back in it; why that failed."""
+    def _walk(self, matcher: Matcher, seed: int, count: int) -> str:
+        """Begin one answer of those that it admits, and go back in it; why that failed.  A long one
+        stays in its strings."""
         draw, num_taken = random.Random(seed), 0
-        while num_taken < MAX_WALK_TOKENS and not matcher.is_stopped():
-            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-            admitted = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        while num_taken < count and not matcher.is_stopped():
+            admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little"))
             if not len(admitted):
-                break
-            token = int(draw.choice(admitted)) if seed else int(admitted[0])
-            if not matcher.try_consume_tokens([token]):
-                return _reason(matcher) or f"token {token} cannot follow, though it is admitted"
+                return matcher.reason() or "an answer may come to where nothing can follow"
+            some = (
+                draw.sample(admitted.tolist(), min(8, len(admitted)))
+                if seed
+                else [int(admitted[0])]
+            )
+            token = some[0] if count <= MAX_WALK_TOKENS else min(some, key=self._is_end)
+            if not matcher.take(token):
+                return matcher.reason() or f"token {token} cannot follow, though it is admitted"
             num_taken += 1
         if not matcher.is_error():
             matcher.rollback(num_taken // 2)
-            matcher.compute_bitmask()
-        return _reason(matcher)
+            matcher.mask()
+        return matcher.reason()
 
-    def _matcher(self, grammar: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+    def _is_end(self, token_id: int) -> bool:
+        text = self._tokenizer.decode_bytes([token_id])
+        return token_id in self._tokenizer.eos_tokens or not _ENDS.isdisjoint(text)
+
+    def _matcher(self, grammar: str, limits: LLParserLimits = LIMITS) -> Matcher:
+        made = self._made(grammar, limits)
+        if not (text := loosened(grammar)):
+            return Matcher(made)
+        if text not in self._loose:  # but for tools there is one
+            self._loose = {text: self._made(text)}
+        return Matcher(made, self._loose[text].deep_copy())
+
+    def _made(self, grammar: str, limits: LLParserLimits = LIMITS) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
     def allowed(
         self, request_id: str, grammar: str, token_ids: Sequence[int], ends: Sequence[int] = ()
@@ -154,10 +219,15 @@ class Grammars:
         this grammar, or it is too complex.
         """
         kept = self._replay(request_id, grammar, list(token_ids), ends)
-        bits = np.frombuffer(kept.matcher.compute_bitmask(), dtype=np.uint8)
+        bits = kept.matcher.mask()
         if kept.matcher.is_error():
             del self._kept[request_id]
-            raise ValueError(f"the grammar cannot go on: {_reason(kept.matcher)}")
+            # Without masks between them all tokens of an answer share the fuel of one.
+            kept = self._replay(request_id, grammar, list(token_ids), ends, with_masks=True)
+            bits = kept.matcher.mask()
+        if kept.matcher.is_error():
+            del self._kept[request_id]
+            raise ValueError(f"the grammar cannot go on: {kept.matcher.reason()}")
         bits = bits[: -(-self._vocab_size // 8)]
         if not ends or not kept.matcher.is_accepting():
             return bits
@@ -168,7 +238,13 @@ class Grammars:
         return bits
 
     def _replay(
-        self, request_id: str, grammar: str, token_ids: list[int], ends: Sequence[int]
+        self,
+        request_id: str,
+        grammar: str,
+        token_ids: list[int],
+        ends: Sequence[int],
+        *,
+        with_masks: bool = False,
     ) -> _Replayed:
         kept = self._kept.get(request_id)
         same = 0
@@ -183,15 +259,13 @@ class Grammars:
         while len(self._kept) > MAX_MATCHERS:
             self._kept.popitem(last=False)
         for token_id in token_ids[len(kept.token_ids) :]:
-            is_read = kept.matcher.try_consume_tokens([token_id])
+            if with_masks:
+                kept.matcher.mask()
+            is_read = kept.matcher.take(token_id)
             if not is_read and token_id in ends:  # to the matcher there is one end
-                is_read = kept.matcher.try_consume_tokens([self._tokenizer.eos_token])
+                is_read = kept.matcher.take(self._tokenizer.eos_token)
             if not is_read:
+                del self._kept[request_id]  # one of the two may have taken it
                 raise ValueError(f"the answer left its grammar: token {token_id} cannot follow")
             kept.token_ids.append(token_id)
         return kept
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """Its words, without the dump of its state that follows them."""
-    return matcher.get_error().partition("<state>")[0].strip()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,9 @@ from epd.api.structured import Constraint, to_grammar
 from epd.engine import grammar as module
 from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
+from tests.answers import may_follow
+from tests.hostile.forked import outcomes
+from tests.hostile.grammars import counts
 
 VOCAB_SIZE = 272
 ENDS = [256, 258]
@@ -78,6 +83,42 @@ def test_the_state_is_a_function_of_the_tokens() -> None:
     assert np.flatnonzero(allowed(seen, "r", JSON, token_ids)).tolist() == ENDS
 
 
+def test_an_answer_under_counts_goes_on_elsewhere() -> None:
+    """All of its tokens had to do with the fuel of one: a migration was a 500 in mid-answer."""
+    asked = {"type": "string", "pattern": r"^(\w{1,20}\s?){1,50}$", "maxLength": 500}
+    grammar, token_ids = to_grammar(Constraint("json", asked, "")), list(b'"' + b"a" * 160)
+    state, fresh = grammars(), grammars()
+    for count in range(len(token_ids)):
+        here = allowed(state, "r", grammar, token_ids[:count])
+    assert (allowed(fresh, "r", grammar, token_ids[: len(token_ids) - 1]) == here).all()
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(400, marks=pytest.mark.long)])
+def test_counts_of_counts_are_refused_or_followed(count: int) -> None:
+    """Whatever the proof accepts goes on past where a proof ends."""
+    found = outcomes(_followed, range(count), share=40)
+    assert found["followed"] and found["refused"] and len(found) == 2, found
+
+
+def _followed(seed: int) -> str:
+    draw, state = random.Random(seed), grammars()
+    text: Any = counts(seed)
+    if seed % 2:
+        text = {"type": "string", "pattern": f"^{text}$", "maxLength": draw.randrange(20, 900)}
+    grammar = to_grammar(Constraint("json" if seed % 2 else "regex", text, ""))
+    if state.fault(grammar) or state.proof(grammar):
+        return "refused"
+    matcher = state._matcher(grammar)
+    for _ in range(700):
+        may = may_follow(matcher)
+        if not may:
+            break
+        going_on = [token for token in may if token != ord('"')]
+        assert matcher.take(draw.choice(going_on or may)), (seed, text)
+    assert not matcher.reason(), (seed, text, matcher.reason())
+    return "followed"
+
+
 def test_requests_do_not_mix_and_forgotten_ones_are_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,7 +152,7 @@ def test_what_cannot_be_followed_for_a_few_tokens_is_no_proof(
     wide = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1100)}}
     grammar = to_grammar(Constraint("json", wide, ""))
     assert not grammars().proof(grammar)
-    monkeypatch.setattr(module, "LIMITS", LLParserLimits(max_items_in_row=2000))
+    monkeypatch.setattr(module, "PROOF_LIMITS", LLParserLimits(max_items_in_row=2000))
     assert not grammars().fault(grammar)
     assert "Current row has" in grammars().proof(grammar)
 

@@ -39,6 +39,19 @@ def _nested(draw: random.Random, form: str, inner: str) -> str:
     return before * count + inner + after * count
 
 
+def counts(seed: int) -> str:
+    """Counts of counts, of alternatives that overlap: what is told of an answer grows with it."""
+    draw = random.Random(seed)
+    found = draw.choice((*ATOMS[:7], "[ab]", "(a|ab|b)"))
+    for _ in range(draw.randrange(1, 5)):
+        most = int(10 ** draw.uniform(0, 3.3))
+        least = draw.choice(("0,", "1,", "", f"{most},"))
+        count = draw.choice((f"{{{least}{most}}}", f"{{{most},}}", "+", "*"))
+        more = draw.choice(("", "", " ?", "[ab]?", "b", f"[ab]{{0,{most}}}", "|[a-c]{2,9}"))
+        found = f"({found}{count}{more})"
+    return found + draw.choice(("", "{1,50}", "{1,1000}", "*", "{20}"))
+
+
 def grammar(seed: int) -> str:
     """Lark or EBNF."""
     draw = random.Random(seed)

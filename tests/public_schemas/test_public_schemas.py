@@ -1,0 +1,16 @@
+"""Real schemas, as people write them."""
+
+from __future__ import annotations
+
+from tests.public_schemas.judge import DATA, paths, share
+
+
+def test_no_invalid_instance_of_a_public_schema_is_accepted() -> None:
+    """By the letter, what is not refused as a whole accepts each valid one, too."""
+    files = paths([DATA])
+    letter, _, wrong = share(files, closes=False)
+    closed, _, _ = share(files, closes=True)
+    assert letter.invalid_taken == closed.invalid_taken == 0
+    assert letter.passed + letter.refused == letter.schemas, wrong
+    assert letter.passed >= 0.75 * letter.schemas, letter
+    assert letter.valid_taken > closed.valid_taken > 0
