@@ -23,7 +23,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 help:  ## Say what there is to make
 	@echo "usage: make VERB [PYTHON=python3.12] [PIP_FLAGS=...] [TORCH_FLAGS=...]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: env
 env: $(STAMP)  ## Make the environment .venv (the other verbs do it by themselves)
@@ -55,8 +55,16 @@ test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and t
 	$(BIN)/python -m tests.foreign
 
 .PHONY: test-gpu
-test-gpu: $(STAMP)  ## On a machine with CUDA (two GPUs for all of it): kernels, engine, transports, ranks
-	$(BIN)/python -m pytest -m gpu tests/gpu
+test-gpu: $(STAMP)  ## On a machine with CUDA: both halves below; what needs two GPUs is skipped with one
+	$(BIN)/python -m pytest -m gpu --durations=20 tests/gpu
+
+.PHONY: test-gpu-one
+test-gpu-one: $(STAMP)  ## What one GPU can show: kernels, engine, transports; the slowest are listed
+	$(BIN)/python -m pytest -m "gpu and not two_gpus" --durations=20 tests/gpu
+
+.PHONY: test-gpu-two
+test-gpu-two: $(STAMP)  ## What needs or uses a second GPU: ranks, groups, transfers between cards
+	$(BIN)/python -m pytest -m "two_gpus or more_gpus" --durations=20 tests/gpu
 
 .PHONY: compile-kernels
 compile-kernels: $(STAMP) build/triton  ## Without a GPU: Triton's kernels for Ampere, Ada, Hopper and Blackwell

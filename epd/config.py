@@ -256,6 +256,7 @@ class GatewayConfig(Settings, frozen=True, kw_only=True):
     instance_id: str = "gateway"
     endpoint: str = ""
     cpu_affinity: str = ""  # as in EngineConfig
+    starts_instances: bool = False  # the same command starts some, and starts anew what dies
 
 # fmt: on
 

@@ -309,6 +309,16 @@ def test_every_package_is_on_the_map() -> None:
     assert not [str(name) for name in packages if f"`{name}/`" not in text]
 
 
+def test_packages_tell_their_types_and_their_page_links_nowhere() -> None:
+    """A relative link leads nowhere on the page of a package."""
+    for name, where in (("epd", "."), ("epd_lab", "epd_lab")):
+        project = tomllib.loads((ROOT / where / "pyproject.toml").read_text())
+        assert "py.typed" in project["tool"]["setuptools"]["package-data"][name]
+        assert (ROOT / name / "py.typed").is_file()
+        page = project["project"].get("readme", {"text": ""})["text"]
+        assert "](" not in page and "http" not in re.sub("http://127", "", page)
+
+
 def test_the_laboratory_is_installed_whole() -> None:
     """Its folder is the package itself, so its packages are listed by hand."""
     project = tomllib.loads((ROOT / "epd_lab/pyproject.toml").read_text())

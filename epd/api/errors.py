@@ -65,6 +65,11 @@ _TYPES = {
 }
 
 
+def retry_after() -> tuple[bytes, bytes]:
+    """The header that says when to try again."""
+    return b"retry-after", b"%d" % RETRY_AFTER_S
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request cannot be served as it is."""
     return ApiError(400, message, param=param, code=code)

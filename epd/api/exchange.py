@@ -28,7 +28,7 @@ import msgspec
 
 from epd.api import unknown
 from epd.api.body import Body, Intake
-from epd.api.errors import RETRY_AFTER_S, ApiError, bad_request, failure_event, openai_body
+from epd.api.errors import ApiError, bad_request, failure_event, openai_body, retry_after
 from epd.api.port import JsonObject
 
 Headers = list[tuple[bytes, bytes]]
@@ -243,7 +243,7 @@ class Exchange:
         """The error in the API's form, with Retry-After where there is one."""
         all_headers = list(error.headers)
         if error.may_be_retried:
-            all_headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+            all_headers.append(retry_after())
         body = self.error_body(error, self.request_id.decode())
         await self.respond_json(error.status, body, all_headers)
 

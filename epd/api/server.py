@@ -25,7 +25,7 @@ from epd.api.body import Intake
 from epd.api.cluster import Cluster
 from epd.api.completions import Completions
 from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
-from epd.api.errors import ApiError
+from epd.api.errors import ApiError, retry_after
 from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
 from epd.api.metering import NO_METER
 from epd.api.metrics import CONTENT_TYPE, exposition
@@ -115,10 +115,8 @@ class ApiServer:
             log.warning(open_to_all)
 
     def drain(self) -> None:
-        """Take no new work: stop listening, and refuse on the connections that are open."""
+        """Refuse new work, also of who connects now: a refusal says more than a closed port."""
         self._is_draining = True
-        if self._listener is not None:
-            self._listener.close()
 
     async def close(self) -> None:
         """Let answers leave, for a moment; then end what is open, and drop every connection.
@@ -126,6 +124,8 @@ class ApiServer:
         Idempotent, and bounded by about `GRACE_S` and twice `ABORT_S`.
         """
         self.drain()
+        if self._listener is not None:
+            self._listener.close()
         for connection in list(self._state.connections):
             connection.shutdown()
         await self._handlers_end(GRACE_S)
@@ -194,7 +194,7 @@ class ApiServer:
             raise ApiError(405, message, code="method_not_allowed", headers=headers)
         if method == "POST" and self._is_draining:
             message = "the gateway is shutting down and takes no new requests"
-            raise ApiError(503, message, code="unavailable")
+            raise ApiError(503, message, code="unavailable", headers=[(b"connection", b"close")])
         return handler
 
     def _make_routes(self, preparer: Preparer) -> dict[str, dict[str, Handler]]:
@@ -285,9 +285,12 @@ class ApiServer:
         """Whether a request would find its instances now."""
         readiness = self._frontend.ready()
         ok = readiness.ok and not self._is_draining
-        reason = readiness.reason or ("shutting down" if self._is_draining else "")
+        reason = "shutting down" if self._is_draining else readiness.reason
         value = {"ready": ok, "reason": reason, "instances": readiness.instances}
-        await exchange.respond_json(200 if ok else 503, value)
+        if ok:
+            await exchange.respond_json(200, value)
+        else:
+            await exchange.respond_json(503, value, [retry_after()])
 
     async def _metrics(self, exchange: Exchange) -> None:
         assert self._intake is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,6 +14,7 @@ import msgspec
 from epd.api.cluster_view import ClusterView
 from epd.cli.boundary import CommandFailed
 from epd.cli.question import Sampling
+from epd.cli.tls import why_silent
 
 if TYPE_CHECKING:
     import aiohttp
@@ -104,18 +106,25 @@ class Client:
         except TimeoutError:
             raise CommandFailed(f"{url} says nothing any more; is the server well?") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise CommandFailed(f"{url} does not answer ({error}); is the server up?") from None
+            raise CommandFailed(await why_silent(url, error)) from None
 
 
 @asynccontextmanager
-async def connected(base_url: str, api_key: str = "") -> AsyncIterator[Client]:
-    """A server that answers.  Raises CommandFailed."""
+async def connected(
+    base_url: str, api_key: str = "", trusted: ssl.SSLContext | None = None
+) -> AsyncIterator[Client]:
+    """A server that answers; `trusted`: by whom its certificate may be signed.  Raises
+    CommandFailed."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S
     )
-    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=LINE_NBYTES) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=trusted or True),
+        timeout=timeout,
+        read_bufsize=LINE_NBYTES,
+    ) as session:
         client = Client(session, base_url, api_key)
         await client.connect()
         yield client

@@ -11,7 +11,7 @@ from epd.cli.client import Answer, Client
 from epd.cli.plan import Plan
 from epd.cli.question import Sampling, user_message
 from epd.cli.temporary import base_url_of, with_server
-from epd.tiny import SAMPLES
+from epd.tiny import RECEIPT, SAMPLES
 from epd.tiny.samples import read_index
 
 LAST_STATES = {"FINISHED", "FAILED", "DELIVERED", "CANCELLED", "EXPIRED"}  # nobody leaves them
@@ -72,5 +72,5 @@ def _say_where(plan: Plan) -> None:
     names = ", ".join(i.instance_id for i in plan.instances)
     print(f"\nServed by a gateway on {base_url}/v1 and the processes {names}.")
     print("Ask more while it is up (epd demo --keep), for example:")
-    print(f'  epd ask "What is the total?" --image receipt.png --url {base_url}')
+    print(f'  epd ask "What is the total?" --image {SAMPLES / RECEIPT} --url {base_url}')
     print(f"  epd chat --url {base_url}")

@@ -7,6 +7,7 @@ child process), so that a bad installation is reported and not suffered.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import importlib.metadata
@@ -14,6 +15,8 @@ import json
 import os
 import platform
 import resource
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epd.cli import leftovers
+from epd.cli import leftovers, tls
 from epd.cli.model_check import bundled_model, check_model
 from epd.cli.ports import any_free, is_free
 from epd.cli.preflight import memory_nbytes
@@ -32,7 +35,7 @@ from epd.transport.endpoint import is_answered
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "aiohttp", "httptools", "huggingface-hub", "jinja2", "msgspec", "numpy", "pillow",
+    "aiohttp", "av", "httptools", "huggingface-hub", "jinja2", "msgspec", "numpy", "pillow",
     "prompt-toolkit", "pyzmq", "safetensors", "tokenizers", "torch", "transformers", "transitions",
     "uvicorn", "uvloop",
 )  # fmt: skip
@@ -71,7 +74,9 @@ class Check:
     remedy: str = ""
 
 
-def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False) -> list[Check]:
+def examine(
+    model: str, host: str, port: int, run_dir: str, cacert: str = "", *, fix: bool = False
+) -> list[Check]:
     """All checks, in the order in which a person would fix things."""
     runtime = Path(run_dir).absolute() if run_dir else base_dir()
     instances = functools.cache(lambda: _instances(host, port))  # asked once, when first needed
@@ -83,6 +88,7 @@ def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False
         ("open-files", check_open_files),
         ("shared-memory", check_shared_memory),
         ("port", lambda: check_port(host, port, runtime, instances)),
+        ("tls", lambda: check_tls(host, port, cacert)),
         ("run-dir", lambda: check_run_dir(runtime)),
         ("running", lambda: check_running(runtime, port, instances)),
         ("pairs", lambda: check_pairs(host, port, instances)),
@@ -215,6 +221,23 @@ def check_port(host: str, port: int, run_dir: Path, instances: Ask) -> Check:
     )  # fmt: skip
 
 
+def check_tls(host: str, port: int, cacert: str) -> Check:
+    """Whether clients that trust the same CAs take the certificate of what listens there."""
+    context = tls.trusting(cacert)
+    try:
+        with (
+            socket.create_connection((host, port), READY_TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as spoken,
+        ):
+            until = (spoken.getpeercert() or {}).get("notAfter")
+    except ssl.SSLCertVerificationError as error:
+        detail, _, remedy = tls.distrust(error).partition("; ")
+        return Check("tls", ok=False, detail=f"{host}:{port}: {detail}", remedy=remedy)
+    except OSError:
+        return Check("tls", ok=True, detail=f"none is spoken at {host}:{port}")
+    return Check("tls", ok=True, detail=f"the certificate at {host}:{port} is good until {until}")
+
+
 def check_run_dir(directory: Path) -> Check:
     if not directory.exists():
         return Check("run-dir", ok=True, detail=f"{directory} will be made")
@@ -231,8 +254,8 @@ def check_running(directory: Path, port: int, instances: Ask) -> Check:
     """By sockets, and, as `--role all` has none between its stages, by what answers at the port."""
     found = leftovers.sockets(directory)
     clusters: dict[str, list[str]] = {}
-    for socket in found.live:
-        clusters.setdefault(socket.parent.name, []).append(socket.stem)
+    for path in found.live:
+        clusters.setdefault(path.parent.name, []).append(path.stem)
     for instance in instances():
         names = clusters.setdefault(str(port), ["gateway"])
         if instance["instance"] not in names:
@@ -255,15 +278,21 @@ def check_pairs(host: str, port: int, instances: Ask) -> Check:
 
 
 def _instances(host: str, port: int) -> list[dict[str, Any]]:
-    """What a gateway says of its instances; empty if none answers."""
-    connection = http.client.HTTPConnection(host, port, timeout=READY_TIMEOUT_S)
-    try:
-        connection.request("GET", "/ready")
-        answer = json.load(connection.getresponse())
-    except (OSError, ValueError, http.client.HTTPException):
-        return []
-    finally:
-        connection.close()
+    """What a gateway says of its instances, with or without TLS; empty if none answers."""
+    answer = None
+    for connection in (
+        http.client.HTTPConnection(host, port, timeout=READY_TIMEOUT_S),
+        http.client.HTTPSConnection(host, port, timeout=READY_TIMEOUT_S, context=tls.unverified()),
+    ):
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", "/ready")
+                answer = json.load(connection.getresponse())
+                break
+            except (OSError, http.client.HTTPException):
+                continue
+            except ValueError:
+                break
     found = answer.get("instances") if isinstance(answer, dict) else None
     return found if isinstance(found, list) else []
 

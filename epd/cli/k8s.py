@@ -65,12 +65,13 @@ def manifests(cluster: Cluster) -> list[Object]:
     """Services, then the gateway, then each group of instances.  Raises ConfigError."""
     made = [_api_service(cluster), _join_service(cluster), _gateway(cluster)]
     for roles, ranks, count in cluster.groups():
-        made += [_instances(cluster, roles, ranks, count), _budget(cluster, roles)]
+        made += [_instances(cluster, roles, ranks, count), _budget(cluster, roles, ranks)]
     return made
 
 
-def component_of(roles: Roles) -> str:
-    return "-".join(roles)
+def component_of(roles: Roles, ranks: int) -> str:
+    """A name for each group of equal instances, and for no other."""
+    return "-".join([*roles, f"tp{ranks}"] if ranks > 1 else roles)
 
 
 def named(cluster: Cluster, api: str, kind: str, component: str) -> Object:
@@ -132,7 +133,7 @@ def _gateway(cluster: Cluster) -> Object:
 
 
 def _instances(cluster: Cluster, roles: Roles, ranks: int, count: int) -> Object:
-    component = component_of(roles)
+    component = component_of(roles, ranks)
     arguments = ["--role", "+".join(roles), "--id", "$(POD_NAME)"]
     arguments += ["--join", f"tcp://{cluster.name}-join:{JOIN_PORT}"]
     arguments += ["--listen", f"tcp://$(POD_IP):{INSTANCE_PORT}"]
@@ -155,8 +156,8 @@ def _instances(cluster: Cluster, roles: Roles, ranks: int, count: int) -> Object
     return named(cluster, "apps/v1", "Deployment", component) | {"spec": spec}
 
 
-def _budget(cluster: Cluster, roles: Roles) -> Object:
-    component = component_of(roles)
+def _budget(cluster: Cluster, roles: Roles, ranks: int) -> Object:
+    component = component_of(roles, ranks)
     selector: Object = {"matchLabels": labels(cluster, component)}
     spec: Object = {"maxUnavailable": 1, "selector": selector}
     return named(cluster, "policy/v1", "PodDisruptionBudget", component) | {"spec": spec}

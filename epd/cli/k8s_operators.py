@@ -27,24 +27,24 @@ def pod_monitor(cluster: Cluster) -> Object:
 def scaled_objects(cluster: Cluster, prometheus_url: str, max_replicas: int) -> list[Object]:
     """For KEDA, one for each group.  Raises ConfigError."""
     made = []
-    for roles, _, count in cluster.groups():
-        component = component_of(roles)
+    for roles, ranks, count in cluster.groups():
+        component = component_of(roles, ranks)
         spec: Object = {
             "scaleTargetRef": {"name": f"{cluster.name}-{component}"},
             "minReplicaCount": count,
             "maxReplicaCount": max(count, max_replicas),
             "triggers": [
                 _trigger(query, threshold, prometheus_url)
-                for query, threshold in _queries(cluster, roles)
+                for query, threshold in _queries(cluster, roles, component)
             ],
         }
         made.append(named(cluster, "keda.sh/v1alpha1", "ScaledObject", component) | {"spec": spec})
     return made
 
 
-def _queries(cluster: Cluster, roles: Roles) -> list[tuple[str, int]]:
+def _queries(cluster: Cluster, roles: Roles, component: str) -> list[tuple[str, int]]:
     """The work that waits for a group, and how much of it each instance may have."""
-    chosen = f'instance=~"{cluster.name}-{component_of(roles)}-[^-]+-[^-]+"'
+    chosen = f'instance=~"{cluster.name}-{component}-[^-]+-[^-]+"'
     if cluster.namespace:
         chosen = f'namespace="{cluster.namespace}",{chosen}'
     queries = [

@@ -28,6 +28,7 @@ VERBS = {
     "bench": "measure a server under load, the gateway, the hop, the simulator",
     "diagrams": "write or check the images of the state machines",
     "doctor": "what is installed, reachable, missing, left over; and the fix",
+    "completion": "what bash, zsh or fish needs to complete verbs and flags",
 }
 
 # Verbs of `epd_lab`, which a wheel of the server does not carry.
@@ -65,7 +66,7 @@ def help_text() -> str:
     return HEAD + "".join(f"  {verb:<{width}}{what}\n" for verb, what in VERBS.items()) + TAIL
 
 
-def _module_of(verb: str) -> ModuleType:
+def module_of(verb: str) -> ModuleType:
     if verb not in LABORATORY:
         return importlib.import_module(f"epd.cli.verbs.{verb}")
     try:
@@ -93,11 +94,16 @@ def dispatch(arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         kind = "flag" if verb.startswith("-") else "verb"
         raise UsageError(f"unknown {kind} {verb!r}{suggestion(verb, VERBS)} (epd --help lists all)")
-    module = _module_of(verb)
+    run_verb: Callable[[object], int] = module_of(verb).run
+    return run_verb(parser_of(verb).parse(rest))
+
+
+def parser_of(verb: str) -> Parser:
+    """Raises UsageError for a verb of a laboratory that is not here."""
+    module = module_of(verb)
     parser = Parser(f"epd {verb}", module.DESCRIPTION, module.EXAMPLES)
     module.add_arguments(parser)
-    run_verb: Callable[[object], int] = module.run
-    return run_verb(parser.parse(rest))
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,5 +119,9 @@ def run() -> None:
     process without ado: a KeyboardInterrupt in the middle of an import would show its traceback.
     """
     hold_standard_files()
+    if "--log-json" in sys.argv:  # also for what is wrong with the other flags
+        from epd.runtime import json_stderr
+
+        json_stderr.begin()
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     sys.exit(main())

@@ -88,7 +88,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         "--log-level", type=one_of("debug", "info", "warning", "error"), metavar="LEVEL",
         help="debug, info, warning or error",
     )  # fmt: skip
-    group.add_argument("--log-json", action="store_true", help="log lines as JSON objects")
+    group.add_argument(
+        "--log-json", action="store_true", help="each line on stderr is a JSON object"
+    )
 
 
 def add_place_flags(parser: argparse.ArgumentParser) -> None:
@@ -117,12 +119,20 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key", dest="access.api_keys", nargs=1, metavar="KEY",
         help="of that server; better in EPD_API_KEY, which other users cannot see",
     )  # fmt: skip
+    add_cacert_flag(parser)
     parser.add_argument(
         "--topology", metavar="TOPOLOGY", help="of a temporary server, default 1e1p1d"
     )
     add_place_flags(parser)
     add_model_flags(parser)
     add_config_flags(parser)
+
+
+def add_cacert_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cacert", default="", metavar="FILE",
+        help="CAs (PEM) that may have signed the server's certificate, in place of this host's",
+    )  # fmt: skip
 
 
 def add_running_flags(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +145,7 @@ def add_running_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key", default="", metavar="KEY",
         help="of that server; better in EPD_API_KEY, which other users cannot see",
     )  # fmt: skip
+    add_cacert_flag(parser)
 
 
 def seconds(text: str) -> float:

@@ -8,7 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from epd.errors import USAGE, Told
 
@@ -35,7 +35,17 @@ def one_of(*choices: str) -> Callable[[str], str]:
             f"{text!r} is not one of {', '.join(choices)}{suggestion(text, choices)}"
         )
 
+    check.choices = choices  # type: ignore[attr-defined]  # as argparse's own, for completion
     return check
+
+
+class Known(NamedTuple):
+    """A flag, by all its names; or an argument, which has none."""
+
+    names: tuple[str, ...]
+    text: str
+    choices: tuple[str, ...]
+    takes_value: bool
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,8 +65,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Raises UsageError; `--help` prints and raises SystemExit(0)."""
+        has_verbs = self._subparsers is not None
+        read = self.parse_known_args if has_verbs else self.parse_known_intermixed_args
         try:
-            args, unknown = self.parse_known_args(arguments)
+            args, unknown = read(arguments)
         except argparse.ArgumentError as error:
             self.error(str(error))
         if unknown:
@@ -77,10 +89,26 @@ class Parser(argparse.ArgumentParser):
     def _all_flags(self) -> Iterable[str]:
         """Own ones, and those of the verbs below."""
         yield from self._option_string_actions
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    yield from parser._option_string_actions
+        for parser in self.verbs().values():
+            yield from parser._option_string_actions
+
+    def verbs(self) -> dict[str, Parser]:
+        """Those below this one."""
+        found = (one for one in self._actions if isinstance(one, argparse._SubParsersAction))
+        return {name: parser for one in found for name, parser in one.choices.items()}
+
+    def known(self) -> list[Known]:
+        """Its flags and arguments, without those verbs."""
+        return [
+            Known(
+                tuple(one.option_strings),
+                (one.help or "").replace("%%", "%"),
+                tuple(one.choices or getattr(one.type, "choices", None) or ()),
+                takes_value=one.nargs != 0,
+            )
+            for one in self._actions
+            if not isinstance(one, argparse._SubParsersAction)
+        ]
 
 
 def _flag_first(found: re.Match[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from epd.cli.names import default_prefix
 from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
 from epd.cli.settings import gateway_config, instance_config
 from epd.config import ConfigError, GatewayConfig, InstanceConfig, Settings
+from epd.runtime import lines
+from epd.runtime.logs import json_line
 from epd.topology import (
     ROLES,
     Roles,
@@ -36,6 +39,10 @@ class LogOptions:
 
     level: str = "info"
     as_json: bool = False
+
+    def say(self, line: str, text: str, fields: Mapping[str, object]) -> None:
+        """A line of the console, or `text` with fields."""
+        lines.say(json_line("info", "supervisor", "epd", text, fields) if self.as_json else line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,7 @@ def _plan(
     if own and len(instances) > 1 and not own.endswith(":*"):
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
     gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
+    gateway = msgspec.structs.replace(gateway, starts_instances=bool(instances))
     return Plan(gateway if with_gateway else None, instances, log, str(directory))
 
 

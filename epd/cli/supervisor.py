@@ -22,12 +22,14 @@ from epd.runtime import lines
 from epd.runtime.child import ChildSpec
 from epd.runtime.logs import set_up_logging
 from epd.runtime.supervisor import Child, StartFailed, Supervisor
+from epd.runtime.worker import on_hang_up
 
 START_TIMEOUT_S = 300.0
 
 
 class Board:
-    """A status line per process on stderr: redrawn on a terminal, else a line per change.
+    """A status line per process on stderr: redrawn on a terminal, else a line per change, or with
+    --log-json an object.
 
     Redrawn only while all start: later the log of the processes moves the lines away.
     """
@@ -37,7 +39,8 @@ class Board:
         self._roles = roles
         self._began_s = time.monotonic()
         self._shown: dict[str, str] = {}
-        self._redraw = sys.stderr is not None and sys.stderr.isatty()
+        self._say = plan.log.say
+        self._redraw = sys.stderr.isatty() and not plan.log.as_json
         self._drawn = 0
 
     def changed(self, child: Child) -> None:
@@ -48,7 +51,8 @@ class Board:
         new = child.name not in self._shown
         self._shown[child.name] = line.rstrip()
         if not self._redraw:
-            lines.say(self._shown[child.name])
+            told = {"process": child.name, "roles": role, "state": child.state, "detail": detail}
+            self._say(self._shown[child.name], f"{child.name} is {child.state}", told)
             return
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         width = shutil.get_terminal_size().columns - 1  # a line that wraps would count as two
@@ -108,7 +112,7 @@ async def _stop_whole(supervisor: Supervisor) -> None:
 
 
 def run_topology(plan: Plan) -> int:
-    """Serve until Ctrl-C or SIGTERM; returns the exit status."""
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status."""
     return _run_supervised(plan, specs_of(plan), START_TIMEOUT_S)
 
 
@@ -135,9 +139,14 @@ async def _run(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None
         else:
             asked.set_result(status)
 
+    def hang_up() -> None:  # however often it is said
+        if not asked.done():
+            ask(0)
+
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ask, 0)
     loop.add_signal_handler(signal.SIGINT, ask, 130)
+    on_hang_up(hang_up)
     await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
     if asked.done():
         if not up.is_set():
@@ -160,7 +169,8 @@ async def _serve(
             scheme = "https" if plan.gateway.access.ssl_certfile else "http"
             url = f"{scheme}://{plan.gateway.host}:{plan.gateway.port}/v1"
             waits = any(child.state == "waiting" for child in supervisor.children.values())
-            lines.say(f"{'listening' if waits else 'serving'} on {url}; Ctrl-C stops")
+            where = f"{'listening' if waits else 'serving'} on {url}"
+            plan.log.say(f"{where}; Ctrl-C stops", where, {"url": url})
         failed = asyncio.ensure_future(supervisor.first_failure())
         await asyncio.wait((failed, asked), return_when=asyncio.FIRST_COMPLETED)
         if failed.done():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from epd.cli import options
+from epd.cli import options, tls
 from epd.cli.client import Client, connected
 from epd.cli.parser import UsageError
 from epd.cli.plan import Plan, plan_topology
@@ -16,6 +17,7 @@ from epd.cli.ports import settle_port
 from epd.cli.settings import api_keys, keys_of_environment
 from epd.cli.supervisor import running
 from epd.errors import INTERRUPTED
+from epd.runtime.worker import on_hang_up
 
 
 class Running(NamedTuple):
@@ -23,6 +25,7 @@ class Running(NamedTuple):
 
     base_url: str
     api_key: str = ""
+    trusted: ssl.SSLContext | None = None  # by whom its certificate may be signed
 
 
 def server_of(args: argparse.Namespace) -> Plan | Running:
@@ -34,7 +37,9 @@ def server_of(args: argparse.Namespace) -> Plan | Running:
         raise UsageError("--topology is for a temporary server; with --url one runs already")
     settings = options.settings_of(args)
     if args.url:
-        return Running(check_url(args.url), next(iter(api_keys(settings)), ""))
+        return _running(args, next(iter(api_keys(settings)), ""))
+    if args.cacert:
+        raise UsageError("--cacert is for a running server: give its --url, too")
     settings = settle_port(settings, wanted=args.port)
     log = options.log_of(args, "warning")
     return plan_topology(args.topology or "1e1p1d", settings, options.placing_of(args), log)
@@ -42,7 +47,13 @@ def server_of(args: argparse.Namespace) -> Plan | Running:
 
 def running_of(args: argparse.Namespace) -> Running:
     """Of a verb that only looks.  Raises UsageError."""
-    return Running(check_url(args.url), args.api_key or next(iter(keys_of_environment()), ""))
+    return _running(args, args.api_key or next(iter(keys_of_environment()), ""))
+
+
+def _running(args: argparse.Namespace, api_key: str) -> Running:
+    url = check_url(args.url)
+    is_tls = url.startswith("https") or args.cacert  # whose file may be wrong
+    return Running(url, api_key, tls.trusting(args.cacert) if is_tls else None)
 
 
 def check_url(url: str) -> str:
@@ -57,7 +68,8 @@ def check_url(url: str) -> str:
 
 def base_url_of(plan: Plan) -> str:
     assert plan.gateway is not None
-    return f"http://{plan.gateway.host}:{plan.gateway.port}"
+    scheme = "https" if plan.gateway.access.ssl_certfile else "http"
+    return f"{scheme}://{plan.gateway.host}:{plan.gateway.port}"
 
 
 def with_server(server: Plan | Running, work: Callable[[Client], Awaitable[int]]) -> int:
@@ -69,12 +81,15 @@ def with_server(server: Plan | Running, work: Callable[[Client], Awaitable[int]]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
+        on_hang_up(task.cancel)
         if isinstance(server, Running):
             async with connected(*server) as client:
                 return await work(client)
         assert server.gateway is not None
-        key = next(iter(server.gateway.access.api_keys), "")
-        async with running(server), connected(base_url_of(server), key) as client:
+        access = server.gateway.access
+        key, own = next(iter(access.api_keys), ""), access.ssl_certfile
+        trusted = tls.pinned(own) if own else None
+        async with running(server), connected(base_url_of(server), key, trusted) as client:
             return await work(client)
 
     try:

@@ -6,7 +6,7 @@ bytes, the demuxer by its name, and nothing but these bytes is ever opened (faul
 what the walk of `film_header` has checked, and no more (F67).
 
 All reading stops at a deadline (`deadline_file`).  PyAV is imported by the first video, since few
-processes see one.
+processes see one, and only encoders need it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ def open_container(data: Any, container: str, max_pixels: int, timeout_s: float)
     Raises MediaError, a sentence without its subject; `av.FFmpegError` or another OSError, and
     ValueError.
     """
-    import av
+    try:
+        import av
+    except ImportError:
+        raise MediaError(
+            "cannot be decoded: the package av is not installed at the encoder (pip install av)"
+        ) from None
 
     file = DeadlineFile(data, timeout_s)
     with file.getbuffer() as buffer:

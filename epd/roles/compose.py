@@ -307,6 +307,7 @@ class Gateway:
             self.links.silent,
             RULES[config.placement],
         )
+        self.dispatcher = dispatcher
         self.directory.on_stored = dispatcher.encoded
         self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing, dispatcher)
 

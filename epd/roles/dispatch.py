@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from math import prod
+from math import inf, prod
 
 from epd.api.port import JsonObject, PreparedItem, TransferParams
 from epd.config import Timing
@@ -79,6 +79,8 @@ class Dispatcher:
         self.suspects = Suspects(actor, registry, silent)
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}  # by generation: of its present attempt
+        self._started_s = actor.clock.now_s()
+        self.first_join_within_s = inf  # of the start; later no first instance is waited for
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -100,6 +102,11 @@ class Dispatcher:
     def loads(self) -> tuple[StageLoad, ...]:
         """What waits at each instance, in seconds."""
         return tuple(predicted_loads(self.candidates()))
+
+    def is_vacant(self) -> bool:
+        """No instance has ever joined, and none is about to."""
+        age_s = self._actor.clock.now_s() - self._started_s
+        return not self._registry.instances and age_s >= self.first_join_within_s
 
     def lacking(self, *, with_images: bool) -> str:
         """Why nothing could be placed now; empty if it could."""

@@ -127,15 +127,23 @@ class GatewayRole(Component[Generation]):
         )
         max_attempts, journal = self._timing.max_attempts, self.actor.journal
         machine = Generation(request_id, max_attempts, limits, stream, journal)
-        limit = self._limits.max_open_requests
-        if len(self._open) >= limit:
-            reason = f"the gateway has {limit} requests open, its limit; try again later"
-            self.fire(machine, generation_fsm.Refused(reason))
+        if (refusal := self._refusal()) is not None:
+            self.fire(machine, generation_fsm.Refused(refusal.message))
             self.outcomes["rejected"] += 1
-            raise Refused(429, reason)
+            raise refusal
         self._open[request_id] = machine
         self.fire(machine, generation_fsm.Admitted())
         return stream
+
+    def _refusal(self) -> Refused | None:
+        limit = self._limits.max_open_requests
+        if len(self._open) >= limit:
+            return Refused(
+                429, f"the gateway has {limit} requests open, its limit; try again later"
+            )
+        if self._dispatcher.is_vacant():
+            return Refused(503, "no instance has joined the gateway; wait until /ready answers 200")
+        return None
 
     def start_generation(self, stream: GenerationStream, prepared: Prepared) -> None:
         """The prompt is ready: place the first attempt."""

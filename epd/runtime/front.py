@@ -7,13 +7,16 @@ headers, and leaves models to the workers.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+from pathlib import Path
 
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.fingerprint import model_fingerprint
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime import heap
+from epd.runtime.claim import claims_in
 from epd.runtime.lag import watch_lag
 from epd.runtime.worker import (
     LOST,
@@ -26,6 +29,7 @@ from epd.runtime.worker import (
     open_storage,
 )
 from epd.transport.backend import BackendSettings
+from epd.transport.endpoint import ipc_path
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.local_bus import LocalBus, LocalBusHub
@@ -112,6 +116,9 @@ async def _serve(
         asyncio.create_task(watch_lag(gateway.actor.times.note_lag)),
     ]
     try:
+        gateway.dispatcher.first_join_within_s = await asyncio.to_thread(
+            _first_join_within_s, config
+        )
         gateway.start()
         if instance is not None:
             end_with_device(instance, ending, status)
@@ -135,6 +142,17 @@ async def _serve(
     return ending.exit_status
 
 
+def _first_join_within_s(config: GatewayConfig) -> float:
+    """How long after its start a first instance may come: always of its own command, and until the
+    members of a former gateway miss that one.  On one host those are seen; else nobody comes."""
+    if config.starts_instances:
+        return math.inf
+    socket = ipc_path(config.endpoint)
+    if socket and not claims_in(Path(socket).parent).keys() - {config.instance_id}:
+        return 0.0
+    return config.timing.lost_after_s
+
+
 def _lost_here(gateway: Gateway) -> set[int]:
     """Other processes of this host that are declared lost and have no successor."""
     host = this_host_id()
@@ -143,7 +161,7 @@ def _lost_here(gateway: Gateway) -> set[int]:
 
 
 async def _finish_open(gateway: Gateway, config: GatewayConfig, ending: Ending) -> None:
-    """Open requests may end; new ones are refused by a gateway whose listener is closed first."""
+    """Open requests may end; new ones are refused meanwhile."""
     give_up_s = gateway.actor.clock.now_s() + config.timing.drain_timeout_s
     while gateway.is_busy() and not ending.now.is_set():
         if gateway.actor.clock.now_s() > give_up_s:

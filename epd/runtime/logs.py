@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
+from collections.abc import Mapping
 
 from epd.roles.ports import Log
 from epd.runtime import lines
 
+NO_FIELDS: Mapping[str, object] = {}
 _FIELDS = "epd_fields"
 _WORD = re.compile(r"[^\s\"=]+")
 
@@ -43,17 +46,30 @@ class JsonFormatter(TextFormatter):
     """One object per line: at_s (wall-clock seconds), level, instance, logger, text, and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "at_s": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "instance": self._instance_id,
-            "logger": record.name,
-            "text": record.getMessage(),
-            **getattr(record, _FIELDS, {}),
-        }
+        fields = getattr(record, _FIELDS, {})
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+            fields = {**fields, "traceback": self.formatException(record.exc_info)}
+        level, text = record.levelname.lower(), record.getMessage()
+        return json_line(level, self._instance_id, record.name, text, fields, record.created)
+
+
+def json_line(
+    level: str,
+    instance: str,
+    logger: str,
+    text: str,
+    fields: Mapping[str, object] = NO_FIELDS,
+    at_s: float | None = None,
+) -> str:
+    line = {
+        "at_s": round(time.time() if at_s is None else at_s, 3),
+        "level": level,
+        "instance": instance,
+        "logger": logger,
+        "text": text,
+        **fields,
+    }
+    return json.dumps(line, default=str)
 
 
 class LinesHandler(logging.Handler):

@@ -1,7 +1,7 @@
 """One serving process: engines, ports, roles, and an orderly end.
 
 Engines are loaded before the instance joins, so that what the gateway sees is what can serve.
-Ways to end: SIGTERM (or the supervisor's word) drains, a second one or SIGINT closes at once; an
+Ways to end: SIGTERM or SIGHUP drains, a second SIGTERM, SIGINT or the supervisor's end closes; an
 instance whose epoch was declared lost, or that has lost a rank, closes with `EXIT_EXPELLED`, one
 whose device does not work any more with `EXIT_DEVICE_LOST`, for its supervisor to start anew.
 Whatever the way, sockets, ipc files and shared memory are removed.
@@ -132,6 +132,13 @@ class Ending:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.ask)
         loop.add_signal_handler(signal.SIGINT, self.at_once, 130)
+        on_hang_up(self.drain.set)
+
+
+def on_hang_up(work: Callable[[], object]) -> None:
+    """At SIGHUP, of which a terminal that closes sends several; not under nohup."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, work)
 
 
 async def serve_instance(

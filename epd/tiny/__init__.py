@@ -12,3 +12,6 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 SAMPLES = Path(__file__).parent / "samples"
 """The committed sample pictures and `samples.json`."""
+
+RECEIPT = "receipt-cafe.png"
+"""The sample that examples name."""

@@ -324,7 +324,7 @@ NOT_REACHABLE: dict[str, str] = {
     "F36": "a busy wait stops virtual time: StepLimitReached in every drill",
     "F45": "the simulated storage has no file system; tests/transport",
     "F46": "images are names; tests/api and tests/engine refuse bad ones",
-    "F47": "no backend writes from a device; a dead writer's card is simulated (rdma)",
+    "F47": "locks and pidfds are not simulated; a dead writer's card that writes on is (rdma)",
     "F50": "engine memory and its finalizers are not simulated",
     "F51": "HTTP, not simulated",
     "F52": "bodies are parsed by the HTTP API, which is not simulated",

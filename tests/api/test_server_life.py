@@ -147,20 +147,27 @@ async def test_a_port_in_use_is_one_sentence():
 async def test_draining_refuses_new_and_finishes_open_requests():
     gate = asyncio.Event()
     async with serving(FakeFrontend([said("h"), gate, said("i", "stop")])) as (server, _, _):
-        busy, idle = await Wire.to(server), await Wire.to(server)
+        busy = await Wire.to(server)
         busy.writer.write(request({**HI, "stream": True}))
         await busy.head()
+        idle = await Wire.to(server)
         server.drain()
-        idle.writer.write(request(HI))
-        status, headers, _ = await idle.answer()
-        assert (status, "retry-after" in headers) == (503, True)
-        with pytest.raises(OSError):
-            await Wire.to(server)
+        for late in (idle, await Wire.to(server)):
+            late.writer.write(request(HI))
+            status, headers, body = await late.answer()
+            assert (status, headers["retry-after"]) == (503, "1") and b"shutting down" in body
+            assert await late.is_closed()
+        for path, expected in (("/ready", 503), ("/health", 200), ("/v1/models", 200)):
+            status, headers, body = await exchange(server, request(method="GET", path=path))
+            assert (status, "retry-after" in headers) == (expected, expected == 503)
+            assert (b'"shutting down"' in body) == (path == "/ready")
         gate.set()
         async with asyncio.timeout(PATIENCE_S):
             assert (await busy.reader.readuntil(b"[DONE]")).count(b"error") == 0
         busy.drop()
-        idle.drop()
+        await server.close()
+        with pytest.raises(OSError):
+            await Wire.to(server)
 
 
 async def test_close_ends_open_requests_in_bounded_time():

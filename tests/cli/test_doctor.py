@@ -22,8 +22,8 @@ from epd.transport.mooncake_library import missing
 from epd.transport.shm_segment import Segment
 
 NAMES = [
-    "python", "packages", "torch", "machine", "open-files", "shared-memory", "port", "run-dir",
-    "running", "pairs", "leftovers", "tiny-model", "transports", "model",
+    "python", "packages", "torch", "machine", "open-files", "shared-memory", "port", "tls",
+    "run-dir", "running", "pairs", "leftovers", "tiny-model", "transports", "model",
 ]  # fmt: skip
 
 

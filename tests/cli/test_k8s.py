@@ -134,9 +134,9 @@ def test_a_group_is_a_pod_with_a_device_for_each_rank(flags: str, capsys: Captur
     assert limits == {
         "epd-gateway": None,
         "epd-encode": {"nvidia.com/gpu": 1},
-        "epd-prefill-decode": {"nvidia.com/gpu": 3},
+        "epd-prefill-decode-tp3": {"nvidia.com/gpu": 3},
     }
-    group = args["epd-prefill-decode"]
+    group = args["epd-prefill-decode-tp3"]
     assert group["engine.tensor_parallel_size"] == 3
     assert group["engine.device"] == "cuda:0,cuda:1,cuda:2"
     assert args["epd-encode"]["engine.device"] == "cuda"
@@ -181,11 +181,36 @@ def test_only_who_computes_gets_a_gpu(capsys: Captured) -> None:
 def test_a_file_for_each_object(tmp_path: Path, capsys: Captured) -> None:
     directory = tmp_path / "manifests"
     assert main(["k8s", "render", *PLAIN.split(), "--output", str(directory)]) == 0
-    assert capsys.readouterr().out.startswith("9 files in ")
+    assert capsys.readouterr().out.startswith("9 files written to ")
     texts = [path.read_text() for path in directory.iterdir()]
     assert all("kubectl create secret generic epd " in text for text in texts)
     written = [yaml.safe_load(text) for text in texts]
     assert sorted(map(str, written)) == sorted(map(str, loaded(PLAIN, capsys)))
+
+
+@pytest.mark.parametrize("topology", ["1e1pd:tp2,1pd", "1e:tp2,2e1e:tp3,1p:tp4,2p1d1epd:tp2"])
+def test_groups_of_other_ranks_are_objects_of_their_own(
+    topology: str, tmp_path: Path, capsys: Captured
+) -> None:
+    flags = f"--topology {topology} --image I --scale-by http://p --output {tmp_path}"
+    text = rendered(flags, capsys)
+    written = [yaml.safe_load(path.read_text()) for path in tmp_path.iterdir()]
+    assert text.startswith(f"{len(written)} files written to {tmp_path}: ")
+    groups = Cluster("epd", topology, "I").groups()
+    assert len(written) == 3 + 3 * len(groups), "a Deployment, a budget and a scale of each"
+    deployments = [one for one in written if one["kind"] == "Deployment"]
+    selectors = [str(one["spec"]["selector"]) for one in deployments]
+    assert len(set(selectors)) == 1 + len(groups), "no pod belongs to two"
+    queries = [
+        trigger["metadata"]["query"]
+        for one in written if one["kind"] == "ScaledObject"
+        for trigger in one["spec"]["triggers"]
+    ]  # fmt: skip
+    patterns = {found for query in queries for found in re.findall(r'instance=~"([^"]+)"', query)}
+    names = [one["metadata"]["name"] for one in deployments]
+    for name in set(names) - {"epd-gateway"}:
+        pod = f"{name}-5d5f8c9b7d-x2x4z"
+        assert sum(bool(re.fullmatch(pattern, pod)) for pattern in patterns) == 1, name
 
 
 def test_nothing_of_a_secret_is_written(capsys: Captured) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from epd import __version__
 from epd.cli.boundary import CommandFailed, guarded
-from epd.cli.main import LABORATORY, VERBS, main
+from epd.cli.main import LABORATORY, VERBS, main, parser_of
+from epd.cli.question import MAX_PIPED_NBYTES, read_piped
+from epd.cli.verbs.ask import text_of
 from epd.config import ConfigError
 from epd.engine.checkpoint import ModelError
 from epd.transport.base import TransportError
@@ -65,6 +70,8 @@ def test_version(capsys: Captured) -> None:
         (["ask"], "question"),
         (["ask", "hi", "--url", "localhost"], "write http://HOST:PORT"),
         (["ask", "hi", "--max-tokens", "0"], "at least one token"),
+        (["ask", "what", "is", "this", "--url", "http://h"], "put the question in quotes"),
+        (["ask", "-", "-", "--url", "http://h"], "unexpected '-'"),
         (["ask", "hi", "--url", "http://h", "--topology", "1epd"], "one runs already"),
         (["doctor", "--jsn"], "did you mean --json?"),
         (["sim"], "VERB"),
@@ -112,9 +119,82 @@ def test_a_missing_model_is_status_1(capsys: Captured, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("flag", "what"), [("--image", "image"), ("--video", "video")])
 def test_a_missing_image_or_video_is_status_1(flag: str, what: str, capsys: Captured) -> None:
     assert main(["ask", "hi", flag, "/none.png"]) == 1
-    assert capsys.readouterr().err == (
-        f"epd: {what} /none.png does not exist; give a file or an http(s) URL\n"
-    )
+    told = capsys.readouterr().err
+    assert told.startswith(f"epd: {what} /none.png does not exist; give a file or an http(s) URL")
+    sample = told.strip().partition(", such as ")[2]
+    assert Path(sample).is_file() if what == "image" else not sample
+
+
+def test_the_readme_names_files_that_are_there() -> None:
+    """And its examples are typed from the folder in which it lies."""
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^\.venv/bin/python -m (epd .*?)(?: +#.*)?$", text, re.MULTILINE)
+    assert len(commands) > 8
+    for command in commands:
+        _, verb, *words = shlex.split(command)
+        args = vars(parser_of(verb).parse(words))
+        assert all((ROOT / name).is_file() for name in args.get("images") or ()), command
+
+
+# --- text from a pipe -----------------------------------------------------------------------------
+
+
+def piped(data: bytes) -> str:
+    """What `-` stands for.  Raises CommandFailed."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return read_piped(file.fileno())
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"What?\n", "What?"),
+        ("﻿one\n\ntwo größe\n".encode(), "one\n\ntwo größe"),
+        (b"x" * MAX_PIPED_NBYTES, "x" * MAX_PIPED_NBYTES),
+    ],
+)
+def test_text_from_a_pipe_is_the_question(data: bytes, text: str) -> None:
+    assert piped(data) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "stdin is empty"),
+        (b" \n\t\n", "stdin is empty"),
+        (b"x" * (MAX_PIPED_NBYTES + 1), "more than 1 MiB"),
+        (b"\x89PNG\r\n", "no text in UTF-8 (byte 0); a picture goes with --image"),
+        (b"fine, then \xff", "(byte 11)"),
+        (b"one\0two", "zero bytes"),
+    ],
+)
+def test_what_is_no_question_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(CommandFailed, match=re.escape(said)):
+        piped(data)
+
+
+def test_a_terminal_and_what_cannot_be_read_are_no_pipe() -> None:
+    ours, theirs = os.openpty()
+    directory = os.open("/tmp", os.O_RDONLY)
+    try:
+        with pytest.raises(CommandFailed, match="stdin is a terminal"):
+            read_piped(theirs)
+        with pytest.raises(CommandFailed, match="stdin cannot be read: Is a directory"):
+            read_piped(directory)
+    finally:
+        for fd in (ours, theirs, directory):
+            os.close(fd)
+
+
+def test_a_dash_stands_alone_or_behind_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epd.cli.question.read_piped", lambda: "of a pipe")
+    assert text_of(["Why?"]) == "Why?"
+    assert text_of(["-"]) == "of a pipe"
+    assert text_of(["Why?", "-"]) == "Why?\n\nof a pipe"
+    args = parser_of("ask").parse(["Why?", "--image", "x.png", "-", "--json"])
+    assert (args.question, args.images) == (["Why?", "-"], ["x.png"])
 
 
 def test_a_port_in_use_is_refused_with_a_free_one(capsys: Captured) -> None:

@@ -73,6 +73,12 @@ def test_all_has_a_gateway_and_every_role_in_one(tmp_path: Path) -> None:
     assert [i.roles for i in plan.instances] == [("encode", "prefill", "decode")]
 
 
+@pytest.mark.parametrize("what", ["gateway", "all", "1epd"])
+def test_a_gateway_knows_whether_its_command_starts_instances(what: str, tmp_path: Path) -> None:
+    plan = topology(what, tmp_path) if what == "1epd" else role(what, tmp_path)
+    assert plan.gateway is not None and plan.gateway.starts_instances == (what != "gateway")
+
+
 def test_joining_brings_no_gateway(tmp_path: Path) -> None:
     plan = topology("1e1pd", tmp_path, join="tcp://127.0.0.1:7000")
     assert plan.gateway is None

@@ -30,13 +30,13 @@ def test_the_key_is_a_flag_a_setting_or_of_the_environment(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EPD_API_KEY", raising=False)
-    assert server_for(verb) == (URL, "")
+    assert server_for(verb) == (URL, "", None)
     monkeypatch.setenv("EPD_API_KEY", ",one,two")
-    assert server_for(verb) == (URL, "one")
+    assert server_for(verb)[:2] == (URL, "one")
     file = tmp_path / "epd.toml"
     file.write_text('[access]\napi_keys = ["three", "four"]\n')
-    assert server_for(verb, "--config", str(file)) == (URL, "three")
-    assert server_for(verb, "--config", str(file), "--api-key", "five") == (URL, "five")
+    assert server_for(verb, "--config", str(file))[:2] == (URL, "three")
+    assert server_for(verb, "--config", str(file), "--api-key", "five")[:2] == (URL, "five")
 
 
 @pytest.mark.parametrize(("key", "sent"), [("secret", "Bearer secret"), ("", "")])

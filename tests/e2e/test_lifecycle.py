@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,11 +163,18 @@ class DiscardingAll:
 # --- ending ---------------------------------------------------------------------------------------
 
 
-def test_open_requests_are_finished_first() -> None:
-    """The supervisor drains: what has begun ends whole, then everything stops.  So does what is
-    on its way between the gateway and a worker that stands still, and has not heard of it."""
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=LONG), signal.SIGHUP])
+def test_open_requests_are_finished_first(number: signal.Signals) -> None:
+    """The supervisor drains: what has begun ends whole, who comes later is refused in words, then
+    everything stops.  So does what is on its way between the gateway and a worker that stands
+    still, and has not heard of it.  All that is said meanwhile, also of an encoder that died, is
+    JSON."""
     body = RECEIPT | {"max_tokens": 600, "ignore_eos": True, "stream": True}
-    with discarding(Server("1e1p1d").wait_ready()) as server:
+    patient = {"timing__drain_timeout_s": 30 * SLOW}
+    with discarding(Server("1e1p1d", "--log-json", **patient).wait_ready()) as server:
+        psutil.Process(server.pid("e0")).kill()
+        server.says("e0 is restarting", READY_S)
+        server.wait_ready()
         replies: list[bytes] = []
         prefill = server.pid("p0")
         open_ones = [threading.Thread(target=lambda: replies.append(ask(server, body)))]
@@ -176,17 +184,25 @@ def test_open_requests_are_finished_first() -> None:
         open_ones.append(threading.Thread(target=lambda: replies.append(ask(server, WAITS))))
         open_ones[1].start()
         wait_for(lambda: server.metrics().get("epd_open_requests", 0) == 2, 60, "both are open")
-        server.send(signal.SIGTERM)
-        server.says("draining", STOP_S)
+        for _ in range(2 if number is signal.SIGHUP else 1):  # a shell says it, then the kernel
+            server.send(number)
+        wait_for(lambda: "shutting down" in server.get("/ready")[1], STOP_S, "it drains")
         os.kill(prefill, signal.SIGCONT)
-        status = server.wait()
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            ask(server, RECEIPT)
+        with refusal.value as answer:
+            assert (answer.code, answer.headers["retry-after"]) == (503, "1")
+        assert server.get("/health")[0] == 200 and len(replies) < 2, "this was during the answer"
+        assert server.wait() == 0
+        server.check_nothing_left()
         for asking in open_ones:
             asking.join(STOP_S)
-        assert status == 0
         whole = [reply.endswith(b"data: [DONE]\n\n") for reply in replies]
         assert whole == [True, True] and b'"error"' not in b"".join(replies), server.text
         assert "Traceback" not in server.text
-        server.check_nothing_left()
+        assert all(isinstance(json.loads(line), dict) for line in server.text.splitlines())
+        for said in ("serving on http", "gateway is draining", "d0 is stopped"):
+            assert said in server.text
 
 
 @pytest.mark.long

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from epd.tiny import SAMPLES
 from tests.e2e.client import data_url, post_all, question
 from tests.e2e.server import READY_S, Command, Server
 
+ROOT = Path(__file__).parents[2]
 IMAGE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
 
 
@@ -47,6 +52,21 @@ def test_a_request_is_found_at_every_process_that_served_it(
     assert f"{key}/1/kv" in text and "FINISHED" in text
     assert main(["story", "nobody", "--url", apart.base_url]) == 1
     assert "no process knows 'nobody'" in capsys.readouterr().err
+
+
+def test_the_question_of_the_readme(apart: Server) -> None:
+    """As it is typed, but that its text comes from a pipe."""
+    text = (ROOT / "README.md").read_text()
+    command = next(line for line in text.splitlines() if " epd ask " in line)
+    question = "What is the total?"
+    _, *words = shlex.split(command.replace("http://127.0.0.1:8000", apart.base_url))
+    assert question in words
+    typed = [sys.executable, *("-" if word == question else word for word in words)]
+    done = subprocess.run(
+        typed, cwd=ROOT, input=f"{question}\n", capture_output=True, text=True, timeout=READY_S,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "10.85\n", "")
 
 
 def test_a_worker_under_a_living_name_is_refused_at_both_ends(

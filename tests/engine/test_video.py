@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from epd.engine.base import MediaError
 from epd.engine.checkpoint import read_checkpoint
-from epd.engine.container import container_of
+from epd.engine.container import container_of, read_header
 from epd.engine.image_ops import QwenImageOps
 from epd.engine.models.registry import adapter_for
 from epd.engine.preprocess import Preprocessor
@@ -215,6 +216,17 @@ def test_containers_are_known_by_their_first_bytes(container: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"#EXTM3U\nfile:///etc/passwd", b"RIFF....WAVE", b"GIF89a"])
 def test_nothing_else_is_one(data: bytes) -> None:
     assert container_of(data) == ""
+
+
+def test_without_its_decoder_a_film_is_refused_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the gateway's part nothing needs it: `container_of`, `read_header`."""
+    data = film(1)
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert read_header(data, container_of(data)).num_frames > 0
+    with pytest.raises(MediaError, match=r"the package av is not installed .*\(pip install av\)"):
+        decode_clip(data, Clip(container="mp4", frames=(0,)), 48, 64, MAX_PIXELS)
 
 
 def test_damaged_videos_fail_with_a_sentence() -> None:

@@ -24,6 +24,13 @@ def cuda() -> str:
 
 
 @pytest.fixture(scope="session")
+def two_gpus(cuda: str) -> None:
+    """For tests that are marked so."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device; two are needed")
+
+
+@pytest.fixture(scope="session")
 def kernel_device() -> str:
     """Where kernels run: a GPU, or the interpreter."""
     if torch.cuda.is_available() or PRETENDED:

@@ -32,7 +32,7 @@ from tests.engine.conftest import drawn_image
 from tests.patience import PATIENCE_S
 from tests.transport.test_shm_processes import Family
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.gpu, pytest.mark.more_gpus, pytest.mark.timeout(150)]
 WORKING_SET_NBYTES = 64 << 20  # that a driver may keep
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from epd.tiny import CHECKPOINT
 from epd.transport.cuda_driver import missing
@@ -33,7 +32,7 @@ from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.gpu.test_kill import DRIVER_NBYTES, FREED_WITHIN_S, in_use
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.two_gpus, pytest.mark.timeout(400)]
 ENDS = (256, 258)  # of the bundled model's answers
 SETTINGS: dict[str, Any] = {
     "engine__dtype": "float32", "engine__kv_nbytes": "256MiB", "engine__kv_landing_nbytes": "64MiB",
@@ -69,10 +68,8 @@ async def answers(server: Server) -> list[list[bytes]]:
 
 
 @pytest.fixture(scope="module")
-def alone(cuda: str) -> list[list[bytes]]:
+def alone(two_gpus: None) -> list[list[bytes]]:
     """The answers of one GPU."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one CUDA device; two are needed")
     if reason := missing():
         pytest.skip(reason)
     lap = Laps("1epd")

@@ -15,14 +15,12 @@ from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.gpu import ranks_cases
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.two_gpus, pytest.mark.timeout(300)]
 PATIENCE_S = 200.0  # graphs of all sizes are captured first, of each family and number of ranks
 
 
 @pytest.fixture(scope="module")
-def ranks(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one CUDA device; two are needed")
+def ranks(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     started = Ranks(tmp_path_factory.mktemp("ranks"), 2, "nccl", PATIENCE_S)
     yield started
     started.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from epd.api.port import Leave
+import pytest
+
+from epd.api.port import Leave, Refused
 from epd.fsm import generation as fsm
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
@@ -89,3 +91,21 @@ def test_a_loss_after_an_attempt_is_not_blamed_for_it() -> None:
             cluster.pass_time(cluster.settings.timing.lost_after_s + 0.5)
             assert machine.state is fsm.S.AWAITING_TOPOLOGY  # there is no other
         assert machine.avoided == {"d0"}
+
+
+def test_nobody_waits_for_a_first_instance_that_is_not_started() -> None:
+    with simulated("1e1pd") as cluster:
+        role, registry = cluster.gateway.role, cluster.gateway.registry
+        dispatcher = cluster.gateway.dispatcher
+        dispatcher.first_join_within_s = 0.0
+        cluster.within(GATEWAY, role.admit)  # who has joined may be back
+        members, registry._instances = registry._instances, {}
+        with pytest.raises(Refused, match="no instance has joined") as refusal:
+            cluster.within(GATEWAY, role.admit)
+        assert refusal.value.status == 503 and role.outcomes == {"rejected": 1}
+        dispatcher.first_join_within_s = cluster.world.loop.now_s + 1.0
+        stream = cluster.within(GATEWAY, role.submit, Ask(1, 0.0, (11,), (), 3, 1).generation())
+        assert role._open[stream.request_id].state is fsm.S.AWAITING_TOPOLOGY
+        registry._instances = members
+        cluster.pass_time(1.0)
+        assert role.outcomes == {"rejected": 1, "finished": 1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from epd.roles.compose import Engines
 from epd.runtime.worker import EXIT_DEVICE_LOST, Ending, end_with_device, is_gone
 from epd.transport.host import this_host_id
 from epd_lab.bench.null_engine import NullLanguage
+from tests.patience import PATIENCE_S
 from tests.roles.cluster import Cluster
 
 
@@ -29,6 +32,33 @@ async def test_it_ends_with_its_device() -> None:
     assert told == [("device lost", "an illegal memory access")]
     await instance.close()
     await cluster.gateway.close()
+
+
+async def test_a_terminal_that_closes_drains_however_often_it_says_so() -> None:
+    ending, loop = Ending(), asyncio.get_running_loop()
+    ending.watch_signals()
+    try:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.wait_for(ending.drain.wait(), PATIENCE_S)
+            await asyncio.sleep(0.01)
+        assert not ending.now.is_set() and ending.exit_status == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(ending.now.wait(), PATIENCE_S)
+    finally:
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def test_nohup_is_heeded() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        Ending().watch_signals()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_only_of_a_process_of_this_host_it_is_known_that_it_is_gone() -> None:

@@ -215,13 +215,15 @@ def _write(objects: list[Object], head: str, output: str) -> None:
     directory = Path(output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        written = set()
         for one, text in zip(objects, texts, strict=True):
             metadata = one["metadata"]
             assert isinstance(metadata, dict)
             file = f"{str(one['kind']).lower()}-{metadata['name']}.yaml"
             (directory / file).write_text(head + "---\n" + text, encoding="utf-8")
+            written.add(file)
     except OSError as error:
         raise UsageError(
             f"--output {output} cannot be written ({error.strerror}); give a directory of your own"
         ) from None
-    print(f"{len(objects)} files in {directory}: kubectl apply -f {directory}")
+    print(f"{len(written)} files written to {directory}: kubectl apply -f {directory}")
