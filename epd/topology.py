@@ -22,6 +22,12 @@ MAX_RANKS = 64  # of an instance
 
 Roles = tuple[str, ...]
 
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key to sort names by: e2 comes before e10."""
+    return [(int(run) if run.isdecimal() else -1, run) for run in re.split("([0-9]+)", name) if run]
+
+
 _PART = re.compile(r"(\d+)([a-z]+)(?::tp(\d+)(?:,(?=.)|$))?")
 
 

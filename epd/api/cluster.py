@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 
 from msgspec.structs import asdict, replace
 
+from epd import __version__
 from epd.api import web
 from epd.api.access import warning
 from epd.api.cluster_view import (
@@ -37,6 +38,7 @@ from epd.api.exchange import Exchange
 from epd.api.port import Frontend, InstanceFacts, OutsideFacts, Refused
 from epd.config import GatewayConfig
 from epd.observed import EdgeCount, Observed, Query, StageLoad
+from epd.topology import natural
 
 PARAMETERS = ("machine", "state", "older_s", "late", "key", "instance", "limit", "over_s")
 LIMIT = 20  # machines of each process, unless the request says how many
@@ -51,8 +53,10 @@ OFF = (
 class Cluster:
     """What can be seen of the machines behind one gateway."""
 
-    def __init__(self, frontend: Frontend, config: GatewayConfig) -> None:
+    def __init__(self, frontend: Frontend, config: GatewayConfig, model: str) -> None:
         self._frontend = frontend
+        self._model = model
+        self._started_s = time.monotonic()
         self._is_off = bool(warning(config.host, config.access))
 
     async def state(self, exchange: Exchange) -> None:
@@ -80,7 +84,10 @@ class Cluster:
         if instance:
             told = {name: one for name, one in told.items() if name == instance}
             facts = {name: one for name, one in facts.items() if name == instance}
-        return view_of(told, facts, silent, loads, ready.outside)
+        view = view_of(told, facts, silent, loads, ready.outside)
+        view.model, view.version = self._model, __version__
+        view.uptime_s = time.monotonic() - self._started_s
+        return view
 
     async def page(self, exchange: Exchange) -> None:
         """It holds nothing of the cluster, and asks whoever opens it for a key if one is needed."""
@@ -156,8 +163,11 @@ def view_of(
     loads: Sequence[StageLoad],
     outside: Iterable[OutsideFacts] = (),
 ) -> ClusterView:
-    """Counts are sums over processes; machines are listed with theirs, oldest first."""
-    mute = {name: Observed() for name in facts if name not in told}
+    """Counts are sums over processes; machines are listed with theirs, oldest first.  Processes are
+    listed by name, the gateway first: in which order they answer differs from time to time."""
+    gateway, *_ = told or ("",)
+    names = sorted({*told, *facts}, key=lambda name: (name != gateway, natural(name)))
+    told = {name: told.get(name, Observed()) for name in names}
     states: dict[tuple[str, str], StateView] = {}
     edges: Counter[EdgeCount] = Counter()
     machines: list[MachineView] = []
@@ -176,11 +186,8 @@ def view_of(
             story = [LineView(**asdict(line)) for line in facts_of.story]
             machines.append(MachineView(instance=name, **{**asdict(facts_of), "story": story}))
     return ClusterView(
-        processes=[
-            _process(name, one, facts.get(name), loads)
-            for name, one in (*told.items(), *mute.items())
-        ],
-        no_answer=list(silent),
+        processes=[_process(name, one, facts.get(name), loads) for name, one in told.items()],
+        no_answer=sorted(silent, key=natural),
         outside=[OutsideView(**dataclasses.asdict(one)) for one in outside],
         states=[states[key] for key in sorted(states)],
         edges=[
@@ -190,7 +197,7 @@ def view_of(
         links=[
             LinkView(instance=name, **asdict(link))
             for name, one in told.items()
-            for link in one.links
+            for link in sorted(one.links, key=lambda link: (natural(link.peer), link.transport))
         ],
         machines=sorted(machines, key=lambda one: -one.age_s),
     )

@@ -109,8 +109,11 @@ class MachineView(View):
 
 
 class ClusterView(View):
-    """The whole answer."""
+    """The whole answer; rows keep their order from one answer to the next."""
 
+    model: str = ""
+    version: str = ""
+    uptime_s: float = 0.0  # of the gateway
     processes: list[ProcessView] = []
     no_answer: list[str] = []
     outside: list[OutsideView] = []

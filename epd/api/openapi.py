@@ -81,13 +81,13 @@ _TOKENS = {
     "token_strs": _STRINGS,
 }
 _EVENT = {"data": STRING, "event?": STRING}
-_STATE = {
-    name: array(STRING if name == "no_answer" else OBJECT) for name in ClusterView.__struct_fields__
-}
+SECONDS: Schema = {"type": "number", "minimum": 0}
+_STATE = {"model": STRING, "version": STRING, "uptime_s": SECONDS, "no_answer": array(STRING)}
+_STATE |= {name: array(OBJECT) for name in ClusterView.__struct_fields__ if name not in _STATE}
 QUERY = {
     "machine": STRING,
     "state": STRING,
-    "older_s": {"type": "number", "minimum": 0},
+    "older_s": SECONDS,
     "late": {"type": "integer", "minimum": 0, "maximum": 1},
     "key": STRING,
     "instance": STRING,

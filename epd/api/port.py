@@ -262,4 +262,5 @@ class Frontend(Protocol):
         """Start or stop recording at every instance: whether it did, and a trace or a reason."""
 
     def observe(self, query: Query) -> Awaitable[tuple[dict[str, Observed], list[str]]]:
-        """The machines of each process, and the instances that did not answer.  Raises Refused."""
+        """The machines of each process, the gateway's first, and the instances that did not answer.
+        Raises Refused."""

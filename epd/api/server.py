@@ -213,7 +213,7 @@ class ApiServer:
             self._config.access,
         )
         self._completions = completions
-        cluster = Cluster(self._frontend, self._config)
+        cluster = Cluster(self._frontend, self._config, preparer.model_name)
         tokenizing = Tokenizing(preparer, self._intake)
         profiling: dict[str, dict[str, Handler]] = {
             "/start_profile": {"POST": lambda exchange: self._profile(exchange, starts=True)},

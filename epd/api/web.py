@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 PAGES = Path(__file__).parent / "pages"
 DRAWINGS = PAGES / "machines.svg"  # of every machine, one after another; `epd diagrams` writes them
 CONTENT_TYPE = b"text/html; charset=utf-8"
-_SCRIPTS = ("vendor/htm-preact.js", "ui_model.js", "ui_diagram.js", "ui_views.js", "ui.js")
+_SCRIPTS = (
+    "vendor/htm-preact.js",
+    "ui_model.js",
+    "ui_diagram.js",
+    "ui_views.js",
+    "ui_cluster.js",
+    "ui.js",
+)
 _ALLOWED = (
     b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     b"connect-src 'self'; frame-ancestors 'none'; base-uri 'none'"

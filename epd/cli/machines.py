@@ -74,14 +74,14 @@ def process_lines(told: ClusterView) -> list[str]:
             one.instance,
             "+".join(one.roles),
             _state(one),
-            str(one.epoch or ""),
             ", ".join(f"{stage} {age(load_s)}" for stage, load_s in one.load_s.items()),
             ", ".join(map(_memory, one.memory)),
             ", ".join(f"{kind} {count}" for kind, count in one.in_use.items() if count),
+            str(one.epoch or ""),
         )
         for one in told.processes
     ]
-    lines = columns(("PROCESS", "ROLES", "STATE", "EPOCH", "LOAD", "MEMORY", "IN USE"), rows)
+    lines = columns(("PROCESS", "ROLES", "STATE", "LOAD", "MEMORY", "IN USE", "EPOCH"), rows)
     lines += [f"{name} did not answer" for name in told.no_answer]
     return lines + [
         f"{one.instance} (pid {one.pid}, {one.endpoint}): {one.state} {age(one.since_s)} ago: "
@@ -114,7 +114,7 @@ def state_lines(told: ClusterView, rates: Mapping[tuple[str, str], float] = NO_R
             age(one.oldest_s),
             f"{one.late} late" if one.late else _left(one.left_s),
             f"{rates.get((one.machine, one.state), 0.0):.1f}",
-            ", ".join(f"{name} {count}" for name, count in sorted(one.instances.items())),
+            ", ".join(f"{name} {count}" for name, count in one.instances.items()),
         )
         for one in told.states
     ]

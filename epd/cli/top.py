@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from epd.api.cluster_view import ClusterView
@@ -52,15 +52,20 @@ class View:
         if self._seen_s and now_s > self._seen_s:
             spent_s = now_s - self._seen_s
             self._rates = {key: (n - self._seen[key]) / spent_s for key, n in seen.items()}
+        before = {level: self._items(level) for level in (STATES, self._level)}
         self._told, self._seen, self._seen_s = told, seen, now_s
+        for level, items in before.items():  # rows come and go: what is chosen stays chosen
+            row, now = self._rows[level], self._items(level)
+            if row < len(items) and items[row] in now:
+                self._rows[level] = now.index(items[row])
 
     def move(self, by: int) -> None:
-        last = max(0, self._num_items() - 1)
+        last = max(0, len(self._items(self._level)) - 1)
         self._rows[self._level] = min(last, max(0, self._rows[self._level] + by))
 
     def enter(self) -> None:
         """Look into what is chosen."""
-        row = min(self._rows[self._level], self._num_items() - 1)
+        row = min(self._rows[self._level], len(self._items(self._level)) - 1)
         if self._level == STORY or row < 0:
             return
         self._behind.append(self._query)
@@ -79,12 +84,14 @@ class View:
             self._query = self._behind.pop()
             self._told.machines = []
 
-    def _num_items(self) -> int:
-        """How much can be chosen from."""
-        if self._level == STATES:
-            return len(self._told.states)
+    def _items(self, level: int) -> Sequence[object]:
+        """What can be chosen from, by what it is called."""
+        if level == STATES:
+            return [(one.machine, one.state) for one in self._told.states]
         machines = self._told.machines
-        return len(machines) if self._level == MACHINES else len(story_lines(machines)) - 1
+        if level == MACHINES:
+            return [(one.instance, one.machine, one.key) for one in machines]
+        return range(len(story_lines(machines)) - 1)
 
     def _is_late(self, row: int) -> bool:
         if self._level == STATES:

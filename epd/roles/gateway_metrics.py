@@ -17,6 +17,7 @@ from epd.roles.dispatch import Dispatcher
 from epd.roles.registry import Outsider, Registry
 from epd.roles.stage_times import COUNTS, KINDS
 from epd.scheduling.predicted_rule import COSTS
+from epd.topology import natural
 
 TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
@@ -146,7 +147,8 @@ def _cache_metrics(instance: Instance) -> Iterator[Metric]:
 
 def readiness(reason: str, registry: Registry, dispatcher: Dispatcher, now_s: float) -> Readiness:
     """Of each instance, also of who is gone; and who has no place."""
-    instances = [_facts(one, registry, dispatcher, now_s) for one in registry.instances]
+    known = sorted(registry.instances, key=lambda one: natural(one.info.address.instance_id))
+    instances = [_facts(one, registry, dispatcher, now_s) for one in known]
     return Readiness(not reason, reason, instances, [_outside(o, now_s) for o in registry.outside])
 
 

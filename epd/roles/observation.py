@@ -139,6 +139,8 @@ class _Look:
 
     def _residents(self, query: Query) -> Iterator[Resident]:
         for table, state, machines in self.journal.residents():
+            if query.machines and table.name not in query.machines:
+                continue  # of thousands, whoever lists open requests wants none
             for machine, since_s in machines.items():
                 yield Resident(table, machine.key, state, since_s, machine.told, machine)
         for one in self.gone:

@@ -26,6 +26,7 @@ from epd.api.cluster_view import (
 from epd.fsm.kernel import STORY_LENGTH
 from epd.fsm.story import outlived_its_clock
 from epd.fsm.tables import TABLES
+from epd.topology import ROLE_OF_LETTER
 from epd_lab.sim.world import Entry
 
 LOOKS = 100  # at regular times
@@ -62,7 +63,7 @@ class Fold:
         elif kind == "spawn":
             instance, _, epoch = names[0].rpartition(":")
             self.processes[names[0]] = ProcessView(
-                instance=instance, roles=[], state="ALIVE", epoch=int(epoch)
+                instance=instance, roles=_roles(instance), state="ALIVE", epoch=int(epoch)
             )
         elif kind in {"kill", "exit"}:
             self.processes.pop(names[0], None)
@@ -101,6 +102,7 @@ class Fold:
                 view.count += 1
                 view.late += one.is_late
                 view.oldest_s = max(view.oldest_s, age_s)
+                view.instances[one.instance] = view.instances.get(one.instance, 0) + 1
         told = ClusterView(
             processes=list(self.processes.values()),
             states=[states[of] for of in sorted(states)],
@@ -112,6 +114,13 @@ class Fold:
         )
         note, self.notes = "; ".join(self.notes), []
         return KeptAnswer(at_ms=at_s * 1000, told=told, note=note)
+
+
+def _roles(name: str) -> list[str]:
+    """Of an instance that is called after them, such as pd0."""
+    letters = name.rstrip("0123456789")
+    is_short = set(letters) <= ROLE_OF_LETTER.keys()
+    return [ROLE_OF_LETTER[letter] for letter in letters] if is_short else []
 
 
 def _is_late(one: MachineView) -> bool:

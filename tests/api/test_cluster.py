@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import permutations, product
 from typing import Any
 
 import pytest
 
+from epd import __version__
+from epd.api.cluster import view_of
 from epd.api.port import InstanceFacts, OutsideFacts, Readiness
 from epd.config import AccessConfig
 from epd.observed import (
@@ -125,18 +129,9 @@ async def test_counts_are_summed_and_machines_are_listed_oldest_first() -> None:
     ]
 
 
-async def test_one_process_alone() -> None:
-    _, told, _ = await ask("/state?instance=e0")
-    assert [(one["instance"], one["load_s"]) for one in told["processes"]] == [
-        ("e0", {"encode": 1.5})
-    ]
-    assert [one["count"] for one in told["states"]] == [2]
-
-
-async def test_who_is_gone_and_who_was_refused_are_told() -> None:
-    """F78, F79: also to whoever asks afterwards."""
-    lost: InstanceFacts = {
-        "instance": "e7",
+def lost(name: str) -> InstanceFacts:
+    return {
+        "instance": name,
         "epoch": 3,
         "pid": 41,
         "roles": ["encode"],
@@ -148,8 +143,39 @@ async def test_who_is_gone_and_who_was_refused_are_told() -> None:
         "silent_s": 12.5,
         "reason": "silent",
     }
+
+
+@pytest.mark.parametrize("order", [*permutations(("e10", "d0", "e2"))])
+def test_rows_keep_their_order_whoever_answers_first(order: Sequence[str]) -> None:
+    """By name, e2 before e10; who is mute has its place among them."""
+    count = StateCount(machine="OUTGOING", state="WRITING", count=1, oldest_s=1.0)
+    links = tuple(LinkCount(peer=name, transport="shm", nbytes=1) for name in order)
+    told = {name: Observed(states=(count,), links=links) for name in order}
+    view = view_of({"gateway": Observed(), **told}, {"e9": lost("e9")}, order, ())
+    assert [one.instance for one in view.processes] == ["gateway", "d0", "e2", "e9", "e10"]
+    assert list(view.states[0].instances) == view.no_answer == ["d0", "e2", "e10"]
+    pairs = [(one.instance, one.peer) for one in view.links]
+    assert pairs == list(product(("d0", "e2", "e10"), repeat=2))
+
+
+async def test_what_runs_here() -> None:
+    _, told, _ = await ask("/state")
+    assert (told["model"], told["version"]) == ("tiny", __version__)
+    assert 0.0 <= told["uptime_s"] < 60.0
+
+
+async def test_one_process_alone() -> None:
+    _, told, _ = await ask("/state?instance=e0")
+    assert [(one["instance"], one["load_s"]) for one in told["processes"]] == [
+        ("e0", {"encode": 1.5})
+    ]
+    assert [one["count"] for one in told["states"]] == [2]
+
+
+async def test_who_is_gone_and_who_was_refused_are_told() -> None:
+    """F78, F79: also to whoever asks afterwards."""
     refused = OutsideFacts("e0", 9, 77, "tcp://b:1", ["encode"], "REFUSED", 3.0, "in use")
-    ready = Readiness(True, "", [lost], [refused])
+    ready = Readiness(True, "", [lost("e7")], [refused])
     _, told, _ = await ask("/state", readiness=ready)
     (shown,) = (one for one in told["processes"] if one["instance"] == "e7")
     assert (shown["state"], shown["silent_s"], shown["reason"]) == ("LOST", 12.5, "silent")

@@ -10,6 +10,7 @@ import pytest
 
 from epd.api.port import Readiness
 from epd.api.web import PAGES, cluster_page
+from epd.fsm.tables import TABLES
 from tests.api.fakes import FakeFrontend, serving
 from tests.api.wire import Wire, exchange, request
 
@@ -65,6 +66,13 @@ def test_the_page_of_machines_runs_only_what_it_came_with() -> None:
     for line in (PAGES / "vendor" / "SHA256SUMS").read_text().splitlines():
         checksum, name = line.split()
         assert hashlib.sha256((PAGES / "vendor" / name).read_bytes()).hexdigest() == checksum
+
+
+def test_the_page_counts_states_that_there_are() -> None:
+    text = "".join(path.read_text() for path in PAGES.glob("ui*.js"))
+    states = {f"{table.name} {state.name}" for table in TABLES for state in table.states}
+    counted = set(re.findall('"([A-Z_]+ [A-Z_]+)"', text))
+    assert len(counted) > 10 and counted <= states
 
 
 async def test_a_page_can_be_asked_for_by_its_head():

@@ -110,12 +110,12 @@ def test_ages(seconds: float, text: str) -> None:
 
 def test_processes_and_who_did_not_answer() -> None:
     head, gateway, p0, silent = machines.process_lines(told())
-    assert head.split() == ["PROCESS", "ROLES", "STATE", "EPOCH", "LOAD", "MEMORY", "IN", "USE"]
+    assert head.split() == ["PROCESS", "ROLES", "STATE", "LOAD", "MEMORY", "IN", "USE", "EPOCH"]
     assert gateway.split() == ["gateway", "gateway"]
     assert (
         "prefill+decode" in p0 and "prefill 1.5 s  kv 3/9 blocks, host tier 3.0 MiB/1.0 GiB" in p0
     )
-    assert p0.endswith("incoming 2") and silent == "d0 did not answer"
+    assert p0.split()[-3:] == ["incoming", "2", "5"] and silent == "d0 did not answer"
 
 
 def test_who_is_gone_and_who_has_no_place() -> None:
@@ -202,6 +202,19 @@ def test_what_is_chosen_stays_in_sight() -> None:
     for _ in range(30):
         view.move(1)
     assert chosen(view, 20) == ["S30"] and len(view.lines(20)) <= 20
+
+
+def test_what_is_chosen_stays_chosen_while_rows_come_and_go() -> None:
+    view = View("here")
+    view.update(told(states=[state("GRANTED", 2, 0.25), state("QUARANTINED", 1, 7.0)]), 1.0)
+    view.move(1)
+    more = [state("FAILED", 1, 1.0), state("GRANTED", 2, 0.25), state("QUARANTINED", 1, 8.0)]
+    view.update(told(states=more), 2.0)
+    assert chosen(view) == ["QUARANTINED"]
+    view.enter()
+    view.update(told(states=more[2:]), 3.0)
+    view.back()
+    assert chosen(view) == ["QUARANTINED"]
 
 
 class Server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -57,6 +58,9 @@ def memory(kind: str, unit: str, used: int, capacity: int) -> MemoryView:
 def answer(number: int) -> ClusterView:
     """The `number`th one: a room is quarantined at both ends, for 7 s at first."""
     return ClusterView(
+        model="tiny",
+        version="1.2.3",
+        uptime_s=7200.0 + number,
         processes=[
             ProcessView(instance="gateway", roles=["gateway"], in_use={"offers": 2}),
             ProcessView(
@@ -81,6 +85,8 @@ def answer(number: int) -> ClusterView:
         states=[
             state("GENERATION", "PLACED", 3, 0.4, "gateway", left_s=4.6),
             state("GENERATION", "STREAMING", 12, 31.0, "gateway"),
+            state("ENCODING", "PREPARED", 7, 0.2, "e0"),
+            state("ENCODING", "ENCODING", 4, 0.1, "e0"),
             state("ENCODING", "RESIDENT", 40, 500.0, "e0"),
             state("OUTGOING", "GRANTED", 2, 0.3, "e0"),
             state("OUTGOING", "WRITING", 3, 0.1, "e0"),
@@ -99,7 +105,7 @@ def answer(number: int) -> ClusterView:
             link("e0", "p0", "shm", (300 + 40 * number) << 20),
             link("p0", "p0", "local", 7 << 30),
         ],
-        machines=stories(number),
+        machines=[*open_requests(), *stories(number)],
     )
 
 
@@ -134,6 +140,71 @@ def with_the_gone(number: int) -> ClusterView:
             "give this one another with --id, or --id-prefix with --topology",
         )
     ]
+    return made
+
+
+def open_requests() -> list[MachineView]:
+    return [
+        MachineView(
+            instance="gateway",
+            machine="GENERATION",
+            key=f"gateway-{digit * 16}",
+            state="STREAMING",
+            age_s=31.0 - at,
+            story=[line(5.0, "PLACED", "TokensArrived", "STREAMING")],
+        )
+        for at, digit in enumerate("abcd")
+    ]
+
+
+HOSTILE = "<img src=x onerror=document.title='taken'>"
+
+
+def large(number: int) -> ClusterView:
+    """Twelve instances with long names, one of them lost, and one that its peers do not hear."""
+    names = {
+        **{f"epd-encode-7d9f8c6b5-{HOSTILE if at == 3 else at}": ["encode"] for at in range(5)},
+        **{f"epd-prefill-5c7b9d8f66-{at}": ["prefill"] for at in range(4)},
+        **{f"epd-decode-6f5d4c7b88-{at}": ["decode"] for at in range(3)},
+    }
+    made = answer(number)
+    gateway, encode, other = made.processes
+    made.processes = [gateway]
+    made.links = []
+    for name, roles in names.items():
+        like = encode if roles == ["encode"] else other
+        load_s = {roles[0]: 0.65}
+        made.processes.append(replace(like, instance=name, roles=roles, load_s=load_s))
+        step = {"encode": "prefill", "prefill": "decode"}.get(roles[0])
+        peers = [peer for peer, its in names.items() if its == [step]]
+        made.links += [link(name, p, "tcp", (at + 1) * number << 21) for at, p in enumerate(peers)]
+    made.processes[5] = replace(
+        made.processes[5], state="LOST", silent_s=12.3, reason="no heartbeat for 5.0 s"
+    )
+    made.processes[-1].silent_peers = [made.processes[6].instance]
+    return made
+
+
+def shaped(*roles: str, links: tuple[tuple[int, int], ...] = ()) -> Callable[[int], ClusterView]:
+    """Instances with these roles by letters, and bytes between them (by place)."""
+
+    def made(number: int) -> ClusterView:
+        told = answer(number)
+        like = told.processes[-1]
+        of = {"e": "encode", "p": "prefill", "d": "decode"}
+        names = [f"{letters}{at}" for at, letters in enumerate(roles)]
+        told.processes[1:] = [
+            replace(
+                like,
+                instance=name,
+                roles=[of[one] for one in letters],
+                load_s={of[one]: 0.011 for one in letters},
+            )
+            for name, letters in zip(names, roles, strict=True)
+        ]
+        told.links = [link(names[a], names[b], "shm", 3 * number << 20) for a, b in links]
+        return told
+
     return made
 
 
@@ -204,7 +275,7 @@ def crowd(number: int) -> ClusterView:
         for row in table.rows
         for source in row.sources
     ]
-    first = made.machines[0]
+    first = stories(number)[0]
     made.machines = [
         replace(first, key=f"gateway-1-{at}/1/0", story=first.story * 5) for at in range(1000)
     ]

@@ -19,7 +19,7 @@ from epd.api.cluster_view import (
     KeptAnswers,
 )
 from epd.api.web import cluster_file, cluster_page
-from tests.pages.answers import ILLEGAL, ROOM, answer, crowd, metrics, with_the_gone
+from tests.pages.answers import ILLEGAL, ROOM, answer, crowd, large, metrics, shaped, with_the_gone
 from tests.pages.browser import WIDE, browsing, picture, window
 
 URL = "http://epd.test/ui"
@@ -88,7 +88,7 @@ def test_a_quarantined_room_is_found_in_two_clicks_and_by_keys_alone(browser: Br
         expect(page.get_by_role("heading", name="One story")).to_be_visible()
         page.keyboard.press("Escape")
         page.keyboard.press("Escape")
-        expect(page.locator("#inspector")).to_have_count(0)
+        expect(page.get_by_role("heading", name="Open requests 15")).to_be_visible()
         page.locator(".state").first.focus()
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
@@ -108,19 +108,111 @@ def test_rates_and_latencies_over_time(browser: Browser) -> None:
         picture(page, "over-time")
 
 
-def test_load_per_stage_and_bytes_by_link(browser: Browser) -> None:
+def test_first_what_runs_then_the_cluster_then_what_is_red_then_open_requests(
+    browser: Browser,
+) -> None:
     with page_of(browser) as page:
-        expect(page.locator("[data-process=e0]")).to_contain_text("encode 650 ms")
-        expect(page.locator("[data-process=p0]")).to_contain_text("prefill 1.5 s")
-        page.get_by_text("bytes by link").click()
-        rows = page.get_by_role("table", name="links").get_by_role("row")
-        expect(rows.nth(1)).to_have_text(re.compile(r"^e0p0shm\d+\.0 MiB\d+\.\d MiB$"))
-        expect(rows.nth(2)).to_have_text("p0p0local7.0 GiB0 B")
+        head = page.locator("header")
+        expect(head.get_by_role("heading")).to_have_text("tiny")
+        expect(head).to_contain_text("epd 1.2.3, up 2.0 h")
+        expect(head).to_contain_text("2 of 2 instances")
+        tops = [
+            (page.locator(part).bounding_box() or {})["y"]
+            for part in ("header", ".cluster", ".alerts", "#inspector")
+        ]
+        assert tops == sorted(tops)
+        encoder, other = (page.locator(f"[data-process={name}]") for name in ("e0", "p0"))
+        expect(encoder).to_contain_text("encode 650 ms")
+        expect(encoder).to_contain_text("queue 7, at work 4")
+        expect(encoder).to_contain_text("host tier 300.0 MiB of 1.0 GiB")
+        expect(other).to_contain_text("within itself 0 B/s")
+        expect(page.locator(".cluster text")).to_have_text(re.compile(r"^3\d\.\d MiB/s$"))
+        expect(page.locator(".stage")).to_have_text(["encode", "prefill", "decode"])
+        rows = page.get_by_role("table", name="open requests").get_by_role("row")
+        expect(rows).to_have_count(5)
+        expect(rows.nth(1)).to_contain_text("STREAMING")
+
+
+def test_a_click_on_a_node_opens_its_machines_and_keys_lead_back(browser: Browser) -> None:
+    with page_of(browser) as page:
+        node = page.locator("[data-process=e0]")
+        node.click()
+        expect(page.get_by_role("heading", name="e0")).to_be_focused()
+        facts = page.get_by_role("table", name="e0", exact=True).get_by_role("rowheader")
+        expect(facts).to_have_text(
+            ["roles", "state", "load", "memory", "in use", "sent to", "epoch"]
+        )
+        table = page.get_by_role("table", name="machines of e0")
+        expect(table.get_by_role("row")).to_have_count(7)
+        table.get_by_role("button", name="QUARANTINED").click()
+        expect(page.get_by_role("heading", name="OUTGOING QUARANTINED at e0")).to_be_focused()
+        expect(page.get_by_role("table", name="oldest in QUARANTINED")).to_contain_text("e0")
+        page.keyboard.press("Escape")
+        expect(table.get_by_role("button", name="QUARANTINED")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(node).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(table).to_be_visible()
+        page.get_by_role("button", name="gateway").click()
+        machines = page.get_by_role("table", name="machines of gateway")
+        expect(machines).to_contain_text("STREAMING")
+
+
+def test_a_request_is_found_by_the_id_of_its_answer(browser: Browser) -> None:
+    asked: list[str] = []
+    with page_of(browser) as page:
+        page.on("request", lambda request: asked.append(request.url))
+        page.get_by_label("find by id").fill("chatcmpl-gateway-1-7")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="One story")).to_be_visible()
+        rows = page.get_by_role("table", name="events by time").get_by_role("row")
+        expect(rows).to_have_count(6)
+        assert any("key=gateway-1-7&" in url for url in asked)
+        page.keyboard.press("Escape")
+        expect(page.get_by_label("find by id")).to_be_focused()
+        page.get_by_label("find by id").fill("nobody")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("No process knows it.")).to_be_visible()
+
+
+SHAPES = {
+    "1epd": shaped("epd", links=((0, 0),)),
+    "1ep-1d": shaped("ep", "d", links=((0, 1),)),
+    "2pd-1e": shaped("pd", "pd", "e", links=((2, 0), (2, 1), (0, 1), (0, 0))),
+    "12": large,
+}
+SIMPLE = ("1epd", "1ep-1d")
+OVERLAPS = """() => {
+  const boxes = [...document.querySelectorAll(".node")].map((one) => one.getBoundingClientRect());
+  return boxes.some((a, at) => boxes.slice(at + 1).some((b) =>
+    a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom));
+}"""
+
+
+@pytest.mark.parametrize(
+    "shape", ["12", "2pd-1e", *(pytest.param(one, marks=pytest.mark.long) for one in SIMPLE)]
+)
+def test_every_shape_fits_its_window(browser: Browser, shape: str) -> None:
+    """Nodes lie apart, nothing is wider than the window, and a name is text and no markup."""
+    with page_of(browser, SHAPES[shape]) as page:
+        expect(page.locator(".cluster")).to_contain_text("MiB/s")
+        for size in ((1280, 900), (400, 800)):
+            page.set_viewport_size({"width": size[0], "height": size[1]})
+            assert not page.evaluate(OVERLAPS)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            picture(page, f"shape-{shape}-{size[0]}")
+        assert page.title() != "taken"
+        if shape == "12":
+            expect(page.locator(".node")).to_have_count(12)
+            expect(page.locator("header .trouble")).to_have_text("11 of 12 instances")
+            lost = page.locator(".node.late").first
+            expect(lost).to_contain_text("LOST, last heard 12 s ago: no heartbeat for 5.0 s")
+            expect(page.locator(".node.late").last).to_contain_text("hears nothing of")
 
 
 def test_red_is_what_is_late_and_not_what_is_old(browser: Browser) -> None:
     with page_of(browser) as page:
-        alerts = page.get_by_role("region", name="late")
+        alerts = page.get_by_role("region", name="trouble")
         expect(alerts.get_by_role("button")).to_have_count(2)
         page.get_by_role("navigation").get_by_role("button", name="INCOMING").click()
         old = page.get_by_role("button", name="RESERVED: 5, oldest 40 s, 80 s left")
@@ -142,7 +234,7 @@ def test_pause_and_a_look_back(browser: Browser) -> None:
         last = int(slider.get_attribute("max") or 0)
         page.wait_for_timeout(1500)
         expect(slider).to_have_attribute("max", str(last))
-        alerts = page.get_by_role("region", name="late")
+        alerts = page.get_by_role("region", name="trouble")
         expect(alerts).to_contain_text(f"{7 + last}.0 s")
         slider.focus()
         page.keyboard.press("Home")
@@ -164,21 +256,26 @@ def test_who_leaves_and_who_says_nothing(browser: Browser) -> None:
     with page_of(browser, told) as page:
         encoder, prefill = (page.locator(f"[data-process={name}]") for name in ("e0", "p0"))
         expect(encoder).to_contain_text("gone for")
-        expect(encoder).to_have_class("late")
+        expect(encoder).to_have_class("node late")
         expect(prefill).to_contain_text("no answer")
-        expect(prefill).to_have_class("late")
+        expect(prefill).to_have_class("node late")
 
 
 @pytest.mark.parametrize("size", [WIDE, (400, 800)])
 def test_who_was_lost_before_the_page_was_opened(browser: Browser, size: tuple[int, int]) -> None:
-    """In the table, among what is late, and in the drawing of INSTANCE; who was refused, too."""
+    """In the cluster, among what is red, and in the drawing of INSTANCE; who was refused, too."""
     with page_of(browser, with_the_gone, size) as page:
-        encoder, decoder = (page.locator(f"[data-process={name}]") for name in ("e0", "d0"))
-        expect(encoder).to_have_class("late")
-        expect(encoder).to_contain_text("LOST, last heard 12 s ago: silent")
-        expect(decoder).to_have_class("soft")
+        encoder, alerts = (
+            page.locator("[data-process=e0]"),
+            page.get_by_role("region", name="trouble"),
+        )
+        for place in (encoder, alerts):
+            expect(place).to_contain_text("LOST, last heard 12 s ago: silent")
+        expect(encoder).to_have_class("node late")
+        expect(page.get_by_text("left: d0 12 s ago")).to_be_visible()
+        expect(page.locator("header .trouble")).to_have_text("1 of 2 instances")
         expect(page.locator("[data-outside=p0]")).to_contain_text("REFUSED 3.0 s ago: its name")
-        page.get_by_role("button", name="INSTANCE LOST").click()
+        page.get_by_role("navigation").get_by_role("button", name="INSTANCE").click()
         expect(page.locator("g.state.late[data-name=LOST]")).to_have_count(1)
         picture(page, f"ui-lost-{size[0]}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.e2e.client import data_url, question
 from tests.patience import PATIENCE_S
 from tests.roles.cluster import SMALL, Cluster
 
+LAG_S = 0.05
+ATTEMPTS = 3  # a machine may be slow for a moment
 IMAGE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
 
 
@@ -96,6 +99,34 @@ async def test_all_threads_are_seen(tmp_path: Path) -> None:
     events = json.loads(gzip.decompress(Path(await profiler.stop()).read_bytes()))["traceEvents"]
     threads = {e["name"]: e["tid"] for e in events if e.get("cat") == "cpu_op"}
     assert threads["aten::logdet"] != threads["aten::erfinv"]
+    await executor.close()
+
+
+def many_operations() -> None:
+    tensor = torch.ones(4)
+    for _ in range(10_000):
+        tensor.add(1).mul(2)
+
+
+async def test_the_loop_turns_while_a_trace_is_made(tmp_path: Path) -> None:
+    """Whoever holds the interpreter meanwhile leaves no more than a turn or two."""
+    executor = build_executor(SMALL)
+    profiler = TorchProfiler(executor, str(tmp_path), "p0")
+    for _ in range(ATTEMPTS):
+        await profiler.start()
+        await executor.launch(many_operations)
+        stopping = asyncio.ensure_future(profiler.stop())
+        began_s = last_s = time.perf_counter()
+        held_s = 0.0
+        while not stopping.done():
+            await asyncio.sleep(0.001)
+            now_s = time.perf_counter()
+            held_s, last_s = held_s + max(0.0, now_s - last_s - LAG_S), now_s
+        assert Path(await stopping).stat().st_size > 10_000
+        if held_s < (last_s - began_s) / 4:
+            break
+    else:
+        pytest.fail(f"the loop stood still for {held_s:.2f} of {last_s - began_s:.2f} s")
     await executor.close()
 
 

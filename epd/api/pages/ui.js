@@ -3,7 +3,7 @@
 const kept = JSON.parse(document.getElementById("kept").textContent); // null, or what a file holds
 const root = document.getElementById("page");
 const app = {
-  ring: [], look: null, place: { machine: "GENERATION" },
+  ring: [], look: null, place: { machine: "GENERATION" }, from: "",
   is_paused: false, needs_key: false, trouble: "",
   seeks: "", // what gets the focus when it is shown
 };
@@ -67,17 +67,21 @@ async function poll() {
   setTimeout(poll, Math.max(0, POLL_MS - (performance.now() - begun_ms)));
 }
 
-function go({ machine, state, key }) {
-  app.place = { machine, state, key };
-  app.seeks = state ? "#inspected" : "";
+/** `from`: what gets the focus on the way back, if it is not what stands for the place. */
+function go({ machine, state, key, instance }, from = "") {
+  app.place = { machine, state, key, instance };
+  app.from = from;
+  app.seeks = state || key || instance ? "#inspected" : "";
   arrive();
 }
 
 /** The focus goes where it was before this place was looked into, when that is shown again. */
 function back() {
-  const { machine, state, key } = app.place;
-  app.place = key ? { machine, state } : { machine };
-  app.seeks = key ? `[data-key="${CSS.escape(key)}"]` : `[data-name=${state}]`;
+  const { machine, state, key, instance } = app.place;
+  app.place = key ? { machine, state, instance } : { machine, instance: state && instance };
+  app.seeks = app.from || (key ? `[data-key="${CSS.escape(key)}"]`
+    : state ? `[data-state="${machine} ${state}"], [data-name=${state}]` : `[data-process="${CSS.escape(instance)}"]`);
+  app.from = "";
   arrive();
 }
 
@@ -88,7 +92,8 @@ function arrive() {
 }
 
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && app.place.state) back();
+  const { state, key, instance } = app.place;
+  if (event.key === "Escape" && (state || key || instance)) back();
 });
 
 function enterKey(event) {
@@ -126,22 +131,29 @@ function Page() {
   const entry = shown();
   if (!entry) return html`<p class=${app.trouble ? "trouble" : "soft"}>${app.trouble || "asking…"}</p>`;
   const { ring, place } = app;
-  const about = { ring, entry, place, go, back, is_kept: Boolean(kept), is_last: !app.look };
+  const processes = processesAt(ring, entry);
+  const instances = processes.filter((one) => one.instance !== "gateway");
+  const about = { ring, entry, processes, instances, place, go, back, is_kept: Boolean(kept), is_last: !app.look };
+  const expected = instances.filter((one) => one.state !== "LEFT");
+  const num_there = expected.filter((one) => one.takes_work).length;
   return html`
-    <header><h1>epd</h1><span class="soft">${kept ? kept.title : "the machines at work"}</span>
+    <header><h1>${entry.told.model || "epd"}</h1>
+      <span class="soft">${kept ? kept.title : `epd ${entry.told.version}, up ${age(entry.told.uptime_s)}`}</span>
+      <b class=${num_there < expected.length ? "trouble" : ""}>${num_there} of ${expected.length} instances</b>
+      <button class="link" data-process="gateway" onClick=${() => go({ machine: place.machine, instance: "gateway" })}>gateway</button>
       <${Controls} entry=${entry} /></header>
     ${app.trouble && html`<p class="trouble" role="alert">${app.trouble}</p>`}
-    <${Late} ...${about} />
-    <${Processes} ...${about} />
-    <${OverTime} ...${about} />
-    <${Links} entry=${entry} />
-    <main>
-      <h2>Machines</h2>
-      <${Machines} ...${about} />
-      <div class=${place.state ? "split" : ""}>
-        <div><${Diagram} ...${about} /><${Unmoved} entry=${entry} machine=${place.machine} /></div>
-        ${place.state && html`<${Inspector} ...${about} />`}
-      </div>
+    <${Cluster} ...${about} />
+    <${Trouble} ...${about} />
+    <main class="split">
+      <${Inspector} ...${about} />
+      <section aria-labelledby="machines">
+        <${OverTime} ...${about} />
+        <h2 id="machines">Machines</h2>
+        <${Machines} ...${about} />
+        <${Diagram} ...${about} />
+        <${Unmoved} entry=${entry} machine=${place.machine} />
+      </section>
     </main>`;
 }
 

@@ -8,6 +8,8 @@ const MAX_OLDEST = 50; // machines of a state, and rows of that table: nobody re
 
 const edgeKey = (machine, source, target) => `${machine} ${source} ${target}`;
 
+const byName = new Intl.Collator("en", { numeric: true }).compare; // e2 before e10
+
 const linkKey = (one) => `${one.instance} ${one.peer} ${one.transport}`;
 
 /** `flows`: how often each edge was taken per second since `before`. */
@@ -35,17 +37,34 @@ function entryOf({ told, query = null, at_ms, note = "", latency = {} }, before)
   return entry;
 }
 
-function flowInto(entry, machine, target) {
+/** Of counts or flows by edge. */
+function into(edges, machine, target) {
   let sum = 0;
-  for (const [key, flow] of entry.flows) {
+  for (const [key, value] of edges) {
     const [of, source, to] = key.split(" ");
-    if (of === machine && to === target && source !== target) sum += flow;
+    if (of === machine && to === target && source !== target) sum += value;
   }
   return sum;
 }
 
-const lateStates = (entry) =>
-  entry.told.states.filter((one) => one.late).sort((a, b) => b.oldest_s - a.oldest_s);
+const numIllegal = (entry) =>
+  entry.told.edges.reduce((sum, one) => sum + (one.reason === "illegal" ? one.count : 0), 0);
+
+/** Instances that are over are named by themselves. */
+const lateStates = (entry) => entry.told.states
+  .filter((one) => one.late && one.machine !== "INSTANCE").sort((a, b) => b.oldest_s - a.oldest_s);
+
+const numOpen = (entry) =>
+  entry.told.states.reduce((sum, one) => sum + (one.machine === "GENERATION" ? one.count : 0), 0);
+
+const QUEUED = ["ENCODING DEFERRED", "ENCODING LOADING", "ENCODING QUEUED", "ENCODING PREPARED",
+  "REQUEST ARRIVED", "REQUEST WAITING", "REQUEST WAITING_FOR_EMBEDDINGS", "REQUEST WAITING_MID_PROMPT",
+  "REQUEST PREEMPTED", "REQUEST WAITING_FOR_REMOTE_KV"];
+const AT_WORK = ["ENCODING ENCODING", "REQUEST RUNNING", "REQUEST DECODING"];
+
+/** How many images and requests are in these states at an instance. */
+const numIn = (entry, name, states) => entry.told.states.reduce((sum, one) =>
+  sum + (states.includes(`${one.machine} ${one.state}`) ? one.instances[name] || 0 : 0), 0);
 
 const LATENCIES = ["time_to_first_token", "time_per_output_token"];
 const QUANTILES = [0.5, 0.99];
@@ -80,30 +99,40 @@ const perSecond = (flow) => `${digits(flow)}/s`;
 const latency = (name) => (entry) => entry.latency[name] || [];
 /** What is drawn over time: its name, its values in an entry, and one of them in words. */
 const SERIES = [
-  ["open requests", (entry) => [entry.told.states
-    .reduce((sum, one) => sum + (one.machine === "GENERATION" ? one.count : 0), 0)], String],
-  ["finished", (entry) => [flowInto(entry, "GENERATION", "FINISHED")], perSecond],
-  ["failed", (entry) => [flowInto(entry, "GENERATION", "FAILED")], perSecond],
+  ["open requests", (entry) => [numOpen(entry)], String],
+  ["finished", (entry) => [into(entry.flows, "GENERATION", "FINISHED")], perSecond],
+  ["failed", (entry) => [into(entry.flows, "GENERATION", "FAILED")], perSecond],
   ["images encoded", (entry) => [entry.flows.get(edgeKey("ENCODING", "ENCODING", "RESIDENT")) || 0], perSecond],
-  ["transfers", (entry) => [flowInto(entry, "INCOMING", "DELIVERED")], perSecond],
+  ["transfers", (entry) => [into(entry.flows, "INCOMING", "DELIVERED")], perSecond],
   ["TTFT p50 p99", latency("time_to_first_token"), age],
   ["TPOT p50 p99", latency("time_per_output_token"), age],
 ];
 
-/** A place is what is looked into: {machine}, with a state {machine, state}, with a key also {key}. */
-function queryOf(place) {
-  if (place.key) return "?" + new URLSearchParams({ key: place.key, limit: 200 });
-  if (place.state)
-    return "?" + new URLSearchParams({ machine: place.machine, state: place.state, limit: MAX_OLDEST });
-  return "";
+/** A place is what is looked into, beside the drawing of `machine`: open requests, an `instance`, a
+ *  `state` (of an instance, or of all), or a `key`. */
+function queryOf({ machine, state, key }) {
+  const asked = key ? { key, limit: 200 } : { machine: state ? machine : "GENERATION", limit: MAX_OLDEST };
+  return "?" + new URLSearchParams(state && !key ? { ...asked, state } : asked);
 }
 
-function machinesAt(entry, place) {
-  const wanted = place.key
-    ? (one) => `${one.key}/`.startsWith(`${place.key}/`)
-    : (one) => one.machine === place.machine && one.state === place.state;
-  return entry.told.machines.filter(wanted);
+function machinesAt(entry, { machine, state, key, instance }) {
+  if (key) return entry.told.machines.filter((one) => `${one.key}/`.startsWith(`${key}/`));
+  return entry.told.machines.filter(state
+    ? (one) => one.machine === machine && one.state === state && (!instance || one.instance === instance)
+    : (one) => one.machine === "GENERATION" && !one.is_over);
 }
+
+/** Why nothing more is known of a process. */
+function troubleOf(one, now_ms) {
+  if (one.reason) return `${one.state}, last heard ${age(one.silent_s)} ago: ${one.reason}`;
+  if (one.is_silent) return `no answer, ${one.state}`;
+  return one.seen_ms ? `gone for ${age((now_ms - one.seen_ms) / 1000)}` : "";
+}
+
+const unheard = (one) => `hears nothing of ${one.silent_peers.join(", ")}`;
+
+const loadOf = (one) =>
+  Object.entries(one.load_s).map(([stage, load_s]) => `${stage} ${age(load_s)}`).join(", ");
 
 /** Processes of this answer, and those of earlier ones that are in it no more. */
 function processesAt(ring, entry) {
@@ -114,9 +143,15 @@ function processesAt(ring, entry) {
       if (!present.has(one.instance) || present.get(one.instance).seen_ms)
         present.set(one.instance, { ...one, seen_ms: earlier.at_ms });
   }
-  for (const one of present.values()) one.is_silent = entry.told.no_answer.includes(one.instance);
-  return [...present.values()].sort((a, b) =>
-    (b.instance === "gateway") - (a.instance === "gateway") || (a.instance < b.instance ? -1 : 1));
+  for (const one of present.values()) {
+    one.is_silent = entry.told.no_answer.includes(one.instance);
+    if (one.is_silent) delete one.seen_ms;
+    one.trouble = troubleOf(one, entry.at_ms);
+    one.takes_work = !one.trouble && !["JOINING", "SUSPECT", "DRAINING"].includes(one.state);
+    const is_odd = one.trouble || one.state === "SUSPECT" || one.silent_peers.length;
+    one.is_red = one.state !== "LEFT" && Boolean(is_odd);
+  }
+  return [...present.values()].sort((a, b) => byName(a.instance, b.instance));
 }
 
 /** A machine's life as spans of states, in seconds of the gateway's time. */

@@ -4,46 +4,15 @@ const MAX_ROWS = 200; // of a story; a browser lays out more, but nobody reads t
 
 function Table({ label, head, children }) {
   return html`<div class="wide"><table aria-label=${label}>
-    <thead><tr>${head.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+    <thead><tr>${head.map((name) => html`<th scope="col" class=${name === "last event" ? "more" : ""}>${name}</th>`)}</tr></thead>
     <tbody>${children}</tbody></table></div>`;
 }
 
 function Memory({ one }) {
   const text = `${one.kind} ${amount(one.used, one.unit)} of ${amount(one.capacity, one.unit)}`;
   const unit = one.unit === "bytes" ? "" : ` ${one.unit}`;
-  return html`<label class="memory"><meter min="0" max=${one.capacity} value=${one.used}></meter>
-    ${text}${unit}</label>`;
-}
-
-function Process({ one, now_ms }) {
-  const gone = one.seen_ms && !one.is_silent;
-  const over = one.reason && `${one.state}, last heard ${age(one.silent_s)} ago: ${one.reason}`;
-  const trouble = over || (one.is_silent ? `no answer, ${one.state}` : "") || (gone ? `gone for ${age((now_ms - one.seen_ms) / 1000)}` : "");
-  const look = one.state === "LEFT" && over ? "soft" : trouble || one.state === "SUSPECT" ? "late" : "";
-  const used = Object.entries(one.in_use || {}).filter(([, count]) => count);
-  return html`<tr class=${look} data-process=${one.instance}>
-    <th scope="row">${one.instance}</th>
-    <td>${one.roles.join("+")}</td>
-    <td>${trouble || one.state}${one.silent_peers?.length ? `; hears nothing of ${one.silent_peers.join(", ")}` : ""}</td>
-    <td>${one.epoch || ""}</td><td>${one.pid || ""}</td><td>${one.assigned || ""}</td>
-    <td>${trouble ? "" : Object.entries(one.load_s).map(([stage, load_s]) => html`<span class="memory" key=${stage}>${stage} ${age(load_s)}</span>`)}</td>
-    <td>${trouble ? "" : one.memory.filter((kind) => kind.capacity).map((kind) => html`<${Memory} key=${kind.kind} one=${kind} />`)}</td>
-    <td>${trouble ? "" : used.map(([kind, count]) => `${kind} ${count}`).join(", ")}</td></tr>`;
-}
-
-function Processes({ ring, entry }) {
-  const found = processesAt(ring, entry);
-  const known = new Set(found.map((one) => one.instance));
-  const silent = entry.told.no_answer.filter((name) => !known.has(name));
-  return html`<section aria-labelledby="processes"><h2 id="processes">Processes</h2>
-    <${Table} label="processes" head=${["process", "roles", "state", "epoch", "pid", "assigned", "load", "memory", "in use"]}>
-      ${found.map((one) => html`<${Process} key=${one.instance} one=${one} now_ms=${entry.at_ms} />`)}
-      ${silent.map((name) => html`<tr class="late" key=${name}><th scope="row">${name}</th>
-        <td></td><td>no answer</td><td colspan="6"></td></tr>`)}
-    <//>
-    ${(entry.told.outside || []).map((one) => html`<p class="trouble" key=${one.epoch} data-outside=${one.instance}>
-      ${one.instance} (pid ${one.pid}, ${one.endpoint}): ${one.state} ${age(one.since_s)} ago: ${one.reason}</p>`)}
-  </section>`;
+  return html`<span class="memory"><meter min="0" max=${one.capacity} value=${one.used} aria-label=${one.kind}></meter>
+    ${text}${unit}</span>`;
 }
 
 /** A line for each of its values; gaps are where nothing is known. */
@@ -69,24 +38,26 @@ const OverTime = ({ ring, entry }) =>
   html`<section aria-label="over time" class="series">${SERIES.map(([name, , words], index) =>
     html`<${Series} key=${name} ...${{ name, index, words, ring, entry }} />`)}</section>`;
 
-function Links({ entry }) {
-  if (!entry.links.length) return null;
-  const bytes = (count) => amount(Math.round(count), "bytes");
-  const sum = (name) => bytes(entry.links.reduce((all, one) => all + one[name], 0));
-  return html`<details><summary>bytes by link: ${sum("nbytes")}, ${sum("per_s")} per second</summary>
-    <${Table} label="links" head=${["from", "to", "by", "bytes", "per second"]}>
-      ${entry.links.map((one) => html`<tr key=${linkKey(one)}><td>${one.instance}</td><td>${one.peer}</td>
-        <td>${one.transport}</td><td>${bytes(one.nbytes)}</td><td>${bytes(one.per_s)}</td></tr>`)}
-    <//></details>`;
-}
-
-function Late({ entry, go }) {
+/** Who is lost, refused or waits, what is late, and what has failed since the page was opened. */
+function Trouble({ ring, entry, instances, place, go }) {
   const late = lateStates(entry);
-  return html`<section class="alerts" aria-label="late">
+  const outside = entry.told.outside || [];
+  const red = instances.filter((one) => one.is_red);
+  const failed = (of) => into(of.counts, "GENERATION", "FAILED");
+  const fresh = failed(entry) - failed(ring[0]);
+  const illegal = numIllegal(entry);
+  const none = !entry.note && ![...late, ...outside, ...red].length && !fresh && !illegal;
+  return html`<section class="alerts" aria-label="trouble">
     ${entry.note && html`<p class="trouble" role="alert">${entry.note}</p>`}
-    ${late.length === 0 && html`<span class="soft">nothing stays where its time is over</span>`}
+    ${red.map((one) => html`<button key=${one.instance} class="late" onClick=${() => go({ machine: place.machine, instance: one.instance })}>
+      <b>${one.instance}</b> ${one.trouble || (one.silent_peers.length ? unheard(one) : one.state)}</button>`)}
     ${late.map((one) => html`<button key=${one.machine + one.state} class="late" onClick=${() => go(one)}>
       ${one.machine} ${one.state} <b>${one.late}</b> ${age(one.oldest_s)}</button>`)}
+    ${outside.map((one) => html`<p class="trouble" key=${one.epoch} data-outside=${one.instance}>
+      ${one.instance} (pid ${one.pid}, ${one.endpoint}): ${one.state} ${age(one.since_s)} ago: ${one.reason}</p>`)}
+    ${fresh > 0 && html`<p class="trouble">requests that failed in ${age((entry.at_ms - ring[0].at_ms) / 1000)}: ${fresh}</p>`}
+    ${illegal > 0 && html`<p class="trouble">illegal events since their processes began: ${illegal}</p>`}
+    ${none && html`<p class="soft">nothing is lost, refused, waiting or late</p>`}
   </section>`;
 }
 
@@ -117,12 +88,40 @@ function Unmoved({ entry, machine }) {
 // --- into a state, into a machine -----------------------------------------------------------------
 
 function Oldest({ machines, place, go }) {
-  return html`<${Table} label=${`oldest in ${place.state}`} head=${["age", "left", "process", "last event", "key"]}>
+  const where = place.state ? "process" : "state";
+  return html`<${Table} label=${place.state ? `oldest in ${place.state}` : "open requests"} head=${["age", "left", where, "last event", "key"]}>
     ${machines.slice(0, MAX_OLDEST).map((one) => html`<tr key=${`${one.instance} ${one.key}`}
         class=${one.is_late ? "late" : ""}>
-      <td>${age(one.age_s)}</td><td>${one.is_late ? "late" : one.left_s == null ? "" : age(one.left_s)}</td><td>${one.instance}</td><td>${one.story.at(-1)?.event}</td>
+      <td>${age(one.age_s)}</td><td>${one.is_late ? "late" : one.left_s == null ? "" : age(one.left_s)}</td>
+      <td>${place.state ? one.instance : one.state}</td><td class="more">${one.story.at(-1)?.event}</td>
       <td><button class="link" data-key=${one.key} onClick=${() => go({ ...place, key: one.key })}>${one.key}</button></td></tr>`)}
   <//>`;
+}
+
+/** What is known of a process, and its machines. */
+function Instance({ one, entry, place, go }) {
+  const name = one.instance;
+  const bytes = ({ peer, transport, nbytes, per_s }) => `${peer} by ${transport} ${amount(nbytes, "bytes")}, ${rate(per_s)}`;
+  const facts = {
+    roles: one.roles.join(", "),
+    state: one.trouble || one.state,
+    load: loadOf(one),
+    memory: one.memory.filter((kind) => kind.capacity).map((kind) => html`<${Memory} key=${kind.kind} one=${kind} />`),
+    assigned: one.assigned,
+    "in use": Object.entries(one.in_use).filter(([, count]) => count).map(([kind, count]) => `${kind} ${count}`).join(", "),
+    "sent to": entry.links.filter((link) => link.instance === name).map(bytes).join("; "),
+    epoch: one.epoch,
+    pid: one.pid,
+  };
+  return html`<table aria-label=${name}><tbody>${Object.entries(facts).filter(([, value]) => value && value.length !== 0)
+      .map(([fact, value]) => html`<tr key=${fact}><th scope="row">${fact}</th><td>${value}</td></tr>`)}</tbody></table>
+    <${Table} label=${`machines of ${name}`} head=${["machine", "state", "count"]}>
+      ${entry.told.states.filter((state) => state.instances[name]).map((state) => html`<tr key=${state.machine + state.state}>
+        <td>${state.machine}</td>
+        <td><button class="link" data-state=${`${state.machine} ${state.state}`}
+          onClick=${() => go({ machine: state.machine, state: state.state, instance: name })}>${state.state}</button></td>
+        <td>${state.instances[name]}</td></tr>`)}
+    <//>`;
 }
 
 /** What the key is a part of: its room, attempt, request. */
@@ -168,18 +167,34 @@ function Sequence({ machines }) {
     </tr>`)}<//>`;
 }
 
-function Inspector({ entry, place, go, back, is_kept, is_last }) {
+/** Takes the id of an answer, too, which has the request's behind a prefix. */
+function Search({ place, go }) {
+  const find = (event) => {
+    event.preventDefault();
+    const key = event.target.elements.sought.value.trim().replace(/^(chatcmpl-|cmpl-|msg_|resp_)/, "");
+    if (key) go({ machine: place.machine, key }, "#sought");
+  };
+  return html`<form role="search" class="bar" onSubmit=${find}><label for="sought">find by id</label>
+    <input id="sought" name="sought" autocomplete="off" spellcheck="false" /><button>find</button></form>`;
+}
+
+function Inspector({ entry, processes, place, go, back, is_kept, is_last }) {
+  const { key, state, instance } = place;
+  const one = !state && !key && processes.find((one) => one.instance === instance);
   const asked = is_kept || entry.query === queryOf(place);
-  const machines = asked ? machinesAt(entry, place) : [];
+  const machines = asked && !one ? machinesAt(entry, place) : [];
   const known = machines.some((one) => one.story.length);
-  const empty = is_kept ? "None is kept." : !asked ? (is_last ? "asking…" : "These were not asked for at that time.") : place.key
-    ? "No process knows it any more." : "No machine is in this state.";
+  const title = key ? "One story" : state ? `${place.machine} ${state}` : instance || `Open requests ${numOpen(entry) || ""}`;
+  const empty = one ? "" : !asked ? (is_last ? "asking…" : "These were not asked for at that time.") : is_kept ? "None is kept."
+    : key ? "No process knows it." : state ? "No machine is in this state." : "There are none.";
   return html`<section id="inspector" aria-labelledby="inspected">
-    <h2 id="inspected" tabindex="-1">${place.key ? "One story" : `${place.machine} ${place.state}`}
-      <button onClick=${back}>back <kbd>Esc</kbd></button></h2>
-    ${place.key && html`<${Above} place=${place} go=${go} />`}
-    ${!machines.length && html`<p class="soft">${empty}</p>`}
-    ${machines.length > 0 && !place.key && html`<${Oldest} ...${{ machines, place, go }} />`}
-    ${known && place.key && html`<${Waterfall} machines=${machines} /><${Sequence} machines=${machines} />`}
+    <h2 id="inspected" tabindex="-1">${title}${state && !key && instance ? ` at ${instance}` : ""}
+      ${(key || state || instance) && html`<button onClick=${back}>back <kbd>Esc</kbd></button>`}</h2>
+    <${Search} ...${{ place, go }} />
+    ${key && html`<${Above} ...${{ place, go }} />`}
+    ${one && html`<${Instance} ...${{ one, entry, place, go }} />`}
+    ${!one && !machines.length && html`<p class="soft">${empty}</p>`}
+    ${machines.length > 0 && !key && html`<${Oldest} ...${{ machines, place, go }} />`}
+    ${known && key && html`<${Waterfall} machines=${machines} /><${Sequence} machines=${machines} />`}
   </section>`;
 }
