@@ -272,3 +272,11 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
     except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
         return False
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of a command that ends by itself; nothing may be left of it."""
+    with discarding(Command(*arguments)) as command:
+        status = command.wait(READY_S)
+        command.check_nothing_left()
+        return status, command.text

@@ -215,6 +215,7 @@ _REDUCED_VISION = {
 }  # fmt: skip
 _REDUCED_TEXT = _text(64, 96, 2, 4, 2, vocab_size=272, head_dim=16, num_experts=4)
 _REDUCED_TEXT |= {"moe_intermediate_size": 48, "max_position_embeddings": 2048}
+_REDUCED_TEXT |= {"bos_token_id": 257, "eos_token_id": 258}
 _REDUCED_TEXT |= {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
     "v_head_dim": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
@@ -225,7 +226,7 @@ _REDUCED_TEXT |= {
 _REDUCED_TOKENS = {
     "vision_start_token_id": 259, "vision_end_token_id": 260, "image_token_id": 262,
     "video_token_id": 263, "image_token_index": 262, "video_token_index": 263,
-    "media_placeholder_token_id": 262,
+    "media_placeholder_token_id": 262, "bos_token_id": 257, "eos_token_id": 258,
 }  # fmt: skip
 
 
