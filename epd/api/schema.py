@@ -208,7 +208,8 @@ def _is_kept(number: float) -> bool:
     if isinstance(number, int) or number.is_integer():
         return abs(number) <= MAX_EXACT
     _, digits, exponent = Decimal(repr(number)).as_tuple()
-    assert isinstance(exponent, int)  # it is finite
+    if not isinstance(exponent, int):
+        return False  # infinity, or no number
     whole = float("".join(map(str, digits)))
     return -exponent <= MAX_POWER and whole / float(f"1e{-exponent}") == abs(number)
 

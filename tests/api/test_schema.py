@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epd.api.errors import ApiError
@@ -124,6 +124,7 @@ anything = st.recursive(
 )
 
 
+@example({"enum": [float("inf")]}, False)
 @given(anything, st.booleans())
 def test_any_json_is_rewritten_or_refused(value: object, closes: bool) -> None:
     try:
