@@ -169,6 +169,7 @@ def test_open_requests_are_finished_first(number: signal.Signals) -> None:
     body = RECEIPT | {"max_tokens": 600, "ignore_eos": True, "stream": True}
     patient = {"timing__drain_timeout_s": 30 * SLOW}
     with discarding(Server("1e1p1d", "--log-json", **patient).wait_ready()) as server:
+        server.says("serving on http", READY_S)
         psutil.Process(server.pid("e0")).kill()
         server.says("e0 is restarting", READY_S)
         server.wait_ready()
