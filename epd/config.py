@@ -258,6 +258,12 @@ class GatewayConfig(Settings, frozen=True, kw_only=True):
     cpu_affinity: str = ""  # as in EngineConfig
     starts_instances: bool = False  # the same command starts some, and starts anew what dies
 
+    @property
+    def base_url(self) -> str:
+        """Where clients find it."""
+        scheme = "https" if self.access.ssl_certfile else "http"
+        return f"{scheme}://{self.host}:{self.port}"
+
 # fmt: on
 
 # What a GPU starts from instead; whatever is set explicitly wins.

@@ -10,7 +10,7 @@ from epd.cli.boundary import CommandFailed
 from epd.cli.client import Answer, Client
 from epd.cli.plan import Plan
 from epd.cli.question import Sampling, user_message
-from epd.cli.temporary import base_url_of, with_server
+from epd.cli.temporary import with_server
 from epd.tiny import RECEIPT, SAMPLES
 from epd.tiny.samples import read_index
 
@@ -68,7 +68,8 @@ def timeline_lines(timeline: list[dict[str, Any]]) -> list[str]:
 
 
 def _say_where(plan: Plan) -> None:
-    base_url = base_url_of(plan)
+    assert plan.gateway is not None
+    base_url = plan.gateway.base_url
     names = ", ".join(i.instance_id for i in plan.instances)
     print(f"\nServed by a gateway on {base_url}/v1 and the processes {names}.")
     print("Ask more while it is up (epd demo --keep), for example:")

@@ -166,8 +166,7 @@ async def _serve(
     async with running(plan, specs, start_timeout_s) as supervisor:
         up.set()
         if plan.gateway is not None:
-            scheme = "https" if plan.gateway.access.ssl_certfile else "http"
-            url = f"{scheme}://{plan.gateway.host}:{plan.gateway.port}/v1"
+            url = f"{plan.gateway.base_url}/v1"
             waits = any(child.state == "waiting" for child in supervisor.children.values())
             where = f"{'listening' if waits else 'serving'} on {url}"
             plan.log.say(f"{where}; Ctrl-C stops", where, {"url": url})

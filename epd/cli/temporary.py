@@ -66,12 +66,6 @@ def check_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def base_url_of(plan: Plan) -> str:
-    assert plan.gateway is not None
-    scheme = "https" if plan.gateway.access.ssl_certfile else "http"
-    return f"{scheme}://{plan.gateway.host}:{plan.gateway.port}"
-
-
 def with_server(server: Plan | Running, work: Callable[[Client], Awaitable[int]]) -> int:
     """Run `work` with a client of it; Ctrl-C and SIGTERM end both, in order."""
 
@@ -89,7 +83,7 @@ def with_server(server: Plan | Running, work: Callable[[Client], Awaitable[int]]
         access = server.gateway.access
         key, own = next(iter(access.api_keys), ""), access.ssl_certfile
         trusted = tls.pinned(own) if own else None
-        async with running(server), connected(base_url_of(server), key, trusted) as client:
+        async with running(server), connected(server.gateway.base_url, key, trusted) as client:
             return await work(client)
 
     try:

@@ -98,8 +98,7 @@ async def _serve(
     status: Status,
 ) -> int:
     server = ApiServer(gateway.role, config)
-    scheme = "https" if config.access.ssl_certfile else "http"
-    url = f"{scheme}://{config.host}:{config.port}"
+    url = config.base_url
 
     lost: set[int] = set()
 
