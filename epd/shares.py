@@ -1,4 +1,5 @@
-"""Which rank of a producer writes which heads of KV to which rank of a consumer.
+"""Which rank of a producer writes which heads of KV to which rank of a consumer; and which rank of
+an encoder runs the tower over which image.
 
 Each rank of the consumer gets each of its heads from one rank that has it.  Heads that several
 ranks of the producer have (fewer heads than ranks) are written by these in turn, and heads that
@@ -58,6 +59,24 @@ def runs(nbytes: Sequence[int], slot_nbytes: int) -> list[range]:
         found.append(range(at, stop))
         at = stop
     return found
+
+
+def owners(sizes: Sequence[int], num_ranks: int) -> list[int]:
+    """The rank of each image, by its patches: the largest first, each to whoever has fewest."""
+    held = [0] * num_ranks
+    found = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        found[index] = rank = held.index(min(held))
+        held[rank] += sizes[index]
+    return found
+
+
+def most(sizes: Sequence[int], num_ranks: int) -> int:
+    """Patches of the rank that has most of these images."""
+    held = [0] * num_ranks
+    for size, rank in zip(sizes, owners(sizes, num_ranks), strict=True):
+        held[rank] += size
+    return max(held)
 
 
 def is_cut(found: Sequence[Cell]) -> bool:

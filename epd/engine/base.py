@@ -59,17 +59,6 @@ def part(total: int, index: int, count: int) -> range:
     return range(total * index // count, total * (index + 1) // count)
 
 
-def owners(batch: Sequence[Patches], num_ranks: int) -> list[int]:
-    """Which rank of a group runs the tower over each image: the largest first, each to whoever has
-    fewest patches so far."""
-    held = [0] * num_ranks
-    found = [0] * len(batch)
-    for index in sorted(range(len(batch)), key=lambda i: -batch[i].num_patches):
-        found[index] = rank = held.index(min(held))
-        held[rank] += batch[index].num_patches
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Embeddings of one image: `[num_rows, row_width]`, contiguous; deepstack side by side."""

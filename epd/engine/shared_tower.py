@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from epd.engine.base import Patches, owners
+from epd.engine.base import Patches
 from epd.engine.sharding import Shard
+from epd.shares import owners
 
 logger = logging.getLogger(__name__)
 Tower = Callable[[Sequence[Patches]], torch.Tensor]  # rows of all images, in order
@@ -62,7 +63,7 @@ class SharedTower:
         self._like = torch.empty(0, dtype=dtype, device=device)
 
     def __call__(self, batch: Sequence[Patches]) -> torch.Tensor:
-        ranks = owners(batch, self._shard.size)
+        ranks = owners([p.num_patches for p in batch], self._shard.size)
         counts = [
             [p.num_rows for p, rank in zip(batch, ranks, strict=True) if rank == one]
             for one in range(self._shard.size)

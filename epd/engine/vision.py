@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from epd.engine.base import EncodeFailure, Patches, Rows, nothing, owners
+from epd.engine.base import EncodeFailure, Patches, Rows, nothing
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.geometry import image_geometry
 from epd.engine.graphs import PartsRecorder
@@ -35,6 +35,7 @@ from epd.engine.slices import Slices
 from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.messages import Clip, PixelBounds
+from epd.shares import most
 
 MAX_SCALE = 128  # of the smallest image's sides
 RUNS = 4  # of the largest image at start, to know what it costs
@@ -105,10 +106,7 @@ class TorchVisionEngine:
 
     def num_turns(self, batch: Sequence[Patches]) -> int:
         """Of a group with this batch: the slices of the largest share; 0: it is not cut."""
-        held = [0] * self._shard.size
-        for patches, rank in zip(batch, owners(batch, len(held)), strict=True):
-            held[rank] += patches.num_patches
-        count = self._slices.count(max(held))
+        count = self._slices.count(most([p.num_patches for p in batch], self._shard.size))
         return count if count > 1 else 0
 
     def encode(

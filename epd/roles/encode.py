@@ -69,7 +69,7 @@ class EncodeRole(Component[Encoding]):
         self._engine = engine
         self._config = config
         self._timing = timing
-        self._max_batch_patches = config.max_batch_patches * num_ranks
+        self._num_ranks = num_ranks
         self.encodings: dict[str, Encoding] = {}
         self._busy: dict[str, Encoding] = {}  # those that are at work, or have rooms
         self._prepared: dict[str, Encoding] = {}
@@ -312,7 +312,8 @@ class EncodeRole(Component[Encoding]):
             except Exception as error:  # of this one alone
                 self.actor.fault(f"plan {encoding.key}", error)
                 self.fire(encoding, encoding_fsm.EncodeFailed(f"no batch can have it: {error!r}"))
-        keys = next_batch(line, self._max_batch_patches, is_behind=self._num_batches > 0)
+        most, is_behind = self._config.max_batch_patches, self._num_batches > 0
+        keys = next_batch(line, most, self._num_ranks, is_behind=is_behind)
         return [self._prepared.pop(key) for key in keys]
 
     async def _encode(self, patches: list[Patches]) -> list[Event]:

@@ -100,7 +100,11 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @receives(Commit)
     def on_commit(self, received: Received) -> None:
+        """Who commits was granted slots here: a room that is not known is over, and forgotten."""
         message: Commit = received.message
+        if self.find(message.room) is None:
+            peer = Address(received.source, received.epoch, "")
+            self.actor.send(peer, CommitAck(room=message.room, attempt=message.attempt))
         self._hear(received, CommitReceived(message.nbytes, message.parts, message.kv))
 
     @receives(CancelAck)

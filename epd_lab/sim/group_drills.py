@@ -9,7 +9,7 @@ from epd_lab.sim.drill import Drill, replace_timing
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.transfer import DataConditions
-from epd_lab.sim.workload import Workload
+from epd_lab.sim.workload import UNEVEN, Workload
 
 MIXED = Workload(num_requests=16, image_share=0.4, max_tokens=24, spread_s=1.0)
 IMAGES = Workload(num_requests=16, image_share=0.9, max_tokens=12, spread_s=0.5)
@@ -96,6 +96,17 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         ),
         fires=("group_lost",),
         mutants=("a_rank_sorts_its_images", "a_rank_counts_its_own_turns"),
+    ),
+    Drill(
+        "uneven-images",
+        ("F29",),
+        topology="1e:tp2,1pd",
+        work=Workload(16, image_share=1.0, num_images=24, spread_s=0.02, grids=UNEVEN),
+        settings=Settings(
+            encode=msgspec.structs.replace(Settings().encode, cache_device_nbytes=1 << 16)
+        ),
+        faults=(Fault("stall", "e0", point="ENCODING:PREPARED>ENCODING", duration_s=0.05),),
+        mutants=("a_batch_is_bounded_as_a_whole",),
     ),
     Drill(
         "rows-at-ranks",

@@ -182,4 +182,14 @@ LINK_DRILLS: tuple[Drill, ...] = (
             "GENERATION:ImageMoved",
         ),
     ),
+    Drill(
+        "heard-after-it-was-forgotten",
+        ("F48",),
+        topology="1e1p1d",
+        work=Workload(16, image_share=0.3, max_tokens=4),
+        faults=(Fault("block", "d0", point="MESSAGE:Commit", nth=4, other="p0", duration_s=9.0),),
+        settings=Settings(timing=replace_timing(tombstone_s=3.0)),
+        mutants=("the_forgotten_is_not_acknowledged",),
+        fires=("LINK:MUTE>UNREACHABLE",),
+    ),
 )

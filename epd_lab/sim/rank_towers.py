@@ -10,9 +10,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
-from epd.engine.base import Patches, owners
+from epd.engine.base import Patches
 from epd.roles.group import Encode, GoOn
 from epd.roles.group_engines import Encoded
+from epd.shares import owners
 from epd_lab.sim.engines import SimVisionEngine
 
 
@@ -31,7 +32,7 @@ class Gather:
     ) -> Encoded:
         """The rows of all images, of which a rank has made its own."""
         met = self._enter(rank, number)
-        ranks = owners(batch, self.size)
+        ranks = owners([p.num_patches for p in batch], self.size)
         parts = self._made[number]
         parts[rank] = await made
         await asyncio.shield(met)
@@ -97,7 +98,7 @@ class TowerShare:
         return self._engine.slice(self._mine, self._num_turns, is_last=self._left == 1)
 
     def _own(self, batch: Sequence[Patches], rank: int) -> list[Patches]:
-        ranks = owners(batch, self._gather.size)
+        ranks = owners([p.num_patches for p in batch], self._gather.size)
         return [patches for patches, its in zip(batch, ranks, strict=True) if its == rank]
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from epd.engine.base import Patches, StepFailure, owners
+from epd.engine.base import Patches, StepFailure
 from epd.messages import TokenLogprobs
+from epd.shares import most, owners
 from tests.engine import ranks_cases
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.ranks import SIZES, Ranks
@@ -317,7 +318,7 @@ def test_steps_are_let_in_where_a_batch_takes_its_turns(
 
 
 def test_the_largest_images_are_shared_out_first() -> None:
-    batch = [Patches(None, (1, 1, 1), num_patches, 1) for num_patches in (4, 16, 8, 8, 32, 4)]
-    assert owners(batch, 2) == [0, 1, 1, 1, 0, 1]
-    assert owners(batch[:1], 4) == [0]
-    assert owners(batch, 1) == [0] * 6
+    sizes = [4, 16, 8, 8, 32, 4]
+    assert owners(sizes, 2) == [0, 1, 1, 1, 0, 1] and most(sizes, 2) == 36
+    assert owners(sizes[:1], 4) == [0]
+    assert owners(sizes, 1) == [0] * 6

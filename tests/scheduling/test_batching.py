@@ -15,6 +15,7 @@ from epd.scheduling.batching import BatchScheduler, Bounds
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
+from epd.shares import most
 from epd.scheduling.waiting import Queue
 from tests.scheduling.crowd import Crowd, Shape, draw
 from tests.scheduling.entry import Entry, admit, grow
@@ -376,18 +377,23 @@ def test_a_step_is_planned_in_under_a_millisecond_whatever_has_finished() -> Non
     assert old < max(2 * fresh, 1e-3)
 
 
-@given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 120), st.randoms())
+@given(
+    st.lists(st.integers(1, 100), max_size=30),
+    st.integers(1, 120),
+    st.integers(1, 4),
+    st.randoms(),
+)
 def test_vision_batches_keep_order_and_budget(
-    patches: list[int], budget: int, random: Random
+    patches: list[int], budget: int, num_ranks: int, random: Random
 ) -> None:
     """Whichever was prepared first: the same images give the same batches."""
     waiting = [(i, str(i), n) for i, n in enumerate(patches)]
     seen: list[str] = []
     while waiting:
         random.shuffle(waiting)
-        batch = next_batch(waiting, budget)
+        batch = next_batch(waiting, budget, num_ranks)
         assert batch
-        assert len(batch) == 1 or sum(patches[int(key)] for key in batch) <= budget
+        assert len(batch) == 1 or most([patches[int(key)] for key in batch], num_ranks) <= budget
         seen += batch
         waiting = [entry for entry in waiting if entry[1] not in batch]
     assert seen == [str(i) for i in range(len(patches))]

@@ -24,6 +24,7 @@ from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
 from epd.roles.incoming import IncomingRooms
 from epd.roles.rooms import AskOfRank, Rooms
 from epd.roles.row_producer import RowProducer
+from epd.scheduling import vision_batching
 from epd.transport.base import Buffer, WriteFailed
 from epd_lab.sim import groups
 from epd_lab.sim.groups import SimRanks
@@ -90,6 +91,13 @@ def a_rank_counts_its_own_turns() -> Iterator[None]:
         send(self, number, command)
 
     with mock.patch.object(SimRanks, "send", fewer):
+        yield
+
+
+@mutant
+def a_batch_is_bounded_as_a_whole() -> Iterator[None]:
+    """F29: a batch is within the bounds of all ranks together, and one rank has more than its own."""
+    with mock.patch.object(vision_batching, "most", lambda sizes, num_ranks: 0):
         yield
 
 

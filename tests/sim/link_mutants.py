@@ -9,6 +9,7 @@ from unittest import mock
 from epd.fsm import link
 from epd.fsm.room import RetryDue, Room
 from epd.messages import Address, LinkEcho
+from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
 from epd.roles.rooms import Rooms
 from epd.transport.base import Received
@@ -39,6 +40,20 @@ def who_is_in_doubt_trusts_the_link() -> Iterator[None]:
             self.arm(room, self._timing.retry_interval_s, RetryDue())
 
     with mock.patch.object(Rooms, "_ask_again", ask):
+        yield
+
+
+@mutant
+def the_forgotten_is_not_acknowledged() -> Iterator[None]:
+    """F48: a commit of a room that was forgotten is dropped: its blocks stay (swarm
+    1795870400056)."""
+
+    def on_commit(self: IncomingRooms, received: Received) -> None:
+        if self.find(received.message.room) is not None:
+            hear(self, received)
+
+    hear = IncomingRooms.on_commit
+    with mock.patch.object(IncomingRooms, "on_commit", on_commit):
         yield
 
 

@@ -1,8 +1,8 @@
 """What has ended is remembered: its id is never given again, and late messages find an answer
 (F42).
 
-A room is remembered for `tombstone_s`, an attempt at an instance for as long as that lives.  Who
-has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each message
+A room is remembered for `tombstone_s`, an attempt at an instance for as long as that lives, and a
+commit is acknowledged for ever: its sender holds what it wrote.  Who has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each message
 that may come late; what counts as ended is what this checker has seen to end.
 
 A gateway knows whom it serves. Who works on an attempt that it gave up is told so, also while no
@@ -215,7 +215,9 @@ class Tombstones(Checker):
             return not (is_inquiry and any(entry[2] in _UNTOLD for entry in machine._story))
         end = incoming.Incoming if isinstance(message, Commit) else outgoing.Outgoing
         room = self._rooms.get((process.name, key, end))
-        if room is None or not self._remembered(room):
+        if room is None or not room.terminal:
+            return False
+        if not isinstance(message, Commit) and not self._remembered(room):
             return False
         delivered = isinstance(message, Grant) and room.state is outgoing.S.DELIVERED
         is_peer = (room.peer.instance_id, room.peer.epoch) == (received.source, received.epoch)
