@@ -76,7 +76,7 @@ class EncodeRole(Component[Encoding]):
         self.tiers = RowTiers(actor, engine, config, events, self)
         self.extend(self.tiers)
         device_nbytes = self.tiers.books.device.order.capacity
-        self._ahead = RunAhead(device_nbytes, self._is_granted, self._claim)
+        self._ahead = RunAhead(device_nbytes, self._is_granted, self._may_begin, self._claim)
         ring: SendRing | None = None
         if encodes and config.send_buffer_nbytes:  # what is only found is used where it is
             ring = SendRing(actor.ports.transfers, engine, config)
@@ -88,7 +88,7 @@ class EncodeRole(Component[Encoding]):
         self._askers = Askers(actor, timing)
         self._num_batches = 0  # under way
         self._hands = actor.hands
-        self._hands.on_free.append(self._look_for_turns)
+        self._hands.on_free.append(partial(actor.mailbox.append_once, "turns", self._take_turns))
 
     def live(self) -> dict[str, int]:
         return {
@@ -237,22 +237,20 @@ class EncodeRole(Component[Encoding]):
         for encoding in self._ahead.turns():
             self.fire(encoding, encoding_fsm.TurnCame())
 
-    def _look_for_turns(self) -> None:
-        self.actor.mailbox.append_once("turns", self._take_turns)
-
-    def _claim(self, encoding: Encoding) -> bool:
+    def _may_begin(self, encoding: Encoding) -> bool:
         """Suspects are made one at a time."""
-        return not encoding.is_suspect or self._hands.claim(encoding.key)
+        return not encoding.is_suspect or self._hands.may_take(encoding.key)
+
+    def _claim(self, encoding: Encoding) -> None:
+        if encoding.is_suspect:
+            self._hands.claim(encoding.key)
 
     def _nbytes_of(self, encoding: Encoding) -> int:
         return encoding.num_rows * self._engine.contract.row_nbytes
 
     def _is_granted(self, encoding: Encoding) -> bool:
-        for room in encoding.rooms:
-            outgoing = self._rooms.find(room)
-            if outgoing is not None and outgoing.grant is not None:
-                return True
-        return False
+        found = map(self._rooms.find, encoding.rooms)
+        return any(outgoing is not None and outgoing.grant is not None for outgoing in found)
 
     # --- effects of ENCODING ----------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from epd.config import Timing
-from epd.engine.base import EngineError, Patches, StepSequence
+from epd.engine.base import DeviceLost, EngineError, Patches, StepSequence
 from epd.fsm.group import (
     AnswerMissed,
     CloseRequested,
@@ -33,6 +33,7 @@ from epd.fsm.group import (
     Group,
     JoinMissed,
     ProbeDue,
+    RankEnded,
 )
 from epd.fsm.kernel import Effect, Event, Journal
 from epd.roles.rank_asks import RankLost
@@ -92,7 +93,9 @@ class _Given:
 
 class InOrder:
     """Tells how commands ended, an empty failure where they were done, in the order in which they
-    were given: one may end before what was begun ahead of it, whose rows are still on their way."""
+    were given: one may end before what was begun ahead of it, whose rows are still on their way.
+    That the device is lost is told at once, as the failure of command 0: the other ranks wait for
+    this one in a collective, and would until their clock."""
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
         self._tell = tell
@@ -100,7 +103,12 @@ class InOrder:
 
     def add(self, number: int, over: asyncio.Future[T]) -> None:
         self._open.append((number, partial(_failure, over)))
-        over.add_done_callback(lambda over: self._look())
+        over.add_done_callback(self._ended)
+        self._look()
+
+    def _ended(self, over: asyncio.Future[T]) -> None:
+        if not over.cancelled() and isinstance(error := over.exception(), DeviceLost):
+            self._tell(0, str(error))
         self._look()
 
     def _look(self) -> None:
@@ -183,7 +191,8 @@ class Leader:
         await self.closed
 
     def _own_ended(self, number: int, failure: str) -> None:
-        self.fire(CommandExecuted(0, number, bool(failure)))
+        executed = CommandExecuted(0, number, bool(failure))
+        self.fire(executed if number else RankEnded(0, failure))
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -253,7 +262,7 @@ class Rank(Protocol):
 
 class Follower:
     """A rank that executes commands: `answer(number, failure)`, an empty failure where it was
-    done."""
+    done; of number 0, why it cannot go on."""
 
     def __init__(self, rank: Rank, answer: Callable[[int, str], None]) -> None:
         self._rank = rank

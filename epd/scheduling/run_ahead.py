@@ -20,18 +20,20 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RunAhead(Generic[K]):
-    """`is_granted` says of a key whether somebody waits for its rows with memory in hand; `claim`
-    takes what else it needs to begin, and says whether it could."""
+    """`is_granted` says of a key whether somebody waits for its rows with memory in hand;
+    `may_begin`, whether what else it needs is free; `claim` takes that."""
 
     def __init__(
         self,
         capacity_nbytes: int,
         is_granted: Callable[[K], bool],
-        claim: Callable[[K], bool] = lambda key: True,
+        may_begin: Callable[[K], bool] = lambda key: True,
+        claim: Callable[[K], None] = lambda key: None,
     ) -> None:
         self.capacity_nbytes = capacity_nbytes
         self.used = 0
         self._is_granted = is_granted
+        self._may_begin = may_begin
         self._claim = claim
         self._begun: dict[K, int] = {}
         self._waiting: dict[K, int] = {}
@@ -61,11 +63,14 @@ class RunAhead(Generic[K]):
         """What may begin now, and counts from now on; look when one has left, or was granted."""
         chosen, is_full = [], False
         for key, nbytes in list(self._waiting.items()):
+            if not self._may_begin(key):  # nor does it hold up who is behind it
+                continue
             fits = not self.used or self.used + nbytes <= self.capacity_nbytes
             is_full |= not fits
-            if (is_full and not self._is_granted(key)) or not self._claim(key):
+            if is_full and not self._is_granted(key):
                 continue
             del self._waiting[key]
+            self._claim(key)
             self.count(key, nbytes)
             chosen.append(key)
         return chosen

@@ -75,6 +75,15 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         mutants=("a_silent_rank_is_waited_for",),
     ),
     Drill(
+        "rank-loses-its-device",
+        ("F29", "F49"),
+        topology="1e:tp2,1pd",
+        work=IMAGES,
+        faults=(Fault("lose_device", "e0", point="ENCODING:PREPARED>ENCODING", nth=4),),
+        fires=("GROUP:RankEnded",),
+        mutants=("a_lost_device_is_one_failure",),
+    ),
+    Drill(
         "command-lost",
         ("F29",),
         topology="1e2pd:tp2",

@@ -332,9 +332,10 @@ class SimFollower:
         self._group.to_leader(self.rank, self._group.answered, self.rank, serial, answer)
 
     def _answer(self, number: int, failure: str) -> None:
-        self._open -= 1
+        self._open -= bool(number)
         executed = CommandExecuted(self.rank, number, bool(failure))
-        self._group.to_leader(self.rank, self._group.leader.fire, executed)
+        ended = executed if number else RankEnded(self.rank, failure)
+        self._group.to_leader(self.rank, self._group.leader.fire, ended)
         self._end_if_over()
 
     def end(self) -> None:

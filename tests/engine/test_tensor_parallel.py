@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from epd.engine.base import Patches, StepFailure
+from epd.engine.base import StepFailure
 from epd.messages import TokenLogprobs
 from epd.shares import most, owners
 from tests.engine import ranks_cases

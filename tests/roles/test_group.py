@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from epd.config import Timing
-from epd.engine.base import EncodeFailure, EngineError, Patches, StepResult, StepSequence
+from epd.engine.base import (
+    DeviceLost,
+    EncodeFailure,
+    EngineError,
+    Patches,
+    StepResult,
+    StepSequence,
+)
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
 from epd.roles.compose import Engines
@@ -152,6 +159,16 @@ async def test_a_rank_that_answers_what_it_was_not_asked_is_out_of_step(number: 
     group.step()
     group.answer(number, 1)
     assert group.state is S.LOST and group.killed
+
+
+async def test_a_leader_whose_device_is_lost_waits_for_no_clock() -> None:
+    """The others are in a collective with it, also of what was given before."""
+    group = Played().joined()
+    for _ in range(2):
+        group.step()
+    group.own[1].set_exception(DeviceLost("an illegal memory access"))
+    assert await group.leader.lost == "rank 0: an illegal memory access"
+    assert group.killed
 
 
 async def test_a_rank_that_leaves_a_command_out_is_out_of_step() -> None:

@@ -15,8 +15,8 @@ from epd.scheduling.batching import BatchScheduler, Bounds
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
-from epd.shares import most
 from epd.scheduling.waiting import Queue
+from epd.shares import most
 from tests.scheduling.crowd import Crowd, Shape, draw
 from tests.scheduling.entry import Entry, admit, grow
 

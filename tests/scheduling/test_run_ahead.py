@@ -52,3 +52,18 @@ def test_what_is_wanted_again_counts_once() -> None:
     for _ in range(2):
         ahead.count("a", 6)
     assert (ahead.used, queue(ahead, ("b", 6))) == (6, [])
+
+
+def test_one_that_may_not_begin_holds_up_nobody() -> None:
+    """As an image that has to be computed apart, and is larger than what is left."""
+    apart = {"b"}
+    ahead = RunAhead(10, nobody, lambda key: key not in apart)
+    assert queue(ahead, ("a", 6), ("b", 6), ("c", 1)) == ["a", "c"]
+    apart.clear()
+    assert queue(ahead, ("d", 1)) == [], "it is first, and does not fit"
+
+
+def test_what_one_takes_to_begin_another_lacks() -> None:
+    taken: set[str] = set()
+    ahead = RunAhead(10, nobody, lambda key: not taken, taken.add)
+    assert queue(ahead, ("a", 1), ("b", 1)) == ["a"]

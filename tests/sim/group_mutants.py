@@ -96,8 +96,16 @@ def a_rank_counts_its_own_turns() -> Iterator[None]:
 
 @mutant
 def a_batch_is_bounded_as_a_whole() -> Iterator[None]:
-    """F29: a batch is within the bounds of all ranks together, and one rank has more than its own."""
+    """F29: a batch is within the bounds of all ranks together, and not of each."""
     with mock.patch.object(vision_batching, "most", lambda sizes, num_ranks: 0):
+        yield
+
+
+@mutant
+def a_lost_device_is_one_failure() -> Iterator[None]:
+    """F29, F49: a rank whose device is lost has failed in a command, as at an error of the batch;
+    the others wait for it in a collective."""
+    with mock.patch.object(InOrder, "_ended", lambda self, over: self._look()):
         yield
 
 

@@ -2,8 +2,9 @@
 
 Every rank's steps are compared with what the others were told under the same number; what roles
 were told of must have been executed by every rank of this very life, with the same tokens; and
-nobody waits in a collective for a rank that does not come, longer than the bound.  Slots that a
-rank reads rows from have an image whose rows are here and wanted, also where they are read again.
+nobody waits in a collective for a rank that does not come, longer than the bound, nor that long for
+a leader whose device is known to be lost.  Slots that a rank reads rows from have an image whose
+rows are here and wanted, also where they are read again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from epd.engine.base import Outcome, Patches, RowSpan, SlotRows, StepSequence
-from epd.fsm import embedding
+from epd.fsm import embedding, group
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import TokenLogprobs
 from epd.roles.group import Command, Encode, Step
@@ -36,12 +37,21 @@ class Groups(Checker, Watch):
         self._read: dict[tuple[SimRanks, str], int] = {}  # of a request: its last row, by token
         context.cluster.groups.watch = self
         context.world.watch(self._loaded, embedding.Loaded)
+        context.world.watch(self._missed, group.AnswerMissed)
 
     def _loaded(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
         if isinstance(machine, embedding.Embedding):
             self._images |= {(process, slot): machine for slot in machine.slots}
+
+    def _missed(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        assert isinstance(machine, group.Group)
+        device = self.context.cluster.nodes[process.name].devices[0]
+        if any(machine.failed.values()) and (device.lost or device.dead):
+            self.violate(f"{process.name}: others waited for a rank whose device is lost")
 
     def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None:
         """A rank begins what it was told."""

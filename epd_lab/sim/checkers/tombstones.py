@@ -2,8 +2,9 @@
 (F42).
 
 A room is remembered for `tombstone_s`, an attempt at an instance for as long as that lives, and a
-commit is acknowledged for ever: its sender holds what it wrote.  Who has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each message
-that may come late; what counts as ended is what this checker has seen to end.
+commit is acknowledged for ever: its sender holds what it wrote.  Who has said that it is over does
+not begin it afterwards.  `PROMISED` names the answer to each message that may come late; what
+counts as ended is what this checker has seen to end.
 
 A gateway knows whom it serves. Who works on an attempt that it gave up is told so, also while no
 other one follows.
