@@ -7,7 +7,8 @@ under the old one.  What cannot be kept exactly is refused.
   `format` that is unknown is one of them, as the standard has it.
 - A literal number is an integer up to 2^53, or a fraction that llguidance reads as itself
   (`_is_kept`), not as a neighbour.  Bounds move inwards.  Multiples have one: past the digits that
-  a number may have (`engine.finite`) nothing could make it a multiple.
+  a number may have (`engine.finite`) nothing could make it a multiple; and there are few remainders
+  (`_check_multiples`), of which a mask may have to search all.
 - `date`, `time` and `date-time` admit what a calendar and a clock have; names of hosts and mail
   have their lengths.
 - `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
@@ -52,6 +53,7 @@ MAX_EXACT = 2**53  # every integer up to here is a float
 MAX_NUMBER = 1e15
 MAX_DIGITS = 15  # of a decimal text that survives being a float
 MAX_POWER = 308  # of ten, in the table by which llguidance reads
+MAX_REMAINDERS = 2000  # they took half of the fuel of a mask; 4000 all of it
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -98,7 +100,9 @@ def exact(schema: object, *, closes: bool = True) -> object:
     while known < len(joined):  # what such an object refers to is one, too
         known = len(joined)
         narrows = _note_references(schema, _Place(), joined)
-    ends = Ends({place.reference: one for place, one in _all(schema, _Place(), joined)})
+    places = {place.reference: one for place, one in _all(schema, _Place(), joined)}
+    _check_multiples([one for one in places.values() if isinstance(one, dict)])
+    ends = Ends(places)
     if not ends(schema):
         raise NotExact("nothing finite satisfies it")
     return _rewritten(schema, _Place(narrows=narrows), joined, closes, ends)
@@ -241,6 +245,28 @@ def _bound(schema: JsonObject, place: _Place) -> None:
     if not is_whole and place.narrows:
         _keep_off_zero(schema, "exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1)
         _keep_off_zero(schema, "exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1)
+
+
+def _check_multiples(schemas: list[JsonObject]) -> None:
+    """A mask may search each remainder of what is read so far.  Raises NotExact for too many."""
+    steps = (one.get("multipleOf") for one in schemas)
+    numbers = (step for step in steps if _is_number(step) and 0 < step < math.inf)
+    found = {Decimal(repr(step)).normalize() for step in numbers}
+    places = [len(format(step, "f").partition(".")[2]) for step in found]
+    if any(map(_has_several_parts, schemas)):  # multiples of each: of their least common one
+        count = math.lcm(*(int(step.scaleb(max(places, default=0))) for step in found))
+    else:
+        count = sum(int(step.scaleb(scale)) for step, scale in zip(found, places, strict=True))
+    if count > MAX_REMAINDERS:
+        most = f"more than {MAX_REMAINDERS} remainders"
+        raise NotExact(f"multipleOf: {max(found)} and the like have {most}; choose a smaller step")
+
+
+def _has_several_parts(schema: JsonObject) -> bool:
+    """Whether one number may have to be the multiple of two."""
+    all_of = schema.get("allOf")
+    branches = len(all_of) - 1 if isinstance(all_of, list) else 0
+    return branches + sum(key in schema for key in ("multipleOf", *_JOINED)) > 1
 
 
 def _whole_inwards(bound: float, sign: int) -> int | float | None:

@@ -25,7 +25,7 @@ import random
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,6 +41,7 @@ MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.25  # of a processor: at an instance a step of others waits as long
 NUM_WALKS, MAX_WALK_TOKENS = 5, 32  # answers that a proof begins
 NUM_LONG, MAX_LONG_TOKENS = 2, 512  # under counts of counts each token may cost more than the last
+NUM_DIGITS, MAX_DIGIT_TOKENS = 6, 128  # among multiples a step may search every remainder
 # A choice of thousands is one row.  A lexer's state has 1 to 2 KiB, and a few thousand are many.
 _limits = partial(
     LLParserLimits, max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False
@@ -49,6 +50,10 @@ LIMITS = _limits()
 PROOF_LIMITS = _limits(step_lexer_fuel=LIMITS.step_lexer_fuel // 2)
 _COUNTED = re.compile(r"[)}]\??\{\d")  # a group, or what is counted already
 _ENDS = frozenset(b'"]}')
+
+
+def _any(_: int) -> bool:
+    return False
 
 
 class Matcher:
@@ -166,14 +171,16 @@ class Grammars:
         matcher = self._matcher(grammar, PROOF_LIMITS)
         if time.process_time() - began_s > MAX_BUILD_S:
             return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
-        lengths = [MAX_WALK_TOKENS] * NUM_WALKS
-        lengths += [MAX_LONG_TOKENS] * (NUM_LONG if _COUNTED.search(grammar) else 0)
-        reasons = (self._walk(matcher.deep_copy(), *each) for each in enumerate(lengths))
+        walks: list[tuple[int, Callable[[int], bool]]] = [(MAX_WALK_TOKENS, _any)] * NUM_WALKS
+        if _COUNTED.search(grammar):  # a long one stays in its strings
+            walks += [(MAX_LONG_TOKENS, self._is_end)] * NUM_LONG
+        if '"multipleOf"' in grammar:
+            walks += [(MAX_DIGIT_TOKENS, self._is_no_digit)] * NUM_DIGITS
+        reasons = (self._walk(matcher.deep_copy(), n, *each) for n, each in enumerate(walks))
         return next(filter(None, reasons), "")
 
-    def _walk(self, matcher: Matcher, seed: int, count: int) -> str:
-        """Begin one answer of those that it admits, and go back in it; why that failed.  A long one
-        stays in its strings."""
+    def _walk(self, matcher: Matcher, seed: int, count: int, avoids: Callable[[int], bool]) -> str:
+        """Begin one answer of those that it admits, and go back in it; why that failed."""
         draw, num_taken = random.Random(seed), 0
         while num_taken < count and not matcher.is_stopped():
             admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little"))
@@ -184,7 +191,7 @@ class Grammars:
                 if seed
                 else [int(admitted[0])]
             )
-            token = some[0] if count <= MAX_WALK_TOKENS else min(some, key=self._is_end)
+            token = min(some, key=avoids)
             if not matcher.take(token):
                 return matcher.reason() or f"token {token} cannot follow, though it is admitted"
             num_taken += 1
@@ -196,6 +203,9 @@ class Grammars:
     def _is_end(self, token_id: int) -> bool:
         text = self._tokenizer.decode_bytes([token_id])
         return token_id in self._tokenizer.eos_tokens or not _ENDS.isdisjoint(text)
+
+    def _is_no_digit(self, token_id: int) -> bool:
+        return not self._tokenizer.decode_bytes([token_id]).isdigit()
 
     def _matcher(self, grammar: str, limits: LLParserLimits = LIMITS) -> Matcher:
         made = self._made(grammar, limits)

@@ -82,7 +82,7 @@ async def test_a_death_is_a_refusal_and_is_remembered(proofs: GrammarProofs) -> 
 
 
 async def test_what_takes_long_is_refused_and_holds_up_no_other(proofs: GrammarProofs) -> None:
-    slow = asyncio.create_task(refused(proofs, schema_of(SLOW)))
+    slow = asyncio.create_task(refused(proofs, Constraint("grammar", SLOW, "ebnf")))
     await proofs.grammar(schema_of({}))  # the fork server is there
     began_s = time.monotonic()
     for i in range(5):
@@ -90,7 +90,7 @@ async def test_what_takes_long_is_refused_and_holds_up_no_other(proofs: GrammarP
     assert not slow.done()
     assert time.monotonic() - began_s < 2.0  # 0.05 on an idle machine
     error = await slow
-    assert (error.status, error.param) == (400, PARAM)
+    assert (error.status, error.param) == (400, "ebnf")
     assert "0.6 s of a processor" in error.message
     assert told(proofs) == {"accepted": 6, "time": 1}
 

@@ -17,6 +17,7 @@ from epd.api.errors import ApiError
 from epd.api.schema import NotExact, exact
 from epd.api.structured import Constraint
 from epd.api.tools import ToolUse
+from epd.engine.grammar import PROOF_LIMITS, Matcher
 from tests.answers import GRAMMARS, admits, drawn, grammar_of, matcher_of, takes
 
 FAR = [10**18 + 1, 2**63 - 1, 2**63, 2**64, 10**30]
@@ -104,7 +105,7 @@ NUMBER = st.fixed_dictionaries(
     optional={
         "minimum": st.sampled_from([-1e300, -5, 0, 0.5, 10**15]),
         "exclusiveMaximum": st.sampled_from([1e300, 2**53, 7]),
-        "multipleOf": st.sampled_from([1, 7, 0.01, 2.5, 10**6]),
+        "multipleOf": st.sampled_from([1, 7, 0.01, 2.5, 1000, 997, 0.1997, 10**6]),
     },
 )
 ITEMS = [{}, True, {"description": "any"}]
@@ -140,6 +141,45 @@ def test_any_reader_takes_the_numbers_back(number: Any, draw: random.Random, clo
         return
     if text := drawn(matcher, draw, ends=0.1, likes=b"0123456789eE+.-"):
         json.loads(text, parse_int=_read, parse_float=_read)
+
+
+STEPS = st.one_of(
+    st.integers(1, 4000),
+    st.integers(1, 10**7),
+    st.sampled_from([10**n for n in range(16)]),
+    st.tuples(st.integers(1, 3000), st.integers(1, 9)).map(lambda pair: pair[0] / 10 ** pair[1]),
+)
+
+
+def _multiples(kind: str, steps: list[float], form: str, sides: list[tuple[str, float]]) -> Any:
+    numbers: list[Any] = [{"type": kind, "multipleOf": step} for step in steps]
+    numbers[0] |= dict(sides)
+    if form == "one":
+        return numbers[0]
+    if form == "$ref":
+        return {"$ref": "#/$defs/n", "allOf": [numbers[-1]], "$defs": {"n": numbers[0]}}
+    return {form: numbers}
+
+
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(["number", "integer"]),
+    steps=st.lists(STEPS, min_size=1, max_size=3),
+    form=st.sampled_from(["one", "one", "anyOf", "allOf", "$ref"]),
+    sides=st.lists(st.tuples(st.sampled_from([*LOWER, *UPPER]), bounds), max_size=2),
+    draw=st.randoms(use_true_random=False),
+)
+def test_multiples_are_refused_or_followed(
+    kind: str, steps: list[float], form: str, sides: Any, draw: random.Random
+) -> None:
+    """With half of the fuel of an instance, over many digits."""
+    asked = _multiples(kind, steps, form, sides)
+    try:
+        grammar = grammar_of(asked)
+    except ApiError:
+        return
+    for _ in range(3):
+        drawn(Matcher(GRAMMARS._made(grammar, PROOF_LIMITS)), draw, ends=0.1, likes=b"0123456789")
 
 
 @pytest.mark.parametrize("asked", [{"type": "number"}, {}, {"type": "object"}])

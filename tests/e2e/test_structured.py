@@ -110,7 +110,7 @@ async def test_a_grammar_that_kills_its_compiler_is_refused(server: Server) -> N
         return time.monotonic() - began_s
 
     async with AsyncOpenAI(**settings(server)) as client:
-        slow = asyncio.create_task(ask(client, guided_json=SLOW))
+        slow = asyncio.create_task(ask(client, guided_grammar=SLOW))
         deadly = [
             {"guided_json": DEEP},
             {"guided_grammar": CHAIN},
