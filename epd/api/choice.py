@@ -3,9 +3,10 @@
 Text is split into reasoning, calls and content, and stop strings are looked for in content alone:
 one that stands in an argument of a call changes nothing (F72), nor does one that spans a call.
 
-An update is detokenized in one piece, unless a stop string or a number of calls may end the answer.
-Then it goes token by token, so that where the answer ends, and how many tokens are counted, does
-not depend on how tokens happened to be bundled on their way here.
+An update is detokenized in one piece, unless a stop string or a number of calls may end the answer,
+or log-probabilities are told.  Then it goes token by token, so that where the answer ends, how many
+tokens are counted, and beside which text each stands, does not depend on how tokens happened to be
+bundled on their way here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 from epd.api.detokenize import Detokenizer
 from epd.api.echo import Echo
+from epd.api.placing import Placed, Placing
 from epd.api.port import GenerationStream, GenerationUpdate, Leave
 from epd.api.reasoning import ReasoningParser
 from epd.api.stop import StopMatcher
@@ -32,6 +34,7 @@ class Delta:
     token_ids: list[int]  # that it took; their text may be held back, or none
     calls: list[CallPiece] = field(default_factory=list)
     reasoning: str = ""
+    placed: list[Placed] = field(default_factory=list)  # of `logprobs`, those of its text
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -43,6 +46,7 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         [token_id for delta in deltas for token_id in delta.token_ids],
         [piece for delta in deltas for piece in delta.calls],
         "".join(delta.reasoning for delta in deltas),
+        [entry for delta in deltas for entry in delta.placed],
     )
 
 
@@ -53,6 +57,7 @@ class _Said:
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[CallPiece] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -83,6 +88,7 @@ class Choice:
     echo: Echo | None = None  # to be told ahead of its text; None: nothing is, or it has been
     _matcher: StopMatcher | None = None
     _parser: CallParser | None = None
+    _placing: Placing = field(default_factory=Placing)
 
     def __post_init__(self) -> None:
         if self.tool_use is not None:
@@ -140,6 +146,7 @@ class Choice:
             token_ids,
             merged(said.calls),
             "" if self.hides_reasoning else "".join(said.reasoning),
+            said.placed,
         )
 
     def _tell_prompt(
@@ -167,13 +174,15 @@ class Choice:
         if is_ended:
             self.stop_token_id = shown[-1]
             shown = shown if self.tells_stop else shown[:-1]
-        if self._matcher is None and (self._parser is None or not self._parser.limit):
+        may_end = self._matcher is not None or (self._parser is not None and self._parser.limit)
+        if not may_end and not update.logprobs:
             self.num_tokens += len(shown)
             self._read(self.detokenizer.push(shown), said)
         else:
-            for count, token_id in enumerate(shown, 1):
+            entries = update.logprobs or (None,) * len(shown)
+            for count, (token_id, entry) in enumerate(zip(shown, entries, strict=False), 1):
                 self.num_tokens += 1
-                self._read(self.detokenizer.push((token_id,)), said)
+                self._read(self.detokenizer.push((token_id,)), said, entry)
                 if self.finish_reason:
                     why = "stop string" if self.stop_string else "one tool call was asked for"
                     self.stream.cancel(Leave.ENOUGH, why)
@@ -183,8 +192,9 @@ class Choice:
             self._finish(update.finish_reason, said)
         return len(update.token_ids)
 
-    def _read(self, text: str, said: _Said) -> None:
+    def _read(self, text: str, said: _Said, entry: TokenLogprobs | None = None) -> None:
         """More of the answer; it ends here if a stop string, or the last call, is complete."""
+        self._placing.read(len(text), entry)
         if self.reasoning is not None:
             reasoning, text = self.reasoning.push(text)
             said.reasoning.append(reasoning)
@@ -192,11 +202,17 @@ class Choice:
         if self._parser is not None:
             text, calls = self._parser.push(text)
             said.calls += calls
+        said.placed += self._placing.settled(len(text), self._num_held)
         self._match(text, said.texts)
         if self._matcher is not None and any(piece.name for piece in calls):
             said.texts.append(self._matcher.finish())  # it stands ahead of the call
         if self._parser is not None and self._parser.done:
             self.finish_reason = "stop"
+
+    @property
+    def _num_held(self) -> int:
+        """Characters of which it is not known yet whether they are text."""
+        return sum(parser.num_held for parser in (self.reasoning, self._parser) if parser)
 
     def _match(self, text: str, texts: list[str]) -> bool:
         if self._matcher is None or self.num_tokens <= self.min_tokens:
@@ -223,6 +239,7 @@ class Choice:
             text, calls = self._parser.push(rest)
             said.calls += calls
             rest = text + self._parser.finish()
+        said.placed += self._placing.settled(len(rest), 0)
         if not self._match(rest, said.texts):
             self.finish_reason = reason
             said.texts.append(self._matcher.finish() if self._matcher is not None else "")

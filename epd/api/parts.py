@@ -7,6 +7,7 @@ that it is complete.  A whole answer is the same parts when all of them are comp
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -16,6 +17,7 @@ import msgspec
 from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
+from epd.api.placing import Placed
 from epd.api.port import JsonObject
 from epd.api.tools import CallPiece
 from epd.messages import TokenLogprobs
@@ -53,7 +55,7 @@ class PartsAnswer(Answer):
         self._parts: list[Part] = []
         self._open: Part | None = None
         self._num_chars = 0  # of its text so far
-        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
+        self._placed: deque[Placed] = deque()  # ahead of the text beside which they stand
         self._extras: JsonObject = {}
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]], extras: Extras = NO_EXTRAS) -> bytes:
@@ -94,7 +96,7 @@ class PartsAnswer(Answer):
 
     def _grow(self, delta: Delta) -> Iterator[bytes]:
         """What the delta does to the parts: each piece of a call stands where its text ends."""
-        self._logprobs += delta.logprobs
+        self._placed += delta.placed
         yield from self._tell(Kind.REASONING, delta.reasoning)
         text = delta.text
         for piece in delta.calls:
@@ -113,8 +115,13 @@ class PartsAnswer(Answer):
         if text:
             if self._open is None or self._open.kind is not kind:
                 yield from self._begin(Part(len(self._parts), kind))
-            yield from self._add(text)
             self._num_chars += len(text) * (kind is Kind.TEXT)
+            yield from self._add(text, self._placed_ahead() if kind is Kind.TEXT else [])
+
+    def _placed_ahead(self) -> list[TokenLogprobs]:
+        """Of the text so far, those that have not been told."""
+        num = sum(at <= self._num_chars for at, _ in self._placed)
+        return [self._placed.popleft()[1] for _ in range(num)]
 
     def _goes_on(self, piece: CallPiece) -> bool:
         return self._open is not None and self._open.call_index == piece.index
@@ -125,11 +132,10 @@ class PartsAnswer(Answer):
         self._parts.append(part)
         yield self._opened(part)
 
-    def _add(self, text: str) -> Iterator[bytes]:
+    def _add(self, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> Iterator[bytes]:
         part = self._open
         assert part is not None
         part.text += text
-        logprobs, self._logprobs = self._logprobs, []
         part.logprobs += logprobs
         if text:
             yield self._grown(part, text, logprobs)

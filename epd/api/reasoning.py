@@ -51,6 +51,11 @@ class ReasoningParser:
         if self.place is Place.WITHIN:
             self.place, self._is_start = Place.INSIDE, False
 
+    @property
+    def num_held(self) -> int:
+        """Characters that may yet be a mark, or break a line ahead of one."""
+        return len(self._held)
+
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning and text that cannot change any more."""
         self._held += text

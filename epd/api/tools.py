@@ -272,6 +272,11 @@ class CallParser:
     _shown: list[str] = field(default_factory=list)
     _num_shown: int = 0  # characters of all its text so far
 
+    @property
+    def num_held(self) -> int:
+        """Characters that may yet be text."""
+        return len(self._held) + (len(OPEN) if self._walk and not self._streaming else 0)
+
     def push(self, text: str) -> tuple[str, list[CallPiece]]:
         """Text and pieces that cannot change any more."""
         self._held += text

@@ -114,7 +114,7 @@ class ShmTransferEngine(OwnMemory):
             return True
         if not INSTANCE_ID.fullmatch(peer.instance_id):
             return False
-        over = is_life_over(peer.instance_id, peer.epoch, self._directory)
+        over = is_life_over(peer.instance_id, peer.epoch, pid, self._directory)
         if over is None:  # swept, or closed in good order: then the process has to be gone
             over = is_process_dead(pid)
         if over:

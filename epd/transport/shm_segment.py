@@ -108,10 +108,14 @@ class Segment:
 
 
 class LifeLock:
-    """A file that is locked while one life of an instance may touch shared memory."""
+    """A file that is locked while one life of an instance may touch shared memory.
+
+    Name and epoch are unique in a cluster.  A host may have several, whose instances start in the
+    same millisecond under the same names: the process is part of the file's name, too.
+    """
 
     def __init__(self, instance_id: str, epoch: int, directory: str = DIRECTORY) -> None:
-        self.path = life_path(instance_id, epoch, directory)
+        self.path = os.path.join(directory, _life_name(instance_id, epoch, os.getpid()))
         try:
             fd = _create_locked(self.path)
         except FileExistsError:
@@ -132,18 +136,26 @@ class LifeLock:
             self._fd = -1
 
 
-def life_path(instance_id: str, epoch: int, directory: str = DIRECTORY) -> str:
-    return os.path.join(directory, f"{PREFIX}{instance_id}-{epoch}.alive")
+def is_life_over(instance_id: str, epoch: int, pid: int, directory: str = DIRECTORY) -> bool | None:
+    """True: that life has ended; False: it goes on; None: it has left no trace here.
+
+    The pid is the peer's own word: it chooses among lives of several clusters, and proves nothing.
+    Without a file of that process each file of the name and epoch has to be free.
+    """
+    of_life = re.compile(_life_name(re.escape(instance_id), epoch, "[0-9]+"))
+    left = {name for name in os.listdir(directory) if of_life.fullmatch(name)}
+    own = left & {_life_name(instance_id, epoch, pid)}
+    return all(_is_free(os.path.join(directory, name)) for name in own or left) if left else None
 
 
-def is_life_over(instance_id: str, epoch: int, directory: str = DIRECTORY) -> bool | None:
-    """True: that life has ended; False: it goes on; None: it has left no trace here."""
+def _life_name(instance_id: str, epoch: int, pid: object) -> str:
+    return f"{PREFIX}{instance_id}-{epoch}-{pid}.alive"
+
+
+def _is_free(path: str) -> bool:
+    """Whether nobody holds it; one that is gone meanwhile is no proof."""
     try:
-        fd = os.open(
-            life_path(instance_id, epoch, directory), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        )
-    except FileNotFoundError:
-        return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

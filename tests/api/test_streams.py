@@ -22,9 +22,11 @@ from epd.api.reasoning import Place
 from epd.api.response_answer import ResponseAnswer
 from epd.api.response_request import read_response
 from epd.config import Limits
-from tests.api.fakes import FakePreparer, FakeStream, said
+from tests.api.fakes import EOS, FakePreparer, FakeStream, said
 
 CALL = '<tool_call>{"name": "see", "arguments": {"a": "é}<"}}</tool_call>'
+END = chr(EOS)
+SHORT = '<think>h</think>A<<tool_call>{"name": "see", "arguments": {}}</tool_call>\n é.'
 TEXT = f"<think>hm</think>See: {CALL}\n{CALL} Done."
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
 MESSAGE: Any = {
@@ -36,7 +38,7 @@ RESPONSE: Any = {
     "input": "hi",
     "tools": [{"type": "function", "name": "see", "parameters": PARAMETERS}],
 }
-SCORED: Any = {"input": "hi", "include": ["message.output_text.logprobs"]}
+SCORED: Any = RESPONSE | {"include": ["message.output_text.logprobs"]}
 Updates = list[list[GenerationUpdate]]  # what comes in one turn
 
 
@@ -132,7 +134,12 @@ def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
         assert texts[item["id"]] == shown
     told = [entry for i in items if i["type"] == "message" for entry in i["content"][0]["logprobs"]]
     assert logprobs == told
-    assert len({i["call_id"] for i in items if "call_id" in i}) in (0, 2)
+    for item in items if told else ():  # a token of this model is a character
+        if item["type"] == "message":
+            (content,) = item["content"]
+            assert "".join(entry["token"] for entry in content["logprobs"]) == content["text"]
+    calls = [item["call_id"] for item in items if "call_id" in item]
+    assert calls and len(set(calls)) == len(calls)
     assert events[-1]["response"]["output"] == items
     return dict(events[-1]["response"])
 
@@ -141,13 +148,15 @@ def cuts(text: str, *, logprobs: bool) -> Iterator[Updates]:
     """Two pieces, cut anywhere, and the end; each alone, or with those that came meanwhile."""
     for at in range(len(text) + 1):
         parts = [said(piece, logprobs=logprobs) for piece in (text[:at], text[at:]) if piece]
-        parts.append(said("", "stop"))
+        parts.append(said(END, "stop", logprobs=logprobs))
         for edges in itertools.product((False, True), repeat=len(parts) - 1):
             bundles = [[parts[0]]]
             for part, begins in zip(parts[1:], edges, strict=True):
                 bundles.append([part]) if begins else bundles[-1].append(part)
             yield bundles
-    yield [[said(letter, logprobs=logprobs)] for letter in text] + [[said("", "stop")]]
+    yield [[said(letter, logprobs=logprobs)] for letter in text] + [
+        [said(END, "stop", logprobs=logprobs)]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,14 +164,14 @@ def cuts(text: str, *, logprobs: bool) -> Iterator[Updates]:
     [
         pytest.param(MESSAGE, read_message, MessageAnswer, message_of, TEXT, id="messages"),
         pytest.param(RESPONSE, read_response, ResponseAnswer, response_of, TEXT, id="responses"),
-        pytest.param(SCORED, read_response, ResponseAnswer, response_of, "See: é.", id="scored"),
+        pytest.param(SCORED, read_response, ResponseAnswer, response_of, SHORT, id="scored"),
     ],
 )
 def test_however_it_is_cut_and_bundled_a_stream_is_the_whole_answer(
     body: Any, read: Any, kind: Any, put_together: Callable[..., Any], text: str
 ) -> None:
     logprobs = "include" in body
-    whole = without_ids(whole_of(body, read, kind, [[said(text, "stop", logprobs=logprobs)]]))
+    whole = without_ids(whole_of(body, read, kind, [[said(text + END, "stop", logprobs=logprobs)]]))
     for updates in cuts(text, logprobs=logprobs):
         events = events_of(body, read, kind, updates)
         assert without_ids(put_together(events)) == whole, updates

@@ -97,7 +97,7 @@ async def test_a_writer_killed_in_the_middle_of_writes_is_fenced(family: Family)
     region.buffer[:] = bytes([0xEE]) * region.buffer.nbytes
     await asyncio.sleep(0.1)
     assert region.buffer == bytes([0xEE]) * region.buffer.nbytes, "a byte landed after the fence"
-    assert sweep(directory=family.directory) == ["epd-producer-4.alive"]
+    assert sweep(directory=family.directory) == [f"epd-producer-4-{pid}.alive"]
     assert await consumer.fence(peer, this_host_id(), pid)
 
 
@@ -204,6 +204,19 @@ async def test_without_a_trace_only_a_dead_process_is_fenced(family: Family) -> 
     assert is_process_dead(process.pid)
 
 
+async def test_clusters_whose_instances_start_at_once_share_a_host(family: Family) -> None:
+    """Names and epochs are equal, which come from one clock; each life ends for itself."""
+    consumer, peer = family.engine("consumer"), Address("e0", 7, "")
+    ours, line = await family.child("own", "e0", "7")
+    theirs, other = await family.child("own", "e0", "7")
+    assert line and other
+    os.kill(theirs, signal.SIGKILL)
+    assert await fenced_within(consumer, peer, theirs, 2.0)
+    assert not await consumer.fence(peer, this_host_id(), ours)
+    os.kill(ours, signal.SIGKILL)
+    assert await fenced_within(consumer, peer, ours, 2.0)
+
+
 async def test_an_epoch_is_used_once(family: Family) -> None:
     family.engine("a", 1)
     with pytest.raises(TransportError, match="an epoch of its own"):
@@ -214,7 +227,7 @@ async def test_full_shared_memory_is_one_clear_error(family: Family) -> None:
     engine = family.engine("a")
     with pytest.raises(TransportError, match=r"kv needs .* MiB .* free .*: lower .*--shm-size"):
         engine.allocate("kv", 1 << 20, 1 << 30)
-    assert family.files() == ["epd-a-1.alive"]
+    assert family.files() == [f"epd-a-1-{os.getpid()}.alive"]
 
 
 async def test_names_that_are_paths_are_refused(family: Family) -> None:
