@@ -18,6 +18,8 @@ EXTRAS ?=
 # pytest processes, which take whole files of tests
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Where it is set, each of the many processes compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help:  ## Say what there is to make
