@@ -40,6 +40,7 @@ from epd.records import (
     Address,
     CacheTier,
     Clip,
+    HandsList,
     InstanceInfo,
     KvState,
     Load,
@@ -207,12 +208,9 @@ class EncodeRejected(Message):
 
 
 class AtHand(Message):
-    """All that the engines of an instance compute now and have yielded nothing of, sent before they
-    begin with more (`roles/hands.py`): what its death counts against."""
+    """What the engines of an instance have at hand, sent before they begin with more."""
 
-    serial: Total  # a copy that comes late is none
-    images: Annotated[tuple[Hash, ...], Meta(max_length=1 << 14)]
-    requests: Annotated[tuple[Id, ...], Meta(max_length=1 << 14)]
+    hands: HandsList
 
 
 class AbortEncode(Message):

@@ -170,6 +170,18 @@ class StageCosts(Record):
     unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
 
 
+class HandsList(Record):
+    """All that the engines of an instance compute now and have yielded nothing of: what its death
+    counts against (`roles/hands.py`)."""
+
+    serial: Total = 0  # a copy that comes late is none
+    images: Annotated[tuple[Hash, ...], Meta(max_length=1 << 14)] = ()
+    requests: Annotated[tuple[Id, ...], Meta(max_length=1 << 14)] = ()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.images or key in self.requests
+
+
 class Load(Record):
     """Heartbeat's view of how busy an instance is; placement reads it."""
 
@@ -186,6 +198,7 @@ class Load(Record):
     counts: Annotated[tuple[Counted, ...], Listed] = ()  # of transfers and links
     silent_peers: Names = ()  # that do not answer it, though they may be healthy
     costs: StageCosts = StageCosts()
+    hands: HandsList = HandsList()
 
 
 class SamplingParams(Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Never
 
 from epd.messages import Address, AtHand
+from epd.records import HandsList
 from epd.roles.base import Actor, Component
 
 
@@ -21,8 +22,11 @@ class HandsReport(Component[Never]):
         hands = self.actor.hands
         return {"at_hand": len(hands.images) + len(hands.requests)}
 
-    def _tell(self) -> None:
+    def report(self) -> HandsList:
+        """As it is now."""
         self._serial += 1
         hands = self.actor.hands
-        at_hand = AtHand(serial=self._serial, images=hands.images, requests=hands.requests)
-        self.actor.send(self._gateway, at_hand)
+        return HandsList(serial=self._serial, images=hands.images, requests=hands.requests)
+
+    def _tell(self) -> None:
+        self.actor.send(self._gateway, AtHand(hands=self.report()))

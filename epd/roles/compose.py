@@ -89,7 +89,7 @@ class Instance:
         self._vision = engines.vision
         self.actor = actor = Actor(ports)
         self.links = Links(actor, config.timing)
-        HandsReport(actor, gateway)
+        self.hands = HandsReport(actor, gateway)
         self.outgoing = OutgoingRooms(actor, config.timing)
         self.incoming = IncomingRooms(actor, config.timing)
         fail_at_instance(actor, self.outgoing)
@@ -231,6 +231,7 @@ class Instance:
             histograms=self.actor.times.told(),
             counts=self.actor.times.counts(),
             costs=self._costs(),
+            hands=self.hands.report(),
         )
 
     def _costs(self) -> StageCosts:

@@ -149,10 +149,10 @@ class Dispatcher:
     ) -> Address | None:
         """For the image of that index of the present attempt: whom to ask instead of `but`."""
         image, at = _image(machine.prompt.items[index]), machine.placement.prefill
-        if self.suspects.deaths.is_barred(image.mm_hash):
-            return None
-        avoid = {*but, *machine.avoided, *self._silent()}
-        return another_encoder(self.candidates(), image, self._make_rule, at, avoid, self)
+        candidates = self.candidates()
+        barred = self.suspects.barred(image.mm_hash, (c.info.address for c in candidates))
+        avoid = {*but, *machine.avoided, *self._silent(), *barred}
+        return another_encoder(candidates, image, self._make_rule, at, avoid, self)
 
     def rival(
         self, machine: Generation, index: int, late: Address, waited_s: float

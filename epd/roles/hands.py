@@ -6,12 +6,12 @@ A gateway cannot ask a dead process what it died of, and what was sent there is 
 it waited.  So the instance reports in advance.  `Hands` is the list of what its engines compute now
 and have yielded nothing of: an image on a thread that decodes it, or in a batch of the tower; a
 request in a step, until a token of it was computed here.  `AtHand` carries the whole list.  It
-leaves ahead of the work whenever something enters.  What leaves the list goes with the next one;
-that nothing is left, with the next heartbeat (`Heartbeat.load`).  So there is about one message per
-step or batch that begins with something new, and none while the same requests decode.  It needs no
-file that only the host of the dead could read, holds for a process that hangs as for one that ends,
-and is the same in simulation.  The bus's own thread sends it, so it outlives a process that dies a
-moment later.
+leaves ahead of the work whenever something enters.  Each heartbeat brings the list, too
+(`Load.hands`), and so what has left it: a death counts against what left since the last beat at
+most, unless the gateway has a token of it.  So there is about one message per step or batch that
+begins with something new, and none while the same requests decode.  It needs no file that only the
+host of the dead could read, holds for a process that hangs as for one that ends, and is the same in
+simulation.  The bus's own thread sends it, so it outlives a process that dies a moment later.
 
 An input at which an instance died (`scheduling/deaths.py`) arrives as a *suspect*.  Suspects are
 computed one at a time, by all engines of an instance together: the next death then has one suspect,

@@ -13,12 +13,12 @@ from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Generation, PoisonFound
 from epd.fsm.instance import Instance
 from epd.messages import Address, AtHand
+from epd.records import HandsList
 from epd.roles.base import Actor, Component, receives
 from epd.roles.dispatch import Dispatcher
 from epd.roles.elsewhere import Elsewhere
 from epd.roles.registry import Registry
 from epd.roles.suspects import named
-from epd.scheduling.deaths import Hands, Life
 from epd.transport.base import Received
 
 
@@ -49,7 +49,6 @@ class Losses(Component[Never]):
         self._elsewhere = elsewhere
         self._suspects = dispatcher.suspects
         self._deaths = dispatcher.suspects.deaths
-        self._serials: dict[Life, int] = {}  # of members: of what each reported last
         self._heard = registry.on_heartbeat_of
         registry.on_heartbeat_of = self._heartbeat_of
         registry.on_lost = self._instance_gone
@@ -59,16 +58,14 @@ class Losses(Component[Never]):
     def on_at_hand(self, received: Received) -> None:
         message: AtHand = received.message
         life = (received.source, received.epoch)
-        if self._registry.is_present(*life) and message.serial > self._serials.get(life, 0):
-            self._serials[life] = message.serial
-            self._deaths.hold(life, message.images, message.requests)
+        if self._registry.is_present(*life):
+            self._deaths.hold(life, message.hands)
 
     def _heartbeat_of(self, instance: Instance) -> None:
-        """It says with each how much it has at hand; nothing is reported when that ends."""
+        """Each brings the list: nothing else reports what left it."""
         self._heard(instance)
         address = instance.info.address
-        if ("at_hand", 0) in instance.load.live:
-            self._deaths.hold((address.instance_id, address.epoch), (), ())
+        self._deaths.hold((address.instance_id, address.epoch), instance.load.hands)
 
     def answered(self, machine: Generation) -> None:
         """To its end: nothing of it is deadly."""
@@ -80,17 +77,16 @@ class Losses(Component[Never]):
 
     def _instance_gone(self, gone: Address, left: bool) -> None:
         life = (gone.instance_id, gone.epoch)
-        self._serials.pop(life, None)
         at_hand = self._deaths.end(life)
         if not left:
             self._count(gone, at_hand)
         self._fail_attempts(gone)
 
-    def _count(self, gone: Address, at_hand: Hands) -> None:
+    def _count(self, gone: Address, at_hand: HandsList) -> None:
         life = (gone.instance_id, gone.epoch)
         asked = {one.key: one for one in self._owner.open_ones() if one.asked is not None}
         held = [asked[key] for key in at_hand.requests if key in asked]
-        contents = [self._suspects.content(one) for one in held if not _has_served(gone, one)]
+        contents = [self._suspects.content(one) for one in held if not _has_yielded(gone, one)]
         poison = self._deaths.count(life, (*at_hand.images, *contents))
         for key, lives in poison.items():
             self.actor.counters["poison_inputs"] += 1
@@ -112,6 +108,15 @@ class Losses(Component[Never]):
             if gone in (placement.prefill, placement.decode) and not _has_served(gone, machine):
                 self._owner.attempt_failed(machine, {gone.instance_id}, failure)
         self._elsewhere.encoder_lost(gone, failure)
+
+
+def _has_yielded(gone: Address, machine: Generation) -> bool:
+    """Whether a token of the attempt was computed there."""
+    placement = machine.placed
+    if placement is None or gone not in (placement.prefill, placement.decode):
+        return False
+    num_of_prefill = int(gone == placement.decode != placement.prefill)
+    return machine.token_ids_of_attempt > num_of_prefill
 
 
 def _has_served(prefill: Address, machine: Generation) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Generation
-from epd.records import SamplingParams
+from epd.records import Address, SamplingParams
 from epd.roles.base import Actor
 from epd.roles.registry import Registry
 from epd.scheduling.deaths import Deaths, Life
@@ -54,6 +54,12 @@ class Suspects:
             deaths.is_barred(self.content(machine), machine.key)
             or any(deaths.is_barred(item.mm_hash) for item in machine.prompt.items)
         )
+
+    def barred(self, mm_hash: str, encoders: Iterable[Address]) -> Iterator[str]:
+        """Those that may not take this image now."""
+        for one in encoders:
+            if self.deaths.is_barred(mm_hash, life=(one.instance_id, one.epoch)):
+                yield one.instance_id
 
     def poison_of(self, machine: Generation) -> Failure | None:
         """Why no instance may take it any more."""

@@ -17,7 +17,8 @@ image when an encoder holds its rows, a request when equal content was answered 
 
 Before a death is known, the instance is silent for a while, and whoever waits for it looks for
 another one.  So an input that one life died of, or that a silent one has at hand, is *barred* while
-it is at hand elsewhere: at most two instances are ever at stake for it.
+it is at hand elsewhere: at most two instances are ever at stake for it.  Who has it at hand may
+have it again, from another request: that puts nobody else at stake.
 
 Bounds: a death is remembered for `REMEMBERED_S`, of `MAX_INPUTS` inputs, the oldest are forgotten.
 A gateway that starts anew has forgotten all.
@@ -26,22 +27,15 @@ A gateway that starts anew has forgotten all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+from epd.records import HandsList
 
 MAX_DEATHS = 2
 REMEMBERED_S = 600.0
 MAX_INPUTS = 1024
 
 Life = tuple[str, int]  # name and epoch of an instance
-
-
-@dataclass(frozen=True, slots=True)
-class Hands:
-    images: tuple[str, ...]
-    requests: tuple[str, ...]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.images or key in self.requests
+_NOTHING = HandsList()
 
 
 class Deaths:
@@ -50,7 +44,7 @@ class Deaths:
     def __init__(self, now_s: Callable[[], float], is_silent: Callable[[Life], bool]) -> None:
         self._now_s = now_s
         self._is_silent = is_silent
-        self._at_hand: dict[Life, Hands] = {}
+        self._at_hand: dict[Life, HandsList] = {}
         self._deaths: dict[str, dict[Life, float]] = {}  # by input, when; the latest one last
 
     def __len__(self) -> int:
@@ -61,18 +55,21 @@ class Deaths:
     @property
     def has_doubts(self) -> bool:
         """Whether any input may be barred."""
-        return bool(self._deaths) or any(map(self._is_silent, self._at_hand))
+        busy = (life for life, hands in self._at_hand.items() if hands.images or hands.requests)
+        return bool(self._deaths) or any(map(self._is_silent, busy))
 
-    def hold(self, life: Life, images: tuple[str, ...], requests: tuple[str, ...]) -> None:
-        """A life reports all that it has at hand: hashes, and ids."""
-        if images or requests:
-            self._at_hand[life] = Hands(images, requests)
-        else:
-            self._at_hand.pop(life, None)
+    def hold(self, life: Life, hands: HandsList) -> None:
+        """A life reports all that it has at hand, with a higher serial each time."""
+        if hands.serial > self.held(life).serial:
+            self._at_hand[life] = hands
 
-    def end(self, life: Life) -> Hands:
+    def held(self, life: Life) -> HandsList:
+        """What it reported last."""
+        return self._at_hand.get(life, _NOTHING)
+
+    def end(self, life: Life) -> HandsList:
         """That life is over; what it had at hand."""
-        return self._at_hand.pop(life, Hands((), ()))
+        return self._at_hand.pop(life, _NOTHING)
 
     def count(self, life: Life, inputs: Iterable[str]) -> Mapping[str, tuple[Life, ...]]:
         """It died of one of these; returns those that are poison from now on, with the lives."""
@@ -114,9 +111,12 @@ class Deaths:
         """Those that have it at hand."""
         return tuple(life for life, hands in self._at_hand.items() if key in hands)
 
-    def is_barred(self, key: str, request_id: str = "") -> bool:
-        """Whether no further instance may take it now; `request_id`: whose content it is."""
+    def is_barred(self, key: str, request_id: str = "", life: Life | None = None) -> bool:
+        """Whether no further instance may take it now; `request_id`: whose content it is.  `life`:
+        or not this one, which may if it has it at hand: then it is none more at stake."""
         holders = self.holders(request_id or key)
+        if life in holders:
+            return False
         doubtful = {*self.lives(key), *filter(self._is_silent, holders)}
         return bool(doubtful) and len(doubtful.union(holders)) >= MAX_DEATHS
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 import msgspec
 
 from epd_lab.sim.cluster import Settings
+from epd_lab.sim.device import Costs
 from epd_lab.sim.drill import Drill
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 
 FOUR_IMAGES = Workload(num_requests=6, image_share=1.0, num_images=16, spread_s=0.3)
+FEW_IMAGES = Workload(num_requests=24, image_share=1.0, num_images=3, spread_s=0.05)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 MANY_IMAGES = Workload(num_requests=32, image_share=1.0, num_images=64, spread_s=1.2)
 AT_ONCE = Workload(num_requests=40, image_share=1.0, num_images=64, spread_s=0.6)
@@ -79,6 +81,19 @@ ELSEWHERE_DRILLS: tuple[Drill, ...] = (
         ),
         fires=("GENERATION:MIGRATING>AWAITING_TOPOLOGY",),
         mutants=("what_was_given_up_is_served_until_the_next",),
+    ),
+    Drill(
+        "an-image-is-at-hand-elsewhere",
+        ("F19", "F59", "F68"),
+        topology="2e2p1d",
+        work=FEW_IMAGES,
+        settings=Settings(costs=Costs(preprocess_s=0.1)),
+        faults=(
+            Fault("kill", "e0", point="ENCODING:PREPARED>ENCODING", nth=2, duration_s=0.05),
+            Fault("stall", "p1", point="INSTANCE:EpochReplaced", nth=1, duration_s=0.05),
+        ),
+        fires=("GENERATION:ImageMoved",),
+        mutants=("who_has_it_at_hand_may_not_take_it",),
     ),
     Drill(
         "encode-is-late",

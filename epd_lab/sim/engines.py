@@ -214,6 +214,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         self.num_landing_blocks = num_landing_blocks or num_blocks
         self.on_call: OnCall = _unseen
         self.poison = Poison()
+        self._is_alone = size == 1
         self._costs = costs
         self._breaks, self._copy_s = device.process.breaks, costs.copy_s
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
@@ -248,7 +249,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         halfway = None if on_layers is None else partial(self._halfway, batch, before, on_layers)
         run, jitter = self.device.run, self._costs.jitter
         launch = partial(run, cost_s, jitter, work, halfway, call="step")
-        return self.poison.step(self.device.process, batch, launch)
+        return self.poison.step(self.device.process, batch, launch) if self._is_alone else launch()
 
     def _halfway(
         self, batch: Sequence[StepSequence], before: _Launched, on_layers: OnLayers

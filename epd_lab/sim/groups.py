@@ -95,7 +95,7 @@ class Groups:
         group.leader = engines.leader = leader
         if isinstance(engines.vision, SimVisionEngine):
             share = TowerShare(group.gather, 0, engines.vision, group.begins)
-            engines.vision = GroupVisionEngine(engines.vision, share, leader)
+            engines.vision = _WatchedTower(engines.vision, share, leader)
         if isinstance(own := engines.language, SimLanguageEngine):
             told = partial(self._resolved, group)
             group.rows.engines[0] = own
@@ -131,8 +131,21 @@ class Groups:
         return [process for process in self.followers if process.alive]
 
 
+class _WatchedTower(GroupVisionEngine):
+    """Says what all ranks have at hand."""
+
+    def __init__(self, own: SimVisionEngine, share: TowerShare, leader: Leader) -> None:
+        super().__init__(own, share, leader)
+        self._at_hand = partial(own.poison.work, own.device.process)
+
+    async def encode(self, batch: Sequence[Patches]) -> Encoded:
+        with self._at_hand([item.pixels.name for item in batch]) as begin:
+            begin()
+            return await super().encode(batch)
+
+
 class _Watched(GroupLanguageEngine):
-    """Says which steps its roles were told of."""
+    """Says which steps its roles were told of, and what all ranks have at hand."""
 
     def __init__(
         self,
@@ -143,9 +156,11 @@ class _Watched(GroupLanguageEngine):
     ) -> None:
         super().__init__(own, step, leader)
         self._resolved = resolved
+        self._at_hand = partial(own.poison.step, own.device.process)
 
     def step(self, batch: Batch, on_layers: OnLayers | None = None) -> asyncio.Future[StepResult]:
-        over = asyncio.ensure_future(super().step(batch, on_layers))
+        launch = partial(super().step, batch, on_layers)
+        over = self._at_hand(batch, lambda: asyncio.ensure_future(launch()))
         over.add_done_callback(partial(self._resolved, self._leader.machine.given))
         return over
 

@@ -2,17 +2,20 @@
 
 A fault of this kind arms: the first image, or prompt, that an engine computes from then on is the
 pill.  Whoever computes it later dies as well, when the work would end, and with it all else that
-the process had at hand; it is started anew.
+the process had at hand; it is started anew.  The ranks of a group are one life: its leader has at
+hand what any of them still computes, and what they have left apart, of which the group ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from epd.engine.base import DeviceLost, EngineError, StepResult, StepSequence
+from epd.records import TokenLogprobs
 from epd_lab.sim.process import SimProcess
 
 Kill = Callable[[SimProcess], None]
@@ -36,10 +39,12 @@ class Poison:
     """Of one world."""
 
     def __init__(self) -> None:
-        self.deaths: dict[str, list[str]] = {}  # by pill, in order: an image's name, a request's id
+        self.deaths: dict[str, dict[str, None]] = {}  # by pill (an image's name, a request's id)
         self._kill: dict[str, Kill] = {}  # by kind: "image", "prompt", "decode"
         self._kinds: dict[str, str] = {}  # of pills
         self._at_hand: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by process
+        self._yielded: defaultdict[str, set[str]] = defaultdict(set)  # attempts, by process
+        self._left_s: defaultdict[str, dict[str, float]] = defaultdict(dict)  # when, the last time
 
     def arm(self, kind: str, kill: Kill) -> None:
         self._kill[kind] = kill
@@ -59,29 +64,53 @@ class Poison:
 
         try:
             yield begin
+        except DeviceLost:
+            begun.clear()  # it ends with them
+            raise
         finally:
-            self._at_hand[process.name].subtract(begun)
+            self._leave(process, begun)
 
     def step(
         self, process: SimProcess, batch: Sequence[StepSequence], launch: Callable[[], Step]
     ) -> Step:
-        """What is in a step until it is over; what a device was lost with stays: its process ends
-        with that."""
-        keys = [request_of(sequence.request_id) for sequence in batch]
-        at_hand = self._at_hand[process.name]
-        at_hand.update(keys)
-        over = launch()
+        """What is in a step until it is over, or until an earlier one gave a token of it; what a
+        device was lost with stays: its process ends with that."""
+        keys = [sequence.request_id for sequence in batch]
+        self._at_hand[process.name].update(keys)
 
         def is_over(step: Step) -> None:
-            if step.cancelled() or not isinstance(step.exception(), DeviceLost):
-                at_hand.subtract(keys)
+            error = asyncio.CancelledError() if step.cancelled() else step.exception()
+            if error is None:
+                given = zip(keys, step.result().outcomes, strict=True)
+                tokens = (key for key, one in given if isinstance(one, TokenLogprobs | tuple))
+                self._yielded[process.name].update(tokens)
+            if not isinstance(error, DeviceLost):
+                self._leave(process, keys)
 
+        try:
+            over = launch()
+        except DeviceLost:
+            raise
+        except Exception:
+            self._leave(process, keys)
+            raise
         over.add_done_callback(is_over)
         return over
 
-    def at_hand(self, name: str) -> list[str]:
-        """What a process computes, or computed when it died."""
-        return [key for key, count in self._at_hand[name].items() if count > 0]
+    def _leave(self, process: SimProcess, keys: Sequence[str]) -> None:
+        self._at_hand[process.name].subtract(keys)
+        now_s = asyncio.get_running_loop().time()
+        self._left_s[process.name].update((request_of(key), now_s) for key in keys)
+
+    def at_hand(self, name: str) -> set[str]:
+        """What a process computes, or computed when it died, and had yielded nothing of."""
+        yielded = self._yielded[name]
+        counts = self._at_hand[name].items()
+        return {request_of(key) for key, count in counts if count > 0 and key not in yielded}
+
+    def left_s(self, name: str, key: str) -> float:
+        """When that was at hand there for the last time, if it is not now."""
+        return self._left_s[name].get(key, -math.inf)
 
     def meet_in_step(self, process: SimProcess, sequence: StepSequence) -> None:
         """Of who does nothing but decode it is the first step, of others the first chunk."""
@@ -98,6 +127,7 @@ class Poison:
         if is_first and not self._kinds[kind]:
             self._kinds[kind] = key
         if self._kinds[kind] == key:
-            self.deaths.setdefault(key, []).append(process.name)
+            leader = process.instance_id.partition(".")[0]
+            self.deaths.setdefault(key, {})[f"{leader}:{process.epoch}"] = None
             self._kill[kind](process)
             raise EngineError("this input ends its process")

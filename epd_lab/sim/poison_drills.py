@@ -54,4 +54,33 @@ POISON_DRILLS: tuple[Drill, ...] = (
     _drill(
         "a-prompt-is-poison-at-decode", "1e1p3d", "decode", Settings(), "deaths_are_not_counted"
     ),
+    _drill(
+        "a-prompt-is-poison-to-groups",
+        "1e2p:tp2,1d",
+        "prompt",
+        Settings(),
+        "deaths_are_not_counted",
+    ),
+    Drill(
+        "a-group-loses-one-prompt-twice",
+        ("F68", "F29"),
+        topology="1e1p:tp2,1d",
+        work=Workload(1, image_share=0.0),
+        faults=(
+            Fault("lose_command", "p0.1", point="GENERATION:PREPARING>PLACED", nth=1),
+            Fault("lose_command", "p0.1", point="GENERATION:AWAITING_TOPOLOGY>PLACED", nth=1),
+        ),
+        may_fail=POISONED,
+        why=WHY,
+        fires=("GENERATION:PoisonFound", "group_lost"),
+    ),
+    Drill(
+        "a-group-dies-beside-who-waits",
+        ("F68", "F29"),
+        topology="1e:tp2,1p1d",
+        work=Workload(24, image_share=1.0, num_images=64, spread_s=1.0),
+        faults=(Fault("lose_command", "e0.1", point="ENCODING:PREPARED>ENCODING", nth=2),),
+        fires=("group_lost", "INSTANCE:EpochReplaced"),
+        mutants=("what_left_counts_until_more_enters",),
+    ),
 )

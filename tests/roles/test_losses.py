@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import pytest
 
-from epd.messages import AtHand
+from epd.messages import AtHand, Heartbeat
+from epd.records import HandsList, Load
 from epd.transport.base import Received
 from tests.roles.desk import Open, gateway
 
+LATER = 1 << 20  # than what its own beats brought
+
 
 @pytest.mark.parametrize(
-    ("who", "has_token", "is_blamed"),
+    ("who", "num_tokens", "is_blamed"),
     [
-        ("prefill", False, True),
-        ("prefill", True, False),
-        ("decode", False, True),
-        ("decode", True, True),
+        ("prefill", 0, True),
+        ("prefill", 1, False),
+        ("decode", 0, True),
+        ("decode", 1, True),
+        ("decode", 2, False),
     ],
 )
-def test_who_has_served_did_not_die_of_it(who: str, has_token: bool, is_blamed: bool) -> None:
-    """F68: its first token shows that a prompt is no poison for its prefill, though what that had
-    at hand was reported before.  Decode goes on with it to its end."""
+def test_who_has_yielded_did_not_die_of_it(who: str, num_tokens: int, is_blamed: bool) -> None:
+    """F68: a token that was computed there shows that a request is no poison, though what was at
+    hand there was reported before; the first one is of prefill.  Decode goes on to the end."""
     with gateway() as at:
         one = Open(at)
         losses, deaths = at.role._losses, at.role._dispatcher.suspects.deaths
         gone = getattr(one.machine.placement, who)
-        hands = AtHand(serial=1, images=(), requests=(one.key,))
+        hands = AtHand(hands=HandsList(serial=LATER, requests=(one.key,)))
         at.do(losses.on_at_hand, Received(gone.instance_id, gone.epoch, hands, ()))
-        if has_token:
-            one.tokens(0, 21)
+        for index in range(num_tokens):
+            one.tokens(index, 21)
         at.do(losses._instance_gone, gone, False)
         lives = deaths.lives(at.role._dispatcher.suspects.content(one.machine))
         assert lives == (((gone.instance_id, gone.epoch),) if is_blamed else ())
-        assert one.machine.attempt == (2 if is_blamed else 1)
+        assert one.machine.attempt == (1 if who == "prefill" and num_tokens else 2)
+
+
+def test_a_heartbeat_brings_what_left() -> None:
+    """F68: what waits now is not what its instance died of."""
+    with gateway() as at:
+        one = Open(at)
+        losses, deaths = at.role._losses, at.role._dispatcher.suspects.deaths
+        gone = one.machine.placement.prefill
+        taken = AtHand(hands=HandsList(serial=LATER, images=("x", "y")))
+        at.do(losses.on_at_hand, Received(gone.instance_id, gone.epoch, taken, ()))
+        beat = Heartbeat(load=Load(hands=HandsList(serial=LATER + 1, images=("y",))))
+        at.do(at.role._registry.on_heartbeat, Received(gone.instance_id, gone.epoch, beat, ()))
+        at.do(losses._instance_gone, gone, False)
+        assert deaths.lives("y") and not deaths.lives("x")

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.records import SamplingParams
+from epd.records import HandsList, SamplingParams
 from epd.roles.suspects import content_of
 from epd.scheduling.deaths import (
     MAX_DEATHS,
     MAX_INPUTS,
     REMEMBERED_S,
     Deaths,
-    Hands,
     Life,
 )
 
@@ -42,11 +41,12 @@ def test_the_second_life_that_dies_of_it_is_the_last() -> None:
 
 def test_only_what_was_at_hand_counts_and_each_report_is_whole() -> None:
     deaths = Books().deaths
-    deaths.hold(E0, ("x", "y"), ("r",))
-    deaths.hold(E0, ("y",), ("r",))
+    deaths.hold(E0, HandsList(serial=1, images=("x", "y"), requests=("r",)))
+    deaths.hold(E0, now := HandsList(serial=3, images=("y",), requests=("r",)))
+    deaths.hold(E0, HandsList(serial=2, images=("x", "y"), requests=("r",)))
     assert deaths.holders("y") == deaths.holders("r") == (E0,) and not deaths.holders("x")
-    assert deaths.end(E0) == Hands(("y",), ("r",))
-    assert deaths.end(E0) == Hands((), ())
+    assert deaths.end(E0) == now, "what was overtaken is no news"
+    assert deaths.end(E0) == HandsList()
 
 
 def test_what_was_computed_is_acquitted_and_who_is_heard_again_did_not_die() -> None:
@@ -63,26 +63,29 @@ def test_what_was_computed_is_acquitted_and_who_is_heard_again_did_not_die() -> 
 def test_what_one_died_of_is_at_one_instance_at_a_time() -> None:
     books = Books()
     deaths = books.deaths
-    deaths.hold(E1, ("x",), ())
+    deaths.hold(E1, HandsList(serial=1, images=("x",)))
     assert deaths.may_hedge("x") and not deaths.is_barred("x")
-    deaths.hold(E2, ("x",), ())
+    deaths.hold(E2, HandsList(serial=1, images=("x",)))
     assert not deaths.may_hedge("x") and not deaths.is_barred("x"), "nobody has died"
     deaths.end(E2)
     deaths.count(E2, ["x"])
     assert deaths.is_barred("x") and not deaths.may_hedge("x")
-    deaths.hold(E1, (), ())
+    assert deaths.is_barred("x", life=E0_AGAIN) and not deaths.is_barred("x", life=E1), "at stake"
+    deaths.hold(E1, HandsList(serial=2))
     assert not deaths.is_barred("x"), "E1 let go of it"
 
 
 def test_who_is_silent_may_have_died_of_it() -> None:
     books = Books()
     deaths = books.deaths
-    deaths.hold(E0, ("x",), ("r",))
+    books.silent.add(E2)
+    deaths.hold(E2, HandsList(serial=1))
+    deaths.hold(E0, HandsList(serial=1, images=("x",), requests=("r",)))
     assert not deaths.has_doubts
     books.silent.add(E0)
     assert deaths.has_doubts and deaths.is_suspect("x")
     assert not deaths.is_barred("x"), "a second one may take it"
-    deaths.hold(E1, ("x",), ("r",))
+    deaths.hold(E1, HandsList(serial=1, images=("x",), requests=("r",)))
     assert deaths.is_barred("x") and deaths.is_barred("content", "r")
     books.silent.clear()
     assert not deaths.is_barred("x")

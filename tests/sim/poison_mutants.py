@@ -8,8 +8,9 @@ from unittest import mock
 
 from epd.roles.encode import EncodeRole
 from epd.roles.hands import Hands
+from epd.roles.losses import Losses
 from epd.roles.requests import Requests
-from epd.scheduling.deaths import Deaths
+from epd.scheduling.deaths import Deaths, Life
 from tests.sim.planting import mutant, several
 
 
@@ -24,7 +25,7 @@ def deaths_are_not_counted() -> Iterator[None]:
 def the_silent_may_have_a_third() -> Iterator[None]:
     """F68: whose instance does not answer goes to another one, and to one more."""
     with (
-        mock.patch.object(Deaths, "is_barred", lambda self, key, request_id="": False),
+        mock.patch.object(Deaths, "is_barred", lambda self, key, request_id="", life=None: False),
         mock.patch.object(Deaths, "may_hedge", lambda self, key: True),
     ):
         yield
@@ -66,6 +67,25 @@ def _noted(kind: Any, made: list[Any]) -> Any:
         init(self, *args, **named)
 
     return mock.patch.object(kind, "__init__", note)
+
+
+@mutant
+def what_left_counts_until_more_enters() -> Iterator[None]:
+    """F68: a heartbeat does not bring the list."""
+    with mock.patch.object(Losses, "_heartbeat_of", lambda self, one: self._heard(one)):
+        yield
+
+
+@mutant
+def who_has_it_at_hand_may_not_take_it() -> Iterator[None]:
+    """F68, F59: an attempt is given up, though nobody more is at stake for its image."""
+    is_barred = Deaths.is_barred
+
+    def bar_all(self: Deaths, key: str, request_id: str = "", life: Life | None = None) -> bool:
+        return is_barred(self, key, request_id)
+
+    with mock.patch.object(Deaths, "is_barred", bar_all):
+        yield
 
 
 @mutant

@@ -18,8 +18,8 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Actor.listed",
         "Actor.lost",
         "Actor.peers",
+        "Deaths._at_hand",
         "Links._trusted_until_s",
-        "Losses._serials",
         "Member._listed",
         "Registry._instances",
         "Registry._lost",
@@ -77,9 +77,8 @@ FOR_A_WHILE = (
         for end in ("OutgoingRooms", "IncomingRooms")
         for name in ("_ended", "_owners", "_rooms")
     ),
-    "Deaths._at_hand",
 )
-"""Rooms that are over, for `tombstone_s`; what engines had at hand, until their next beat."""
+"""Rooms that are over, for `tombstone_s`."""
 PERIODIC = "list storage"  # a task that comes again and again, as its timer does
 _NAMES = {name for names in KEPT.values() for name in names}
 _OURS = ("epd.roles", "epd.scheduling")

@@ -4,8 +4,9 @@ An image goes to another encoder only if prefill said that its rows do not come,
 itself has just learnt that its encoder is lost or silent; and only if they have not come: those of
 the same prompt that are there stay.  A second encoder is asked only if prefill said that rows are
 late, at most once for each time that it says so, and for a share of all images.  An attempt is not
-given up for an image as long as there is an encoder to which it has not been sent, nor for want of
-a room before prefill has asked for it again, and each question was answered.
+given up for an image as long as there is an encoder to which it has not been sent, and which has it
+at hand if another may be dead of it; nor for want of a room before prefill has asked for it again,
+and each question was answered.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 from epd.fsm import embedding, generation, instance, link
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import AbortRequest, Address, Message, RoomAdded, RoomWanted
+from epd.roles.compose import Gateway
+from epd.scheduling.deaths import MAX_DEATHS
 from epd.scheduling.hedging import BURST
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
@@ -45,6 +48,7 @@ class Elsewhere(Checker):
         world.watch(self._failed, generation.AttemptFailed)
         world.watch(self._encoder_failed, link.EchoMissed, *_LOST)
         self._gateways: set[str] = set()  # lives that have sent images: each has a budget
+        self._avoided: dict[str, frozenset[str]] = {}  # when the attempt began, by generation
         self._late: dict[Image, RoomWanted] = {}
         self._num_sent = self._num_hedged = 0  # images, by all gateways
         world.watch(self._placed, generation.Placed)
@@ -115,6 +119,7 @@ class Elsewhere(Checker):
         if isinstance(machine, generation.Generation):
             self._gateways.add(process.name)
             self._num_sent += len(machine.prompt.items)
+            self._avoided[machine.key] = frozenset(machine.avoided)
 
     def _hedged(
         self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
@@ -183,7 +188,18 @@ class Elsewhere(Checker):
             for name, taker in takers.items()
             if "encode" in taker.info.roles
             and taker.info.address != wanted.encoder
-            and name not in {*silent, *machine.avoided}
+            and name not in silent | self._avoided[machine.key]
             and machine.placement.prefill.instance_id not in taker.load.silent_peers
+            and _may_take(gateway, machine.prompt.items[wanted.index].mm_hash, taker.info.address)
         ]
         return prefill is not None and bool(others)
+
+
+def _may_take(gateway: Gateway, mm_hash: str, encoder: Address) -> bool:
+    """Whether no third life is at stake, where one has died of it, or does not answer with it."""
+    deaths, silent = gateway.dispatcher.suspects.deaths, gateway.links.silent()
+    holders = set(deaths.holders(mm_hash))
+    doubtful = {life for life in holders if life[0] in silent or gateway.registry.is_silent(*life)}
+    doubtful.update(deaths.lives(mm_hash))
+    has_it = (encoder.instance_id, encoder.epoch) in holders
+    return not doubtful or has_it or len(doubtful | holders) < MAX_DEATHS

@@ -2,7 +2,8 @@
 
 A pill (`epd_lab/sim/poison.py`) ends two instances at most, and whoever asks for it is told so.
 Whoever is told so has asked for what two lives computed when they were lost, as the engines saw it;
-beside a pill alone, for the pill.  Where messages are lost, a list of what was at hand may be.
+beside a pill alone, for the pill.  What counts at an end was at hand then, or until the last beat.
+Where messages are lost, a list of what was at hand may be.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from epd.scheduling.deaths import MAX_DEATHS
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Record
 from epd_lab.sim.process import SimProcess
+from epd_lab.sim.workload import mm_hash_of
 
 MUFFLES = ("partition", "block", "reset", "mute", "haunt", "stall", "sleep", "raise", "raise_late")
+SLACK_S = 0.1  # for a beat that is on its way when another life has joined
 ENDS = ("kill", "lose_device", "lose_thread", "hang", "group_lost")
 
 
@@ -26,17 +29,44 @@ class Poison(Checker):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._died_of: defaultdict[str, set[str]] = defaultdict(set)  # by input
+        self._ended_s: dict[str, float] = {}  # by process
         self.world.watch(self._lost, instance.HeartbeatsEnded, instance.EpochReplaced)
+        self.world.on_death.append(self._ended)
+
+    @property
+    def _is_muffled(self) -> bool:
+        return self.context.bus_loses or any(self.world.fired[kind] for kind in MUFFLES)
+
+    def _ended(self, process: SimProcess) -> None:
+        self._ended_s[process.name] = self.world.loop.now_s
 
     def _lost(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        if target is instance.S.LOST:
-            for key in self.world.poison.at_hand(machine.key):
-                self._died_of[key].add(machine.key)
+        if target is not instance.S.LOST:
+            return
+        for key in self.world.poison.at_hand(machine.key):
+            self._died_of[key].add(machine.key)
+        if not self._is_muffled:
+            self._compare(process, machine.key)
+
+    def _compare(self, gateway: SimProcess, life: str) -> None:
+        """Of what counts now with what was at hand there, or left with no later beat to say so."""
+        node = self.context.cluster.nodes[gateway.name].gateway
+        assert node is not None
+        name, _, epoch = life.rpartition(":")
+        held = node.dispatcher.suspects.deaths.held((name, int(epoch)))
+        poison = self.world.poison
+        ended_s = self._ended_s.get(life, self.world.loop.now_s)
+        since_s = ended_s - self.context.cluster.settings.timing.heartbeat_interval_s - SLACK_S
+        asks = [one.ask for one in self.context.clients.records]
+        names = {mm_hash_of(image): image.name for ask in asks for _, image in ask.images}
+        for key in (*map(names.__getitem__, held.images), *held.requests):
+            if key not in poison.at_hand(life) and poison.left_s(life, key) < since_s:
+                self.violate(f"the end of {life} counts against {key}, which was not at hand")
 
     def at_end(self) -> None:
-        if self.context.bus_loses or any(self.world.fired[kind] for kind in MUFFLES):
+        if self._is_muffled:
             return
         deaths, records = self.world.poison.deaths, self.context.clients.records
         told = [one for one in records if one.error is not None and one.error.kind == "poison"]
