@@ -49,7 +49,7 @@ test-kills: $(STAMP)  ## Real processes: every kill and migration, every family 
 	$(PYTEST) tests/e2e/test_kill.py tests/e2e/test_exactness.py
 
 .PHONY: test-clients
-test-clients: $(STAMP)  ## Released openai packages against real processes; types of operators (needs a package index)
+test-clients: $(STAMP)  ## Released clients and kits of agents against real processes; types of operators (needs a package index)
 	$(BIN)/python -m pytest -m clients tests/clients
 
 .PHONY: test-models

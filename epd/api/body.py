@@ -261,6 +261,8 @@ class Body:
 
 def parse_object(body: bytes) -> JsonObject:
     """Decode a JSON object.  Raises ApiError 400 that says where it is broken."""
+    if not body:
+        raise _invalid_json("empty; send a JSON object")
     try:
         value = msgspec.json.decode(body)
     except UnicodeDecodeError as error:

@@ -22,7 +22,7 @@ from tests.api.wire import CHAT, HI, Wire, exchange, is_well, refused, request, 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "truncated"),
+        (b"", "the body is empty; send"),
         (b'{"messages": [', "truncated"),
         (b'{"a": 1,}', "byte 8"),
         (b"{'a': 1}", "byte 1"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,29 @@ import pytest
 from epd.cli.model_check import BUNDLED_NAME
 from epd.tiny import SAMPLES
 from tests.e2e.client import data_url
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server
 
-VERSIONS = ("1.60.2", "1.109.1", "2.20.0", "2.54.0")
+VERSIONS = ("1.60.2", "1.109.1", "2.20.0", "2.54.0", "3.54.0")
 INSTALL_S = 240
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("1e1p1d") as server:
-        yield server
-
-
-def environment(directory: Path, version: str) -> Path:
-    """The Python of a new environment with this version; skips where there is no index."""
+def environment(directory: Path, *packages: str) -> Path:
+    """The Python of a new environment with these; skips where there is no index."""
     subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
     python = directory / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "-q", "--retries", "1", f"openai=={version}"]
+    command = [str(python), "-m", "pip", "install", "-q", "--retries", "1", *packages]
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1]
-        pytest.skip(f"openai {version} cannot be installed here: {last}")
+        pytest.skip(f"{', '.join(packages)} cannot be installed here: {last}")
     return python
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tools_and_images(server: Server, tmp_path: Path, version: str) -> None:
     """Calls whole and streamed are equal and complete, and an image is read either way."""
-    python = environment(tmp_path / "env", version)
+    python = environment(tmp_path / "env", f"openai=={version}")
     image = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
     script = Path(__file__).with_name("talk.py")
     command = [str(python), str(script), f"{server.base_url}/v1", BUNDLED_NAME, image]
