@@ -44,7 +44,7 @@ test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 	$(PYTEST) -m "not long" tests/e2e
 
 .PHONY: test-long
-test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and images
+test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants and examples
 	$(PYTEST) -m "long and not gpu"
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients"
 
