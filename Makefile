@@ -18,6 +18,10 @@ EXTRAS ?=
 # pytest processes, which take whole files of tests
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# What `make test` begins with; the directories that it leaves out need not be imported.
+FAST = -m "not e2e and not gpu and not long and not clients" \
+  --ignore tests/e2e --ignore tests/gpu --ignore tests/clients \
+  --ignore tests/test_imports.py --ignore tests/test_tidy.py  # `make check` has them
 # Where it is set, each of the many processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -36,13 +40,13 @@ demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three images
 
 .PHONY: test
 test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
-	$(PYTEST) -m "not e2e and not gpu and not long and not clients" \
-	  --ignore tests/test_imports.py --ignore tests/test_tidy.py  # `make check` has them
+	$(PYTEST) $(FAST)
 	$(PYTEST) -m "not long" tests/e2e
 
 .PHONY: test-long
-test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and images
+test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants and examples
 	$(PYTEST) -m "long and not gpu"
+	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients"
 
 .PHONY: test-kills
 test-kills: $(STAMP)  ## Real processes: every kill and migration, every family in every topology

@@ -18,10 +18,12 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 settings.register_profile(
     "epd",
+    max_examples=40,
     deadline=None,  # a shared machine stalls; pytest-timeout ends what hangs
     derandomize=True,  # the same tree gives the same verdict; seeds are the simulator's business
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("deep", settings.get_profile("epd"), max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "epd"))
 
 TESTS = Path(__file__).parent

@@ -136,8 +136,15 @@ def scored(num_tokens: int, finish: str = "") -> GenerationUpdate:
 BURST = [scored(8) for _ in range(12)] + [scored(1, "stop")]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("path", "stream"),
+    [
+        ("/v1/chat/completions", False),
+        ("/v1/responses", True),
+        pytest.param("/v1/chat/completions", True, marks=pytest.mark.long),
+        pytest.param("/v1/responses", False, marks=pytest.mark.long),
+    ],
+)
 async def test_many_scored_tokens_that_are_ready_at_once_share_turns(
     monkeypatch: pytest.MonkeyPatch, path: str, *, stream: bool
 ) -> None:

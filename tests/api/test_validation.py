@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.api.asked import SEED_MASK, Asked
@@ -345,7 +345,6 @@ MESSAGES = st.lists(
 BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=6), JSON, max_size=6)
 
 
-@settings(max_examples=300)
 @given(body=BODIES, messages=MESSAGES | JSON)
 def test_any_json_is_read_or_refused(body: dict[str, Any], messages: Any):
     for read, name in ((read_chat, "messages"), (read_completion, "prompt")):
@@ -359,7 +358,6 @@ def test_any_json_is_read_or_refused(body: dict[str, Any], messages: Any):
             msgspec.msgpack.encode(asked.sampling(0, asked.seed or 0, max_tokens, MODEL))
 
 
-@settings(max_examples=300)
 @given(body=st.binary(max_size=64) | JSON.map(msgspec.json.encode))
 def test_any_bytes_are_an_object_or_a_400(body: bytes):
     try:

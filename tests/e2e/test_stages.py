@@ -84,6 +84,7 @@ async def test_a_proxys_answers_are_those_of_the_direct_way(apart: Server) -> No
         assert streamed.status == 200 and "data: [DONE]" in streamed.body
 
 
+@pytest.mark.long  # the drill of that name shows it in the simulator
 async def test_a_proxy_that_dies_between_stages_loses_nothing() -> None:
     """F43: and another tenant finds nothing of what it left."""
     prompt = question("What is the total?", RECEIPT, max_tokens=1)

@@ -52,7 +52,18 @@ def fuse(language: TorchLanguageEngine) -> FusedForward:
     )
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, SLOWEST])
+# Each has the layers of another: qwen2_5_vl, qwen3_vl_moe and qwen3_5_moe, with the MLP of qwen3.
+SELDOM = ("qwen2_vl", "qwen3_vl", "qwen3_5")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *(f for f in FAMILIES if f not in SELDOM),
+        *(pytest.param(f, marks=pytest.mark.long) for f in SELDOM),
+        SLOWEST,
+    ],
+)
 async def test_equals_transformers(family: str, fused: Callable[[str], Driver]) -> None:
     serving = fused(family)
     for prompt, images in cases(family):

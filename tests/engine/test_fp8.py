@@ -136,7 +136,15 @@ def test_weights_are_converted_one_by_one(
             assert torch.equal(parameter, eight.get_parameter(name)), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen2_5_vl",
+        "qwen3_vl_moe",
+        *(pytest.param(f, marks=pytest.mark.long) for f in ("qwen3_vl", "llava_onevision")),
+        SLOWEST,
+    ],
+)
 async def test_both_paths_say_the_same(family: str, model_dir: Callable[[str], Path]) -> None:
     """transformers' layers with exchanged modules, and the fused decoder with fused roundings; in
     chunks of any size, since no row depends on another."""
@@ -200,7 +208,9 @@ def _is_eight(module: nn.Module) -> bool:
     return isinstance(module, Fp8Linear)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", SLOWEST])
+@pytest.mark.parametrize(
+    "family", ["qwen3_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.long), SLOWEST]
+)
 async def test_kv_in_eight_bits(family: str, model_dir: Callable[[str], Path]) -> None:
     """Near the plain pool; both paths alike; in chunks of any size, since what was stored is what
     is read; and half of the bytes."""

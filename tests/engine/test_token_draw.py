@@ -67,7 +67,6 @@ def test_filters_are_their_definitions(data: st.DataObject) -> None:
     st.lists(st.floats(0, 1), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-6),
     st.floats(0, 1, exclude_max=True),
 )
-@settings(max_examples=300)
 def test_draw_never_picks_weight_zero(weights: list[float], number: float) -> None:
     tensor = torch.tensor(weights, dtype=torch.float64)
     one = torch.ones(1, 1)

@@ -36,7 +36,11 @@ from tests.fsm.mutants import patched
 from tests.fsm.searches import searched
 
 OTHERS = (*EMBEDDING, *ENCODING, *REQUEST, *GENERATION, *INSTANCE)
-LARGE = ("a further room", "two attempts")  # seconds each
+# seconds each
+LARGE = (
+    "a further room", "two attempts", "two requests of one hash",
+    "timers last, two requests of one hash",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

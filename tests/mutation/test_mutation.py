@@ -153,16 +153,29 @@ def test_a_package_is_served_like_a_module() -> None:
     assert importer.find_spec("epd.fsm.request.context") is None, "as it is"
 
 
-@pytest.mark.parametrize(
+each_page = pytest.mark.parametrize(
     "page", ["CONTRIBUTING.md", "docs/simulation.md", "tests/mutation/__main__.py"]
 )
-def test_every_command_that_is_told_is_one(page: str) -> None:
+
+
+def commands_of(page: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8").replace("FILE.py", "bell.py")
-    told = re.findall(r"python -m tests\.mutation( --[^`#\n]*)", text)
+    return re.findall(r"python -m tests\.mutation( --[^`#\n]*)", text)
+
+
+@each_page
+def test_every_command_that_is_told_is_one(page: str) -> None:
+    told = commands_of(page)
     assert told
     for arguments in told:
-        asked = parser().parse_args(shlex.split(arguments))
-        assert chosen(asked), arguments
+        parser().parse_args(shlex.split(arguments))
+
+
+@pytest.mark.long
+@each_page
+def test_every_command_that_is_told_has_mutants(page: str) -> None:
+    for arguments in commands_of(page):
+        assert chosen(parser().parse_args(shlex.split(arguments))), arguments
 
 
 @pytest.mark.long

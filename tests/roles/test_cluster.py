@@ -81,7 +81,10 @@ async def answer(cluster: Cluster, preparer: Preparer, generation: Generation) -
     return text + detokenizer.finish()
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(
+    "topology",
+    [t if t in ("1e1p1d", "1epd") else pytest.param(t, marks=pytest.mark.long) for t in TOPOLOGIES],
+)
 async def test_sample_images_are_read(
     topology: str, preparer: Preparer, loaded: dict[str, Any]
 ) -> None:

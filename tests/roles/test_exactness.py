@@ -107,10 +107,10 @@ async def ask_all(gateway: Gateway, asked: list[Question]) -> None:
 @pytest.mark.parametrize(
     ("chunk", "caching", "ahead"),
     [
-        (1, True, True),
-        (16, False, False),
+        (16, True, True),
+        pytest.param(1, True, True, marks=LONG),
+        pytest.param(16, False, False, marks=LONG),
         pytest.param(1, False, False, marks=LONG),
-        pytest.param(16, True, True, marks=LONG),
         *(pytest.param(n, i, i, marks=LONG) for n in (7, 64, 1024) for i in (False, True)),
     ],
 )

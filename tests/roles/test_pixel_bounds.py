@@ -21,7 +21,7 @@ from tests.roles.test_exactness import serving, shared
 __all__ = ["shared"]  # a fixture
 
 
-@pytest.mark.parametrize("topology", ["1epd", "1e1p1d"])
+@pytest.mark.parametrize("topology", ["1e1p1d", pytest.param("1epd", marks=pytest.mark.long)])
 async def test_answers_under_other_bounds(
     topology: str, shared: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -60,7 +60,9 @@ def assert_scored(said: list[TokenLogprobs], asked: Question, expected: torch.Te
 
 
 @pytest.mark.parametrize("chunk", [7, pytest.param(1024, marks=pytest.mark.long)])
-@pytest.mark.parametrize("topology", EVERY)
+@pytest.mark.parametrize(
+    "topology", [t if t == "1e1p1d" else pytest.param(t, marks=pytest.mark.long) for t in EVERY]
+)
 async def test_prompts_are_scored(topology: str, chunk: int, shared: dict[str, Any]) -> None:
     """With images and without, in company, and again when their blocks are in the cache."""
     text = "a text that fills some blocks of the cache, and is asked twice"
@@ -109,7 +111,7 @@ def test_a_prompt_that_gave_way_in_its_middle_is_scored_anew() -> None:
     assert scoring_of(request, 0, 3) is None  # computed again for what it says next
 
 
-@pytest.mark.parametrize("topology", ["1epd", "1e1p1d"])
+@pytest.mark.parametrize("topology", ["1epd", pytest.param("1e1p1d", marks=pytest.mark.long)])
 async def test_who_gives_way_is_scored_once(topology: str, shared: dict[str, Any]) -> None:
     """Computed again, a prompt has each of its tokens once."""
     texts = ["hello", "a longer question than that", "why?", "how?"]

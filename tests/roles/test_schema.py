@@ -61,7 +61,7 @@ async def answer(gateway: Gateway, preparer: Preparer, asked: Generation) -> tup
     return text + detokenizer.finish(), reason
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("llama", marks=pytest.mark.long)])
 async def test_every_answer_follows_its_schema(family: str) -> None:
     directory = cached_model(family)
     executor = build_executor(CONFIG)

@@ -78,7 +78,12 @@ async def ask_all(gateway: Gateway, questions: list[Question]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "num_blocks"), [("1epd", 96), ("1e1pd", 96), ("1e1p1d", 96), ("1epd", 11)]
+    ("topology", "num_blocks"),
+    [
+        ("1e1p1d", 96),
+        ("1epd", 11),
+        *(pytest.param(t, 96, marks=pytest.mark.long) for t in ("1epd", "1e1pd")),
+    ],
 )
 async def test_drafts_change_no_token(
     topology: str, num_blocks: int, shared: dict[str, Any], questions: list[Question]
@@ -115,15 +120,27 @@ WISHES: dict[str, dict[str, Any]] = {
 }
 
 
+EVERY_WAY = tuple(product((SpeculativeConfig(), NGRAM), (False, True)))
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param((EVERY_WAY[0], EVERY_WAY[-1]), id="neither-and-both"),
+        pytest.param(EVERY_WAY, id="every-way", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("what", WISHES)
-async def test_any_sampling_says_the_same(what: str, shared: dict[str, Any]) -> None:
+async def test_any_sampling_says_the_same(
+    what: str, ways: Sequence[tuple[SpeculativeConfig, bool]], shared: dict[str, Any]
+) -> None:
     """With and without speculation, one step after the other and ahead: equal tokens and counts
     that add up; and nobody who has no drafts sits out a step."""
     prompt = (await question("ababababababab cd", max_tokens=2)).generation
     sampling = SamplingParams(max_tokens=40, **WISHES[what])
     prepared = type(prompt)(prompt.token_ids, prompt.items, sampling)
     said = []
-    for speculative, ahead in product((SpeculativeConfig(), NGRAM), (False, True)):
+    for speculative, ahead in ways:
         config = EngineConfig(
             kv_nbytes=32 * BLOCK_NBYTES, threads=1, speculative=speculative, async_scheduling=ahead
         )
@@ -141,7 +158,7 @@ async def test_any_sampling_says_the_same(what: str, shared: dict[str, Any]) -> 
             assert len(pending) >= len(tokens) * ahead / 2
         assert ahead or not pending
         said.append(tokens)
-    assert said == [said[0]] * 4
+    assert said == [said[0]] * len(ways)
     assert accepted > 0
 
 

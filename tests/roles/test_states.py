@@ -18,7 +18,7 @@ from tests.engine.conftest import drawn_image
 from tests.engine.tiny_models import make_model
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, ask, assert_exact, question
-from tests.roles.test_exactness import EVERY, LONG, total
+from tests.roles.test_exactness import EVERY, total
 
 BLOCK_NBYTES = 8192
 NUM_STATE_BLOCKS = 2
@@ -65,7 +65,12 @@ async def ask_all(cluster: Cluster, asked: list[Question]) -> None:
 
 @pytest.mark.parametrize(
     ("topology", "chunk", "ahead"),
-    [("1epd", 7, True), ("1epd", 1024, False), ("1e1p1d", 7, False), ("1e1pd", 1024, True)],
+    [
+        ("1e1p1d", 7, False),
+        ("1e1pd", 1024, True),
+        pytest.param("1epd", 7, True, marks=pytest.mark.long),
+        pytest.param("1epd", 1024, False, marks=pytest.mark.long),
+    ],
 )
 async def test_every_cut_says_what_transformers_says(
     topology: str, chunk: int, ahead: bool, shared: dict[str, Any]
@@ -104,9 +109,9 @@ def count_computed(cluster: Cluster) -> list[int]:
     ("family", "topology"),
     [
         ("qwen3_5", "1epd"),
-        pytest.param("qwen3_5", "1e1p1d", marks=LONG),
-        pytest.param("qwen3_5_moe", "1epd", marks=LONG),
-        pytest.param("qwen3_5_moe", "1e1p1d", marks=LONG),
+        pytest.param("qwen3_5", "1e1p1d", marks=pytest.mark.long),
+        pytest.param("qwen3_5_moe", "1epd", marks=pytest.mark.long),
+        pytest.param("qwen3_5_moe", "1e1p1d", marks=pytest.mark.long),
     ],
 )
 async def test_a_beginning_is_computed_once(
@@ -138,7 +143,9 @@ async def test_a_beginning_is_computed_once(
             computed.clear()
 
 
-@pytest.mark.parametrize(("topology", "ahead"), [("1epd", True), ("1e1p1d", False)])
+@pytest.mark.parametrize(
+    ("topology", "ahead"), [("1epd", True), pytest.param("1e1p1d", False, marks=pytest.mark.long)]
+)
 async def test_who_gives_way_begins_again(
     topology: str, ahead: bool, shared: dict[str, Any]
 ) -> None:

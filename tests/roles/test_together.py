@@ -301,9 +301,22 @@ def test_one_wrong_row_is_noticed(family: str, damage: Damage, topology: str) ->
         asyncio.run(served.play([golden(directory, "what is it?", 1, 6)]))
 
 
-@pytest.mark.parametrize("damage", [zero_block, swap_blocks, wrong_block])
+MORE_DAMAGES = [
+    ("embedded", wrong_block),
+    ("kimi_k25", zero_block),
+    ("kimi_k25", swap_blocks),
+    *(("qwen3_vl_moe", damage) for damage in (zero_block, swap_blocks, wrong_block)),
+]
+
+
 @pytest.mark.parametrize(
-    "family", ["embedded", "kimi_k25", pytest.param("qwen3_vl_moe", marks=pytest.mark.long)]
+    ("family", "damage"),
+    [
+        ("embedded", zero_block),
+        ("embedded", swap_blocks),
+        ("kimi_k25", wrong_block),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in MORE_DAMAGES),
+    ],
 )
 def test_one_wrong_block_on_its_way_is_noticed(family: str, damage: Damage) -> None:
     """From P to D: a block of zeros, one of other tokens, or the first and last exchanged.

@@ -41,7 +41,9 @@ async def _questions() -> list[Question]:
     return [await ask_case(case, NEW_TOKENS) for case in cases()]
 
 
-@pytest.mark.parametrize("topology", EVERY)
+@pytest.mark.parametrize(
+    "topology", [t if t == "1e1p1d" else pytest.param(t, marks=pytest.mark.long) for t in EVERY]
+)
 async def test_exact_in_every_topology(
     topology: str, shared: dict[str, Any], questions: list[Question]
 ) -> None:

@@ -64,6 +64,7 @@ async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote
     assert await second.wait() == -signal.SIGKILL
     second.send_signal(signal.SIGTERM)  # too late, and to nobody else
 
+    zygote._model_dir = "nowhere"  # the next one need not import as much
     first_mother = zygote_pid(third.pid)
     os.kill(first_mother, signal.SIGKILL)
     fourth = await zygote.fork()
@@ -96,6 +97,7 @@ async def test_a_dead_zygote_with_workers_is_replaced_before_anybody_asks(zygote
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("zygote", ["nowhere"], indirect=True)
 @pytest.mark.parametrize("num_kills", [1, 2])
 async def test_a_zygote_that_dies_while_it_imports_is_replaced_once(
     zygote: Zygote, num_kills: int

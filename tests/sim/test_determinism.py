@@ -87,7 +87,7 @@ def environment(version: str) -> str:
     return str(python)
 
 
-@pytest.mark.parametrize("version", ["3.12", "3.13"])
+@pytest.mark.parametrize("version", [pytest.param("3.12", marks=pytest.mark.long), "3.13"])
 def test_digests_are_equal_over_python_versions(version: str) -> None:
     assert digests("1") == digests("2", environment(version))
 

@@ -25,7 +25,7 @@ def jobs(interrupt_at: int = -1) -> Iterator[Job]:
         yield Job("drill", "quiet", seed)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_an_interrupted_search_still_sums_up(workers: int) -> None:
     before = signal.getsignal(signal.SIGINT)
     summary = execute_all(jobs(interrupt_at=11), 40, workers)
