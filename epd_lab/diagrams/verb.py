@@ -9,8 +9,8 @@ DESCRIPTION = """
 Write docs/state_diagrams: for each state machine its theory, a diagram, the whole matrix of state
 and event, and its effects; and one image of which role sends which message to whom. All of it is
 read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
-With them docs/settings.md, read from epd/config.py, the drawings of the page at /ui, and the
-tables of docs/performance.md, read from the measurements under docs/bench.
+With them docs/settings.md, read from epd/config.py, docs/drills/models.md, read from epd_lab/formal,
+the drawings of the page at /ui, and the tables of docs/performance.md, read from docs/bench.
 
 With --promela or --tla write instead each machine, and both ends of a transfer over a network
 that loses, repeats and reorders, as models for SPIN or for a checker of TLA+; docs/simulation.md
@@ -52,12 +52,13 @@ def others() -> dict[Path, str]:
     """Files of the checkout beyond that folder, and what they should be."""
     from epd.api.web import DRAWINGS
     from epd_lab.bench.card_tables import with_tables
-    from epd_lab.diagrams import drawings, settings_page
+    from epd_lab.diagrams import drawings, models_page, settings_page
 
     docs = default_out("docs")
     performance = docs / "performance.md"
     return {
         docs / "settings.md": settings_page.page(),
+        docs / "drills" / "models.md": models_page.page(),
         performance: with_tables(performance.read_text(encoding="utf-8"), docs / "bench"),
         DRAWINGS: drawings(),
     }
