@@ -20,13 +20,15 @@ _HEAD = """\
 
 # Models for SPIN and TLA+
 
-*For whoever changes a table.* Each model is a small world around one machine, or around both ends of a
-room. [simulation.md](../simulation.md#two-foreign-checkers) has how they are checked."""
+*For developers: the models around each machine, their states and their promises.*
+
+A model is a small world around one machine, or around both ends of a room.
+[simulation.md](../simulation.md#two-foreign-checkers) has the way to check them."""
 
 _PROMISES = """\
 ## Promises
-What comes true on every path that is fair to the kinds of happenings named. Where a model may rest
-for ever is a judgement, with its reason: SPIN finds that the promise fails without any one of them."""
+Each comes true on every path that is fair to the kinds of happenings named. A state where a model
+may rest for ever is a judgement, with its reason: without any one of them the promise fails."""
 
 
 def page() -> str:

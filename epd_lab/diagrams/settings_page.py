@@ -15,6 +15,8 @@ _HEAD = """\
 
 # Settings
 
+*For operators: every setting with its default, bounds and flag.*
+
 Each has one key, for `--set KEY=VALUE`, for a TOML or JSON file (`--config FILE`, a table per
 prefix), and in what `epd run --show-config` prints. Sizes may be written as 256MiB. A flag wins
 over `--set`, and that over the file. An empty default is an empty text, or no list."""

@@ -9,8 +9,9 @@ DESCRIPTION = """
 Write docs/state_diagrams: for each state machine its theory, a diagram, the whole matrix of state
 and event, and its effects; and one image of which role sends which message to whom. All of it is
 read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
-With them docs/settings.md, read from epd/config.py, docs/drills/models.md, read from epd_lab/formal,
-the drawings of the page at /ui, and the tables of docs/performance.md, read from docs/bench.
+With them docs/settings.md, read from epd/config.py, docs/drills/models.md, read from
+epd_lab/formal, the drawings of the page at /ui, and the tables of docs/performance.md, read from
+the measurements under docs/bench.
 
 With --promela or --tla write instead each machine, and both ends of a transfer over a network
 that loses, repeats and reorders, as models for SPIN or for a checker of TLA+; docs/simulation.md
