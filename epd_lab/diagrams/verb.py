@@ -53,13 +53,14 @@ def others() -> dict[Path, str]:
     """Files of the checkout beyond that folder, and what they should be."""
     from epd.api.web import DRAWINGS
     from epd_lab.bench.card_tables import with_tables
-    from epd_lab.diagrams import drawings, models_page, settings_page
+    from epd_lab.diagrams import drawings, models_page, modules_page, settings_page
 
     docs = default_out("docs")
     performance = docs / "performance.md"
     return {
         docs / "settings.md": settings_page.page(),
         docs / "drills" / "models.md": models_page.page(),
+        docs / "state_diagrams" / "engine.md": modules_page.page(),
         performance: with_tables(performance.read_text(encoding="utf-8"), docs / "bench"),
         DRAWINGS: drawings(),
     }
