@@ -1,8 +1,8 @@
 """The words of the documents: short sentences, nouns of the glossary, and no field that speaks.
 
-A sentence has at most 30 words.  "Who", "what", "such", "others" and "that which" stand where a noun
-belongs, and a field or a process does not tell, say, want, hear or know.  Where a page does not keep
-this yet its ceiling stands below: it only falls.
+A sentence has at most 30 words.  A noun belongs where "who", "what", "such", "others" or "that
+which" could stand, and a field or a process does not tell, say, want, hear or know.  A page that
+does not keep this yet has a ceiling below, which only falls.
 """
 
 from __future__ import annotations
