@@ -25,8 +25,7 @@ PERSON = re.compile(
     r"\b(you|people|operators?|clients?|users?|readers?)\W+(\w+\W+)?$", re.IGNORECASE
 )
 CEILINGS = {  # sentences too long, vague words, verbs of speech
-    "docs/faults.md": (1, 0, 0),
-    "docs/settings.md": (3, 32, 9),
+    "docs/settings.md": (3, 19, 8),
 }
 
 
