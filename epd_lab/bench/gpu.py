@@ -81,7 +81,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The table of docs/performance.md: medians, lowest and highest behind them, and the share of
+    """A table of medians, lowest and highest behind them, and the share of
     the bound by arithmetic."""
     titles = (
         "server", "workload", "req/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "ITL p50 ms",

@@ -15,13 +15,15 @@ _HEAD = """\
 
 # Settings
 
+*For operators: every setting with its default, bounds and flag.*
+
 Each has one key, for `--set KEY=VALUE`, for a TOML or JSON file (`--config FILE`, a table per
-prefix), and in what `epd run --show-config` prints. Sizes may be written as 256MiB. A flag wins
+prefix), and in the output of `epd run --show-config`. Sizes may be written as 256MiB. A flag wins
 over `--set`, and that over the file. An empty default is an empty text, or no list."""
 
 _CONSTANTS = """\
 ## Constants
-What was a setting once, or would be one elsewhere. Giving one is an error that says so."""
+Former settings, and settings of other systems. Giving one is an error with the reason."""
 
 
 def page() -> str:
@@ -30,7 +32,7 @@ def page() -> str:
         parts += [f"## {table}" if table else "## Of all", _settings(list(found))]
     fixed = [[f"`{s.key}`", _default(s), s.text, s.fixed] for s in constants().values()]
     gone = [[f"`{key}`", "", "", reason] for key, reason in GONE.items()]
-    parts += [_CONSTANTS, markdown_table(["Key", "Value", "What it is", "Why"], fixed + gone)]
+    parts += [_CONSTANTS, markdown_table(["Key", "Value", "Meaning", "Why"], fixed + gone)]
     return re.sub(r"</?think>", r"`\g<0>`", "\n\n".join(parts)) + "\n"
 
 
@@ -39,7 +41,7 @@ def _settings(settings: list[Setting]) -> str:
         [f"`{s.key}`", f"`{s.flag}`" if s.flag else "", _default(s), s.range, s.text]
         for s in settings
     ]
-    return markdown_table(["Key", "Flag", "Default", "Values", "What it is"], rows)
+    return markdown_table(["Key", "Flag", "Default", "Values", "Meaning"], rows)
 
 
 def _default(setting: Setting) -> str:

@@ -9,7 +9,9 @@ DESCRIPTION = """
 Write docs/state_diagrams: for each state machine its theory, a diagram, the whole matrix of state
 and event, and its effects; and one image of which role sends which message to whom. All of it is
 read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
-With them docs/settings.md, read from epd/config.py, and the drawings of the page at /ui.
+With them docs/settings.md, read from epd/config.py, docs/drills/models.md, read from
+epd_lab/formal, the drawings of the page at /ui, and the tables of docs/performance.md, read from
+the measurements under docs/bench.
 
 With --promela or --tla write instead each machine, and both ends of a transfer over a network
 that loses, repeats and reorders, as models for SPIN or for a checker of TLA+; docs/simulation.md
@@ -50,9 +52,18 @@ def default_out(folder: str = "docs/state_diagrams") -> Path:
 def others() -> dict[Path, str]:
     """Files of the checkout beyond that folder, and what they should be."""
     from epd.api.web import DRAWINGS
-    from epd_lab.diagrams import drawings, settings_page
+    from epd_lab.bench.card_tables import with_tables
+    from epd_lab.diagrams import drawings, models_page, modules_page, settings_page
 
-    return {default_out("docs") / "settings.md": settings_page.page(), DRAWINGS: drawings()}
+    docs = default_out("docs")
+    performance = docs / "performance.md"
+    return {
+        docs / "settings.md": settings_page.page(),
+        docs / "drills" / "models.md": models_page.page(),
+        docs / "state_diagrams" / "engine.md": modules_page.page(),
+        performance: with_tables(performance.read_text(encoding="utf-8"), docs / "bench"),
+        DRAWINGS: drawings(),
+    }
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Predictions as a table of docs/topologies.md, the best of each column of a workload in bold."""
+"""Predictions as a Markdown table, the best of each column of a workload in bold."""
 
 from __future__ import annotations
 

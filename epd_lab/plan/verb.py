@@ -67,9 +67,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="default: all cores")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="compare with this gpu.json")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (SVG)")
-    parser.add_argument(
-        "--markdown", action="store_true", help="print a table as those of docs/topologies.md"
-    )
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

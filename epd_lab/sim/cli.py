@@ -76,9 +76,7 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="DRILL", help="measure these anew, and no others"
     )
-    parser.add_argument(
-        "--write", action="store_true", help="write the tables to docs/simulation.md"
-    )
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/drills")
     parser.add_argument("--check", action="store_true", help="exit 1 if those tables are stale")
     _add_jobs(parser)
 

@@ -11,7 +11,7 @@ from typing import Any
 from epd_lab.sim import coverage, drills
 from epd_lab.sim.measure import Measured, measure
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "simulation.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "drills" / "README.md"
 
 
 def show_list(args: argparse.Namespace) -> int:

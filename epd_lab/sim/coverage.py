@@ -1,6 +1,6 @@
 """Which fault is covered by which drill, and which bug put back which drill has to notice.
 
-`write` generates both tables into docs/simulation.md, so that the document cannot say what the
+`write` generates both tables into docs/drills/README.md, so that the document cannot say what the
 drills do not: the drills, and fault x drill x mutant with the counts of the last measurement.
 """
 

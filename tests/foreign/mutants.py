@@ -59,7 +59,6 @@ UNSEEN = {
     "mid_prompt_is_forgotten": "what EXTEND tells the batch is the batch's own",
     "bad_image_fails_batch": "the kind of a failure is no part of the model",
     "a_preempted_grammar_starts_anew": "what may be said next is no part of the model",
-    "rows_are_stored_when_they_are_gone": "storing is no part of the model",
     "what_was_abandoned_stays_so": "a deadline ends it: drill `hung-encode` sees it",
     "a_grant_waits_for_its_retry": "a timer says it: it is late and breaks nothing",
     "both_loads_are_first": "whose rows they are is no part of the model",

@@ -1,4 +1,4 @@
-"""Predictions beside the tables of docs/performance.md, with the errors that they have."""
+"""Predictions beside measurements, most of them under docs/bench, with their errors."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def prefill_says_the_first_token() -> Iterator[None]:
         yield
 
 
-# --- slips planted by hand: docs/simulation.md tells how they were found --------------------------
+# --- slips planted by hand ------------------------------------------------------------------------
 
 
 @mutant

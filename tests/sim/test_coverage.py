@@ -1,4 +1,4 @@
-"""The tables of docs/simulation.md are those of the drills; `epd sim model` reports as promised."""
+"""The tables of docs/drills are those of the drills; `epd sim model` reports as promised."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_document_is_up_to_date() -> None:
 
 
 def test_a_stale_document_is_noticed_and_written_anew(tmp_path: Path) -> None:
-    path = tmp_path / "simulation.md"
+    path = tmp_path / "README.md"
     path.write_text(DOCUMENT.read_text().replace("`kill-encode`", "`kill-nobody`"))
     assert coverage.is_stale(path, Measured.stored())
     coverage.write(path, Measured.stored())
@@ -49,7 +49,7 @@ def test_what_was_measured_is_still_there_and_noticed() -> None:
 
 
 def test_a_measurement_outlives_a_plain_write(tmp_path: Path) -> None:
-    store, document = tmp_path / "measured.json", tmp_path / "simulation.md"
+    store, document = tmp_path / "measured.json", tmp_path / "README.md"
     document.write_text(f"a\n{coverage.BEGIN}\n{coverage.END}\nb\n")
     pair = ("slow-bytes", "publish_before_commit")
     measured = Measured(3, {"slow-bytes": 3}, {"slow-bytes": [2, 0, 1]}, {pair: [0, 2]})

@@ -20,7 +20,7 @@ from epd_lab.sim.swarm import draw_plan
 
 MEASURED = Measured.stored()
 
-# Seeds that once failed; docs/simulation.md tells what each found.
+# Seeds that once failed.
 PAST = (
     4,
     5,

@@ -1,0 +1,44 @@
+"""The tables of docs/performance.md are those of the files under docs/bench."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from epd_lab.bench.card_tables import PLACE, with_tables
+from epd_lab.bench.workload import NAMED
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "performance.md"
+CARDS = ("h100.json", "h200.json")
+
+
+def test_the_tables_are_those_of_the_files() -> None:
+    document = PAGE.read_text(encoding="utf-8")
+    assert sorted(found[1] for found in PLACE.findall(document)) == list(CARDS)
+    assert with_tables(document, DOCS / "bench") == document, "run: python -m epd diagrams"
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_row_has_its_date_its_number_of_runs_and_figures_with_units(card: str) -> None:
+    found = json.loads((DOCS / "bench" / card).read_text())
+    for row in found["rows"]:
+        assert row["date"].startswith("2026-") and row["repeats"] >= 1
+        assert row["workload"] in NAMED
+        assert all(name.endswith(("_per_s", "_ms_p50", "_ms_p99")) for name in row["figures"])
+    for report in found["reports"]:
+        cards = json.loads((DOCS / "bench" / report["file"]).read_text())["gpus"]
+        assert all(one.startswith(found["card"]) for one in cards)
+
+
+def test_a_changed_figure_makes_the_page_stale(tmp_path: Path) -> None:
+    for path in (DOCS / "bench").glob("*.json"):
+        shutil.copy(path, tmp_path)
+    document = PAGE.read_text(encoding="utf-8")
+    assert with_tables(document, tmp_path) == document
+    card = tmp_path / CARDS[1]
+    card.write_text(card.read_text().replace('"req_per_s": 27.3', '"req_per_s": 28.3'))
+    assert "| 28.3 |" in with_tables(document, tmp_path)

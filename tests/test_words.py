@@ -1,0 +1,88 @@
+"""The words of the documents: short sentences, nouns of the glossary, and no field that speaks.
+
+A sentence has at most 30 words.  A noun belongs where "who", "what", "such", "others" or "that
+which" could stand, and a field or a process does not tell, say, want, hear or know.  A page that
+does not keep this yet has a ceiling below, which only falls.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+MAX_WORDS = 30
+MAX_LINES = {"docs/performance.md": 150}
+VAGUE = re.compile(r"\b(who|whom|what|such(?! as)|others|that which)\b", re.IGNORECASE)
+SPEAKS = re.compile(
+    r"\b(tell|tells|told|say|says|said|want|wants|wanted|hear|hears|heard|know|knows|known)\b",
+    re.IGNORECASE,
+)
+PERSON = re.compile(
+    r"\b(you|people|operators?|clients?|users?|readers?)\W+(\w+\W+)?$", re.IGNORECASE
+)
+CEILINGS = {  # sentences too long, vague words, verbs of speech
+    "docs/settings.md": (3, 19, 8),
+}
+
+
+def texts(document: str) -> list[str]:
+    """Paragraphs, items, headings and cells, without code; a span of code counts as a word."""
+    document = re.sub(r"^```.*?^```", "", document, flags=re.DOTALL | re.MULTILINE)
+    document = re.sub(r"<!--.*?-->", "", document, flags=re.DOTALL)
+    document = re.sub(r"(?m)^(#.*)$", r"\1\n", document)
+    document = re.sub(r"(?<=\n\n)(    .*\n)+", "", document)
+    document = re.sub(r"`[^`]*`", "CODE", document)
+    document = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", document)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.)\s)|\|", document)
+    return [" ".join(block.split()) for block in blocks if block.strip(" \n|-:")]
+
+
+def sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+", text)
+
+
+def found(document: str) -> tuple[int, int, int]:
+    blocks = texts(document)
+    long = sum(len(s.split()) > MAX_WORDS for text in blocks for s in sentences(text))
+    vague = sum(len(VAGUE.findall(text)) for text in blocks)
+    speaks = sum(
+        not PERSON.search(text[: match.start()])
+        for text in blocks
+        for match in SPEAKS.finditer(text)
+    )
+    return long, vague, speaks
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_keeps_the_rule_of_words(page: Path) -> None:
+    name = str(page.relative_to(ROOT))
+    most = CEILINGS.get(name, (0, 0, 0))
+    counts = found(page.read_text(encoding="utf-8"))
+    assert all(a <= b for a, b in zip(counts, most, strict=True)), (
+        f"{name}: {counts}, at most {most}"
+    )
+    assert all(a >= b - 5 for a, b in zip(counts, most, strict=True)), f"bring down: {counts}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_says_at_its_top_whom_it_is_for(page: Path) -> None:
+    if page.parent.name == "docs":
+        text = re.sub(r"^<!--.*?-->\s*", "", page.read_text(encoding="utf-8"))
+        assert re.match(r"# .+\n\n\*For [^*]+\*\n", text)
+
+
+def test_performance_is_short() -> None:
+    for name, most in MAX_LINES.items():
+        assert (ROOT / name).read_text(encoding="utf-8").count("\n") <= most
+
+
+def test_the_rule_notices() -> None:
+    assert found("A field says what it holds.\n") == (0, 1, 1)
+    assert found("You know it, and `what` is code.\n") == (0, 0, 0)
+    assert found("a " * 31 + "end.\n") == (1, 0, 0)
+    assert found("| " + "a " * 20 + "| " + "a " * 20 + "|\n") == (0, 0, 0)
+    assert found("```\nwho knows\n```\n\n    who knows\n") == (0, 0, 0)
