@@ -14,6 +14,7 @@ from epd.engine.base import EngineError
 from epd.fsm.outgoing import PeerFenced, WriteRefused, WriteSettled
 from epd.fsm.room import RetryDue
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
+from epd.records import Load
 from epd.roles.askers import Asker, Askers
 from epd.roles.finder import NoTower
 from epd.roles.incoming import IncomingRooms
@@ -207,7 +208,7 @@ def test_what_an_encoder_says_of_its_cache_counts_while_it_is_a_member() -> None
         registry = at.cluster.gateway.registry
         (encoder,) = (i for i in registry.instances if i.key == "e0:1")
         for sequence, asked in ((1, 0), (2, 1)):
-            encoder.load = SimpleNamespace(cache_sequence=sequence, live=())
+            encoder.load = Load(cache_sequence=sequence)
             at.said.clear()
             at.do(registry.on_heartbeat_of, encoder)
             assert at.said == [("e0", CacheEventsWanted())] * asked
