@@ -102,15 +102,13 @@ class Poison:
         now_s = asyncio.get_running_loop().time()
         self._left_s[process.name].update((request_of(key), now_s) for key in keys)
 
-    def at_hand(self, name: str) -> set[str]:
-        """What a process computes, or computed when it died, and had yielded nothing of."""
+    def at_hand(self, name: str, since_s: float = math.inf) -> set[str]:
+        """What a process computes, or computed when it died, and had yielded nothing of; and what
+        left after that time."""
         yielded = self._yielded[name]
         counts = self._at_hand[name].items()
-        return {request_of(key) for key, count in counts if count > 0 and key not in yielded}
-
-    def left_s(self, name: str, key: str) -> float:
-        """When that was at hand there for the last time, if it is not now."""
-        return self._left_s[name].get(key, -math.inf)
+        left = {key for key, left_s in self._left_s[name].items() if left_s >= since_s}
+        return left | {request_of(key) for key, n in counts if n > 0 and key not in yielded}
 
     def meet_in_step(self, process: SimProcess, sequence: StepSequence) -> None:
         """Of who does nothing but decode it is the first step, of others the first chunk."""

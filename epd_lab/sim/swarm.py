@@ -69,6 +69,7 @@ CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "poison": ("poison", "lost", "unavailable"),
 }
 SILENCES = (*ENDS, "stall", "partition", "block", "mute", "haunt", "sleep")  # an instance is lost
+DIVIDES = ("hang", "oom", "raise", "raise_late")  # a group, of which one rank fails or hangs
 POINTS = (
     "MESSAGE:EncodeRequest",
     "MESSAGE:PrefillRequest",
@@ -121,10 +122,11 @@ def excuse(
     kinds: set[str] = set()
     refusals, num_ends, num_lost = False, 0, 0
     alone = _single_points(topology)
+    silences = SILENCES + DIVIDES * (":tp" in topology)
     for fault in faults:
         target, _, rank = fault.target.partition(".")
         num_ends += bool(rank) or fault.kind in ENDS
-        num_lost += bool(rank) or fault.kind in SILENCES
+        num_lost += bool(rank) or fault.kind in silences
         if rank or fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
             if target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")

@@ -40,4 +40,4 @@ async def test_a_request_is_at_hand_until_a_token_of_it_was_computed_there() -> 
     steps[1].set_exception(EngineError("both failed"))
     steps[2].set_exception(EngineError("both failed"))
     await asyncio.sleep(0)
-    assert not poison.at_hand("p0:1") and poison.left_s("p0:1", "s") > 0
+    assert not poison.at_hand("p0:1") and poison.at_hand("p0:1", since_s=0.0) == {"r", "s"}

@@ -1,8 +1,8 @@
 """What two instances died of goes to no third one, and nothing else is held to be poison.
 
 A pill (`epd_lab/sim/poison.py`) ends two instances at most, and whoever asks for it is told so.
-Whoever is told so has asked for what two lives computed when they were lost, as the engines saw it;
-beside a pill alone, for the pill.  What counts at an end was at hand then, or until the last beat.
+Whoever is told so has asked for what two lives computed when they were lost, or since their last
+beat, as the engines saw it; beside a pill alone, for the pill.  Nothing else counts at an end.
 Where messages are lost, a list of what was at hand may be.
 """
 
@@ -45,24 +45,24 @@ class Poison(Checker):
     ) -> None:
         if target is not instance.S.LOST:
             return
-        for key in self.world.poison.at_hand(machine.key):
+        ended_s = self._ended_s.get(machine.key, self.world.loop.now_s)
+        beat_s = self.context.cluster.settings.timing.heartbeat_interval_s
+        counts = self.world.poison.at_hand(machine.key, ended_s - beat_s - SLACK_S)
+        for key in counts:
             self._died_of[key].add(machine.key)
         if not self._is_muffled:
-            self._compare(process, machine.key)
+            self._compare(process, machine.key, counts)
 
-    def _compare(self, gateway: SimProcess, life: str) -> None:
-        """Of what counts now with what was at hand there, or left with no later beat to say so."""
+    def _compare(self, gateway: SimProcess, life: str, counts: set[str]) -> None:
+        """With these, at hand there or left with no later beat to say so, what counts now."""
         node = self.context.cluster.nodes[gateway.name].gateway
         assert node is not None
         name, _, epoch = life.rpartition(":")
         held = node.dispatcher.suspects.deaths.held((name, int(epoch)))
-        poison = self.world.poison
-        ended_s = self._ended_s.get(life, self.world.loop.now_s)
-        since_s = ended_s - self.context.cluster.settings.timing.heartbeat_interval_s - SLACK_S
         asks = [one.ask for one in self.context.clients.records]
         names = {mm_hash_of(image): image.name for ask in asks for _, image in ask.images}
         for key in (*map(names.__getitem__, held.images), *held.requests):
-            if key not in poison.at_hand(life) and poison.left_s(life, key) < since_s:
+            if key not in counts:
                 self.violate(f"the end of {life} counts against {key}, which was not at hand")
 
     def at_end(self) -> None:
