@@ -12,7 +12,7 @@ under the old one.  What cannot be kept exactly is refused.
 - `date`, `time` and `date-time` admit what a calendar and a clock have; names of hosts and mail
   have their lengths.
 - `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
-- What no finite value satisfies is `false`.
+- What no finite value satisfies is `false`, as is `not` of anything; `propertyNames` are patterns.
 - An object that lists `properties` and is silent about others has no others, as in OpenAI's strict
   mode and in xgrammar.  The standard's own reading admits any (`closes=False`).
 """
@@ -28,6 +28,7 @@ from typing import TypeGuard
 from epd.api.port import JsonObject
 from epd.api.schema_branches import exclude, required
 from epd.api.schema_ends import Ends
+from epd.api.schema_names import name_members
 from epd.api.schema_refs import NAMED
 
 _ANNOTATIONS = frozenset(
@@ -176,6 +177,10 @@ def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, en
             named[key][there.names[-1]] = new
         else:
             found[key] = new
+    if found.get("not") is False:
+        del found["not"]
+    if not _is_inside(schema, place, joined):
+        name_members(found)
     _bound(found, place)
     _follow_formats(found, place)
     if "anyOf" not in schema and exclude(schema.get("oneOf")):

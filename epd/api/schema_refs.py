@@ -12,7 +12,7 @@ from epd.api.port import JsonObject
 
 _DATA = ("const", "default", "enum", "examples")  # values, in which nothing is a schema
 NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-_ABOUT = ("$id", "$schema")  # of a document; an id would be where paths begin
+_ABOUT = ("$id", "$schema", "x-guidance")  # of a document; an id would be where paths begin
 
 
 def moved(schema: Mapping[str, object], to: str) -> JsonObject:

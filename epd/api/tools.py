@@ -30,6 +30,7 @@ from epd.api.structured import (
     Constraint,
     Watch,
     as_rule,
+    compiled_schema,
     num_chars,
     unwatched,
 )
@@ -82,15 +83,15 @@ class ToolUse:
                 parameters = function.get("parameters") or NO_PARAMETERS
                 param = f"tools[{index}].function.parameters"
                 constraint = Constraint("json", parameters, param)
-                constraint.checked_grammar(fault, watch, closes)
+                schema = compiled_schema(constraint.checked_grammar(fault, watch, closes))
                 at = f"#/anyOf/{len(bodies)}"
-                bodies.append(_call_schema(function["name"], constraint.exact_schema(closes), at))
+                bodies.append(_call_schema(function["name"], schema, at))
         text = json.dumps({"anyOf": bodies, "x-guidance": SPACING})
         more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
         text_rule = ""
         if not self.forced and self.otherwise is not None:
-            self.otherwise.checked_grammar(fault, watch, closes)
-            text_rule = f" | {as_rule(self.otherwise, closes)}"
+            own = self.otherwise.checked_grammar(fault, watch, closes)
+            text_rule = f" | {as_rule(self.otherwise, own)}"
         rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
         # As one token where the vocabulary has it, else spelled out.
         special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'

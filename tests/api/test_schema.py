@@ -176,6 +176,27 @@ def test_an_unknown_format_is_an_annotation(form: object) -> None:
     assert exact({"type": "string", "format": form}) == {"type": "string"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "right", "wrong"),
+    [
+        ({"propertyNames": {"pattern": "^[a-z]{2}$"}}, [{"ab": 1}, {}], [{"abc": 1}]),
+        ({"propertyNames": {"enum": ["x-", "y"]}}, [{"y": 1, "x-": 2}], [{"z": 1}, {"x": 1}]),
+        ({"propertyNames": {"const": "x"}, "additionalProperties": {"const": 1}},
+         [{"x": 1}], [{"x": 2}, {"y": 1}]),
+        ({"propertyNames": {"type": "string"}, "required": ["a"]}, [{"a": 1, "b": 2}], [{}]),
+        ({"propertyNames": True, "properties": {"a": {"not": {}}}}, [{"b": 1}], [{"a": 1}]),
+        ({"additionalProperties": {"not": True}, "properties": {"a": {}}}, [{"a": 1}], [{"b": 1}]),
+        ({"properties": {"a": {"not": {"not": {}}}}}, [{"a": [1]}], []),
+    ],
+)  # fmt: skip
+def test_names_and_what_is_forbidden(asked: Any, right: list[Any], wrong: list[Any]) -> None:
+    asked = {"type": "object", **asked}
+    assert all(admits(asked, value, closes=False) for value in right)
+    assert not any(admits(asked, value, closes=False) for value in wrong)
+    for value in (*right, *wrong):
+        assert jsonschema_rs.is_valid(asked, value) is (value in right)
+
+
 def test_annotations_do_not_count() -> None:
     asked = {"type": "object", "description": "d" * (100 << 10), "properties": {"title": {}}}
     assert exact(asked, closes=False) == {"type": "object", "properties": {"title": {}}}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
 from epd.api.structured import Constraint, to_grammar
+from epd.api.tools import ToolUse
 from epd.engine import grammar as module
 from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
@@ -151,6 +152,7 @@ def test_what_cannot_be_followed_for_a_few_tokens_is_no_proof(
     """It compiles and has a first mask; behind `{` its parser gives up."""
     wide = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1100)}}
     grammar = to_grammar(Constraint("json", wide, ""))
+    monkeypatch.setattr(module, "MAX_BUILD_S", 1.0)  # it takes half of the real one
     assert not grammars().proof(grammar)
     monkeypatch.setattr(module, "PROOF_LIMITS", LLParserLimits(max_items_in_row=2000))
     assert not grammars().fault(grammar)
@@ -169,16 +171,30 @@ def test_text_that_spells_a_special_token_is_ordinary(text: str) -> None:
         ("json", {"type": "object", "properties": {text: {"const": 1}}, "required": [text]}),
         ("json", {"type": "string", "pattern": f"^x{re.escape(text)}$"}),
         ("regex", re.escape(f"{text}{text}")),
+        ("grammar", f"start: A /y{re.escape(text)}/\nA: {json.dumps(text)}"),
+        ("grammar", f'root ::= "x{text}"'),
+        ("tools", {"type": "object", "properties": {text: {"const": text}}, "required": [text]}),
     ):
         state, token_ids = grammars(), list[int]()
-        grammar = to_grammar(Constraint(kind, value, ""))
+        if kind == "tools":
+            tool: Any = {"type": "function", "function": {"name": "f", "parameters": value}}
+            grammar = ToolUse((tool,), ("f",), is_named=True).checked_grammar(state.fault)
+        else:
+            grammar = to_grammar(Constraint(kind, value, ""))
         while (may := np.flatnonzero(allowed(state, "r", grammar, token_ids)))[-1] not in ENDS:
             token_ids.append(int(may[-1]))
         assert max(token_ids) < 256 and text in bytes(token_ids).decode()
 
 
-def test_a_long_choice_is_followed() -> None:
-    grammar = to_grammar(Constraint("choice", [f"c{i}" for i in range(6000)], ""))
+@pytest.mark.parametrize("is_beside_tools", [False, True])
+def test_a_long_choice_is_followed(is_beside_tools: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one terminal: as a rule for each it compiled for 0.15 s."""
+    monkeypatch.setattr(module, "MAX_BUILD_S", 0.1)
+    choice = Constraint("choice", [f"c{i}" for i in range(6000)], "")
+    grammar = to_grammar(choice)
+    if is_beside_tools:
+        tool: Any = {"type": "function", "function": {"name": "f"}}
+        grammar = ToolUse((tool,), otherwise=choice).checked_grammar(grammars().fault)
     assert not grammars().fault(grammar) and not grammars().proof(grammar)
 
 

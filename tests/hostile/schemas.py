@@ -71,6 +71,9 @@ def _object(draw: random.Random, depth: int) -> Schema:
     if draw.random() < 0.4:
         found["additionalProperties"] = draw.choice((True, False, _any(draw, depth + 1)))
     if draw.random() < 0.1:
+        names: tuple[Schema, ...] = (True, {"enum": [*names]}, {"pattern": "^[a-c]"})
+        found["propertyNames"] = draw.choice(names)
+    if draw.random() < 0.1:
         found["patternProperties"] = {regex(draw.getrandbits(32)): _any(draw, depth + 1)}
     for key in ("minProperties", "maxProperties"):
         if draw.random() < 0.1:
@@ -96,7 +99,7 @@ def _reference(draw: random.Random, depth: int) -> Schema:
 
 def _odd(draw: random.Random, depth: int) -> Schema:
     return draw.choice(
-        (True, False, {}, {"not": {}}, {"type": "objec"}, {"type": []},
+        (True, False, {}, {"not": {}}, {"not": {"not": {}}}, {"type": "objec"}, {"type": []},
          {"type": ["null", "integer"]}, {"if": {}, "then": False}, {"contains": {}},
          {"uniqueItems": True}, {"enum": []})
     )  # fmt: skip
