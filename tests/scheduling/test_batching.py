@@ -18,7 +18,7 @@ from epd.scheduling.vision_batching import next_batch
 from epd.scheduling.waiting import Queue
 from epd.shares import most
 from tests.scheduling.crowd import Crowd, Shape, draw
-from tests.scheduling.entry import Entry, admit, grow
+from tests.scheduling.entry import Entry, admit, drafts_of, grow
 
 BLOCK = 4
 
@@ -26,7 +26,7 @@ BLOCK = 4
 def scheduler_of(
     num_blocks: int, *bounds: int, cost: StepCost | None = None
 ) -> BatchScheduler[Entry]:
-    return BatchScheduler(BlockPool(num_blocks), BLOCK, Bounds(*bounds), cost)
+    return BatchScheduler(BlockPool(num_blocks), BLOCK, Bounds(*bounds), cost, drafts_of=drafts_of)
 
 
 def decoding(
