@@ -159,9 +159,9 @@ class StageTimes:
 
 def _stays(machine: Machine) -> Iterator[tuple[str, float]]:
     """The states that it has left, and how long it was in each."""
-    since_s = -1.0
+    since_s: float | None = None
     for entry in machine.story:
-        since_s = entry.at_s if since_s < 0.0 else since_s
+        since_s = entry.at_s if since_s is None else since_s
         if entry.source != entry.target:
             yield entry.source, entry.at_s - since_s
             since_s = entry.at_s

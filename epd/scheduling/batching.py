@@ -335,7 +335,8 @@ class BatchScheduler(Generic[T]):
         step = self._with_drafts(decodes, bounds.max_step_tokens - kept - len(decodes))
         budget = bounds.max_step_tokens - sum(share.num_tokens for share in step)
         if self._cost is not None and decodes:
-            budget = min(budget, self._cost.max_prompt_tokens(len(step)))
+            bound = self._cost.max_prompt_tokens(len(step))
+            budget = budget if bound is None else min(budget, bound)
         for entry in prompts[: bounds.max_running - len(step)]:
             self.at_hand = entry
             chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
