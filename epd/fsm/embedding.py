@@ -117,7 +117,11 @@ class Want:
 class Wanted(Event):
     room: str
     item: Want
-    is_rival: bool = False  # a room that was asked for because another one is late
+
+
+@dataclass(slots=True)
+class RivalWanted(Wanted):
+    """In a room that was asked for because another one is late."""
 
 
 @dataclass(slots=True)
@@ -212,10 +216,6 @@ def others_wait(embedding: Embedding, event: Unwanted) -> bool:
     return any(room != event.room for room in embedding.waiters)
 
 
-def is_rival(embedding: Embedding, event: Wanted) -> bool:
-    return event.is_rival
-
-
 def other_waits(embedding: Embedding, event: Failed) -> bool:
     """For slots: of the two loads, the one that has not failed."""
     return event.room != embedding.rival and not embedding.rival_has_slots
@@ -239,7 +239,7 @@ def begin(embedding: Embedding, event: Wanted) -> None:
     embedding.tried.add(event.room)
 
 
-def begin_rival(embedding: Embedding, event: Wanted) -> None:
+def begin_rival(embedding: Embedding, event: RivalWanted) -> None:
     add_waiter(embedding, event)
     embedding.rival, embedding.rival_has_slots = event.room, False
     embedding.tried.add(event.room)
@@ -262,6 +262,10 @@ def keep_rows(embedding: Embedding, event: Loaded) -> None:
     embedding.rows, embedding.slots = event.rows, event.slots
 
 
+def drop_rows(embedding: Embedding, event: Event) -> None:
+    embedding.rows = None
+
+
 def keep_first(embedding: Embedding, event: Loaded) -> None:
     """The first one is the load; the rival is the other."""
     if event.room == embedding.rival:
@@ -280,6 +284,7 @@ def keep_failure(embedding: Embedding, event: Failed) -> None:
 
 Failed = LoadFailed | LoadLost | LoadTimedOut | EncoderLost
 _FAILED = (LoadFailed, LoadTimedOut, LoadLost, EncoderLost)
+_WANTED = (Wanted, RivalWanted)
 _IN_LOAD = (S.REQUESTED, S.LOADING)
 _ENDED = (S.FAILED, S.EVICTED)
 _AGAIN = (Do.ASK_ROOM, Do.ARM_RETRY)
@@ -287,11 +292,11 @@ _AGAIN = (Do.ASK_ROOM, Do.ARM_RETRY)
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row(S.ABSENT, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
+    Row(S.ABSENT, _WANTED, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
     Row(S.ABSENT, IdleTimePassed, S.EVICTED),
-    Row((S.REQUESTED, S.HEDGED), Wanted, None, (), add_waiter, note="a follower of the same load (F37)"),
-    Row(S.LOADING, Wanted, S.HEDGED, (Do.OPEN_RIVAL,), begin_rival, is_rival, "the first of two wins (F62)"),
-    Row(S.LOADING, Wanted, None, (), add_waiter, unless(is_rival), "a follower of the same load (F37)"),
+    Row((S.REQUESTED, S.HEDGED), _WANTED, None, (), add_waiter, note="a follower of the same load (F37)"),
+    Row(S.LOADING, RivalWanted, S.HEDGED, (Do.OPEN_RIVAL,), begin_rival, note="the first of two wins (F62)"),
+    Row(S.LOADING, Wanted, None, (), add_waiter, note="a follower of the same load (F37)"),
     Row(S.REQUESTED, LeaseGranted, S.LOADING, (Do.ARM_LATE,)),
     Row(S.LOADING, LoadLate, None, (Do.ASK_RIVAL,), note="F62"),
     Row(S.HEDGED, LeaseGranted, None, (), note_slots),
@@ -309,20 +314,20 @@ ROWS = (
     Row(S.REQUESTED, LoadLost, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.LOADING, LoadLost, S.QUARANTINED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(_IN_LOAD, EncoderLost, S.AWAITING_ROOM, (Do.ARM_NO_ROOM, *_AGAIN), keep_failure, unless(another_room), "its images are encoded elsewhere (F19)"),
-    Row(S.AWAITING_ROOM, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
+    Row(S.AWAITING_ROOM, _WANTED, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
     Row(S.AWAITING_ROOM, Unwanted, None, (), remove_waiter, others_wait),
     Row(S.AWAITING_ROOM, Unwanted, S.EVICTED, (), remove_waiter, unless(others_wait)),
     Row(S.AWAITING_ROOM, RetryDue, None, _AGAIN, note="the question or the answer may be lost"),
     Row(S.AWAITING_ROOM, NoRoomCame, S.FAILED, (Do.NOTIFY_FAILED,)),
-    Row(S.ABANDONED, Wanted, S.LOADING, (), add_waiter, note="resurrection: the same load (F22)"),
+    Row(S.ABANDONED, _WANTED, S.LOADING, (), add_waiter, note="resurrection: the same load (F22)"),
     Row(S.ABANDONED, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS), keep_rows, note="kept as cache (F21)"),
     Row(S.ABANDONED, (LoadFailed, LoadTimedOut, EncoderLost), S.FAILED, (), keep_failure),
     Row(S.ABANDONED, LoadLost, S.QUARANTINED, (), keep_failure),
-    Row(S.RESIDENT, Wanted, None, (Do.NOTIFY_ONE,), add_waiter),
+    Row(S.RESIDENT, _WANTED, None, (Do.NOTIFY_ONE,), add_waiter),
     Row(S.RESIDENT, Unwanted, None, (), remove_waiter),
-    Row(S.RESIDENT, (EvictionRequested, IdleTimePassed), S.EVICTED, when=unreferenced),
+    Row(S.RESIDENT, (EvictionRequested, IdleTimePassed), S.EVICTED, (), drop_rows, unreferenced),
     Row(S.RESIDENT, (EvictionRequested, IdleTimePassed), None, when=unless(unreferenced), note="referenced rows stay (F23, F24)"),
-    Row(S.QUARANTINED, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin, note="a new room, new slots"),
+    Row(S.QUARANTINED, _WANTED, S.REQUESTED, (Do.OPEN_TRANSFER,), begin, note="a new room, new slots"),
     Row(S.QUARANTINED, Unwanted, None, (), remove_waiter),
     Row(S.QUARANTINED, (SlotsReturned, IdleTimePassed), S.FAILED, note="by time it forgets the hash; the slots stay with the transfer"),
 )

@@ -33,7 +33,6 @@ fails as `absent`, which the gateway takes to an encoder.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import (
@@ -50,9 +49,8 @@ from epd.fsm.kernel import (
     Timers,
     unless,
 )
+from epd.fsm.vision import Image, Patches, Rows
 from epd.records import Clip, PixelBounds
-
-Image = bytes | bytearray | memoryview  # compressed
 
 
 class Do(Effect):
@@ -103,20 +101,6 @@ class S(State):
     EVICTED = "rows or patches were dropped"
 
 
-class Patches(Protocol):
-    """What the vision tower takes."""
-
-    @property
-    def num_patches(self) -> int: ...
-
-
-class Rows(Protocol):
-    """What it gives."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 @dataclass(slots=True)
 class Requested(Event):
     room: str
@@ -147,6 +131,14 @@ class PreprocessSucceeded(Event):
 @dataclass(slots=True)
 class PreprocessFailed(Event):
     """The image cannot be used; the reason is for the client."""
+
+    ends = (Own.WORK,)
+    reason: str
+
+
+@dataclass(slots=True)
+class PreprocessCrashed(Event):
+    """Not by the image's fault, as far as is known: another encoder may take it."""
 
     ends = (Own.WORK,)
     reason: str
@@ -300,13 +292,17 @@ def note_bad_image(encoding: Encoding, event: PreprocessFailed) -> None:
     encoding.image, encoding.failure = None, Failure(FailureKind.MEDIA, event.reason)
 
 
-def note_failure(encoding: Encoding, event: EncodeFailed) -> None:
+def note_failure(encoding: Encoding, event: EncodeFailed | PreprocessCrashed) -> None:
     encoding.image, encoding.patches, encoding.in_batch = None, None, False
     encoding.failure = Failure(FailureKind.ENGINE, event.reason)
 
 
 def note_timeout(encoding: Encoding, event: EncodeTimedOut) -> None:
     encoding.failure = Failure(FailureKind.ENGINE, "the encoder did not answer in time")
+
+
+def drop_rows(encoding: Encoding, event: Event) -> None:
+    encoding.rows = None
 
 
 def drop_patches(encoding: Encoding, event: RoomClosed) -> None:
@@ -341,7 +337,8 @@ ROWS = (
     Row(S.PREPARED, BatchStarted, S.ENCODING, (), enter_batch),
     Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows),
     Row(S.PREPARED, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="no batch can be planned with it; the others go on"),
-    Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the image's fault: another encoder may do it"),
+    Row(S.QUEUED, PreprocessCrashed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the image's fault: another encoder may do it"),
+    Row(S.ENCODING, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="likewise"),
     Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS, Do.ARM_OUTCOME), note_timeout),
     Row((S.DEFERRED, S.PREPARED), EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),
     Row((S.DEFERRED, *_IN_THE_MAKING, *_CACHED), RoomClosed, None, (), remove_room, others_wait),
@@ -356,7 +353,7 @@ ROWS = (
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_image),
     Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),
-    Row(S.ABANDONED, EncodeFailed, S.FAILED, (), note_failure),
+    Row(S.ABANDONED, (PreprocessCrashed, EncodeFailed), S.FAILED, (), note_failure),
     Row(S.ABANDONED, EncodeTimedOut, S.FAILED, (Do.REPORT_HANG,), note_timeout),
     # Keep it.
     Row(_CACHED, Requested, None, (Do.COUNT_AHEAD, Do.FILL_ONE), add_room),
@@ -368,14 +365,14 @@ ROWS = (
     Row(S.PROMOTING, PromotionSucceeded, S.RESIDENT, (Do.KEEP_ROWS,), keep_copy, unreferenced),
     Row(S.PROMOTING, PromotionSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS,), when=unless(unreferenced), note="read here meanwhile: the copy is let go"),
     Row(S.PROMOTING, (CopyFailed, CopyTimedOut), S.DEMOTED, (Do.KEEP_HOST_ROWS,)),
-    Row(_AT_REST, (EvictionRequested, IdleTimePassed), S.EVICTED, when=unreferenced),
+    Row(_AT_REST, (EvictionRequested, IdleTimePassed), S.EVICTED, (), drop_rows, unreferenced),
     Row(_AT_REST, (EvictionRequested, IdleTimePassed), None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
 )
 
 _COPIES = (DemotionSucceeded, PromotionSucceeded, CopyFailed)
 
 IGNORES = (
-    Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, LoadSucceeded, LoadMissed, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
+    Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, PreprocessCrashed, EncodeSucceeded, EncodeFailed, LoadSucceeded, LoadMissed, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
     Ignore((*_IN_THE_MAKING, S.ABANDONED, *_CACHED), (LoadSucceeded, LoadMissed), "storage answers late: it was not waited for"),
     Ignore((S.DEFERRED, S.LOADING, *_IN_THE_MAKING, S.ABANDONED), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
     Ignore((S.DEMOTING, S.PROMOTING), (DemotionRequested, EvictionRequested, IdleTimePassed), "on its way already"),
@@ -425,11 +422,12 @@ class Encoding(Machine):
         num_rows: int = 0,
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        arrival: int = 0,
         stored: bool = False,
         encodes: bool = True,
     ) -> None:
         super().__init__(mm_hash, journal)
-        self.arrival = 0  # its place among the encodings of its instance
+        self.arrival = arrival  # its place among the encodings of its instance
         self.image: Image | None = image
         self.expected = expected  # grid_thw that the gateway computed
         self.num_rows = num_rows

@@ -59,12 +59,14 @@ from epd.fsm.generation_events import (
     PlacementDue,
     PlacementTimedOut,
     PoisonFound,
+    Prepared,
     Refused,
     S,
     StopRequested,
     TokensArrived,
     TokensMissed,
     TokenTimedOut,
+    TopologyUnknown,
 )
 from epd.fsm.kernel import (
     NULL_JOURNAL,
@@ -102,12 +104,14 @@ __all__ = [
     "PlacementDue",
     "PlacementTimedOut",
     "PoisonFound",
+    "Prepared",
     "Refused",
     "S",
     "StopRequested",
     "TokenTimedOut",
     "TokensArrived",
     "TokensMissed",
+    "TopologyUnknown",
 ]
 
 
@@ -117,8 +121,9 @@ def may_retry(generation: Generation, event: AttemptEnded) -> bool:
     return kind.retryable and (has_more or not kind.is_counted)
 
 
-def may_come(generation: Generation, event: NoTopology) -> bool:
-    return event.may_come
+def is_last(generation: Generation, event: AbortConfirmed) -> bool:
+    """Whether nobody else has yet to confirm."""
+    return generation.unconfirmed <= {event.instance_id}
 
 
 def has_said(generation: Generation, event: Event) -> bool:
@@ -129,7 +134,16 @@ def begin_attempt(generation: Generation, event: Placed) -> None:
     generation.attempt += 1
     generation.accepted = False
     generation.num_before = len(generation.token_ids)
-    generation.placed = event.placement
+    generation.placed = placement = event.placement
+    generation.unconfirmed = {placement.prefill.instance_id, placement.decode.instance_id}
+
+
+def keep_prompt(generation: Generation, event: Prepared) -> None:
+    generation.asked = event.prompt
+
+
+def note_confirmed(generation: Generation, event: AbortConfirmed) -> None:
+    generation.unconfirmed.discard(event.instance_id)
 
 
 def note_moved(generation: Generation, event: ImageMoved | ImageHedged) -> None:
@@ -159,8 +173,8 @@ def note_lacking(generation: Generation, event: NoTopology) -> None:
     generation.lacking = event.reason
 
 
-def note_no_topology(generation: Generation, event: NoTopology | PlacementTimedOut) -> None:
-    reason = event.reason if isinstance(event, NoTopology) else generation.lacking
+def note_no_topology(generation: Generation, event: TopologyUnknown | PlacementTimedOut) -> None:
+    reason = event.reason if isinstance(event, TopologyUnknown) else generation.lacking
     _fail_after(generation, FailureKind.UNAVAILABLE, reason)
 
 
@@ -202,14 +216,15 @@ _MAY_BE_RETRIED = (TokensMissed, AttemptFailed, AttemptTimedOut)
 # One line per row, as the table that it is.
 # fmt: off
 _SAID_ONCE = (CancelRequested, StopRequested, Refused, Abandoned)  # by the API
-_STOPPED = (AbortConfirmed, FinalTokensArrived, AttemptFailed, AttemptRefused, AbortTimedOut, DeadlinePassed)
+_STOPPED = (FinalTokensArrived, AttemptFailed, AttemptRefused, AbortTimedOut, DeadlinePassed)
 ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
+    Row(S.PREPARING, Prepared, None, (Do.CHOOSE,), keep_prompt),
     Row(_UNPLACED, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
-    Row((S.PREPARING, S.MIGRATING), NoTopology, S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY), note_lacking, may_come, "F19, F20"),
-    Row(S.AWAITING_TOPOLOGY, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note_lacking, may_come),
-    Row(_UNPLACED, NoTopology, S.FAILED, _TELL_FAILURE, note_no_topology, unless(may_come)),
+    Row((S.PREPARING, S.MIGRATING), NoTopology, S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY), note_lacking, note="F19, F20"),
+    Row(S.AWAITING_TOPOLOGY, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note_lacking),
+    Row(_UNPLACED, TopologyUnknown, S.FAILED, _TELL_FAILURE, note_no_topology),
     Row(_BETWEEN, PlacementDue, None, (Do.CHOOSE,)),
     Row(S.AWAITING_TOPOLOGY, PlacementTimedOut, S.FAILED, _TELL_FAILURE, note_no_topology),
     # The attempt.
@@ -235,6 +250,9 @@ ROWS = (
     Row((S.RECEIVED, S.PREPARING), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline),
     Row((*_BETWEEN, *_OPEN), DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT,), note_cut, has_said, "paid for, and all that there is"),
     Row((*_BETWEEN, *_OPEN), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline, unless(has_said)),
+    Row(S.CANCELLING, AbortConfirmed, S.CANCELLED, when=is_last),
+    Row(S.STOPPING, AbortConfirmed, S.FINISHED, when=is_last),
+    Row((S.CANCELLING, S.STOPPING), AbortConfirmed, None, (), note_confirmed, unless(is_last)),
     Row(S.CANCELLING, _STOPPED, S.CANCELLED, note="by time: instances end it by its deadline"),
     Row(S.STOPPING, _STOPPED, S.FINISHED, note="likewise"),
 )
@@ -244,7 +262,7 @@ IGNORES = (
     Ignore(_BETWEEN, (Accepted,), "a late confirmation"),
     Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused), "of the attempt that was given up"),
     Ignore((*_OPEN, *_BETWEEN), (AbortConfirmed,), "of an attempt that was given up"),
-    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
+    Ignore(_ENDED, (Prepared, Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
 )
 
 _TIMERS: Timers = {
@@ -273,17 +291,14 @@ class Generation(Machine):
         "failure",
         "failures",
         "finish_reason",
-        "first_token_at_s",
         "lacking",
         "limits",
         "max_attempts",
         "num_before",
-        "pending_aborts",
         "placed",
         "stream",
-        "token_at_s",
-        "token_due_s",
         "token_ids",
+        "unconfirmed",
     )
 
     def __init__(
@@ -296,9 +311,6 @@ class Generation(Machine):
     ) -> None:
         super().__init__(request_id, journal)
         self.admitted_s = journal.now_s()
-        self.token_due_s = 0.0  # when the client's patience for the next token ends
-        self.first_token_at_s = 0.0  # when the client was told; these two for metrics alone
-        self.token_at_s = 0.0  # likewise, of its last token
         self.limits = limits  # how long it waits
         self.attempt = 0
         self.max_attempts = max_attempts
@@ -313,7 +325,7 @@ class Generation(Machine):
         self.failure: Failure | None = None  # the last one
         self.cause = ""  # what had failed before it
         self.lacking = ""  # why it could not be placed
-        self.pending_aborts: set[str] = set()
+        self.unconfirmed: set[str] = set()  # instances of the attempt that may work on it
         self.stream = stream
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
+from epd.api.port import Generation as Prompt
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Effect, Event, Owned, State
 from epd.records import Address, TokenChunk
@@ -93,16 +94,27 @@ class Abandoned(Event):
 
 
 @dataclass(slots=True)
+class Prepared(Event):
+    """Its prompt is ready."""
+
+    prompt: Prompt
+
+
+@dataclass(slots=True)
 class Placed(Event):
     placement: Placement
 
 
 @dataclass(slots=True)
 class NoTopology(Event):
-    """`may_come`: what it lacks; an encoder that there never was will not."""
+    """Nothing can serve it now; what it lacks may come."""
 
     reason: str
-    may_come: bool = True
+
+
+@dataclass(slots=True)
+class TopologyUnknown(NoTopology):
+    """What it lacks there never was: an encoder that no gateway has heard of will not come."""
 
 
 @dataclass(slots=True)
@@ -218,7 +230,9 @@ class StopRequested(Event):
 
 @dataclass(slots=True)
 class AbortConfirmed(Event):
-    pass
+    """One instance of the attempt has called it off."""
+
+    instance_id: str
 
 
 @dataclass(slots=True)

@@ -161,6 +161,14 @@ def keep_slots(incoming: Incoming, event: SlotsLeased) -> None:
     incoming.slots, incoming.nbytes = event.slots, event.nbytes
 
 
+def keep_late_slots(incoming: Incoming, event: SlotsLeased) -> None:
+    incoming.slots, incoming.blocks = event.slots, ()
+
+
+def keep_late_blocks(incoming: Incoming, event: BlocksLeased) -> None:
+    incoming.slots, incoming.blocks = (), event.blocks
+
+
 def keep_commit(incoming: Incoming, event: CommitReceived) -> None:
     incoming.parts, incoming.kv = event.parts, event.kv
 
@@ -233,8 +241,8 @@ ROWS = (
     Row(S.PUBLISHING, GraceEnded, None, (Do.REPORT_HANG, Do.ARM_GRACE), note="its outcome decides; the operator is told"),
     # Ended: answer late messages, hand back late slots.
     Row(_ENDED, CommitReceived, None, (Do.SEND_COMMIT_ACK,)),
-    Row(_TOMBSTONES, SlotsLeased, None, (), keep_slots),
-    Row(_TOMBSTONES, BlocksLeased, None, (), keep_blocks),
+    Row(_TOMBSTONES, SlotsLeased, None, (), keep_late_slots, note="what it had before was returned"),
+    Row(_TOMBSTONES, BlocksLeased, None, (), keep_late_blocks),
 )
 
 IGNORES = (
@@ -274,7 +282,6 @@ class Incoming(Room):
 
     __slots__ = (
         "blocks", "deadline_s", "kv", "nbytes", "num_held", "num_rows", "parts", "slots",
-        "transport",
     )  # fmt: skip
     table = TABLE
 
@@ -294,7 +301,6 @@ class Incoming(Room):
         self.blocks: tuple[int, ...] = ()  # of KV
         self.num_held = 0  # of them, filled already
         self.slots: tuple[int, ...] = ()
-        self.transport: str | None = None  # by which they were granted
         self.nbytes = 0
         self.parts: tuple[tuple[int, int], ...] = ()  # of each write: bytes and checksum
         self.kv: KvState | None = None

@@ -73,7 +73,7 @@ class S(State):
 
 @dataclass(slots=True)
 class JoinAccepted(Event):
-    pass
+    at_s: float  # here and below: when it was heard, by the gateway's own clock
 
 
 @dataclass(slots=True)
@@ -94,6 +94,7 @@ class NameHeld(Event):
 
     version: int
     holder: InstanceInfo
+    at_s: float
 
 
 @dataclass(slots=True)
@@ -107,7 +108,8 @@ class HolderBeat(Event):
 @dataclass(slots=True)
 class HeartbeatReceived(Event):
     load: Load
-    version: int = 0  # of the registry that it has seen
+    version: int  # of the registry that it has seen
+    at_s: float
 
 
 @dataclass(slots=True)
@@ -149,7 +151,11 @@ class GivenUp(Event):
 
 
 def keep_load(instance: Instance, event: HeartbeatReceived) -> None:
-    instance.load = event.load
+    instance.load, instance.seen_s = event.load, event.at_s
+
+
+def note_seen(instance: Instance, event: JoinAccepted | NameHeld) -> None:
+    instance.seen_s = event.at_s
 
 
 def keep_reason(
@@ -167,6 +173,7 @@ def keep_whose(instance: Instance, event: HolderBeat) -> None:
 
 
 def keep_holder(instance: Instance, event: NameHeld) -> None:
+    note_seen(instance, event)
     instance.held_version = event.version
     instance.reason = f"waits for {named(event.holder)} to leave or to be lost"
 
@@ -187,10 +194,10 @@ _ENDED = (S.LOST, S.LEFT)
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row((S.JOINING, S.AWAITING_NAME), JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH, Do.WATCH)),
+    Row((S.JOINING, S.AWAITING_NAME), JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH, Do.WATCH), note_seen),
     Row((S.JOINING, S.AWAITING_NAME), JoinRejected, S.LEFT, (Do.REFUSE,), keep_reason, note="version, model or layout differ"),
     Row(S.JOINING, NameHeld, S.AWAITING_NAME, (Do.PUBLISH, Do.TELL_HELD, Do.WATCH_JOINS), keep_holder, note="a stranger (F78)"),
-    Row(S.AWAITING_NAME, NameHeld, None, (Do.TELL_HELD, Do.WATCH_JOINS), note="it asks again"),
+    Row(S.AWAITING_NAME, NameHeld, None, (Do.TELL_HELD, Do.WATCH_JOINS), note_seen, note="it asks again"),
     Row(S.AWAITING_NAME, HolderBeat, S.LEFT, (Do.REFUSE,), keep_whose, when=has_answered, note="the other lives (F78)"),
     Row(S.AWAITING_NAME, HolderBeat, None, when=unless(has_answered), note="it may be late"),
     Row((S.JOINING, S.AWAITING_NAME, *_MEMBERS), HeartbeatsEnded, S.LOST, (), keep_reason),
@@ -223,7 +230,7 @@ class Instance(Machine):
     """One epoch of an instance: `key` is `id:epoch`."""
 
     table = TABLE
-    __slots__ = ("acked_s", "held_version", "info", "load", "reason", "seen_s")
+    __slots__ = ("held_version", "info", "load", "reason", "seen_s")
 
     def __init__(
         self, info: InstanceInfo, load: Load, now_s: float, journal: Journal = NULL_JOURNAL
@@ -232,7 +239,6 @@ class Instance(Machine):
         self.info = info
         self.load = load
         self.seen_s = now_s
-        self.acked_s = now_s  # when it was last told that it is known
         self.held_version = 0  # of the registry when it asked for a name that another has
         self.reason = ""  # why it is over, or waits
 

@@ -2,8 +2,8 @@
 
 There are two rules. Everything that affects a transition is in a table of rows; and a machine knows
 nothing of the outside: it has no clock, no I/O, no log. `fire(event)` looks up the row, lets the
-row's action update the machine's own fields, sets the state, and returns the row's effects: orders
-that the caller performs and whose results come back as further events.
+row's action update the machine's own fields, which nothing else writes, sets the state, and returns
+the row's effects: orders that the caller performs and whose results come back as further events.
 
 A row says everything: `Row(source, event, target, effects=(...), do=action, when=guard, note=...)`.
 `transitions` (github.com/pytransitions/transitions) is the source that we define into, validate and
@@ -127,6 +127,7 @@ class Table(Definition):
 
 
 STORY_LENGTH = 48
+TAKES_TURNS = 3  # events that come again and again in one state are counted if no more take turns
 Told = deque[tuple[float, State, type[Event], State, int]]  # as in StoryEntry
 
 
@@ -181,9 +182,15 @@ class Machine:
                 target = source
             self._state = target
             journal, story = self._journal, self._story
-            # what repeats (tokens, retries) must not push out what happened
-            if target is source and story and (last := story[-1])[2] is kind and last[1] is source:
-                story[-1] = (last[0], source, kind, last[3], last[4] + 1)
+            # what repeats (steps, tokens, retries) must not push out what happened
+            at = len(story) if target is source else 0
+            while at > 0 and at > len(story) - TAKES_TURNS:
+                at -= 1
+                if (told := story[at])[1] is not source:
+                    at = 0
+                elif told[2] is kind:
+                    story[at] = (told[0], source, kind, source, told[4] + 1)
+                    break
             else:
                 story.append((journal.now_s(), source, kind, target, 1))
             journal.observe(self, event, source, target)

@@ -34,7 +34,6 @@ from epd.fsm.kernel import (
     State,
     Table,
     Timers,
-    unless,
 )
 from epd.records import Address
 
@@ -69,7 +68,14 @@ class EchoReceived(Event):
 @dataclass(slots=True)
 class EchoMissed(Event):
     by_time = True
-    is_absent: bool = False  # nobody will say that it is lost, or a later life was listed
+
+
+@dataclass(slots=True)
+class PeerForgotten(Event):
+    """Its echo did not come either, and nobody will say that it is lost: no registry has that life
+    any more, or a later one was listed."""
+
+    by_time = True
 
 
 @dataclass(slots=True)
@@ -80,10 +86,6 @@ class RetryDue(Event):
 @dataclass(slots=True)
 class PeerLost(Event):
     """Its registry declared that life of the peer lost, or it was replaced."""
-
-
-def is_absent(link: Link, event: EchoMissed) -> bool:
-    return event.is_absent
 
 
 _OPEN = (S.ASKED, S.MUTE, S.UNREACHABLE)
@@ -97,9 +99,9 @@ ROWS = (
     Row(_OPEN, RetryDue, None, (Do.SEND_PROBE, Do.ARM_RETRY), note="probe or echo may be lost"),
     Row(S.ASKED, EchoReceived, S.CARRIES),
     Row(_SILENT, EchoReceived, S.CARRIES, (Do.TELL,)),
-    Row(S.ASKED, EchoMissed, S.MUTE, (*_ANEW, Do.TELL), note="F48"),
-    Row(_SILENT, EchoMissed, S.OVER, (Do.GIVE_UP,), when=is_absent, note="nobody will ever say that it is lost; who misses it doubts again"),
-    Row(_SILENT, EchoMissed, S.UNREACHABLE, (*_ANEW, Do.GIVE_UP), when=unless(is_absent), note="also what was begun since"),
+    Row(S.ASKED, (EchoMissed, PeerForgotten), S.MUTE, (*_ANEW, Do.TELL), note="F48"),
+    Row(_SILENT, PeerForgotten, S.OVER, (Do.GIVE_UP,), note="nobody will ever say that it is lost; who misses it doubts again"),
+    Row(_SILENT, EchoMissed, S.UNREACHABLE, (*_ANEW, Do.GIVE_UP), note="also what was begun since"),
     Row(_OPEN, PeerLost, S.OVER),
 )
 

@@ -99,6 +99,7 @@ class JoinDue(Event):
 class Welcomed(Event):
     cluster_s: float
     beat_s: float
+    gateway_epoch: int
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class LostOneListed(Event):
 @dataclass(slots=True)
 class GatewayReplaced(Event):
     former_epoch: int
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -193,7 +195,11 @@ Heard = Welcomed | Acknowledged | NewsMissed | Forgotten  # what tells the gatew
 
 
 def keep_interval(membership: Membership, event: Welcomed) -> None:
-    membership.beat_s = event.beat_s
+    membership.beat_s, membership.gateway_epoch = event.beat_s, event.gateway_epoch
+
+
+def follow(membership: Membership, event: GatewayReplaced) -> None:
+    membership.gateway_epoch = event.epoch
 
 
 _ASK = (Do.SEND_JOIN, Do.ARM_JOIN)
@@ -213,8 +219,8 @@ def _joined(known: S, rejoining: S, cut_off: S) -> tuple[Row, ...]:
         Row(known, LostOneListed, rejoining, _ASK),
         Row((known, rejoining), GatewayFellSilent, cut_off, (Do.DOUBT, *_ASK)),
         Row((rejoining, cut_off), JoinDue, None, _ASK, note="the message or its answer may be lost"),
-        Row((known, rejoining), GatewayReplaced, None, (Do.NOTE_FORMER_LOST,)),
-        Row(cut_off, GatewayReplaced, rejoining, (Do.NOTE_FORMER_LOST, Do.ARM_SILENCE), note="one speaks: its former life is heard no more"),
+        Row((known, rejoining), GatewayReplaced, None, (Do.NOTE_FORMER_LOST,), follow),
+        Row(cut_off, GatewayReplaced, rejoining, (Do.NOTE_FORMER_LOST, Do.ARM_SILENCE), follow, note="one speaks: its former life is heard no more"),
     )
 
 

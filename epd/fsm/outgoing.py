@@ -92,12 +92,28 @@ class S(State):
 # --- events ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a producer will deliver, for the contract check and for the offer."""
+
+    contract: RowContract | None  # None for KV
+    num_rows: int  # rows, or tokens of KV
+    offer: KvOffer | None = None
+
+
+@dataclass(slots=True)
+class Requested(Event):
+    """Somebody will make the bytes, and what they will be; a grant or a cancel may be faster."""
+
+    owner: str
+    manifest: Manifest
+
+
 @dataclass(slots=True)
 class BytesReady(Event):
     """The producing stream has finished: the source may be read (fault F2)."""
 
     brings = (Own.SOURCE,)
-    source: object
     nbytes: int
 
 
@@ -202,8 +218,12 @@ def more_is_ready(outgoing: Outgoing, event: WriteSucceeded) -> bool:
     return outgoing.ready_nbytes > outgoing.written_nbytes + outgoing.part_nbytes
 
 
+def keep_manifest(outgoing: Outgoing, event: Requested) -> None:
+    outgoing.owner, outgoing.manifest = event.owner, event.manifest
+
+
 def keep_source(outgoing: Outgoing, event: BytesReady) -> None:
-    outgoing.source, outgoing.nbytes = event.source, event.nbytes
+    outgoing.nbytes = event.nbytes
 
 
 def keep_grant(outgoing: Outgoing, event: GrantReceived) -> None:
@@ -287,6 +307,7 @@ _CALLED_OFF = (Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED)
 
 ROWS = (
     # Nothing yet.
+    Row((S.PENDING, S.GRANTED), Requested, None, (), keep_manifest, note="of GRANTED, the grant was faster (F1)"),
     Row(S.PENDING, BytesReady, S.PARKED, (), keep_source, note="bytes before grant (F1)"),
     Row(S.PENDING, GrantReceived, S.GRANTED, (), keep_grant, note="grant before bytes"),
     # No write is under way: time, loss and either end's will end it at once.
@@ -345,11 +366,13 @@ ROWS = (
     # Ended: answer late messages, hand back late bytes and slots.
     Row(_ENDED, CancelReceived, None, (Do.SEND_CANCEL_ACK,)),
     Row(_TOMBSTONES, GrantReceived, None, (Do.SEND_ABORT,), note="cancel wins (F42)"),
+    Row(_TOMBSTONES, Requested, None, (), keep_manifest, note="the cancel was faster (F42)"),
     Row(_TOMBSTONES, BytesReady, None, (), keep_source),
     Row(_TOMBSTONES, SlotsLeased, None, (), keep_slots),
 )
 
 IGNORES = (
+    Ignore((S.PARKED, S.AWAITING_SLOTS, *_UNDER_WAY, S.WRITTEN, *_PENDING_OUTCOME, S.QUARANTINED, S.DELIVERED), (Requested,), "the request was repeated"),
     Ignore((S.PENDING,), (PartReady,), "there is no room for it yet; it is said again when there is"),
     Ignore((S.GRANTED, S.AWAITING_SLOTS, *_UNDER_WAY, S.DELIVERED), (GrantReceived,), "a repeated grant"),
     Ignore((S.GRANTED, S.AWAITING_SLOTS, *_UNDER_WAY, S.WRITTEN), (PeerSilent,), "the consumer gives up, if it never hears of the bytes"),
@@ -384,15 +407,6 @@ TABLE = Table(
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a producer will deliver, for the contract check and for the offer."""
-
-    contract: RowContract | None  # None for KV
-    num_rows: int  # rows, or tokens of KV
-    offer: KvOffer | None = None
-
-
 class Outgoing(Room):
     """The producer's end of a room."""
 
@@ -404,7 +418,6 @@ class Outgoing(Room):
         "parts",
         "ready_nbytes",
         "slots",
-        "source",
         "written_nbytes",
     )
     table = TABLE
@@ -412,7 +425,6 @@ class Outgoing(Room):
     def __init__(self, room: str, attempt: int, peer: Address, journal: Journal) -> None:
         super().__init__(room, attempt, peer, "", journal)
         self.manifest: Manifest | None = None  # the grant may be faster than the request
-        self.source: object = None
         self.grant: Grant | None = None
         self.slots: tuple[int, ...] = ()  # that it is written from
         self.nbytes = 0

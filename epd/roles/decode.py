@@ -28,6 +28,7 @@ from epd.messages import Address, CancelTransfer, Grant, KvLayout, KvOffer
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.incoming import IncomingRooms
 from epd.roles.landing import Landing
+from epd.roles.record import rank_of
 from epd.roles.requests import Requests
 from epd.scheduling.kv_order import KvOrder
 from epd.transport.base import Received
@@ -77,9 +78,14 @@ class DecodeRole(Component[Request]):
                 CancelTransfer(room=message.room, attempt=message.attempt, failure=refusal),
             )
             return
-        request = Request(key, message, message.token_ids, self.actor.journal)
-        request.kv_room = message.room
-        request.decode_here = True
+        request = Request(
+            key,
+            message,
+            message.token_ids,
+            self.actor.journal,
+            decode_here=True,
+            rank=rank_of(message, self.clock.now_s()),
+        )
         self._requests.open(request)
         self._rooms.open(
             message.room,
@@ -172,7 +178,7 @@ class DecodeRole(Component[Request]):
         land = partial(
             self._requests.kv.land,
             self._producer(incoming),
-            incoming.transport or "",
+            self._rooms.transport_of(incoming),
             incoming.slots,
             self._received(incoming),
         )
@@ -205,11 +211,9 @@ class DecodeRole(Component[Request]):
 
     def _take(self, incoming: Incoming) -> tuple[int, ...]:
         """Its blocks, which are another's from now on; where they landed is free."""
-        slots, incoming.slots = incoming.slots, ()
-        self._landing.release(slots)
+        self._landing.release(incoming.slots)
         self._let_land()
-        blocks, incoming.blocks = incoming.blocks, ()
-        return blocks
+        return incoming.blocks
 
     def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
         request = self._requests.get(incoming.owner)

@@ -17,7 +17,7 @@ from math import inf, prod
 from epd.api.port import JsonObject, PreparedItem, TransferParams
 from epd.config import Timing
 from epd.failure import FailureKind
-from epd.fsm.generation import Generation
+from epd.fsm.generation import Generation, TokenTimedOut
 from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest, RoomAdded
 from epd.observed import StageLoad
 from epd.roles.affinity import Affinity
@@ -190,7 +190,8 @@ class Dispatcher:
         placement = machine.placement
         self._book(machine, placement)
         deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
-        token_due_s = min(deadline_s, self._at(machine.token_due_s + DEADLINE_GRACE_S))
+        patience_ends_s = self._actor.timers.due_s(machine, (TokenTimedOut,))
+        token_due_s = min(deadline_s, self._at(patience_ends_s + DEADLINE_GRACE_S))
         items = self._send_encodes(machine, placement, token_due_s)
         prompt = machine.prompt
         if prompt.stage == "encode":

@@ -26,6 +26,7 @@ from epd.fsm.embedding import (
     LoadFailed,
     LoadLost,
     LoadTimedOut,
+    RivalWanted,
     SlotsReturned,
     Unwanted,
     Want,
@@ -128,12 +129,16 @@ class Embeddings(Component[Embedding]):
         self._budget.leave(key)
         self._soon(self._pump_budget)
 
-    def want(self, want: Want, *, is_rival: bool = False) -> None:
+    def want(self, want: Want) -> None:
+        self._want(Wanted(want.item.room, want))
+
+    def _want(self, event: Wanted) -> None:
+        want = event.item
         embedding = self._embeddings.get(want.item.mm_hash)
         if embedding is None or embedding.terminal:  # ended, and just now telling its waiters
             embedding = Embedding(want.item.mm_hash, self.actor.journal)
             self._embeddings[want.item.mm_hash] = embedding
-        self.fire(embedding, Wanted(want.item.room, want, is_rival))
+        self.fire(embedding, event)
         if self._leases.rejoin(embedding.room):
             self._soon(self._pump_budget)
 
@@ -146,7 +151,7 @@ class Embeddings(Component[Embedding]):
             further = replace(
                 own, item=item, ready=_hear_nothing, failed=_hear_nothing, stands_for=room
             )
-            self.want(further, is_rival=is_rival)
+            self._want((RivalWanted if is_rival else Wanted)(item.room, further))
         return True
 
     def unwant(self, mm_hash: str, room: str) -> bool:
@@ -306,7 +311,6 @@ class Embeddings(Component[Embedding]):
     @performs(Do.RELEASE_ROWS)
     def release_rows(self, embedding: Embedding, event: Event) -> None:
         self._cache.remove(embedding.key)
-        embedding.rows = None
         self.region.forget(embedding.slots)
         self.pool.give_back(embedding.slots)
 
@@ -341,7 +345,7 @@ class Embeddings(Component[Embedding]):
         self._leases.leave(incoming.key)
 
     async def publish(self, incoming: Incoming) -> Event:
-        sum_up = partial(self.ranks.sums, incoming)
+        sum_up = partial(self.ranks.sums, incoming, self._rooms.transport_of(incoming))
         slot_nbytes = self.region.remote.slot_nbytes
         return await self._rooms.check_bytes(incoming, incoming.slots, slot_nbytes, sum_up)
 
@@ -364,7 +368,7 @@ class Embeddings(Component[Embedding]):
             self.release_slots(incoming)  # another one was first
         elif failure is None and embedding is not None:
             self._lateness.note(incoming, loads)
-            rows = self.ranks.landed(incoming)
+            rows = self.ranks.landed(incoming, self._rooms.transport_of(incoming))
             self.fire(embedding, Loaded(rows, incoming.slots, incoming.key))
         elif failure is not None and embedding is not None and incoming.key in loads:
             self.fire(embedding, _load_outcome(incoming, failure))

@@ -152,6 +152,7 @@ class EncodeRole(Component[Encoding]):
         self._askers.add(message.room, asker)
         encoding = self.encodings.get(message.mm_hash)
         if encoding is None:
+            self._num_arrived += 1
             encoding = Encoding(
                 message.mm_hash,
                 received.payloads[0],
@@ -160,11 +161,10 @@ class EncodeRole(Component[Encoding]):
                 num_rows=message.num_rows,
                 clip=message.clip,
                 bounds=message.bounds,
+                arrival=self._num_arrived,
                 stored=self.tiers.has_storage,
                 encodes=self._encodes,
             )
-            self._num_arrived += 1
-            encoding.arrival = self._num_arrived
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
         self.fire(encoding, encoding_fsm.Requested(message.room, message.is_suspect))
@@ -271,7 +271,7 @@ class EncodeRole(Component[Encoding]):
             return encoding_fsm.PreprocessFailed(str(error))
         except Exception as error:
             self.actor.fault(f"preprocess {encoding.key}", error)
-            return encoding_fsm.EncodeFailed(f"the image could not be processed: {error!r}")
+            return encoding_fsm.PreprocessCrashed(f"the image could not be processed: {error!r}")
         finally:
             self._hands.leave([encoding.key])
         return encoding_fsm.PreprocessSucceeded(patches)
@@ -345,7 +345,8 @@ class EncodeRole(Component[Encoding]):
         outgoing = self._rooms.find(room)
         if outgoing is not None:
             rows = rows_of(encoding)
-            self._rooms.fire(outgoing, BytesReady(rows, rows.nbytes))
+            self.producer.sources[room] = rows
+            self._rooms.fire(outgoing, BytesReady(rows.nbytes))
         elif (asker := self._askers.keeper(room)) is not None:
             self.actor.send(
                 asker.gateway,

@@ -150,8 +150,7 @@ class GatewayRole(Component[Generation]):
         machine = self._open.get(stream.request_id)
         if machine is None:
             return  # its deadline passed while it was prepared; the stream says so
-        machine.asked = prepared
-        self._place(machine)
+        self.fire(machine, generation_fsm.Prepared(prepared))
 
     def submit(self, prepared: Prepared, limits: TimeLimits | None = None) -> Stream:
         """Admit and start in one call."""
@@ -180,7 +179,8 @@ class GatewayRole(Component[Generation]):
         chosen = self._dispatcher.choose(machine)
         if isinstance(chosen, Unplaceable):
             may_come = self._dispatcher.may_come(machine)
-            self.fire(machine, generation_fsm.NoTopology(chosen.reason, may_come))
+            lacks = generation_fsm.NoTopology if may_come else generation_fsm.TopologyUnknown
+            self.fire(machine, lacks(chosen.reason))
         else:
             self.fire(machine, generation_fsm.Placed(chosen))
 
@@ -307,11 +307,8 @@ class GatewayRole(Component[Generation]):
     def on_aborted(self, received: Received) -> None:
         message: RequestAborted = received.message
         machine = self.current(message.request_id, message.attempt)
-        if machine is None:
-            return
-        machine.pending_aborts.discard(received.source)
-        if not machine.pending_aborts:
-            self.fire(machine, generation_fsm.AbortConfirmed())
+        if machine is not None:
+            self.fire(machine, generation_fsm.AbortConfirmed(received.source))
 
     @receives(StageReport)
     def on_report(self, received: Received) -> None:
@@ -342,6 +339,9 @@ class GatewayRole(Component[Generation]):
 
     def open_ones(self) -> list[Generation]:
         return list(self._open.values())
+
+    def ended(self, machine: Generation) -> None:
+        self.actor.times.note_answer(machine)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -384,7 +384,6 @@ class GatewayRole(Component[Generation]):
         placement = machine.placement
         self._dispatcher.withdraw(machine)
         targets = {a.instance_id: a for a in (placement.prefill, placement.decode)}
-        machine.pending_aborts = set(targets)
         for address in targets.values():
             self.actor.send(address, AbortRequest(request_id=machine.key, attempt=machine.attempt))
 
@@ -393,7 +392,6 @@ class GatewayRole(Component[Generation]):
         self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
         self.actor.times.note_stages(machine)
-        self.actor.times.note_answer(machine)
         self.outcomes[machine.state.name.lower()] += 1
         machine.stream.conclude()
         self._timelines.drop(machine.key)

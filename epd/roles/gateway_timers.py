@@ -86,7 +86,6 @@ class GatewayTimers(Component[Generation]):
         """Whatever the instances say: a client sees tokens only."""
         limits = machine.limits
         patience_s = limits.token_s if machine.token_ids else limits.first_token_s
-        machine.token_due_s = self.clock.now_s() + patience_s
         too_late = partial(self._too_late, machine, patience_s)
         self._arm(machine, TokenTimedOut, patience_s, too_late)
 

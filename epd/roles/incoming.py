@@ -75,6 +75,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     def __init__(self, actor: Actor, timing: Timing) -> None:
         super().__init__(actor, timing)
         self._lent: dict[str, RemoteRegion] = {}  # by room, where its peer may write now
+        self._transports: dict[str, str] = {}  # by room, over which it was granted
 
     def open(
         self,
@@ -132,6 +133,10 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
             lend(grant.region, grant.slots, incoming.peer, incoming.key)
             self.actor.send(incoming.peer, grant)
 
+    def forgotten(self, room: str) -> None:
+        super().forgotten(room)
+        self._transports.pop(room, None)
+
     def _take_back(self, incoming: Incoming) -> None:
         if (region := self._lent.pop(incoming.key, None)) is not None:
             self.actor.ports.transfers.take_back(region, incoming.key)
@@ -140,19 +145,23 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
         """How the peer reaches an own region, over the transport of the pair; a grant that is
         repeated names the same."""
         data_plane, info = self.actor.ports.transfers, self.actor.peer_info(incoming.peer)
-        if incoming.transport is None:
+        if incoming.key not in self._transports:
             assert info is not None  # or nothing would be granted to it
             names = common(data_plane.offers, info.transports)
-            incoming.transport = names[0] if names else ""
-        return data_plane.descriptor(region, incoming.transport)
+            self._transports[incoming.key] = names[0] if names else ""
+        return data_plane.descriptor(region, self.transport_of(incoming))
+
+    def transport_of(self, incoming: Incoming) -> str:
+        """Over which it was granted slots; empty: none, or not yet."""
+        return self._transports.get(incoming.key, "")
 
     def parts(self, region: Region, incoming: Incoming) -> tuple[RemoteRegion, ...]:
         """How it reaches the region at the other ranks of this instance."""
-        return self.actor.ports.transfers.parts(region, incoming.transport or "")
+        return self.actor.ports.transfers.parts(region, self.transport_of(incoming))
 
     def landing(self, region: Region, incoming: Incoming) -> Region:
         """Where the bytes of a room that was granted slots are."""
-        return self.actor.ports.transfers.landing(region, incoming.transport or "")
+        return self.actor.ports.transfers.landing(region, self.transport_of(incoming))
 
     @performs(Do.SEND_COMMIT_ACK)
     def send_commit_ack(self, incoming: Incoming, event: Event) -> None:

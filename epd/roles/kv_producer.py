@@ -37,7 +37,7 @@ class KvProducer(Component[Request]):
         self._layout = requests.engine.kv_layout
         self._whole = self._layout.whole  # of which rooms count the bytes
         self._held: dict[str, dict[int, int]] = {}  # by room: parts, place in prompt to block
-        self._handed_over: dict[str, Request] = {}  # by room: all of its blocks
+        self._handed_over: dict[str, tuple[Request, int | None]] = {}  # by room: all blocks
         requests.extend(self)
 
     def live(self) -> dict[str, int]:
@@ -52,7 +52,6 @@ class KvProducer(Component[Request]):
     def offer_kv(self, request: Request, event: Event) -> None:
         message = request.message
         assert isinstance(message, PrefillRequest)  # what came as KV is decoded here
-        request.kv_room = f"{request.key}/kv"
         offer = KvOffer(
             room=request.kv_room,
             request_id=message.request_id,
@@ -101,11 +100,13 @@ class KvProducer(Component[Request]):
             num_full = layers.start // self._layout.block_size
             num_groups = layers.num_layers // self._layout.layers_per_slot
             num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._whole.block_nbytes
-            if request.num_whole is None:  # computed again, it may begin before what was sent
-                request.num_whole = max(num_full, num_said)
+            record = self._requests.record(request)
+            if record.num_whole is None:  # computed again, it may begin before what was sent
+                record.num_whole = max(num_full, num_said)
         else:
             num_full = request.num_computed // self._layout.block_size
-        order = self._order(outgoing, request, min(num_full, len(self._by_place(request))))
+        num_owned = len(self._by_place(request)) if request.has_blocks else 0
+        order = self._order(outgoing, request, min(num_full, num_owned))
         if num_ready := order.num_ready(num_groups):
             self._rooms.fire(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
 
@@ -113,10 +114,10 @@ class KvProducer(Component[Request]):
     def hand_over_kv(self, request: Request, event: Event) -> None:
         outgoing = self.find(request)
         assert outgoing is not None  # opened when the first chunk was scheduled
-        self._handed_over[request.kv_room] = request
+        self._handed_over[request.kv_room] = request, self._num_whole(request)
         num_kv_blocks = len(request.block_table) - self._layout.num_state_blocks
         nbytes = (num_kv_blocks + self._num_state_blocks(outgoing)) * self._whole.block_nbytes
-        self._rooms.fire(outgoing, BytesReady(request.block_table, nbytes))
+        self._rooms.fire(outgoing, BytesReady(nbytes))
 
     # --- the order of sending ---------------------------------------------------------------------
 
@@ -129,10 +130,17 @@ class KvProducer(Component[Request]):
         """`num_full`: blocks that can be sent whole, as far as is known."""
         num_held = self._num_held(outgoing)
         num_blocks = self._requests.num_blocks_for(len(request.prompt))
-        num_whole = num_full if request.num_whole is None else request.num_whole
+        whole = self._num_whole(request)
+        num_whole = num_full if whole is None else whole
         num_whole = min(max(num_whole, num_held), num_blocks)
         size, num_state_blocks = self._layout.slots_per_block, self._num_state_blocks(outgoing)
         return KvOrder(num_held, num_whole, num_blocks, size, num_state_blocks)
+
+    def _num_whole(self, request: Request) -> int | None:
+        """Blocks that were sent before its last chunk began, if it has."""
+        if (handed := self._handed_over.get(request.kv_room)) is not None:
+            return handed[1]
+        return self._requests.record(request).num_whole
 
     def _num_state_blocks(self, outgoing: Outgoing) -> int:
         """Blocks that decode has for a state: other ones than here, where ranks share otherwise."""
@@ -170,9 +178,9 @@ class KvProducer(Component[Request]):
     # --- producer of KV ---------------------------------------------------------------------------
 
     def commit_state(self, outgoing: Outgoing) -> KvState | None:
-        request = self._handed_over.get(outgoing.key)
-        if request is None:
+        if (handed := self._handed_over.get(outgoing.key)) is None:
             return None
+        request, num_whole = handed
         num_blocks = len(request.block_table) - self._layout.num_state_blocks
         return KvState(
             num_tokens=len(request.prompt),
@@ -180,7 +188,7 @@ class KvProducer(Component[Request]):
             rope_delta=request.rope_delta,
             num_layers=self._layout.num_layers,
             num_blocks=num_blocks,
-            num_whole=num_blocks if request.num_whole is None else request.num_whole,
+            num_whole=num_blocks if num_whole is None else num_whole,
             num_cached=request.num_cached or 0,
         )
 
@@ -216,7 +224,8 @@ class KvProducer(Component[Request]):
         """The part's bytes: views of the pool on a CPU; of a device's where they lie, for a
         transport that reads it, or a copy in host memory.  Of groups what each rank has of them."""
         start = outgoing.written_nbytes
-        request = self._handed_over.get(outgoing.key) or self._requests.get(outgoing.owner)
+        handed = self._handed_over.get(outgoing.key)
+        request = handed[0] if handed is not None else self._requests.get(outgoing.owner)
         if request is None:
             return None
         places = self._places(outgoing, request, start, start + outgoing.part_nbytes)
@@ -237,9 +246,8 @@ class KvProducer(Component[Request]):
         held = self._held.pop(outgoing.key, None)
         if held:
             self._requests.return_blocks(tuple(held.values()))
-        request = self._handed_over.pop(outgoing.key, None)
-        if request is not None:
-            self._requests.return_blocks(request.block_table)
+        if (handed := self._handed_over.pop(outgoing.key, None)) is not None:
+            self._requests.return_blocks(handed[0].block_table)
 
     def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
         request = self._requests.get(outgoing.owner)

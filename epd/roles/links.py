@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from epd.config import Timing
 from epd.fsm.kernel import Event
-from epd.fsm.link import Do, Doubted, EchoMissed, EchoReceived, Link, PeerLost, RetryDue
+from epd.fsm.link import (
+    Do,
+    Doubted,
+    EchoMissed,
+    EchoReceived,
+    Link,
+    PeerForgotten,
+    PeerLost,
+    RetryDue,
+)
 from epd.messages import Address, LinkEcho, LinkProbe
 from epd.roles.base import Actor, Component, performs, receives
 from epd.transport.base import Received
@@ -75,7 +84,7 @@ class Links(Component[Link]):
 
     @performs(Do.SEND_PROBE)
     def send_probe(self, link: Link, event: Event) -> None:
-        self.actor.send(link.peer, LinkProbe(is_mute=isinstance(event, EchoMissed)))
+        self.actor.send(link.peer, LinkProbe(is_mute=isinstance(event, EchoMissed | PeerForgotten)))
 
     @performs(Do.OPEN_ANEW)
     def open_anew(self, link: Link, event: Event) -> None:
@@ -104,7 +113,7 @@ class Links(Component[Link]):
     @performs(Do.ARM_TIMEOUT)
     def arm_timeout(self, link: Link, event: Event) -> None:
         def missed() -> None:
-            self.fire(link, EchoMissed(self._is_absent(link.peer)))
+            self.fire(link, PeerForgotten() if self._is_absent(link.peer) else EchoMissed())
 
         self.actor.timers.arm(link, EchoMissed, self._timing.link_timeout_s, missed)
 

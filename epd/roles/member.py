@@ -122,7 +122,7 @@ class Member(Component[MembershipMachine]):
         if message.epoch != self._info.address.epoch or self.actor.is_former(received):
             return
         self._follow(received)
-        self._fire(Welcomed(message.cluster_s, message.heartbeat_interval_s))
+        self._fire(Welcomed(message.cluster_s, message.heartbeat_interval_s, received.epoch))
 
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:
@@ -158,10 +158,10 @@ class Member(Component[MembershipMachine]):
 
     def _follow(self, received: Received) -> None:
         """Of a new gateway: it counts anew."""
-        former, self.membership.gateway_epoch = self.membership.gateway_epoch, received.epoch
+        former = self.membership.gateway_epoch
         if former not in (0, received.epoch):
             self._version = 0
-            self._fire(GatewayReplaced(former))
+            self._fire(GatewayReplaced(former, received.epoch))
 
     # --- effects ----------------------------------------------------------------------------------
 

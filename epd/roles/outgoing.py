@@ -22,6 +22,7 @@ from epd.fsm.outgoing import (
     Manifest,
     Outgoing,
     PeerFenced,
+    Requested,
     SlotsLeased,
     SourceFailed,
     WriteOutcomeUnknown,
@@ -113,8 +114,8 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     ) -> Outgoing:
         """A room that we will fill; adopts a machine whose grant or cancel came first."""
         outgoing = self.find(room) or self._open(room, attempt, peer, deadline_s)
-        outgoing.owner, outgoing.manifest = owner, manifest
         self._owners[room] = producer
+        self.fire(outgoing, Requested(owner, manifest))
         if manifest.offer is not None:
             self.arm_retry(outgoing, None)
         return outgoing
@@ -136,10 +137,6 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         if outgoing is not None and not outgoing.terminal:
             self.fire(outgoing, SourceFailed(failure))
             self._owners[room].concluded(outgoing, failure)
-
-    def ended(self, machine: Outgoing) -> None:
-        machine.source = None
-        super().ended(machine)
 
     # --- messages ---------------------------------------------------------------------------------
 

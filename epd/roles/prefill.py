@@ -39,6 +39,7 @@ from epd.roles.held_prompts import HeldPrompts
 from epd.roles.incoming import IncomingRooms
 from epd.roles.kv_producer import KvProducer
 from epd.roles.outgoing import OutgoingRooms
+from epd.roles.record import rank_of
 from epd.roles.requests import Requests
 from epd.roles.step import layouts_of
 from epd.transport.base import Received
@@ -91,14 +92,21 @@ class PrefillRole(Component[Request]):
             )
             self.actor.send(message.gateway, failed)
             return
-        request = Request(key, message, message.token_ids, self.actor.journal)
         remaining = message.sampling.max_tokens - message.num_emitted
-        request.decode_here = self.actor.is_self(message.decode) or remaining <= 1
-        request.lease_s = message.lease_s if self._requests.can_hold else 0.0
         layouts = layouts_of(message.items)
         rope = self._requests.engine.rope_positions(len(message.token_ids), layouts)
-        request.positions, request.rope_delta = rope.positions, rope.delta
-        self._requests.open(request)
+        request = Request(
+            key,
+            message,
+            message.token_ids,
+            self.actor.journal,
+            decode_here=self.actor.is_self(message.decode) or remaining <= 1,
+            lease_s=message.lease_s if self._requests.can_hold else 0.0,
+            min_early_tokens=self._config.min_early_tokens,
+            rank=rank_of(message, self.clock.now_s()),
+            rope_delta=rope.delta,
+        )
+        self._requests.open(request, rope.positions)
         arrived = EmbeddingsRequired() if message.items else TextOnly()
         self._requests.fire(request, arrived)
 
@@ -134,11 +142,11 @@ class PrefillRole(Component[Request]):
         message = request.message
         embeddings = self._embeddings
         assert embeddings is not None  # or the images would have been refused
-        request.missing = {item.room for item in message.items}
-        request.min_early_tokens = self._config.min_early_tokens
+        record = self._requests.record(request)
 
         def ready(room: str, rows: object) -> None:
-            self._requests.fire(request, EmbeddingReady(room, rows))
+            record.rows[room] = rows
+            self._requests.fire(request, EmbeddingReady(room))
 
         def failed(failure: Failure) -> None:
             self._requests.fire(request, EmbeddingFailed(failure))
@@ -172,11 +180,10 @@ class PrefillRole(Component[Request]):
         items = getattr(request.message, "items", ())
         if not items or self._embeddings is None:
             return
-        request.rows.clear()
-        missing, request.missing = request.missing, set()
+        self._requests.record(request).rows.clear()
         for item in items:
             wanted = self._embeddings.unwant(item.mm_hash, item.room)
-            if not wanted and item.room in missing:  # its turn for slots never came
+            if not wanted and item.room in request.missing:  # its turn for slots never came
                 self._embeddings.dismiss(item, request.attempt)
         self._embeddings.give_up(request.key)
 

@@ -87,6 +87,7 @@ class Registry(Component[Instance]):
         self.on_lost: Callable[[Address, bool], None] = lambda address, left: None
         self.on_heard: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
+        self._acked_s: dict[str, float] = {}  # by name, when it was last told that it is known
         self.on_heartbeat_of: Callable[[Instance], None] = lambda instance: None
         actor.admits = lambda received: (
             type(received.message) is Join or self._of(received) is not None
@@ -167,7 +168,7 @@ class Registry(Component[Instance]):
             self._refuse(known.info, "this epoch was declared lost; its next life may join")
         else:
             self.actor.connect(known.info.address)
-            self.fire(known, JoinAccepted())
+            self.fire(known, JoinAccepted(self.clock.now_s()))
 
     def _admit(self, message: Join) -> None:
         """Under a name that nobody has, if it fits the others."""
@@ -183,7 +184,7 @@ class Registry(Component[Instance]):
             return
         self._forget(address.instance_id)
         self._instances[address.instance_id] = instance
-        self.fire(instance, JoinAccepted())
+        self.fire(instance, JoinAccepted(self.clock.now_s()))
 
     def _is_ours(self, join: Join) -> bool:
         """What a stranger to this model says of others does not count."""
@@ -199,6 +200,7 @@ class Registry(Component[Instance]):
         gone = [known for known, one in self._instances.items() if one.terminal]
         for oldest in gone[: max(0, len(gone) - MAX_GONE)]:
             del self._instances[oldest]
+            self._acked_s.pop(oldest, None)
 
     def _give_up(self, name: str, epoch: int) -> None:
         """A peer has heard from an earlier registry that this life is over, and may have fenced it,
@@ -238,13 +240,13 @@ class Registry(Component[Instance]):
             self._acknowledge(received.source, known=False)
             return
         message: Heartbeat = received.message
-        self.fire(instance, HeartbeatReceived(message.load, message.version))
+        self.fire(instance, HeartbeatReceived(message.load, message.version, self.clock.now_s()))
         if message.is_draining:
             self.fire(instance, DrainAnnounced())
         self.on_heartbeat_of(instance)
-        is_due = instance.seen_s >= instance.acked_s + self._timing.lost_after_s / ACKS_BEFORE_LOST
-        if is_due or message.version != self._version:
-            instance.acked_s = instance.seen_s
+        due_s = self._acked_s[received.source] + self._timing.lost_after_s / ACKS_BEFORE_LOST
+        if instance.seen_s >= due_s or message.version != self._version:
+            self._acked_s[received.source] = instance.seen_s
             self._acknowledge(received.source, known=True)
 
     def _acknowledge(self, name: str, *, known: bool) -> None:
@@ -279,7 +281,6 @@ class Registry(Component[Instance]):
 
     @performs(Do.WATCH)
     def watch(self, instance: Instance, event: Event) -> None:
-        instance.seen_s = self.clock.now_s()
         self.arm(instance, self._timing.suspect_after_s, HeartbeatMissed())
         self.arm(instance, self._timing.lost_after_s, HeartbeatsEnded())
 
@@ -293,10 +294,10 @@ class Registry(Component[Instance]):
     @performs(Do.WELCOME)
     def welcome(self, instance: Instance, event: Event) -> None:
         address = instance.info.address
+        self._acked_s[address.instance_id] = self.clock.now_s()
         beat_s, now_s = self._timing.heartbeat_interval_s, self.actor.cluster_s()
-        self.actor.send(
-            address, Welcome(epoch=address.epoch, heartbeat_interval_s=beat_s, cluster_s=now_s)
-        )
+        told = Welcome(epoch=address.epoch, heartbeat_interval_s=beat_s, cluster_s=now_s)
+        self.actor.send(address, told)
         self.actor.send(address, self._membership())
 
     # --- equal names ------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ class Registry(Component[Instance]):
                 self.actor.counters["join_not_heard"] += 1
                 return  # it asks again
             self._strangers[life] = self._instance(event.info)
-        self.fire(self._strangers[life], NameHeld(self._version, holder.info))
+        self.fire(self._strangers[life], NameHeld(self._version, holder.info, self.clock.now_s()))
 
     @performs(Do.TELL_HELD)
     def tell_held(self, stranger: Instance, event: NameHeld) -> None:
@@ -319,7 +320,6 @@ class Registry(Component[Instance]):
 
     @performs(Do.WATCH_JOINS)
     def watch_joins(self, stranger: Instance, event: Event) -> None:
-        stranger.seen_s = self.clock.now_s()
         self.arm(stranger, self._timing.lost_after_s, HeartbeatsEnded())
 
     @performs(Do.SHOW_ALIVE)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from epd.config import EngineConfig, Timing
-from epd.engine.base import LanguageEngine, Outcome, StepFailure
+from epd.engine.base import LanguageEngine, Outcome, StepSequence
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as request_fsm
 from epd.fsm.kernel import Event
@@ -29,20 +29,21 @@ from epd.messages import (
     RequestAccepted,
     RequestFailed,
     RequestInquiry,
-    TokenChunk,
-    Tokens,
 )
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.blame import blaming
 from epd.roles.contents import Contents
 from epd.roles.kv_ranks import KvRanks
+from epd.roles.outcomes import Outcomes
 from epd.roles.prompt_scores import PromptScores, is_scored
 from epd.roles.rank_asks import OtherRanks
+from epd.roles.record import Positions, Record
 from epd.roles.reports import Reports
 from epd.roles.signs_of_life import SignsOfLife
 from epd.roles.speculation import Speculation
-from epd.roles.step import new_tokens, token_event, until_end
+from epd.roles.step import sequence_of
 from epd.roles.step_loop import Part, Plan, StepLoop
+from epd.roles.token_outbox import TokenOutbox
 from epd.scheduling.batching import BatchScheduler, Bounds
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -51,8 +52,6 @@ from epd.transport.base import Received
 
 Reserved = Callable[[Request, tuple[int, ...], int], None]
 MAX_TOMBSTONES = 4096
-PRIORITY_S = 10.0  # that a step of priority is worth
-TOKEN_S = 0.00025  # that a token of a prompt costs: who needs little passes who needs much
 
 
 class Requests(Component[Request]):
@@ -82,6 +81,10 @@ class Requests(Component[Request]):
             config.max_quantum_ms / 1e3,
             config.min_step_tokens,
         )
+        self.totals = Counter[str]()  # since the start, for metrics
+        self._requests: dict[str, Request] = {}
+        self._records: dict[str, Record] = {}  # of them
+        self._speculation = Speculation(config.speculative, self.totals, self._records)
         self._scheduler = BatchScheduler[Request](
             self.pool,
             engine.kv_layout.block_size,
@@ -93,22 +96,20 @@ class Requests(Component[Request]):
             ),
             self.cost,
             engine.kv_layout.num_state_blocks,
+            self._speculation.drafts_of if self._speculation.is_on else None,
         )
-        self._requests: dict[str, Request] = {}
         self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
-        self._outbox: dict[str, list[TokenChunk]] = {}
+        self._outbox = TokenOutbox(actor)
         self._suspects: dict[str, Request] = {}  # of them, those that an instance died of
-        self._settling = False  # a step's outcomes are being turned into events
         ahead = config.async_scheduling
         self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=ahead)
         self.on_reserved: Reserved = lambda request, blocks, num_held: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching
         self._has_states = bool(engine.kv_layout.tensors)
-        self.totals = Counter[str]()  # since the start, for metrics
         self._contents = Contents(self, engine.kv_layout)
-        self._speculation = Speculation(config.speculative, self.totals)
+        self._outcomes = Outcomes(self._scores, self._contents, self._speculation)
         self.reports = Reports(actor)
         self.extend(self.reports)
 
@@ -145,14 +146,18 @@ class Requests(Component[Request]):
         if len(self._ended) > MAX_TOMBSTONES:
             del self._ended[next(iter(self._ended))]
 
-    def open(self, request: Request) -> None:
-        self._requests[request.key] = request
-        if request.message.is_suspect:
-            self._suspects[request.key] = request
-        patience_s = PRIORITY_S * request.sampling.priority + TOKEN_S * len(request.prompt)
-        request.rank = self.actor.clock.now_s() + patience_s
+    def record(self, request: Request) -> Record:
+        """Of one that has not ended."""
+        return self._records[request.key]
+
+    def open(self, request: Request, positions: Positions = None) -> None:
+        """`positions`: of its prompt's tokens, if not linear."""
         message, block_size = request.message, self.engine.kv_layout.block_size
-        request.prefix = PrefixKeys(block_size, message.items, message.scope)
+        self._requests[request.key] = request
+        keys = PrefixKeys(block_size, message.items, message.scope)
+        self._records[request.key] = Record(keys, positions)
+        if message.is_suspect:
+            self._suspects[request.key] = request
         self.arm(request, self.actor.until(request.deadline_s), request_fsm.DeadlinePassed())
         self._alive.opened(request.key)
 
@@ -160,9 +165,10 @@ class Requests(Component[Request]):
         request = self._requests[key]
         if request.ended_for_client:
             return
-        if request.decode_here and request.num_sent < len(request.output):
+        num_sent = self._records[key].num_sent
+        if request.decode_here and num_sent < len(request.output):
             self._tell_tokens(request)
-        elif not request.num_sent or self._scheduler.waits(request.key):
+        elif not num_sent or self._scheduler.waits(request.key):
             here = RequestAccepted(request_id=request.request_id, attempt=request.attempt)
             self.actor.send(request.gateway, here)
 
@@ -211,6 +217,8 @@ class Requests(Component[Request]):
         for request, blocks, num_cached, reserves, found, kept in self._scheduler.admissions():
             self.totals["prefix_cache_queried_tokens"] += request.num_tokens
             self.totals["prefix_cache_hit_tokens"] += num_cached
+            record = self._records[request.key]
+            record.num_published, record.states = 0, [found, *kept.values()]
             if reserves:
                 self.on_reserved(request, blocks, self.num_blocks_for(num_cached))
             else:
@@ -252,7 +260,7 @@ class Requests(Component[Request]):
     def _keys(self, request: Request) -> Sequence[Key] | None:
         """Of all its tokens; None: they cannot be made, and it has failed."""
         try:
-            return self._contents.keys(request, request.num_tokens)
+            return self._contents.keys(request, self._records[request.key], request.num_tokens)
         except Exception as error:
             self.unplannable(request, error)
             return None
@@ -264,15 +272,12 @@ class Requests(Component[Request]):
         self.fire(request, request_fsm.PlanFailed(Failure(FailureKind.INTERNAL, why)))
 
     def _plan(self, alone: bool) -> Plan:
-        has_room = self._scheduler.has_spare_places
-        for request in self._scheduler.decoding:
-            self._scheduler.at_hand = request
-            self._speculation.draft(request, has_room=has_room)
+        waiting = self._speculation.draft_all(self._scheduler)
         if not self._make_room() and not alone:
             return []
         self.pump()
         apart = self.actor.hands.passed_over(self._suspects)
-        return self._scheduler.plan(apart)
+        return self._scheduler.plan(apart + waiting)
 
     def _make_room(self) -> bool:
         """Blocks for the next token of everybody who decodes, from the youngest if need be; False:
@@ -286,6 +291,14 @@ class Requests(Component[Request]):
             self.fire(request, request_fsm.Grown(blocks))
         return could
 
+    def sequence(self, request: Request, count: int, *, decoding: bool) -> StepSequence:
+        record = self._records[request.key]
+        drafts = record.drafts[: count - 1] if decoding else ()
+        return sequence_of(request, record, count - len(drafts), drafts)
+
+    def launched(self, request: Request, count: int, *, ahead: bool) -> None:
+        self.fire(request, request_fsm.StepLaunched(count, ahead))
+
     def begin_decoding(self, request: Request) -> None:
         self._scheduler.add_decoding(request)
 
@@ -294,36 +307,25 @@ class Requests(Component[Request]):
 
     def settle(self, parts: list[tuple[Part, Outcome]], elapsed_s: float) -> None:
         """A step is over: each outcome is an event of its own; tokens leave together."""
-        self._settling = True
+        self._outbox.is_settling = True
         for part, outcome in parts:
             if not part.decoding:
                 self.reports.note_chunk(part.request, elapsed_s, part.count)
-            try:
-                self._settle(part, outcome)
-            except Exception as error:
-                self.unplannable(part.request, error)
-        self._settling = False
-        self._flush()
+            self.fire(part.request, self._end_of(part, outcome))
+        self._outbox.is_settling = False
+        self._outbox.send()
 
-    def _settle(self, part: Part, outcome: Outcome) -> None:
+    def _end_of(self, part: Part, outcome: Outcome) -> Event:
         """One sequence's outcome as its own event; a request that ended meanwhile only lets go."""
-        request, count = part.request, part.count
-        request.returned(count, ahead=part.ahead)
+        request = part.request
         if request.ended_for_client:
-            self.fire(request, request_fsm.StepReturned())
-            return
-        outcome = self._scores.take(request, outcome)
-        if isinstance(outcome, StepFailure):
-            kind = FailureKind.RULES if outcome.by_rules else FailureKind.ENGINE
-            self.fire(request, request_fsm.StepFailed(Failure(kind, outcome.reason)))
-        elif outcome is None:
-            self.fire(request, request_fsm.ChunkComputed(count))
-        else:
-            said = until_end(request, outcome if isinstance(outcome, tuple) else (outcome,))
-            self._contents.publish(request, request.num_tokens)
-            if part.decoding and count > 1:
-                self._speculation.verified(request, count - 1, said)
-            self.fire(request, token_event(request, count, said, decoding=part.decoding))
+            return request_fsm.StepReturned()
+        try:
+            return self._outcomes.event_of(part, outcome, self._records[request.key])
+        except Exception as error:
+            self.actor.fault(f"settle {request.key}", error)
+            why = f"what came of its step cannot be used: {error!r}"
+            return request_fsm.StepFailed(Failure(FailureKind.INTERNAL, why))
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
@@ -344,34 +346,25 @@ class Requests(Component[Request]):
 
     @performs(Do.START_DECODING)
     def start_decoding(self, request: Request, event: Event) -> None:
-        self._contents.publish(request, request.num_computed)
+        self._contents.publish(request, self._records[request.key], request.num_computed)
         self._scheduler.add_decoding(request)
         self._loop.wake()
 
     @performs(Do.RELEASE_BLOCKS)
     def release_blocks(self, request: Request, event: Event) -> None:
-        blocks, request.block_table = request.block_table, ()
-        self._contents.let_go_of_states(request)
-        self.return_blocks(blocks)
+        if (record := self._records.get(request.key)) is not None:
+            self._contents.let_go_of_states(record)
+        elif isinstance(event, request_fsm.Scheduled):  # too late
+            self._contents.let_go(event.states_found, *event.states_kept.values())
+        self.return_blocks(request.block_table)
 
     @performs(Do.EMIT_TOKENS)
     def emit_tokens(self, request: Request, event: Event) -> None:
-        if not request.holds_tokens:
+        if not self._records[request.key].holds_tokens(request):
             self._tell_tokens(request)
 
     def _tell_tokens(self, request: Request) -> None:
-        chunk = new_tokens(request)
-        request.num_sent = len(request.output)
-        request.num_accepted = request.num_rejected = 0
-        is_first = not self._outbox
-        self._outbox.setdefault(request.gateway.instance_id, []).append(chunk)
-        if is_first and not self._settling:  # the step loop sends what its step made
-            self.actor.mailbox.put("tokens", self._flush)
-
-    def _flush(self) -> None:
-        for gateway, chunks in self._outbox.items():
-            self.actor.send(gateway, Tokens(chunks=tuple(chunks)))
-        self._outbox.clear()
+        self._outbox.put(request, self._records[request.key])
 
     @performs(Do.ARM_GRACE)
     def arm_grace(self, request: Request, event: Event) -> None:
@@ -384,6 +377,7 @@ class Requests(Component[Request]):
 
     def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:
+            del self._records[machine.key]
             goes_on = not (machine.decode_here or machine.finish_reason or machine.failure)
             self._bury(machine.key, ended_here=not goes_on)
             self.actor.times.note_stages(machine)

@@ -75,7 +75,11 @@ class Rooms(Component[R], Generic[R, Owner]):
                 self.actor.timers.call_later(self._timing.tombstone_s / 8, self._forget)
                 return
             del self._ended[room], self._rooms[room]
-            self._owners.pop(room, None)
+            self.forgotten(room)
+
+    def forgotten(self, room: str) -> None:
+        """Its tombstone is old enough."""
+        self._owners.pop(room, None)
 
     # --- peers ------------------------------------------------------------------------------------
 

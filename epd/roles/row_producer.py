@@ -37,11 +37,13 @@ class RowProducer:
         self._rooms = rooms
         self._engine = engine
         self.ring = ring
+        self.sources: dict[str, Rows] = {}  # by room, until they are read no more
         self._on_granted = on_granted
         self._on_closed = on_closed
 
     def live(self) -> dict[str, int]:
-        return self.ring.live() if self.ring is not None else {}
+        ring = self.ring.live() if self.ring is not None else {}
+        return {"rows_to_send": len(self.sources), **ring}
 
     def granted(self, outgoing: Outgoing) -> None:
         self._on_granted()
@@ -55,8 +57,7 @@ class RowProducer:
     # --- memory to write from ---------------------------------------------------------------------
 
     def lease(self, outgoing: Outgoing) -> bool:
-        ring, rows = self.ring, outgoing.source
-        assert isinstance(rows, Rows)
+        ring, rows = self.ring, self.sources[outgoing.key]
         if ring is None or self._takes_references(outgoing):
             return False
         if not ring.fits(rows.nbytes):
@@ -70,8 +71,7 @@ class RowProducer:
 
     def release_slots(self, outgoing: Outgoing) -> None:
         if self.ring is not None:
-            slots, outgoing.slots = outgoing.slots, ()
-            self.ring.release(outgoing.key, slots)
+            self.ring.release(outgoing.key, outgoing.slots)
             self._hand_out(self.ring)
 
     def _hand_out(self, ring: SendRing) -> None:
@@ -85,8 +85,7 @@ class RowProducer:
         return self._actor.ports.transfers.takes_references(outgoing.grant.region)
 
     async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | Spread:
-        rows = outgoing.source
-        assert isinstance(rows, Rows)
+        rows = self.sources[outgoing.key]
         if self._takes_references(outgoing):
             views: Sequence[Buffer] = [Reference(rows, rows.nbytes)]
         elif self.ring is not None and outgoing.slots:
@@ -114,10 +113,11 @@ class RowProducer:
     # --- ends -------------------------------------------------------------------------------------
 
     def release_source(self, outgoing: Outgoing) -> None:
+        self.sources.pop(outgoing.key, None)
         self._on_closed(outgoing)
 
     def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
-        if outgoing.source is None:  # else it is released when the outcome is known
+        if not outgoing.nbytes:  # else it is released when the outcome is known
             self._on_closed(outgoing)
 
 

@@ -65,23 +65,22 @@ class RowRanks:
         would save nothing: such an image is less than what telling of it takes."""
         return self._shards and num_rows >= self.num_ranks > 1
 
-    def landed(self, incoming: Incoming) -> object:
+    def landed(self, incoming: Incoming, transport: str) -> object:
         """What a step is told of them: what holds them, if they were made in this process; where
         they are at each rank, of several; or views."""
-        rows = self._rows(incoming)
+        rows = self._rows(incoming, transport)
         views = self.own.views(rows, incoming.nbytes)
         if isinstance(views[0], Reference):
             return views[0].holder
         return views if self.num_ranks == 1 else rows
 
-    async def sums(self, incoming: Incoming, written: Written) -> list[int]:
+    async def sums(self, incoming: Incoming, transport: str, written: Written) -> list[int]:
         """Of what has landed at all ranks, by one write."""
-        rows = self._rows(incoming)
+        rows = self._rows(incoming, transport)
         return [await self._sum_of_all(rows) for _ in written]
 
-    def _rows(self, incoming: Incoming) -> SlotRows:
+    def _rows(self, incoming: Incoming, transport: str) -> SlotRows:
         is_sharded = self.shards(incoming.num_rows)
-        transport = incoming.transport or ""
         return SlotRows(incoming.slots, incoming.num_rows, is_sharded, transport)
 
     async def _sum_of_all(self, rows: SlotRows) -> int:

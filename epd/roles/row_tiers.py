@@ -118,7 +118,6 @@ class RowTiers(Component[Encoding]):
     def release_rows(self, encoding: Encoding, event: Event) -> None:
         self.books.remove(encoding.key)
         self._events.evicted(encoding.key)
-        encoding.rows = None
 
     @performs(Do.START_DEMOTION)
     def start_demotion(self, encoding: Encoding, event: Event) -> Work[Event]:

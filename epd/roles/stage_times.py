@@ -68,6 +68,7 @@ class StageTimes:
         self._sums: dict[tuple[str, Labels], float] = {}
         self._totals: Counter[tuple[str, Labels]] = Counter()
         self._told: tuple[Histogram, ...] | None = ()
+        self._token_times: dict[str, tuple[float, float]] = {}  # of open requests: first and last
 
     def told(self) -> tuple[Histogram, ...]:
         """All of them, since the process began."""
@@ -137,17 +138,16 @@ class StageTimes:
     def note_token(self, generation: Generation) -> None:
         """Tokens of it go to its client now."""
         now_s = self._now_s()
-        if generation.token_at_s:
-            self._observe(GAP, (), now_s - generation.token_at_s)
-        else:
-            generation.first_token_at_s = now_s
-        generation.token_at_s = now_s
+        first_s, last_s = self._token_times.get(generation.key, (now_s, 0.0))
+        if last_s:
+            self._observe(GAP, (), now_s - last_s)
+        self._token_times[generation.key] = first_s, now_s
 
     def note_answer(self, generation: Generation) -> None:
-        """It has ended."""
-        if (num_gaps := len(generation.token_ids) - 1) > 0:
-            lasted_s = generation.token_at_s - generation.first_token_at_s
-            self._observe(MEAN_GAP, (), lasted_s / num_gaps)
+        """It has ended, and what it had to say is said."""
+        first_s, last_s = self._token_times.pop(generation.key, (0.0, 0.0))
+        if last_s and (num_gaps := len(generation.token_ids) - 1) > 0:
+            self._observe(MEAN_GAP, (), (last_s - first_s) / num_gaps)
 
     def _observe(self, name: str, labels: Labels, value: float) -> None:
         key, (_, bounds) = (name, labels), KINDS[name]
@@ -159,9 +159,9 @@ class StageTimes:
 
 def _stays(machine: Machine) -> Iterator[tuple[str, float]]:
     """The states that it has left, and how long it was in each."""
-    since_s = -1.0
+    since_s: float | None = None
     for entry in machine.story:
-        since_s = entry.at_s if since_s < 0.0 else since_s
+        since_s = entry.at_s if since_s is None else since_s
         if entry.source != entry.target:
             yield entry.source, entry.at_s - since_s
             since_s = entry.at_s

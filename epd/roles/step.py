@@ -13,9 +13,12 @@ from epd.fsm.kernel import Event
 from epd.fsm.request import FirstTokenSampled, LastTokenSampled, PromptHeld, Request, TokenSampled
 from epd.messages import MediaItem, TokenChunk, TokenLogprobs
 from epd.roles.prompt_scores import scoring_of
+from epd.roles.record import Record
 
 
-def sequence_of(request: Request, count: int, drafts: Sequence[int] = ()) -> StepSequence:
+def sequence_of(
+    request: Request, record: Record, count: int, drafts: Sequence[int] = ()
+) -> StepSequence:
     """Its next `count` tokens; one that the step under way samples is PENDING.
 
     `drafts` of what it says next stand behind them.
@@ -33,13 +36,13 @@ def sequence_of(request: Request, count: int, drafts: Sequence[int] = ()) -> Ste
         else (PENDING,),
         start=start,
         block_table=request.block_table,
-        positions=_positions(request, start, stop),
+        positions=_positions(request, record, start, stop),
         rope_delta=request.rope_delta,
-        spans=_spans(request, start, count) if start < num_prompt else (),
+        spans=_spans(request, record, start, count) if start < num_prompt else (),
         sample=sampling if stop >= request.num_tokens else None,
         output_index=stop - first_output,
         prompt_ids=request.prompt[:first_output] if looks_back else (),
-        output_ids=_said(request) if looks_back else (),
+        output_ids=record.said_of(request) if looks_back else (),
         num_drafts=len(drafts),
         scoring=scoring_of(request, start, stop),
         copies=_copies(request, start),
@@ -53,30 +56,23 @@ def _copies(request: Request, start: int) -> list[tuple[int, int]]:
     return list(zip(request.block_table, request.states_kept.get(start, ()), strict=False))
 
 
-def _said(request: Request) -> Sequence[int]:
-    """Its output tokens that are known, in memory of its own: their number has no bound, and each
-    step asks."""
-    said = request.said
-    if not said:
-        said.extend(request.prompt[len(request.prompt) - request.num_emitted :])
-    said.extend(t.token_id for t in request.output[len(said) - request.num_emitted :])
-    return said[:]
-
-
-def new_tokens(request: Request) -> TokenChunk:
-    """What the gateway has not been sent yet, numbered."""
-    new = request.output[request.num_sent :]
-    return TokenChunk(
+def new_tokens(request: Request, record: Record) -> TokenChunk:
+    """What the gateway has not been sent yet, numbered; from now on it has been."""
+    new = request.output[record.num_sent :]
+    chunk = TokenChunk(
         request_id=request.request_id,
         attempt=request.attempt,
-        start=request.num_emitted + request.num_sent,
+        start=request.num_emitted + record.num_sent,
         token_ids=tuple(token.token_id for token in new),
         finish_reason=request.finish_reason,
         logprobs=tuple(new) if request.sampling.tells_logprobs else (),
-        num_accepted=request.num_accepted,
-        num_rejected=request.num_rejected,
-        num_cached=0 if request.num_sent else request.num_cached or 0,
+        num_accepted=record.num_accepted,
+        num_rejected=record.num_rejected,
+        num_cached=0 if record.num_sent else request.num_cached or 0,
     )
+    record.num_sent = len(request.output)
+    record.num_accepted = record.num_rejected = 0
+    return chunk
 
 
 def runs_ahead(request: Request, sequence: StepSequence) -> bool:
@@ -105,24 +101,24 @@ def _finish_reason(request: Request, token: TokenLogprobs, total: int) -> str:
     return "length" if total >= sampling.max_tokens else ""
 
 
-def token_event(
-    request: Request, count: int, tokens: Sequence[TokenLogprobs], *, decoding: bool
-) -> Event:
-    """What the tokens that a step of `count` tokens ended with mean: one, or of a sequence with
-    drafts those that were accepted and the one behind them."""
+def token_event(request: Request, tokens: Sequence[TokenLogprobs], *, decoding: bool) -> Event:
+    """What the tokens that a step ended with mean: one, or of a sequence with drafts those that
+    were accepted and the one behind them."""
     *accepted, token = tokens
     total = request.num_emitted + len(request.output) + len(tokens)
     if reason := _finish_reason(request, token, total):
         ends = PromptHeld if request.lease_s and not decoding else LastTokenSampled
         return ends(token, reason, accepted=tuple(accepted))
     if not decoding:
-        return FirstTokenSampled(count, token)
+        return FirstTokenSampled(token)
     return TokenSampled(token, tuple(accepted))
 
 
-def _positions(request: Request, start: int, stop: int) -> list[Sequence[int]] | None:
+def _positions(
+    request: Request, record: Record, start: int, stop: int
+) -> list[Sequence[int]] | None:
     """`[3][stop - start]` where the prompt has positions of its own; None: index + delta."""
-    known = request.positions
+    known = record.positions
     num_prompt = len(request.prompt)
     if known is None or start >= num_prompt:
         return None
@@ -130,7 +126,7 @@ def _positions(request: Request, start: int, stop: int) -> list[Sequence[int]] |
     return [[*axis[start:stop], *tail] if tail else axis[start:stop] for axis in known]
 
 
-def _spans(request: Request, start: int, count: int) -> list[RowSpan]:
+def _spans(request: Request, record: Record, start: int, count: int) -> list[RowSpan]:
     """Which rows replace placeholders of the chunk `[start, start + count)`."""
     spans = []
     for item in getattr(request.message, "items", ()):
@@ -140,7 +136,7 @@ def _spans(request: Request, start: int, count: int) -> list[RowSpan]:
             first, last = max(start, at), min(start + count, at + num_rows)
             if first < last:
                 row_start = first_row + first - at
-                rows = request.rows[item.room]
+                rows = record.rows[item.room]
                 spans.append(RowSpan(first - start, row_start, last - first, rows))
     return spans
 

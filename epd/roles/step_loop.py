@@ -36,11 +36,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from epd.engine.base import LanguageEngine, Outcome, StepFailure, StepResult
+from epd.engine.base import LanguageEngine, Outcome, StepFailure, StepResult, StepSequence
 from epd.fsm.request import Request
 from epd.roles.base import Actor
 from epd.roles.rank_asks import RankLost
-from epd.roles.step import runs_ahead, sequence_of
+from epd.roles.step import runs_ahead
 from epd.scheduling.batching import Share
 from epd.scheduling.step_cost import StepCost
 
@@ -57,6 +57,12 @@ class Batch(Protocol):
     def unplannable(self, request: Request, error: Exception) -> None:
         """What it brings to a step raised this: it is in no further one."""
 
+    def sequence(self, request: Request, count: int, *, decoding: bool) -> StepSequence:
+        """Its next `count` tokens, or the next one of its answer and drafts behind it."""
+
+    def launched(self, request: Request, count: int, *, ahead: bool) -> None:
+        """They are in a step; `ahead`: the next one may take the token that it samples."""
+
     def begin_decoding(self, request: Request) -> None:
         """A step that samples its first token is under way, and it goes on here."""
 
@@ -69,16 +75,11 @@ class Batch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A request's part of a step: `count` tokens of it, the next of its answer or of its prompt.
-
-    `ahead`: the next step may take the token that this one samples.  It is kept beside the request
-    until the step returns, since a request has several steps under way.
-    """
+    """A request's part of a step: `count` tokens of it, the next of its answer or of its prompt."""
 
     request: Request
     count: int
     decoding: bool
-    ahead: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +155,18 @@ class StepLoop:
         leaving: list[tuple[Request, int]] = []  # whose KV others wait for
         for request, count, decoding in plan:
             try:
-                drafts = request.drafts[: count - 1] if decoding else ()
-                sequence = sequence_of(request, count - len(drafts), drafts)
+                sequence = self._batch.sequence(request, count, decoding=decoding)
                 ahead = self._depth > 1 and runs_ahead(request, sequence)
             except Exception as error:
                 self._batch.unplannable(request, error)
                 continue
-            request.launched(count, ahead=ahead)
+            self._batch.launched(request, count, ahead=ahead)
             if ahead and not decoding:
                 self._batch.begin_decoding(request)
             sequences.append(sequence)
             if sequence.sample is not None and not (decoding or request.decode_here):
                 leaving.append((request, sequence.start))
-            parts.append(Part(request, count, decoding, ahead))
+            parts.append(Part(request, count, decoding))
         if not parts:
             return  # the next plan is without them
         result: asyncio.Future[StepResult]
@@ -182,7 +182,7 @@ class StepLoop:
 
     def _passed(self, leaving: list[tuple[Request, int]], num_layers: int) -> None:
         for request, start in leaving:
-            if request.in_flight:
+            if request.steps:
                 self._batch.layers_computed(request, start, num_layers)
 
     def _settle(self, step: _Step) -> None:

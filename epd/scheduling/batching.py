@@ -35,7 +35,7 @@ Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -94,11 +94,6 @@ class Schedulable(Protocol):
     @property
     def block_table(self) -> Sequence[int]: ...
 
-    @property
-    def drafts(self) -> Sequence[int]:
-        """Tokens that may follow: computed where there is room."""
-        ...
-
 
 T = TypeVar("T", bound=Schedulable)
 
@@ -152,8 +147,11 @@ class BatchScheduler(Generic[T]):
         bounds: Bounds,
         cost: StepCost | None = None,
         num_state_blocks: int = 0,
+        drafts_of: Callable[[T], Sequence[int]] | None = None,
     ) -> None:
-        """`num_state_blocks`: the first of every table, which hold no tokens."""
+        """`num_state_blocks`: the first of every table, which hold no tokens.  `drafts_of`: tokens
+        that may follow, computed where there is room."""
+        self._drafts_of = drafts_of
         self._pool = pool
         self._block_size = block_size
         self._num_state_blocks = num_state_blocks
@@ -253,8 +251,11 @@ class BatchScheduler(Generic[T]):
             if blocks is None:
                 return
             yield entry, blocks
+        if self._drafts_of is None:
+            return
         for entry in self._decoding.values():
-            if not entry.drafts or len(entry.drafts) <= self._room(entry):
+            drafts = self._drafts_of(entry)
+            if not drafts or len(drafts) <= self._room(entry):
                 continue
             if self._pool.num_free <= self._watermark:
                 return
@@ -334,7 +335,8 @@ class BatchScheduler(Generic[T]):
         step = self._with_drafts(decodes, bounds.max_step_tokens - kept - len(decodes))
         budget = bounds.max_step_tokens - sum(share.num_tokens for share in step)
         if self._cost is not None and decodes:
-            budget = min(budget, self._cost.max_prompt_tokens(len(step)))
+            bound = self._cost.max_prompt_tokens(len(step))
+            budget = budget if bound is None else min(budget, bound)
         for entry in prompts[: bounds.max_running - len(step)]:
             self.at_hand = entry
             chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
@@ -355,12 +357,14 @@ class BatchScheduler(Generic[T]):
         """Drafts take what is left of the decodes' share of the budget, and of the places in the
         batch: a step samples in no more places than it could without them, and where many decode
         and a step is dear anyway, nobody drafts."""
+        if self._drafts_of is None:
+            return [Share(entry, 1, decodes=True) for entry in decodes]
         spare = min(budget, self._bounds.max_running - self.num_running)
         step = []
         for entry in decodes:
             count = 0
-            if entry.drafts:
-                count = max(0, min(len(entry.drafts), spare, self._room(entry)))
+            if drafts := self._drafts_of(entry):
+                count = max(0, min(len(drafts), spare, self._room(entry)))
                 spare -= count
             step.append(Share(entry, 1 + count, decodes=True))
         return step

@@ -34,7 +34,6 @@ KEPT = 0.99  # of what was measured before, each time
 STALL = 5.0  # times as long as expected
 MIN_SEEN = 10.0  # measurements, before which nothing is sure
 RECENT_S = 30.0  # a measurement is, for so long
-UNBOUNDED = 1 << 60
 MIN_PROMPT_TOKENS = 16
 NOTHING_SEEN = (0.0,) * 5
 
@@ -135,17 +134,19 @@ class StepCost:
             added_s = max(0.0, elapsed_s - self.decode_s) / num_prompt_tokens
             self.token_s = _follow(self.token_s, added_s)
 
-    def max_prompt_tokens(self, num_decodes: int) -> int:
-        """Prompt tokens that a step with so many decodes may carry."""
+    def max_prompt_tokens(self, num_decodes: int) -> int | None:
+        """Prompt tokens that a step with so many decodes may carry; None: nothing is known yet that
+        bounds them."""
         # Where prompts have never let decodes alone, a token of theirs costs what whole steps did.
         token_s = self.token_s or self.prompts.unit_s
-        most = UNBOUNDED  # where nothing is known yet
+        most: int | None = None
         if self._quantum_s and token_s:
             least = max(MIN_PROMPT_TOKENS, self._min_step_tokens - num_decodes)
             most = max(least, int((self._quantum_s - self.decode_s) / token_s))
         if self._impact and self.token_s:
             added = int((self._impact - 1) * self.decode_s / self.token_s)
-            most = min(most, max(MIN_PROMPT_TOKENS, added))
+            added = max(MIN_PROMPT_TOKENS, added)
+            most = added if most is None else min(most, added)
         return most
 
 

@@ -60,6 +60,7 @@ def _part(table: Table) -> Part:
             ),
             "keep_rows": ("has_rows = True",),
             "keep_first": ("has_rows = True",),
+            "drop_rows": ("has_rows = False",),
         },
         effects={
             "OPEN_TRANSFER": (
@@ -97,7 +98,6 @@ def _part(table: Table) -> Part:
             "require not promised -- slots are promised to two that race",
             "room = 'none'",
             "rival = 'none'",
-            "has_rows = False",
             *NO_WAITERS,
         ),
         timers={"asked": m.NoRoomCame, "again": m.RetryDue, "late": m.LoadLate},
@@ -113,9 +113,8 @@ def _rooms() -> Iterator[Happening]:
                 f"{room}_may_be_first" if is_rival else f"{room}_is_wanted",
                 "fault",
                 f"not in_{room} and room != '{room}' and not ({races}) and state not in {ENDED}",
-                m.Wanted,
-                event_fields={"room": f"'{room}'", "is_rival": str(is_rival)},
-                guards={"is_rival": str(is_rival)},
+                m.RivalWanted if is_rival else m.Wanted,
+                event_fields={"room": f"'{room}'"},
                 actions={
                     "add_waiter": joins,
                     "begin": (*joins, f"room = '{room}'", f"tried_{room} = True"),

@@ -85,6 +85,7 @@ def _part(table: Table) -> Part:
         actions={
             "enter_batch": ("in_batch = True",),
             "keep_rows": ("has_rows = True", "in_batch = False"),
+            "drop_rows": ("has_rows = False",),
             "keep_loaded": ("has_rows = True",),
             "keep_copy": ("has_rows = True",),
             "note_failure": ("in_batch = False",),
@@ -99,7 +100,6 @@ def _part(table: Table) -> Part:
             "reading = False",
             "copying = 'no'",
             "in_batch = False",
-            "has_rows = False",
             "in_a = False",
             "in_b = False",
         ),
@@ -132,7 +132,7 @@ def _workers() -> Iterator[Happening]:
     works: tuple[tuple[str, str, type[Event], str, str], ...] = (
         ("pool_is_done", "work", e.PreprocessSucceeded, "pool", "none"),
         ("image_is_bad", "fault", e.PreprocessFailed, "pool", "none"),
-        ("pool_fails", "fault", e.EncodeFailed, "pool", "none"),
+        ("pool_fails", "fault", e.PreprocessCrashed, "pool", "none"),
         ("batch_begins", "work", e.BatchStarted, "prepared", "batch"),
         ("batch_is_done", "work", e.EncodeSucceeded, "batch", "none"),
         ("batch_fails", "fault", e.EncodeFailed, "batch", "none"),

@@ -24,6 +24,7 @@ TIMERS: dict[str, type[Event]] = {
 }
 KIND = {"failure": "'lost'"}  # of every failure but those for good
 SILENT = frozenset(
+    "keep_prompt "
     "note_accepted note_refusal note_lacking note_no_topology note_cut note_late note_deadline "
     "note_abandoned note_moved note_poison ARM_DEADLINE".split()
 )
@@ -32,9 +33,14 @@ SILENT = frozenset(
 def _part(table: Table) -> Part:
     return Part(
         table,
-        guards={"may_retry": "failures + 1 < MAX_ATTEMPTS", "has_said": "said"},
+        guards={
+            "may_retry": "failures + 1 < MAX_ATTEMPTS",
+            "has_said": "said",
+            "is_last": "unconfirmed < 2",
+        },
         actions={
-            "begin_attempt": ("attempts = attempts + 1",),
+            "begin_attempt": ("attempts = attempts + 1", "unconfirmed = 2"),
+            "note_confirmed": ("unconfirmed = unconfirmed - 1",),
             "append_tokens": ("said = True",),
             "note_failure": ("failures = failures + 1",),
         },
@@ -71,20 +77,22 @@ def _part(table: Table) -> Part:
             "ARM_ABORT": ("abort_timer = True",),
         },
         silent=SILENT,
-        at_end=("placing = False", "hole = False"),
+        at_end=("placing = False", "hole = False", "unconfirmed = 0"),
         timers=TIMERS,
     )
 
 
 def _gateway() -> Iterator[Happening]:
     waits = f"state in {UNPLACED} and placing"
-    admitted = ("admitted = True", "placing = True")
+    admitted, prepared = ("admitted = True",), ("prepared = True",)
     yield Happening("is_admitted", "work", "state == RECEIVED", g.Admitted, 0, admitted)
+    waits_for_it = "state == PREPARING and not prepared"
+    yield Happening("is_prepared", "work", waits_for_it, g.Prepared, 0, prepared)
     yield Happening("is_full", "fault", "state == RECEIVED", g.Refused)
     yield Happening("is_placed", "work", waits, g.Placed, 0, ("placing = False",))
-    for name, hope in (("nobody_is_there", "True"), ("nobody_will_come", "False")):
-        looked, said = ("placing = False",), {"may_come": hope}
-        yield Happening(name, "fault", waits, g.NoTopology, 0, looked, said, said)
+    looked = ("placing = False",)
+    yield Happening("nobody_is_there", "fault", waits, g.NoTopology, 0, looked)
+    yield Happening("nobody_will_come", "fault", waits, g.TopologyUnknown, 0, looked)
     timers: tuple[tuple[str, str, type[Event], tuple[str, ...]], ...] = (
         ("pause_is_over", "pause", g.PlacementDue, ("pause = False",)),
         ("nobody_comes", "topology", g.PlacementTimedOut, ("topology = False",)),
@@ -201,6 +209,8 @@ def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
         parts=(_part(table),),
         variables=(
             Variable("admitted", (False, True), "it holds a place"),
+            Variable("prepared", (False, True), "its prompt is ready"),
+            Variable("unconfirmed", (0, 1, 2), "instances that have not called it off"),
             Variable("attempts", tuple(range(max_attempts + 2)), "sent so far"),
             Variable("failures", tuple(range(max_attempts + 2))),
             Variable("said", (False, True), "the client has tokens"),

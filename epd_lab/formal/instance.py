@@ -72,7 +72,7 @@ def instance_model(table: Table = i.TABLE) -> Model:
         },
         silent=frozenset(
             (
-                *("keep_load", "keep_reason", "keep_holder", "keep_whose"),
+                *("keep_load", "keep_reason", "keep_holder", "keep_whose", "note_seen"),
                 *("REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON", "WATCH_JOINS"),
                 *("HOLD_OFF", "TELL_HELD", "SHOW_ALIVE"),
             )

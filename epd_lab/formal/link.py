@@ -33,11 +33,34 @@ def _laws() -> tuple[Law, ...]:
     )
 
 
+def _happenings() -> tuple[Happening, ...]:
+    return (
+        Happening("doubted_again", "fault", event=link.Doubted),
+        Happening("echo_arrives", "fault", "probe", link.EchoReceived),
+        Happening("retry_is_due", "time", "retry", link.RetryDue, before=("retry = False",)),
+        Happening(
+            "echo_is_missed",
+            "time",
+            "timer and not absent",
+            link.EchoMissed,
+            before=("timer = False",),
+        ),
+        Happening(
+            "peer_is_forgotten",
+            "time",
+            "timer and absent",
+            link.PeerForgotten,
+            before=("timer = False",),
+        ),
+        Happening("registry_begins_anew", "fault", "not absent", before=("absent = True",)),
+        Happening("peer_is_lost", "fault", event=link.PeerLost),
+    )
+
+
 def link_model(table: Table = link.TABLE) -> Model:
     """The model; `table` is LINK's, or one with a bug put back."""
     part = Part(
         table,
-        guards={"is_absent": "absent"},
         effects={
             "SEND_PROBE": ("probe = True",),
             "OPEN_ANEW": ("given_up = False",),
@@ -61,21 +84,7 @@ def link_model(table: Table = link.TABLE) -> Model:
             Variable("told_mute", (False, True), "what the gateway was told of the pair"),
             Variable("given_up", (False, True), "what waited for the peer, since the link is new"),
         ),
-        happenings=(
-            Happening("doubted_again", "fault", event=link.Doubted),
-            Happening("echo_arrives", "fault", "probe", link.EchoReceived),
-            Happening("retry_is_due", "time", "retry", link.RetryDue, before=("retry = False",)),
-            Happening(
-                "echo_is_missed",
-                "time",
-                "timer",
-                link.EchoMissed,
-                before=("timer = False",),
-                event_fields={"is_absent": "absent"},
-            ),
-            Happening("registry_begins_anew", "fault", "not absent", before=("absent = True",)),
-            Happening("peer_is_lost", "fault", event=link.PeerLost),
-        ),
+        happenings=_happenings(),
         laws=_laws(),
         promises=(
             Promise(

@@ -62,7 +62,7 @@ def _part(table: Table) -> Part:
         },
         silent=frozenset(
             (
-                *("keep_interval", "SEND_JOIN", "DOUBT", "NOTE_FORMER_LOST", "LET_GO"),
+                *("keep_interval", "follow", "SEND_JOIN", "DOUBT", "NOTE_FORMER_LOST", "LET_GO"),
                 *("FORGET_ABSENT", "LOOK_FOR_HOLDER", "TELL_WAITING"),
             )
         ),

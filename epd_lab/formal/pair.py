@@ -70,7 +70,8 @@ ACTIONS = {
     ),
 }
 SILENT = frozenset(
-    "keep_slots keep_blocks keep_source keep_grant keep_commit keep_broken note_cancelled "
+    "keep_slots keep_late_slots keep_blocks keep_late_blocks keep_manifest "
+    "keep_source keep_grant keep_commit keep_broken note_cancelled "
     "keep_failure keep_refusal note_short_commit note_bad_bytes note_called_off note_lost "
     "note_silent note_late SEND_OFFER AWAIT_LANDING WITHDRAW_LEASE REPORT_HANG".split()
 )

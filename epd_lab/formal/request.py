@@ -46,6 +46,8 @@ TIMERS: tuple[tuple[str, str, type[Event]], ...] = (
     ("grace_is_over", "grace", r.GraceEnded),
     ("lease_is_over", "lease", r.LeaseEnded),
 )
+STEP_ENDS = ("in_flight = in_flight - 1",)
+TOKEN_COMES = (*STEP_ENDS, "computed = computed + 1", "output = output + 1")
 NOT_AFTER_THE_END = "require not aborted and told != 'failed' -- no tokens after the end"
 OPENS = ("require transfer == 'none' -- one transfer of KV per attempt", "transfer = 'open'")
 
@@ -58,18 +60,21 @@ def _part(table: Table) -> Part:
             "reaches_missing": f"computed + 1 >= {READY[0]}",
             "decode_here": "DECODE_HERE",
             "in_flight": "in_flight > 0",
+            "in_another_step": "in_flight > 1",
         },
         actions={
             "keep_blocks": ("computed = 0",),
-            "count_chunk": ("computed = computed + 1",),
-            "keep_first_token": ("computed = computed + 1", "output = output + 1"),
-            "keep_token": ("computed = computed + 1", "output = output + 1"),
-            "keep_last_token": ("output = output + 1", "said_all = True"),
+            "await_rows": ("lacks_a = True", "lacks_b = True"),
+            "launch": ("in_flight = in_flight + 1",),
+            **dict.fromkeys(("end_step", "fail_step"), STEP_ENDS),
+            "count_chunk": (*STEP_ENDS, "computed = computed + 1"),
+            **dict.fromkeys(("keep_first_token", "keep_token"), TOKEN_COMES),
+            "keep_last_token": (*STEP_ENDS, "output = output + 1", "said_all = True"),
             "adopt_kv": ("computed = 2", "output = output + 1"),
             "end_here": ("said_all = True",),
         },
         effects={
-            "ACQUIRE_EMBEDDINGS": ("rows = True", "lacks_a = True", "lacks_b = True"),
+            "ACQUIRE_EMBEDDINGS": ("rows = True",),
             "RELEASE_EMBEDDINGS": (
                 "require in_flight == 0 or output > 0 -- rows are not given back under a step",
                 "rows = False",
@@ -157,15 +162,14 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
         "a_step_begins",
         "work",
         f"{works} and {can}",
-        before=(
-            "require blocks == 'owned' -- a step writes into blocks that are owned",
-            "in_flight = in_flight + 1",
-        ),
+        r.StepLaunched,
+        0,
+        ("require blocks == 'owned' -- a step writes into blocks that are owned",),
     )
     yield Happening(
         "layers_are_computed", "fault", "state == RUNNING and in_flight > 0", r.LayersComputed
     )
-    returned, runs = ("in_flight = in_flight - 1",), "in_flight > 0"
+    runs = "in_flight > 0"
     over, open_ = f"state in {OVER_FOR_CLIENT}", f"state not in {OVER_FOR_CLIENT}"
     last = f"{runs} and {open_} and computed + 1 >= (3 if IMAGES else 2) + output"
     more_to_say = f"output + 1 < {max_tokens}"
@@ -199,7 +203,7 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
         ),
     )
     for name, kind, when, event in outcomes:
-        yield Happening(name, kind, when, event, 0, returned, event_fields={"num_tokens": "1"})
+        yield Happening(name, kind, when, event)
 
 
 def _blocks() -> Iterator[Happening]:

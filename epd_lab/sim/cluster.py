@@ -163,7 +163,7 @@ class Cluster:
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
-        world.watch(partial(signs.count, world, settings.has_state), *signs.EVENTS)
+        world.watch(partial(signs.count, world, settings.has_state, self.nodes), *signs.EVENTS)
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
         self.on_deliver: OnDeliver | None = None  # in place of a role's own

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from epd.fsm.incoming import SlotsLeased
 from epd.fsm.kernel import Event, Machine, State
 from epd.fsm.outgoing import GrantReceived
@@ -10,7 +13,6 @@ from epd.fsm.request import (
     LastTokenSampled,
     Preempted,
     RemoteKvArrived,
-    Request,
     S,
     Scheduled,
     TokenSampled,
@@ -33,13 +35,14 @@ EVENTS = (
 def count(
     world: World,
     has_state: bool,
+    nodes: Mapping[str, Any],
     process: SimProcess,
     machine: Machine,
     event: Event,
     source: State,
     target: State,
 ) -> None:
-    """`has_state`: of the model."""
+    """`has_state`: of the model; `nodes`: by process."""
     fired = world.fired
     if isinstance(event, Scheduled) and event.num_cached:
         fired["prefix_hit"] += 1
@@ -55,9 +58,14 @@ def count(
         fired["draft_accepted"] += len(event.accepted)
     if isinstance(event, DeadlinePassed) and target in (S.FINISHED, S.FINISHING):
         fired["cut_at_its_deadline"] += 1
-    if isinstance(machine, Request) and machine.num_rejected:
-        fired["draft_rejected"] += 1
+    if isinstance(event, TokenSampled | LastTokenSampled):
+        fired["draft_rejected"] += _rejects(nodes[process.name], machine)
     if has_state and isinstance(event, RemoteKvArrived):
         fired["state_moved"] += 1
     if has_state and isinstance(event, Preempted) and source != target:
         fired["state_given_up"] += 1
+
+
+def _rejects(node: Any, machine: Machine) -> bool:
+    """Whether drafts of this request were wrong."""
+    return bool(node.instance.requests.record(machine).num_rejected)

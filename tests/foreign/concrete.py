@@ -13,6 +13,7 @@ from tests.fsm import tables
 
 TOKEN = TokenLogprobs(9, 0.0)
 KV = SimpleNamespace(num_tokens=2, rope_delta=0, num_cached=0, first_token=TOKEN)
+PLACEMENT = SimpleNamespace(prefill=tables.PEER, decode=SimpleNamespace(instance_id="other"))
 ITEMS = tables.MESSAGE.items  # rooms a and b, tokens 1 and 2 of a prompt of three
 
 
@@ -21,6 +22,7 @@ def _generation(values: Values) -> generation.Generation:
     made.attempt = values["attempts"]
     made.failures = {FailureKind.LOST: values["failures"]} if values["failures"] else {}
     made.token_ids = [5] if values["said"] else []
+    made.unconfirmed = {("peer", "other")[n] for n in range(values["unconfirmed"])}
     return made
 
 
@@ -29,6 +31,7 @@ def _of_generation(machine: Any) -> Values:
         "attempts": machine.attempt,
         "failures": sum(machine.failures.values()),
         "said": bool(machine.token_ids),
+        "unconfirmed": len(machine.unconfirmed),
     }
 
 
@@ -39,7 +42,8 @@ def _request(values: Values) -> request.Request:
     made.decode_here = values["DECODE_HERE"]
     made.min_early_tokens = 1 if values["BEGINS_EARLY"] else 2
     made.missing = {room for room in ("a", "b") if values[f"lacks_{room}"]}
-    made.num_computed, made.in_flight = values["computed"], values["in_flight"]
+    made.num_computed = values["computed"]
+    made.steps = (request.Launched(1, False),) * values["in_flight"]
     made.output = [TOKEN] * values["output"]
     made.finish_reason = "stop" if values["said_all"] else ""
     return made
@@ -48,6 +52,7 @@ def _request(values: Values) -> request.Request:
 def _of_request(machine: Any) -> Values:
     return {
         "computed": machine.num_computed,
+        "in_flight": len(machine.steps),
         "output": len(machine.output),
         "said_all": bool(machine.finish_reason),
         **{f"lacks_{room}": room in machine.missing for room in ("a", "b")},
@@ -160,7 +165,7 @@ CONCRETE = {
     "INSTANCE": Concrete(lambda values: tables.make_instance()),
     "CHILD": Concrete(_child, _of_child),
     "MEMBERSHIP": Concrete(lambda values: tables.make_membership()),
-    "GENERATION": Concrete(_generation, _of_generation),
+    "GENERATION": Concrete(_generation, _of_generation, {"placement": PLACEMENT}),
     "REQUEST": Concrete(_request, _of_request, {"kv": KV}),
     "ENCODING": Concrete(_encoding, _of_encoding),
     "EMBEDDING": Concrete(_embedding, _of_embedding),

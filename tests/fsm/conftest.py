@@ -9,7 +9,7 @@ import pytest
 from epd.fsm.request import Do, FirstTokenSampled, KvOffered, Request, Scheduled, TextOnly
 from epd.messages import TokenLogprobs
 from tests.fsm.searches import searched
-from tests.fsm.tables import make_request
+from tests.fsm.tables import launch, make_request
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,17 +30,15 @@ def running() -> Request:
 
 @pytest.fixture
 def decoding() -> Request:
-    made = make_request()
-    made.decode_here = True
+    made = make_request(decode_here=True)
     made.fire(TextOnly())
     made.fire(Scheduled((3, 4)))
-    made.fire(FirstTokenSampled(3, TokenLogprobs(9, 0.0)))
+    launch(made, 3).fire(FirstTokenSampled(TokenLogprobs(9, 0.0)))
     return made
 
 
 @pytest.fixture
 def waiting_for_kv() -> Request:
-    made = make_request()
-    made.decode_here = True
+    made = make_request(decode_here=True)
     assert made.fire(KvOffered()) == (Do.RESERVE_BLOCKS,)
     return made

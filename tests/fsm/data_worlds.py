@@ -76,7 +76,7 @@ class OutgoingWorld(RoomWorld):
         if self.machine.state is o.S.QUARANTINED:
             yield from (o.WriteSettled(), o.PeerFenced())
         if not self.given and not self.withdrawn:
-            yield o.BytesReady("source", 64)
+            yield o.BytesReady(64)
             if self.machine.grant is not None:
                 yield from (o.PartReady(16), o.PartReady(32))
         if not self.withdrawn:
@@ -95,11 +95,6 @@ class OutgoingWorld(RoomWorld):
             self.withdrawn = True
         elif isinstance(event, o.WriteSucceeded | o.WriteRefused | o.WriteOutcomeUnknown):
             self.writing = False
-
-    def fire(self, event: Event) -> None:
-        super().fire(event)
-        if isinstance(event, o.BytesReady):
-            self.need(self.machine.source == event.source, "it does not know what to release")
 
     def perform(self, effect: o.Do, event: Event) -> None:
         if effect is o.Do.RELEASE_SOURCE:
@@ -232,7 +227,7 @@ class EncodingWorld(World):
             yield from (done[self.copies[0]]("copy"), e.CopyFailed(), e.CopyTimedOut())
         if self.work == "preprocess":
             yield from (e.PreprocessSucceeded("patches"), e.PreprocessFailed("truncated"))
-            yield e.EncodeFailed("a bug")
+            yield e.PreprocessCrashed("a bug")
         elif self.work == "prepared":
             yield e.BatchStarted()
         elif self.work == "batch":

@@ -8,7 +8,7 @@ from epd.failure import Failure, FailureKind
 from epd.fsm import generation as g
 from epd.fsm import request as r
 from epd.fsm.kernel import Event
-from tests.fsm.tables import KV, make_event, make_generation, make_request
+from tests.fsm.tables import KV, PLACEMENT, make_event, make_generation, make_request
 from tests.fsm.world import Choices, World
 
 NUM_KINDS = 2  # of failure that the choices have: engine, and what time-outs and holes say: lost
@@ -31,8 +31,8 @@ class GenerationWorld(World):
             yield from (g.Admitted(), g.Refused("full"))
             return
         if state in (g.S.PREPARING, g.S.AWAITING_TOPOLOGY, g.S.MIGRATING):
-            yield from (g.Placed("placement"), g.NoTopology("nobody is left"))
-            yield g.NoTopology("there never was one", may_come=False)
+            yield from (g.Placed(PLACEMENT), g.NoTopology("nobody is left"))
+            yield g.TopologyUnknown("there never was one")
         yield g.PlacementDue()
         if state is g.S.AWAITING_TOPOLOGY:
             yield g.PlacementTimedOut()
@@ -47,7 +47,7 @@ class GenerationWorld(World):
             )
             yield from (g.Accepted(), g.TokensMissed("a hole"), g.AttemptTimedOut("silent"))
             yield from (make_event(g.TokensArrived), make_event(g.FinalTokensArrived))
-            yield from (g.AbortConfirmed(), g.AbortTimedOut())
+            yield from (g.AbortConfirmed("peer"), g.AbortTimedOut())
 
     def before(self, event: Event) -> None:
         said = isinstance(event, SAID_BY_API) and not self.machine.terminal
@@ -82,15 +82,10 @@ class GenerationWorld(World):
         self.need(self.done[g.Do.LOG_FAILURE] == failed, "each failure of ours is logged once")
 
 
-class StepBegan(Event):
-    """Not an event of the table: the step loop takes the sequence into a step."""
-
-
 class RequestWorld(World):
     def __init__(self, images: int, remote_kv: bool, decode_here: bool) -> None:
         super().__init__()
-        self.machine: r.Request = make_request()
-        self.machine.decode_here = decode_here or remote_kv
+        self.machine: r.Request = make_request(decode_here=decode_here or remote_kv, images=images)
         self.images, self.remote_kv = images, remote_kv
         self.waiting_rooms: set[str] = set()
         self.queued = False
@@ -111,19 +106,19 @@ class RequestWorld(World):
         if self.done[r.Do.ACQUIRE_EMBEDDINGS] and not self.promised:
             yield r.EmbeddingsPromised()
         for room in sorted(self.waiting_rooms):
-            yield r.EmbeddingReady(room, "rows")
+            yield r.EmbeddingReady(room)
             yield r.EmbeddingFailed(Failure(FailureKind.MEDIA, "bad image"))
         if self.queued and q.state in (r.S.WAITING, r.S.PREEMPTED):
             yield r.Scheduled((3, 4))
         if q.state in (r.S.RUNNING, r.S.WAITING_MID_PROMPT, r.S.DECODING):
             yield r.Preempted()
-        if q.state is r.S.DECODING or (q.state is r.S.RUNNING and q.in_flight > 1):
+        if q.state is r.S.DECODING or (q.state is r.S.RUNNING and len(q.steps) > 1):
             yield r.Grown((5,))
         if self.transfer == "open":
             yield from self._transfer()
-        if q.in_flight < 2 and (self._may_begin()):
-            yield StepBegan()
-        if q.in_flight:
+        if len(q.steps) < 2 and self._may_begin():
+            yield r.StepLaunched(1, ahead=False)
+        if q.steps:
             yield from self._step()
 
     def _arrival(self) -> Choices:
@@ -142,9 +137,7 @@ class RequestWorld(World):
     def _may_begin(self) -> bool:
         """A step may take it; a second one, if nothing can stop the prompt in its middle."""
         q = self.machine
-        return q.state is r.S.DECODING or (
-            q.state is r.S.RUNNING and not (q.in_flight and q.missing)
-        )
+        return q.state is r.S.DECODING or (q.state is r.S.RUNNING and not (q.steps and q.missing))
 
     def _step(self) -> Choices:
         """The first step under way returns with its outcome."""
@@ -154,8 +147,8 @@ class RequestWorld(World):
             return
         yield r.StepFailed(Failure(FailureKind.ENGINE, "because"))
         if q.state is r.S.RUNNING:
-            yield r.ChunkComputed(1)
-            if q.in_flight == 1 or (q.decode_here and not q.missing):  # the step ahead decodes it
+            yield r.ChunkComputed()
+            if len(q.steps) == 1 or (q.decode_here and not q.missing):  # the step ahead decodes it
                 yield make_event(r.LastTokenSampled)
                 if not q.missing:
                     yield make_event(r.FirstTokenSampled)
@@ -164,13 +157,7 @@ class RequestWorld(World):
             yield make_event(r.TokenSampled)
 
     def before(self, event: Event) -> None:
-        step = (
-            r.StepFailed, r.StepReturned, r.LastTokenSampled, r.ChunkComputed,
-            r.FirstTokenSampled, r.TokenSampled,
-        )  # fmt: skip
-        if isinstance(event, step):
-            self.machine.in_flight -= 1
-        elif isinstance(event, r.Scheduled):
+        if isinstance(event, r.Scheduled):
             self.blocks = "owned"
         elif isinstance(event, r.RemoteKvArrived):
             self.blocks, self.transfer = "owned", "over"
@@ -182,12 +169,6 @@ class RequestWorld(World):
             self.waiting_rooms.discard(event.room)
         elif isinstance(event, r.EmbeddingFailed):
             self.waiting_rooms.clear()
-
-    def fire(self, event: Event) -> None:
-        if isinstance(event, StepBegan):
-            self.machine.in_flight += 1
-        else:
-            super().fire(event)
 
     def perform(self, effect: r.Do, event: Event) -> None:
         act: dict[r.Do, Callable[[], None]] = {
@@ -218,7 +199,7 @@ class RequestWorld(World):
                 self.ended.append("finished")
 
     def _release_blocks(self) -> None:
-        self.need(not self.machine.in_flight, "blocks are freed under a step (F6)")
+        self.need(not self.machine.steps, "blocks are freed under a step (F6)")
         self.need(bool(self.machine.block_table), "it does not know which blocks")
         self.need(self.blocks == "owned", f"RELEASE_BLOCKS while blocks are {self.blocks}")
         self.blocks = "none"
@@ -230,11 +211,10 @@ class RequestWorld(World):
     def _acquire(self) -> None:
         self.rows = True
         self.waiting_rooms = set("ab"[: self.images])
-        self.machine.missing = set(self.waiting_rooms)
 
     def _release_rows(self) -> None:
         decodes = bool(self.machine.output)  # the step ahead reads none
-        self.need(not self.machine.in_flight or decodes, "rows are given back under a step")
+        self.need(not self.machine.steps or decodes, "rows are given back under a step")
         self.rows = False
         self.waiting_rooms.clear()
 
@@ -253,7 +233,7 @@ class RequestWorld(World):
         self.need(self.blocks != "owned", "blocks are left over")
         self.need(not self.rows, "references to rows are left over")
         self.need(not self.queued, "a place in the batch is left over")
-        self.need(not self.machine.in_flight, "a step still runs")
+        self.need(not self.machine.steps, "a step still runs")
         passed_on = self.past[-1] in ("KvDelivered", "KvWithdrawn")
         self.need(passed_on or bool(self.ended), "the gateway is told no end")
         handed = self.blocks == "transfer" or self.remote_kv

@@ -91,10 +91,12 @@ MESSAGE = SimpleNamespace(
     ),
 )
 
+PLACEMENT: Any = SimpleNamespace(prefill=PEER, decode=PEER)
 HOLDER = InstanceInfo(address=PEER, roles=(), host_id="", pid=7)
 
 # What an event carries, by the name of the field; the same for every machine.
 CARRIES: dict[str, Any] = {
+    "ahead": False,
     "attempt": 1,
     "beat_s": 0.25,
     "blocks": (3, 4),
@@ -126,14 +128,20 @@ CARRIES: dict[str, Any] = {
     "part": 0,
     "parts": ((64, 11),),
     "patches": "patches",
-    "placement": "placement",
+    "placement": PLACEMENT,
+    "prompt": "prompt",
+    "owner": "owner",
+    "manifest": MANIFEST,
+    "gateway_epoch": 1,
+    "epoch": 2,
+    "instance_id": "peer",
+    "at_s": 5.0,
     "rank": 1,
     "reason": "because",
     "retryable": True,
     "room": "room",
     "rows": "rows",
     "slots": (1, 2),
-    "source": "source",
     "start": 0,
     "states_kept": {2: (8,)},
     "token": TokenLogprobs(9, 0.0),
@@ -155,8 +163,18 @@ def make_generation(journal: Journal = NULL_JOURNAL) -> generation.Generation:
     return generation.Generation("g", 2, LIMITS, CLIENT, journal)
 
 
-def make_request(journal: Journal = NULL_JOURNAL) -> request.Request:
-    return request.Request("r/1", MESSAGE, (1, 2, 3), journal)
+def make_request(
+    journal: Journal = NULL_JOURNAL, *, images: int = 2, **facts: Any
+) -> request.Request:
+    message = SimpleNamespace(**vars(MESSAGE) | {"items": MESSAGE.items[:images]})
+    return request.Request("r/1", message, (1, 2, 3), journal, **facts)
+
+
+def launch(machine: request.Request, *counts: int) -> request.Request:
+    """With steps under way that compute so many tokens each."""
+    for count in counts:
+        machine.fire(request.StepLaunched(count, ahead=False))
+    return machine
 
 
 def make_encoding(

@@ -19,6 +19,7 @@ from epd.fsm.embedding import (
     LoadTimedOut,
     NoRoomCame,
     RetryDue,
+    RivalWanted,
     S,
     SlotsReturned,
     Unwanted,
@@ -178,7 +179,7 @@ def test_leaving_before_slots_are_there_leaves_the_queue() -> None:
 
 # --- two loads: one is late -----------------------------------------------------------------------
 
-RIVAL = Wanted("a.1", "item a", is_rival=True)
+RIVAL = RivalWanted("a.1", "item a")
 OUTCOMES = [LoadFailed, LoadTimedOut, LoadLost, EncoderLost]
 
 
@@ -241,7 +242,7 @@ def test_a_second_race_knows_nothing_of_the_first(hedged: Embedding) -> None:
         (LoadFailed(FAILURE, "a.1"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
         (LeaseGranted(), S.LOADING, (Do.ARM_LATE,)),
         (LoadLate(), S.LOADING, (Do.ASK_RIVAL,)),
-        (Wanted("b.1", "item b", is_rival=True), S.HEDGED, (Do.OPEN_RIVAL,)),
+        (RivalWanted("b.1", "item b"), S.HEDGED, (Do.OPEN_RIVAL,)),
         (LoadFailed(FAILURE, "b"), S.REQUESTED, (Do.END_RACE,)),
     )
 

@@ -19,6 +19,7 @@ from epd.fsm.encoding import (
     LoadMissed,
     LoadSucceeded,
     LoadTimedOut,
+    PreprocessCrashed,
     PreprocessFailed,
     PreprocessSucceeded,
     PromotionSucceeded,
@@ -87,7 +88,7 @@ def test_a_bad_image_fails_alone(queued: Encoding) -> None:
 
 def test_a_fault_of_ours_is_not_the_images(queued: Encoding) -> None:
     """F40: QUEUED -> FAILED; the client is not told that its image is bad."""
-    follow(queued, (EncodeFailed("a bug"), S.FAILED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS)))
+    follow(queued, (PreprocessCrashed("a bug"), S.FAILED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS)))
     assert queued.failure == Failure(FailureKind.ENGINE, "a bug")
 
 

@@ -16,6 +16,7 @@ import pytest
 import transitions
 
 from epd.fsm.kernel import Event, IllegalEvent, Machine, State, Table, Unless
+from epd.fsm.request import Launched
 from tests.fsm.tables import KINDS, Kind, at, context, make_event
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -95,6 +96,8 @@ def in_cell(kind: Kind, state: State) -> Machine:
     if hasattr(machine, "waiters"):  # EMBEDDING: one waiter that is tried, one that is not
         machine.waiters.update({"room": "item", "other": "item"})
         machine.tried.add("room")
+    if hasattr(machine, "steps"):
+        machine.steps = (Launched(2, False), Launched(1, True))
     if hasattr(machine, "rooms"):
         machine.rooms.update({"room": None, "other": None})
     return machine

@@ -12,7 +12,7 @@ from epd.fsm import generation as g
 from epd.fsm import instance as i
 from epd.fsm.generation import Do, S
 from tests.fsm.paths import follow
-from tests.fsm.tables import PEER, make_generation, make_instance
+from tests.fsm.tables import PEER, PLACEMENT, make_generation, make_instance
 
 TELL = (Do.CLOSE, Do.ANSWER_ERROR, Do.LOG_FAILURE)
 WAIT = (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY)
@@ -33,7 +33,7 @@ LATE = g.TokenTimedOut("no further token came within 60 s")
 def placed() -> g.Generation:
     made = make_generation()
     made.fire(g.Admitted())
-    made.fire(g.Placed("first"))
+    made.fire(g.Placed(PLACEMENT))
     return made
 
 
@@ -84,10 +84,10 @@ def test_a_lost_attempt_migrates_with_its_tokens_until_attempts_run_out(
         placed,
         (failure, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)),
         (failure, S.MIGRATING, ()),
-        (g.Placed("second"), S.PLACED, SEND),
+        (g.Placed(PLACEMENT), S.PLACED, SEND),
         (failure, S.FAILED, FAIL),
     )
-    assert (placed.attempt, placed.placement, placed.token_ids) == (2, "second", [1, 2])
+    assert (placed.attempt, placed.placement, placed.token_ids) == (2, PLACEMENT, [1, 2])
 
 
 def test_failures_of_different_kinds_do_not_add_up(placed: g.Generation) -> None:
@@ -97,9 +97,9 @@ def test_failures_of_different_kinds_do_not_add_up(placed: g.Generation) -> None
     follow(
         placed,
         (in_doubt, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)),
-        (g.Placed("second"), S.PLACED, SEND),
+        (g.Placed(PLACEMENT), S.PLACED, SEND),
         (lost, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)),
-        (g.Placed("third"), S.PLACED, SEND),
+        (g.Placed(PLACEMENT), S.PLACED, SEND),
         (in_doubt, S.FAILED, FAIL),
     )
 
@@ -151,7 +151,7 @@ def test_an_answer_that_a_stop_string_ended_is_finished(placed: g.Generation) ->
         placed,
         (g.StopRequested("stop string"), S.STOPPING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT)),
         (g.TokensArrived(tokens(2)), S.STOPPING, ()),
-        (g.AbortConfirmed(), S.FINISHED, (Do.CLOSE,)),
+        (g.AbortConfirmed("peer"), S.FINISHED, (Do.CLOSE,)),
     )
 
 
@@ -188,9 +188,9 @@ def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
 @pytest.mark.parametrize(
     ("then", "state", "effects"),
     [
-        (g.Placed("it joined"), S.PLACED, SEND),
+        (g.Placed(PLACEMENT), S.PLACED, SEND),
         (g.PlacementTimedOut(), S.FAILED, TELL),
-        (g.NoTopology("no prefill", may_come=False), S.FAILED, TELL),
+        (g.TopologyUnknown("no prefill"), S.FAILED, TELL),
     ],
     ids=["somebody joins", "nobody joins", "nobody ever will"],
 )
@@ -215,7 +215,7 @@ def test_the_only_instance_may_come_back(placed: g.Generation) -> None:
     follow(
         placed,
         (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, WAIT),
-        (g.Placed("p0 again"), S.PLACED, SEND),
+        (g.Placed(PLACEMENT), S.PLACED, SEND),
     )
 
 
@@ -225,7 +225,7 @@ def test_a_client_that_leaves_gets_nothing_and_frees_everything(placed: g.Genera
         placed,
         (g.CancelRequested("hung up"), S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT)),
         (g.TokensArrived(tokens(1)), S.CANCELLING, ()),
-        (g.AbortConfirmed(), S.CANCELLED, (Do.CLOSE,)),
+        (g.AbortConfirmed("peer"), S.CANCELLED, (Do.CLOSE,)),
         (g.AbortTimedOut(), S.CANCELLED, ()),
     )
     assert placed.token_ids == []
@@ -256,12 +256,12 @@ def test_what_was_said_is_the_answer_wherever_the_next_attempt_is(placed: g.Gene
     """STREAMING -> MIGRATING -> FINISHED, or -> PLACED -> FINISHED, by length."""
     again = make_generation()
     again.fire(g.Admitted())
-    again.fire(g.Placed("first"))
+    again.fire(g.Placed(PLACEMENT))
     for made in (placed, again):
         made.fire(g.TokensArrived(tokens(1)))
         made.fire(g.AttemptFailed(Failure(FailureKind.LOST, "gone")))
     follow(placed, (g.DeadlinePassed(), S.FINISHED, (Do.CLOSE, Do.DELIVER_CUT)))
-    follow(again, (g.Placed("second"), S.PLACED, SEND), (g.DeadlinePassed(), S.FINISHED, CUT))
+    follow(again, (g.Placed(PLACEMENT), S.PLACED, SEND), (g.DeadlinePassed(), S.FINISHED, CUT))
 
 
 @pytest.mark.parametrize("state", [S.PREPARING, S.PLACED, S.STREAMING, S.MIGRATING])
@@ -289,13 +289,13 @@ LOSS = (i.Do.FAIL_ATTEMPTS, i.Do.PUBLISH, i.Do.DISCONNECT)
 @pytest.fixture
 def healthy() -> i.Instance:
     made = make_instance()
-    made.fire(i.JoinAccepted())
+    made.fire(i.JoinAccepted(0.0))
     return made
 
 
 def test_joins_are_welcomed_again_and_again(healthy: i.Instance) -> None:
     """F17: JOINING -> HEALTHY -> HEALTHY."""
-    follow(healthy, (i.JoinAccepted(), i.S.HEALTHY, (i.Do.WELCOME,)))
+    follow(healthy, (i.JoinAccepted(0.0), i.S.HEALTHY, (i.Do.WELCOME,)))
 
 
 def test_a_stranger_is_told_why() -> None:
@@ -310,11 +310,11 @@ def test_silence_makes_suspect_then_lost_and_never_healthy_again(healthy: i.Inst
     follow(
         healthy,
         (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
-        (i.HeartbeatReceived("load"), i.S.HEALTHY, (i.Do.WATCH, i.Do.SHOW_ALIVE)),
+        (i.HeartbeatReceived("load", 0, 0.0), i.S.HEALTHY, (i.Do.WATCH, i.Do.SHOW_ALIVE)),
         (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
         (i.HeartbeatsEnded(), i.S.LOST, LOSS),
-        (i.HeartbeatReceived("load"), i.S.LOST, ()),
-        (i.JoinAccepted(), i.S.LOST, ()),
+        (i.HeartbeatReceived("load", 0, 0.0), i.S.LOST, ()),
+        (i.JoinAccepted(0.0), i.S.LOST, ()),
     )
 
 
@@ -329,7 +329,7 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
     follow(
         healthy,
         (i.DrainAnnounced(), i.S.DRAINING, (i.Do.PUBLISH,)),
-        (i.HeartbeatReceived("less"), i.S.DRAINING, (i.Do.WATCH,)),
+        (i.HeartbeatReceived("less", 0, 0.0), i.S.DRAINING, (i.Do.WATCH,)),
         (i.HeartbeatMissed(), i.S.DRAINING, (i.Do.WATCH_ON,)),
     )
     assert healthy.load == "less", "what it still has is told until it leaves"
@@ -339,7 +339,7 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
 def test_who_is_healthy_takes_work() -> None:
     instance = make_instance()
     told = [instance.takes_work]
-    events = (i.JoinAccepted(), i.HeartbeatMissed(), i.HeartbeatReceived("load"))
+    events = (i.JoinAccepted(0.0), i.HeartbeatMissed(), i.HeartbeatReceived("load", 0, 0.0))
     for event in (*events, i.DrainAnnounced()):
         instance.fire(event)
         told.append(instance.takes_work)

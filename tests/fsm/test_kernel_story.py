@@ -13,14 +13,14 @@ from epd.fsm.generation import (
     TokensArrived,
 )
 from epd.messages import TokenChunk
-from tests.fsm.tables import CLIENT, LIMITS
+from tests.fsm.tables import CLIENT, LIMITS, PLACEMENT
 
 
 def test_a_long_answer_does_not_push_out_its_beginning() -> None:
     """RECEIVED -> PREPARING -> PLACED -> STREAMING (1000 times) -> FINISHED."""
     generation = Generation("r", 4, LIMITS, CLIENT)
     generation.fire(Admitted())
-    generation.fire(Placed("somewhere"))
+    generation.fire(Placed(PLACEMENT))
     for i in range(1001):
         generation.fire(
             TokensArrived(TokenChunk(request_id="r", attempt=1, start=i, token_ids=(7,)))
@@ -46,12 +46,12 @@ def test_an_attempt_is_accepted_for_itself() -> None:
     accepted = []
     for event in (
         Admitted(),
-        Placed("here"),
+        Placed(PLACEMENT),
         Accepted(),
         AttemptFailed(Failure(FailureKind.LOST, "gone")),
-        Placed("there"),
+        Placed(PLACEMENT),
     ):
         generation.fire(event)
         accepted.append(generation.accepted)
     assert accepted == [False, False, True, True, False]
-    assert (generation.attempt, generation.placed) == (2, "there")
+    assert (generation.attempt, generation.placed) == (2, PLACEMENT)

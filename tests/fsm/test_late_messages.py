@@ -32,14 +32,15 @@ from tests.fsm.test_every_cell import cells, forced, in_cell
 OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "GENERATION": {
         "Admitted": "once, first",
-        "Placed NoTopology": "placing ends with its outcome",
+        "Prepared": "once, by the API",
+        "Placed NoTopology TopologyUnknown": "placing ends with its outcome",
         "ImageMoved ImageHedged": "of the present attempt, whose images are wanted",
     },
     "REQUEST": {
         "EmbeddingsRequired TextOnly KvOffered": "once, first",
-        "Scheduled Preempted Grown PlanFailed": "of who is in the queue or the batch now",
+        "Scheduled StepLaunched Preempted Grown PlanFailed": "of who is in queue or batch now",
         "ChunkComputed LayersComputed FirstTokenSampled LastTokenSampled PromptHeld TokenSampled"
-        " StepFailed": "a step's outcome is not told of who has left",
+        " StepFailed StepReturned": "how a step ends depends on whether who is in it has left",
         "EmbeddingsPromised EmbeddingReady EmbeddingFailed": "at a decode instance there are none",
         "RemoteKvArrived KvWithdrawn KvDelivered KvFailed": "once, by the one transfer",
     },
@@ -47,10 +48,11 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "Requested": "a hash that has ended gets a new machine",
         "BatchStarted": "of who is in the queue for batches now",
         "TurnCame": "once, to who is in the queue",
-        "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed": "the one work's end",
+        "PreprocessSucceeded PreprocessFailed PreprocessCrashed EncodeSucceeded EncodeFailed": ""
+        "the one work's end",
     },
     "EMBEDDING": {
-        "Wanted": "a hash that has ended gets a new machine",
+        "Wanted RivalWanted": "a hash that has ended gets a new machine",
         "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost EncoderLost": "by a load",
     },
     "OUTGOING": {
@@ -62,7 +64,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "Published PublishFailed": "the one publishing's end",
     },
     "INSTANCE": {"JoinRejected": "once, first"},
-    "LINK": {},
+    "LINK": {"PeerForgotten": "its clock rings once"},
     "CHILD": {
         "StartDue AskDue KillDue": "there is one clock, and it is the present state's",
         "Launched LaunchFailed Served Answered DeclaredLost Ended": "of the one process",
@@ -92,7 +94,8 @@ ALL_THE_SAME: dict[str, dict[str, str]] = {
 # Or when it has ended: the outcome is late, or was called off.
 AFTER_THE_END: dict[str, str] = {
     "REQUEST": "Scheduled RemoteKvArrived KvWithdrawn KvDelivered",
-    "ENCODING": "TurnCame PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed",
+    "ENCODING": "TurnCame PreprocessSucceeded PreprocessFailed PreprocessCrashed EncodeSucceeded"
+    " EncodeFailed",
     "EMBEDDING": "LeaseGranted",
 }
 # Entering a state arms the clocks that bound the wait in it.

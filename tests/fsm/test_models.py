@@ -136,7 +136,7 @@ BUGS: dict[str, Bug] = {
                 r.keep_last_token,
                 when,
             )
-            for when in (r.in_flight, unless(r.in_flight))
+            for when in (r.in_another_step, unless(r.in_another_step))
         ],
     ),
     "decode is lost while preempted, and the table does not know": (

@@ -32,7 +32,7 @@ from epd.messages import Grant
 from tests.fsm.paths import follow
 from tests.fsm.tables import CONTRACT, FAILURE, GRANT, OFFER, make_outgoing
 
-READY = BytesReady("source", 64)
+READY = BytesReady(64)
 GRANTED = GrantReceived(GRANT)
 LEASED = SlotsLeased((5,))
 RELEASED = (Do.RELEASE_SOURCE, Do.RELEASE_SLOTS)
@@ -60,7 +60,7 @@ def test_bytes_before_the_grant_are_parked_and_flushed_then(producer: Outgoing) 
 
 def test_parts_go_while_the_rest_is_made(producer: Outgoing) -> None:
     """GRANTED -> STREAMING -> STREAMING -> GRANTED -> STREAMING -> WRITING -> WRITTEN."""
-    ready = BytesReady("source", 2 * 64)
+    ready = BytesReady(2 * 64)
     held = replace(GRANT, slots=(0, 1, 2))
     follow(
         producer,
@@ -258,7 +258,7 @@ def test_no_byte_moves_against_the_contract(
 def test_what_the_consumer_holds_is_not_sent(producer: Outgoing) -> None:
     """Three blocks of KV, of which the consumer knows one: two slots are enough."""
     held = replace(GRANT, num_held=1)
-    assert producer.fire(BytesReady("source", 3 * 64)) == ()
+    assert producer.fire(BytesReady(3 * 64)) == ()
     assert producer.fire(GrantReceived(held)) == (Do.LEASE_SLOTS,)
     assert producer.sent_nbytes == 2 * 64
 
@@ -316,9 +316,8 @@ def test_a_contract_that_breaks_under_a_part_is_told(producer: Outgoing) -> None
         producer,
         (GrantReceived(GRANT), S.GRANTED, ()),
         (PartReady(16), S.STREAMING, (Do.HOLD_PART, Do.START_WRITE)),
-        (BytesReady("source", 1000), S.CANCEL_PENDING, (Do.CONCLUDE_FAILED,)),
+        (BytesReady(1000), S.CANCEL_PENDING, (Do.CONCLUDE_FAILED,)),
     )
-    assert producer.source == "source"
     assert producer.why.kind is FailureKind.CONTRACT and "1000 bytes" in producer.why.reason
 
 

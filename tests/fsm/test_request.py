@@ -30,13 +30,14 @@ from epd.fsm.request import (
     S,
     Scheduled,
     StepFailed,
+    StepLaunched,
     StepReturned,
     TextOnly,
     TokenSampled,
 )
 from epd.messages import TokenLogprobs
 from tests.fsm.paths import follow
-from tests.fsm.tables import KV, make_request
+from tests.fsm.tables import KV, launch, make_request
 
 TOKEN = TokenLogprobs(9, 0.0)
 FREE = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
@@ -54,13 +55,13 @@ def test_a_held_prompt_owns_its_blocks_until_one_of_its_ends(
     end: Event, told: tuple[Do, ...]
 ) -> None:
     """F43: RUNNING -> HELD -> FINISHED; its answer was given, so its deadline says nothing."""
-    made = make_request()
-    made.decode_here = True
+    made = make_request(decode_here=True)
     made.fire(TextOnly())
     made.fire(Scheduled((3, 4)))
     answered = (*GIVES_BACK, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_LEASE)
     follow(
         made,
+        (StepLaunched(3, False), S.RUNNING, ()),
         (PromptHeld(TOKEN, "length"), S.HELD, answered),
         (DeadlinePassed(), S.HELD, ()),
     )
@@ -71,16 +72,19 @@ def test_a_held_prompt_owns_its_blocks_until_one_of_its_ends(
 
 def test_text_only_never_waits_for_images() -> None:
     """WAITING -> RUNNING -> DECODING -> FINISHED, all on one instance."""
-    made = make_request()
-    made.decode_here = True
+    made = make_request(decode_here=True)
     started = (*GIVES_BACK[1:], Do.START_DECODING, Do.EMIT_TOKENS)
     follow(
         made,
         (TextOnly(), S.WAITING, (Do.ENQUEUE,)),
         (Scheduled((3, 4)), S.RUNNING, ()),
-        (ChunkComputed(2), S.RUNNING, (Do.PUSH_KV,)),
-        (FirstTokenSampled(1, TOKEN), S.DECODING, started),
+        (StepLaunched(2, False), S.RUNNING, ()),
+        (StepLaunched(1, True), S.RUNNING, ()),
+        (ChunkComputed(), S.RUNNING, (Do.PUSH_KV,)),
+        (FirstTokenSampled(TOKEN), S.DECODING, started),
+        (StepLaunched(1, False), S.DECODING, ()),
         (TokenSampled(TOKEN), S.DECODING, (Do.EMIT_TOKENS,)),
+        (StepLaunched(1, False), S.DECODING, ()),
         (
             LastTokenSampled(TOKEN, "stop"),
             S.FINISHED,
@@ -92,53 +96,51 @@ def test_text_only_never_waits_for_images() -> None:
 
 def test_images_are_waited_for_once_each() -> None:
     """F10: WAITING -> WAITING_FOR_EMBEDDINGS -> WAITING, and no message after the prompt's end."""
-    made = make_request()
-    made.missing, made.min_early_tokens = {"a", "b"}, 2
+    made = make_request(min_early_tokens=2)
     follow(
         made,
         (EmbeddingsRequired(), S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
-        (EmbeddingReady("b", "rows b"), S.WAITING_FOR_EMBEDDINGS, ()),
+        (EmbeddingReady("b"), S.WAITING_FOR_EMBEDDINGS, ()),
         (EmbeddingsPromised(), S.WAITING_FOR_EMBEDDINGS, ()),
-        (EmbeddingReady("a", "rows a"), S.WAITING, (Do.ENQUEUE,)),
+        (EmbeddingReady("a"), S.WAITING, (Do.ENQUEUE,)),
         (EmbeddingsPromised(), S.WAITING, ()),
     )
-    assert made.rows == {"a": "rows a", "b": "rows b"}
+    assert not made.missing
 
 
 def test_a_prompt_waits_in_its_middle_and_keeps_its_blocks() -> None:
     """F10: WAITING_FOR_EMBEDDINGS -> ... -> RUNNING -> WAITING_MID_PROMPT -> RUNNING, each once."""
-    made = make_request()
-    made.missing, made.decode_here = {"a", "b"}, True
+    made = make_request(decode_here=True)
     follow(
         made,
         (EmbeddingsRequired(), S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
         (EmbeddingsPromised(), S.WAITING, (Do.ENQUEUE,)),
         (Scheduled((3, 4)), S.RUNNING, ()),
-        (ChunkComputed(1), S.WAITING_MID_PROMPT, (Do.PUSH_KV,)),
-        (EmbeddingReady("b", "rows b"), S.WAITING_MID_PROMPT, ()),
-        (EmbeddingReady("a", "rows a"), S.RUNNING, (Do.EXTEND,)),
+        (StepLaunched(1, False), S.RUNNING, ()),
+        (ChunkComputed(), S.WAITING_MID_PROMPT, (Do.PUSH_KV,)),
+        (EmbeddingReady("b"), S.WAITING_MID_PROMPT, ()),
+        (EmbeddingReady("a"), S.RUNNING, (Do.EXTEND,)),
     )
     assert (made.block_table, made.num_computed, made.num_ready()) == ((3, 4), 1, None)
 
 
 def test_a_load_that_overlaps_the_step_stops_nobody() -> None:
     """RUNNING -> RUNNING: the rows came while the chunk before them was computed."""
-    made = make_request()
-    made.missing, made.decode_here = {"b"}, True
+    made = make_request(decode_here=True, images=1)
     made.fire(EmbeddingsRequired())
     made.fire(EmbeddingsPromised())
     made.fire(Scheduled((3, 4)))
     follow(
         made,
-        (EmbeddingReady("b", "rows b"), S.RUNNING, (Do.EXTEND,)),
-        (ChunkComputed(2), S.RUNNING, (Do.PUSH_KV,)),
+        (StepLaunched(1, False), S.RUNNING, ()),
+        (EmbeddingReady("a"), S.RUNNING, (Do.EXTEND,)),
+        (ChunkComputed(), S.RUNNING, (Do.PUSH_KV,)),
     )
 
 
 def test_cached_rows_are_not_waited_for() -> None:
     """The blocks that hold image a are here: only b is waited for."""
     made = make_request()
-    made.missing = {"a", "b"}
     made.fire(EmbeddingsRequired())
     made.fire(EmbeddingsPromised())
     made.fire(Scheduled((3, 4), num_cached=2))
@@ -150,10 +152,10 @@ def test_cached_rows_are_not_waited_for() -> None:
 
 @pytest.fixture
 def parked() -> Request:
-    made = make_request()
-    made.missing = {"a"}
-    for event in (EmbeddingsRequired(), EmbeddingsPromised(), Scheduled((3, 4)), ChunkComputed(1)):
+    made = make_request(images=1)
+    for event in (EmbeddingsRequired(), EmbeddingsPromised(), Scheduled((3, 4))):
         made.fire(event)
+    launch(made, 1).fire(ChunkComputed())
     assert made.state is S.WAITING_MID_PROMPT
     return made
 
@@ -190,9 +192,9 @@ def test_an_image_that_fails_fails_the_request() -> None:
 def test_the_hand_over_gives_the_blocks_to_the_transfer(running: Request) -> None:
     """RUNNING -> TRANSFERRING -> FINISHED: no RELEASE_BLOCKS here."""
     follow(
-        running,
+        launch(running, 3),
         (
-            FirstTokenSampled(3, TOKEN),
+            FirstTokenSampled(TOKEN),
             S.TRANSFERRING,
             (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.HAND_OVER_KV),
         ),
@@ -214,15 +216,14 @@ def test_its_deadline_ends_an_answer_with_all_that_it_has_said(decoding: Request
     """DECODING -> FINISHED by length, not FAILED: its tokens are sent, were they few or many."""
     ends = (*FREE, Do.EMIT_TOKENS, Do.REPORT_SPANS)
     follow(decoding, (DeadlinePassed(), S.FINISHED, ends), (DeadlinePassed(), S.FINISHED, ()))
-    assert decoding.finish_reason == "length" and not decoding.holds_tokens
+    assert decoding.finish_reason == "length"
 
 
 def test_its_deadline_keeps_the_blocks_of_a_step(decoding: Request) -> None:
     """F6: DECODING -> FINISHING -> FINISHED; the token of that step is dropped."""
-    decoding.in_flight = 1
+    launch(decoding, 1)
     ends = (Do.DEQUEUE, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE)
     follow(decoding, (DeadlinePassed(), S.FINISHING, ends))
-    decoding.in_flight = 0
     follow(decoding, (StepReturned(), S.FINISHED, (Do.RELEASE_BLOCKS,)))
 
 
@@ -233,23 +234,20 @@ def test_a_step_in_flight_keeps_the_blocks_until_it_returns(
     running: Request, event: AbortReceived, told: Do
 ) -> None:
     """F6, F43: RUNNING -> ABORTING -> ABORTING -> FINISHED."""
-    running.in_flight = 1
+    launch(running, 1)
     follow(
         running,
         (event, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, told, Do.ARM_GRACE)),
         (GraceEnded(), S.ABORTING, (Do.REPORT_HANG, Do.ARM_GRACE)),
     )
-    running.in_flight = 0
     follow(running, (StepReturned(), S.FINISHED, (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)))
 
 
 def test_decode_is_aborted_in_flight(decoding: Request) -> None:
     """F43: DECODING -> ABORTING -> FINISHED."""
-    decoding.in_flight = 2
+    launch(decoding, 1, 1)
     follow(decoding, (AbortReceived(), S.ABORTING, (Do.DEQUEUE, Do.SEND_ABORTED, Do.ARM_GRACE)))
-    decoding.in_flight = 1
     follow(decoding, (StepReturned(), S.ABORTING, ()))
-    decoding.in_flight = 0
     ends = (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)
     follow(decoding, (StepReturned(), S.FINISHED, ends))
 
@@ -260,7 +258,7 @@ def test_the_step_ahead_keeps_blocks_of_who_has_ended(decoding: Request, outcome
     last = outcome is LAST
     told = (Do.EMIT_TOKENS, Do.REPORT_SPANS) if last else (Do.SEND_FAILURE,)
     lingers = S.FINISHING if last else S.ABORTING
-    decoding.in_flight = 1
+    launch(decoding, 1, 1)
     follow(
         decoding,
         (outcome, lingers, (Do.DEQUEUE, *told, Do.ARM_GRACE)),
@@ -268,16 +266,14 @@ def test_the_step_ahead_keeps_blocks_of_who_has_ended(decoding: Request, outcome
         (AbortReceived(), lingers, (Do.SEND_ABORTED,)),
     )
     assert decoding.ended_for_client
-    decoding.in_flight = 0
     ends = (Do.RELEASE_BLOCKS,) if last else (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)
     follow(decoding, (StepReturned(), S.FINISHED, ends))
 
 
 def test_decode_lost_while_the_prompt_runs(running: Request) -> None:
     """F20: RUNNING -> FAILED, or ABORTING while a step uses the blocks."""
-    running.in_flight = 1
+    launch(running, 1)
     follow(running, (LOST, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE)))
-    running.in_flight = 0
     ends = (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)
     follow(running, (StepReturned(), S.FINISHED, ends))
     assert running.failure == LOST.failure
@@ -288,7 +284,7 @@ def test_who_fails_in_a_step_while_the_next_one_runs_has_a_reason(
 ) -> None:
     """RUNNING or DECODING -> ABORTING: the step ahead still uses the blocks."""
     for request, offer in ((running, (Do.WITHDRAW_OFFER,)), (decoding, ())):
-        request.in_flight = 1
+        launch(request, 1, 1)
         told = (Do.DEQUEUE, *offer, Do.SEND_FAILURE, Do.ARM_GRACE)
         follow(request, (StepFailed(Failure(FailureKind.ENGINE, "not finite")), S.ABORTING, told))
         assert request.failure == Failure(FailureKind.ENGINE, "not finite")
@@ -296,10 +292,9 @@ def test_who_fails_in_a_step_while_the_next_one_runs_has_a_reason(
 
 def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None:
     """RUNNING -> RUNNING (in a step) -> PREEMPTED -> RUNNING, with one offer in all."""
-    running.fire(ChunkComputed(2))
-    running.in_flight = 1
+    launch(running, 2)
     follow(running, (Preempted(), S.RUNNING, ()))
-    running.in_flight = 0
+    running.fire(ChunkComputed())
     follow(running, (Preempted(), S.PREEMPTED, GIVES_WAY))
     follow(running, (EmbeddingsPromised(), S.PREEMPTED, ()))  # of an image that was here already
     follow(running, (Scheduled((7,)), S.RUNNING, ()))
@@ -308,18 +303,18 @@ def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None
 
 def test_decoding_grows_gives_way_and_goes_on(decoding: Request) -> None:
     """F24: DECODING -> PREEMPTED -> RUNNING -> DECODING: no token is said twice or lost."""
-    decoding.fire(TokenSampled(TOKEN))
     decoding.fire(Grown((8,)))
     assert decoding.block_table == (3, 4, 8)
-    decoding.in_flight = 1
+    launch(decoding, 1)
     follow(decoding, (Preempted(), S.DECODING, ()))
-    decoding.in_flight = 0
+    decoding.fire(TokenSampled(TOKEN))
     again = (*GIVES_BACK[1:], Do.START_DECODING, Do.EMIT_TOKENS)
     follow(
         decoding,
         (Preempted(), S.PREEMPTED, GIVES_WAY),
         (Scheduled((7, 8, 9), num_cached=2), S.RUNNING, ()),
-        (FirstTokenSampled(3, TOKEN), S.DECODING, again),
+        (StepLaunched(3, False), S.RUNNING, ()),
+        (FirstTokenSampled(TOKEN), S.DECODING, again),
     )
     assert decoding.tokens(2, 6) == [3, 9, 9, 9]
     assert (decoding.num_computed, decoding.num_tokens) == (5, 6)

@@ -12,15 +12,13 @@ from epd.fsm.request import (
     FirstTokenSampled,
     KvDelivered,
     KvWithdrawn,
-    Preempted,
     RemoteKvArrived,
     Request,
     S,
     Scheduled,
-    StepReturned,
 )
 from tests.fsm.paths import follow
-from tests.fsm.tables import KV
+from tests.fsm.tables import KV, launch
 from tests.fsm.test_request import FREE, LAST, LOST, TOKEN
 
 
@@ -49,20 +47,11 @@ def test_what_is_told_of_what_it_needs_no_longer_changes_nothing(
     ended = Failure(FailureKind.LOST, "the encoder is gone")
     for event in (LOST, KvWithdrawn(), KvDelivered(), EmbeddingFailed(ended)):
         follow(decoding, (event, S.DECODING, ()))
-    follow(decoding, (EmbeddingReady("r/1/0", None), S.DECODING, ()))
-    decoding.in_flight = 1
-    decoding.fire(LAST)
+    follow(decoding, (EmbeddingReady("r/1/0"), S.DECODING, ()))
+    launch(decoding, 1, 1).fire(LAST)
     for event in (LOST, KvWithdrawn(), KvDelivered()):
         follow(decoding, (event, S.FINISHING, ()))
     assert decoding.failure is None
-    follow(running, (StepReturned(), S.RUNNING, ()))
-    running.fire(FirstTokenSampled(3, TOKEN))
-    for event in (EmbeddingReady("r/1/0", None), EmbeddingFailed(ended), StepReturned()):
+    launch(running, 3).fire(FirstTokenSampled(TOKEN))
+    for event in (EmbeddingReady("r/1/0"), EmbeddingFailed(ended)):
         follow(running, (event, S.TRANSFERRING, ()))
-
-
-def test_who_begins_anew_has_published_nothing(running: Request) -> None:
-    running.num_published = 2
-    running.fire(Preempted())
-    running.fire(Scheduled((7,)))
-    assert running.num_published == 0

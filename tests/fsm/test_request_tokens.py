@@ -6,9 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from epd.fsm.request import Do, EmbeddingReady, Preempted, Scheduled, TextOnly
+from epd.fsm.request import (
+    ChunkComputed,
+    Do,
+    EmbeddingReady,
+    FirstTokenSampled,
+    Preempted,
+    Scheduled,
+    StepLaunched,
+    TextOnly,
+    TokenSampled,
+)
 from epd.messages import TokenLogprobs
-from tests.fsm.tables import make_request
+from epd.roles.record import Record
+from epd.scheduling.prefix_keys import PrefixKeys
+from tests.fsm.tables import launch, make_request
 
 TOKEN = TokenLogprobs(9, 0.0)
 
@@ -24,15 +36,15 @@ def test_tokens_are_read_from_prompt_and_answer_alike() -> None:
 
 def test_tokens_wait_for_more_until_a_message_is_full_or_it_ends() -> None:
     """The first one never waits."""
-    made = make_request()
+    made, record = make_request(), Record(PrefixKeys(4, (), ""))
     made.sampling = SimpleNamespace(tokens_per_word=3)
     made.output = [TOKEN] * 4
     held = []
-    for made.num_sent in range(5):
-        held.append(made.holds_tokens)
+    for record.num_sent in range(5):
+        held.append(record.holds_tokens(made))
     assert held == [False, False, True, True, True]
     made.finish_reason = "stop"
-    assert not made.holds_tokens
+    assert not record.holds_tokens(made)
 
 
 @pytest.mark.parametrize("preempted", [False, True])
@@ -43,8 +55,7 @@ def test_rows_that_come_in_the_line_let_the_batch_go_further(preempted: bool) ->
     if preempted:
         made.fire(Scheduled((3,)))
         made.fire(Preempted())
-    assert made.fire(EmbeddingReady("a", "rows")) == (Do.EXTEND,)
-    assert made.rows == {"a": "rows"}
+    assert made.fire(EmbeddingReady("a")) == (Do.EXTEND,)
 
 
 def test_what_was_cached_is_counted_when_it_is_first_taken() -> None:
@@ -59,20 +70,19 @@ def test_what_was_cached_is_counted_when_it_is_first_taken() -> None:
 
 def test_what_a_step_computes_counts_from_its_launch() -> None:
     """And the token that it samples as on its way, where the next step may take it."""
-    made = make_request()
-    made.num_computed = 2
+    made = make_request(decode_here=True)
+    made.fire(TextOnly())
+    made.fire(Scheduled((3,), num_cached=2))
     assert (made.num_left, made.num_expected) == (1, 3)
-    made.launched(1, ahead=True)
-    assert (made.in_flight, made.num_computed) == (1, 2)
+    made.fire(StepLaunched(1, ahead=True))
+    assert (len(made.steps), made.num_computed) == (1, 2)
     assert (made.num_left, made.num_expected, made.num_tokens) == (1, 4, 3)
-    made.awaits_token = True
-    assert made.num_left == 0
-    made.awaits_token = False
-    made.launched(3, ahead=False)
+    made.fire(StepLaunched(3, ahead=False))
     assert made.num_left == -2, "draft tokens are verified"
-    made.returned(1, ahead=True)
-    made.returned(3, ahead=False)
-    assert (made.in_flight, made.num_left, made.num_expected) == (0, 1, 3)
+    made.fire(FirstTokenSampled(TOKEN))
+    assert (len(made.steps), made.num_left, made.num_expected) == (1, -2, 4)
+    made.fire(TokenSampled(TOKEN, (TOKEN,)))
+    assert (len(made.steps), made.num_left, made.num_expected) == (0, 1, 6)
 
 
 def test_a_chunk_ends_where_a_state_is_kept() -> None:
@@ -81,9 +91,9 @@ def test_a_chunk_ends_where_a_state_is_kept() -> None:
     made.fire(Scheduled((3,), 1, (7,), {2: (8,)}))
     assert (made.num_found, made.states_found, made.states_kept) == (1, (7,), {2: (8,)})
     assert (made.num_left, made.num_tokens) == (1, 3)
-    made.launched(1, ahead=False)
+    launch(made, 1)
     assert made.num_left == 1, "behind it the next one begins"
-    made.returned(1, ahead=False)
+    made.fire(ChunkComputed())
     made.fire(Preempted())
     made.fire(Scheduled((3,)))
     assert (made.num_found, made.states_found, made.states_kept) == (0, (), {})

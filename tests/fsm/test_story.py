@@ -32,7 +32,7 @@ def test_transitions_are_counted_and_living_machines_are_known() -> None:
     journal = RecordingJournal(Clock())
     first, second = make_outgoing(journal), make_outgoing(journal)
     assert journal.live == {("OUTGOING", "PENDING"): 2}
-    first.fire(BytesReady("rows", 64))
+    first.fire(BytesReady(64))
     assert journal.live == {("OUTGOING", "PENDING"): 1, ("OUTGOING", "PARKED"): 1}
     for transfer in (first, second):
         transfer.fire(CancelReceived())
@@ -54,7 +54,7 @@ def test_observers_see_every_transition_with_its_machine() -> None:
 
     transfer = make_outgoing(RecordingJournal(Clock(), [see]))
     transfer.fire(RetryDue())
-    transfer.fire(BytesReady("rows", 64))
+    transfer.fire(BytesReady(64))
     assert seen == [
         ("room", "RetryDue", "PENDING", "PENDING"),
         ("room", "BytesReady", "PENDING", "PARKED"),
@@ -83,7 +83,7 @@ def test_who_is_where_since_when_and_who_has_ended() -> None:
     journal = RecordingJournal(clock)
     first, second = make_outgoing(journal), make_outgoing(journal)
     clock.now = 200.0
-    second.fire(BytesReady("rows", 64))
+    second.fire(BytesReady(64))
     clock.now = 300.0
     second.fire(RetryDue())  # it stays where it is since 200
     where = {state.name: machines for _, state, machines in journal.residents()}
@@ -101,7 +101,7 @@ def test_a_timeline_merges_machines_by_time() -> None:
     journal = RecordingJournal(clock)
     transfer, embedding = make_outgoing(journal), make_embedding(journal)
     clock.now = 100.0
-    transfer.fire(BytesReady("rows", 64))
+    transfer.fire(BytesReady(64))
     embedding.fire(make_event(type(embedding).table.events[0]))
     transfer.fire(RetryDue())  # stays: not a moment of the timeline
     transfer.fire(GrantReceived(GRANT))
@@ -120,7 +120,7 @@ def test_changes_of_another_process_are_shifted_to_one_clock() -> None:
     clock = Clock()
     transfer = make_outgoing(RecordingJournal(clock))
     clock.now = 100.0
-    transfer.fire(BytesReady("rows", 64))
+    transfer.fire(BytesReady(64))
     theirs = [Change("REQUEST", "r/1", "RUNNING", 1100.0)]
     merged = timeline([changes(transfer, offset_s=1000.0), theirs], start_s=1100.0)
     assert [(m.machine, m.t_ms) for m in merged] == [("REQUEST", 0.0), ("OUTGOING", 250.0)]

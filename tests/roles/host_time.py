@@ -97,8 +97,7 @@ async def measure(num_streams: int, *, ahead: bool) -> float:
             gateway=gateway.address,
             deadline_s=time.time() + 600,
         )
-        request = Request(f"r{number}/1", message, PROMPT, journal)
-        request.decode_here = True
+        request = Request(f"r{number}/1", message, PROMPT, journal, decode_here=True)
         requests.open(request)
         requests.fire(request, fsm.TextOnly())
     await asyncio.sleep(0.01)

@@ -17,12 +17,11 @@ EPD = Path(__file__).parents[2] / "epd"
 SERVES = [path for part in ("roles", "runtime") for path in sorted((EPD / part).glob("*.py"))]
 FLAGS = {
     "Actor.closing": "the process ends: nothing is decided any more",
-    "DecodeRole.decode_here": "as the request is made: its context, which guards read",
     "Mailbox._is_taking": "true within one call: an item is being taken",
     "Mailbox._is_finishing": "true within one call: what an item has caused is being done",
     "Component.performs": "of the mailbox, true within one call: what is caused now comes after it",
     "Bell._rung": "a wait that has not begun: an asyncio primitive",
-    "Requests._settling": "true within one call: outcomes of one step go out as one message",
+    "Requests.is_settling": "true within one call: outcomes of one step go out as one message",
     "StepLoop._awake": "one task at a time, over one call of its own",
     "Stream._closed": "the queue of one client's updates has an end: an iterator's own",
     "Supervisor._hurried": "what children that are stopped later are told with it (CHILD)",

@@ -235,15 +235,15 @@ def test_who_only_finds_rows_has_no_memory_to_send_them_from() -> None:
         assert made.producer.ring is None
 
 
-@pytest.mark.parametrize("source", [None, "rows"])
-def test_a_room_that_fails_is_closed_when_its_source_is_released(source: str | None) -> None:
+@pytest.mark.parametrize("nbytes", [0, 8])
+def test_a_room_that_fails_is_closed_when_its_source_is_released(nbytes: int) -> None:
     """Without a source at once."""
     with desk("1e1p1d", "e0", "encode") as at:
-        transfer: Any = SimpleNamespace(key="a", owner="nobody", source=source)
+        transfer: Any = SimpleNamespace(key="a", owner="nobody", nbytes=nbytes)
         producer = at.role.producer
         with mock.patch.object(producer, "_on_closed") as close:
             producer.concluded(transfer, None)
-            assert close.call_count == (source is None)
+            assert close.call_count == (not nbytes)
             producer.release_source(transfer)
             assert close.call_args == mock.call(transfer)
 

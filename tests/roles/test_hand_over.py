@@ -99,7 +99,7 @@ def test_what_decode_is_offered() -> None:
             rope_delta=0,
             num_layers=KV_LAYOUT.num_layers,
             num_blocks=3,
-            num_whole=3 if request.num_whole is None else request.num_whole,
+            num_whole=3,
             num_cached=0,
         )
         assert kv.commit_state(SimpleNamespace(key="other")) is None
@@ -198,13 +198,14 @@ def test_what_was_sent_whole_stays_so_when_it_is_computed_again() -> None:
     """Who gave way begins before what was sent, and decode counts what it has got."""
     with desk("1e1p1d", "p0", "prefill") as at:
         request, kv = prefill(at), at.role._kv
-        request.num_whole, nbytes = None, 2 * KV_LAYOUT.block_nbytes
+        record, nbytes = at.role._requests.record(request), 2 * KV_LAYOUT.block_nbytes
         grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
         outgoing = SimpleNamespace(peer=DECODE, grant=grant, ready_nbytes=nbytes)
+        record.num_whole = None
         found = mock.patch.object(kv, "find", return_value=outgoing)
         with found, mock.patch.object(kv._rooms, "fire"):
             at.do(kv.push_kv, request, fsm.LayersComputed(BLOCK_SIZE, 0))
-        assert request.num_whole == 2
+        assert record.num_whole == 2
 
 
 def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
@@ -223,7 +224,7 @@ def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
         found = mock.patch.object(kv, "find", return_value=outgoing)
         with found, mock.patch.object(kv._rooms, "fire") as fire:
             at.do(kv.hand_over_kv, request, None)
-        fire.assert_called_once_with(outgoing, BytesReady((7, 8, 1, 2, 3), outgoing.part_nbytes))
+        fire.assert_called_once_with(outgoing, BytesReady(outgoing.part_nbytes))
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -330,9 +331,8 @@ def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
         ):
             assert published(at, transfer) == incoming.Published()
             look.assert_called_once_with()
-            asked = LandKv(
-                transport=transfer.transport or "", slots=transfer.slots, blocks=transfer.blocks
-            )
+            transport = at.role._rooms.transport_of(transfer)
+            asked = LandKv(transport=transport, slots=transfer.slots, blocks=transfer.blocks)
             land.assert_awaited_once_with(asked)
             transfer.parts = ((1, 0),)
             assert isinstance(published(at, transfer), incoming.PublishFailed)

@@ -97,7 +97,7 @@ class Process:
 
 def test_the_oldest_machines_are_told_first() -> None:
     process = Process("a", "b", "c")
-    process.machines[0].fire(BytesReady("rows", 64))  # it enters PARKED now, at 30
+    process.machines[0].fire(BytesReady(64))  # it enters PARKED now, at 30
     make_embedding(process.journal)
     assert process.keys() == ["b", "c", "a", "hash"]
     assert process.keys(limit=1) == ["b"]
@@ -158,7 +158,7 @@ def test_a_key_is_matched_up_to_a_slash() -> None:
 
 def test_a_story_is_told_in_the_time_of_the_gateway() -> None:
     process = Process("a")
-    process.machines[0].fire(BytesReady("rows", 64))
+    process.machines[0].fire(BytesReady(64))
     for _ in range(2):
         process.machines[0].fire(RetryDue())
     (told,) = observe(process, Query(limit=1)).machines  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_an_instance_that_is_gone_is_counted_and_found_and_lost_is_late() -> Non
     for number, event in enumerate(ends):
         info = InstanceInfo(address=Address(f"e{number}", 1, ""), roles=(), host_id="", pid=1)
         made = instance.Instance(info, Load(), 7.0, journal)
-        for one in (instance.JoinAccepted(), event):
+        for one in (instance.JoinAccepted(0.0), event):
             made.fire(one)
         gone.append(made)
     assert observe(actor, Query(limit=9)).states == ()

@@ -52,11 +52,10 @@ def test_only_who_still_lacks_rows_calls_its_rooms_off(missing: bool) -> None:
         prefill, embeddings = cluster.instance("p0").prefill, cluster.instance("p0").embeddings
         assert prefill is not None and embeddings is not None
         item = SimpleNamespace(mm_hash="h", room="r/1/0")
-        request: Any = SimpleNamespace(
-            message=SimpleNamespace(items=(item,)), rows={}, key="r/1", attempt=1
-        )
+        request: Any = SimpleNamespace(message=SimpleNamespace(items=(item,)), key="r/1", attempt=1)
         request.missing = {item.room} if missing else set()
-        with mock.patch.object(embeddings, "dismiss") as dismiss:
+        its = mock.patch.object(prefill._requests, "record")
+        with its, mock.patch.object(embeddings, "dismiss") as dismiss:
             cluster.within("p0", prefill.release_embeddings, request, AbortReceived())
         assert dismiss.called == missing
 

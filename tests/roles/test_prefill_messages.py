@@ -24,6 +24,7 @@ from epd.messages import (
     TokenLogprobs,
 )
 from epd.roles.prompt_scores import PromptScores
+from epd.roles.record import Record
 from epd.roles.reports import MAX_CHUNKS
 from epd.transport.base import Received
 from epd_lab.sim import golden
@@ -92,6 +93,11 @@ def images() -> Any:
     return desk("1e1p1d", "p0", "prefill")
 
 
+def record(at: Any, request: Request) -> Record:
+    found: Record = at.role._requests.record(request)
+    return found
+
+
 def test_all_images_are_wanted_once_all_are_promised() -> None:
     with images() as at:
         embeddings = at.role._embeddings
@@ -112,7 +118,8 @@ def test_all_images_are_wanted_once_all_are_promised() -> None:
             assert [(want.attempt, want.deadline_s) for want in found] == [(1, due_s)] * 2
             assert request.state is S.RUNNING, "its text can be computed before"
             at.do(found[0].ready, "r/1/0", "rows")
-            assert request.missing == {"r/1/1"} and request.rows == {"r/1/0": "rows"}
+            assert request.missing == {"r/1/1"}
+            assert record(at, request).rows == {"r/1/0": "rows"}
             at.do(found[1].failed, Failure(FailureKind.MEDIA, "because", "e0"))
         (failed,) = [m for m in at.messages() if isinstance(m, RequestFailed)]
         assert failed.failure == Failure(FailureKind.MEDIA, "because", "e0")
@@ -138,7 +145,7 @@ def test_a_request_lets_go_of_what_it_has_and_calls_off_what_it_lacks() -> None:
     with images() as at:
         embeddings = at.role._embeddings
         request = begin(at)
-        request.missing, request.rows = {"r/1/1"}, {"r/1/0": "rows"}
+        request.missing, record(at, request).rows = {"r/1/1"}, {"r/1/0": "rows"}
         with (
             mock.patch.object(embeddings, "unwant", return_value=False) as unwant,
             mock.patch.object(embeddings, "dismiss") as dismiss,
@@ -151,8 +158,8 @@ def test_a_request_lets_go_of_what_it_has_and_calls_off_what_it_lacks() -> None:
             ]
             dismiss.assert_called_once_with(second, 1)
             give_up.assert_called_once_with("r/1")
-            assert not request.rows and not request.missing
-            unwant.return_value, request.missing = True, {"r/1/1"}
+            assert not record(at, request).rows
+            unwant.return_value = True
             at.do(at.role.release_embeddings, request, None)
             assert dismiss.call_count == 1, "its turn had come"
             bare: Any = SimpleNamespace(message=SimpleNamespace(items=()))
@@ -183,7 +190,8 @@ def test_positions_of_images_are_those_of_the_model() -> None:
                 for i in request.message.items
             ],  # type: ignore[misc]
         )
-        assert request.positions == rope.positions and request.rope_delta == rope.delta != 0
+        assert record(at, request).positions == rope.positions
+        assert request.rope_delta == rope.delta != 0
         related = at.role._transfers_of(request)
         assert len(related) == 3 and [t.key for t in related[:2]] == ["r/1/0", "r/1/1"]
         assert related[2].key == "r/1/kv"

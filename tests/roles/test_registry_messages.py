@@ -241,16 +241,17 @@ def test_a_heartbeat_is_acknowledged_a_few_times_and_when_news_were_missed() -> 
         beats = []
         at.role.on_heartbeat_of = beats.append
         (instance,) = (i for i in at.role.instances if i.key == "e0:1")
-        instance.acked_s = at.actor.clock.now_s()
+        acked_s = at.role._acked_s
+        acked_s["e0"] = at.actor.clock.now_s()
         assert beat(at) == []
         assert instance.load == Load(open_requests=5) and beats == [instance]
         version = at.role._version
         assert beat(at, version=version - 1) == [
             HeartbeatAck(known=True, version=version, cluster_s=at.actor.cluster_s())
         ]
-        instance.acked_s -= TIMING.lost_after_s / ACKS_BEFORE_LOST
+        acked_s["e0"] -= TIMING.lost_after_s / ACKS_BEFORE_LOST
         assert len(beat(at)) == 1
-        assert instance.acked_s == at.actor.clock.now_s()
+        assert acked_s["e0"] == at.actor.clock.now_s()
         assert beat(at) == []
         assert instance.takes_work
         beat(at, is_draining=True)

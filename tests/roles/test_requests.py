@@ -27,7 +27,8 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles import requests as roles_requests
-from epd.roles.requests import PRIORITY_S, TOKEN_S
+from epd.roles.record import PRIORITY_S, TOKEN_S
+from epd.roles.speculation import Speculation
 from epd.roles.step_loop import Part
 from epd.scheduling.batching import RECEIVED_BONUS_S, Admission
 from epd.transport.base import Received
@@ -114,7 +115,7 @@ def test_who_inquires_is_told_what_waits_and_what_has_ended_and_else_nothing() -
         hang(at)
         request = begin(at, "a")
         assert inquiry(at, "a") == [RequestAccepted(request_id="a", attempt=1)], "it waits here"
-        request.num_sent = 1
+        at.role.record(request).num_sent = 1
         assert inquiry(at, "a") == [] and inquiry(at, "never heard of") == [], "its tokens say so"
         abort(at, "a")
         assert inquiry(at, "a") == [lost], "for its client it has"
@@ -156,7 +157,7 @@ def test_who_is_silent_says_that_it_is_there() -> None:
         assert tells() == [], "its next token will say so"
         with mock.patch.object(at.role._scheduler, "waits", return_value=True):
             assert tells() == here
-        request.decode_here, request.num_sent = False, 0
+        request.decode_here, at.role.record(request).num_sent = False, 0
         assert tells() == here, "its first token is decode's to say"
         abort(at, "r")
         assert tells() == []
@@ -266,7 +267,7 @@ def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
     with requests() as at:
         hang(at)
         request = begin(at)
-        request.in_flight = 1
+        assert request.steps
         with mock.patch.object(at.role._scheduler, "victim", return_value=request) as victim:
             assert not at.role._make_room()
             assert victim.call_count == 1
@@ -283,7 +284,7 @@ def test_who_leaves_before_its_first_token_gives_back_all_blocks_of_states() -> 
         request, pool = begin(at), at.role.pool
         at.do(at.role.pump)
         found, kept = pool.take(2), pool.take(2)
-        request.states_found, request.states_kept = found, {4: kept}
+        at.role.record(request).states = [found, kept]
         at.do(at.role.fire, request, fsm.AbortReceived())
         assert request.state is S.FINISHED and pool.num_leased == 0
 
@@ -291,9 +292,9 @@ def test_who_leaves_before_its_first_token_gives_back_all_blocks_of_states() -> 
 # --- steps ----------------------------------------------------------------------------------------
 
 
-def launched(request: Request, count: int, *, decoding: bool) -> Part:
-    request.launched(count, ahead=False)
-    return Part(request, count, decoding, ahead=False)
+def launched(at: Desk, request: Request, count: int, *, decoding: bool) -> Part:
+    at.do(lambda: at.role.launched(request, count, ahead=False))
+    return Part(request, count, decoding)
 
 
 def settled(at: Desk, *outcomes: Any) -> list[Request]:
@@ -302,7 +303,7 @@ def settled(at: Desk, *outcomes: Any) -> list[Request]:
         made = [begin(at, f"s{n}") for n in range(len(outcomes))]
         at.do(at.role.pump)
         at.said.clear()
-        step = [launched(r, 3, decoding=False) for r in made]
+        step = [launched(at, r, 3, decoding=False) for r in made]
         at.do(at.role.settle, list(zip(step, outcomes, strict=True)), 0.1)
     return made
 
@@ -314,7 +315,7 @@ def test_tokens_of_one_step_leave_in_one_message() -> None:
             TokenChunk(request_id=f"s{n}", attempt=1, start=0, token_ids=(21 + n,)) for n in (0, 1)
         )
         assert at.said == [(GATEWAY, Tokens(chunks=tuple(chunks)))]
-        assert not at.role._outbox and not at.role._settling
+        assert not at.role._outbox._chunks and not at.role._outbox.is_settling
 
 
 def test_an_outcome_fails_its_own_request_alone() -> None:
@@ -330,10 +331,9 @@ def test_what_a_step_computed_for_whom_has_left_only_lets_go() -> None:
         request = begin(at)
         at.said.clear()
         with mock.patch.object(at.role._loop, "wake"):
-            part = launched(request, 3, decoding=False)
+            part = Part(request, 3, decoding=False)
             at.do(at.role.fire, request, fsm.AbortReceived())
             at.said.clear()
-            request.in_flight = 1  # the step that hangs is none
             at.do(at.role.settle, [(part, TokenLogprobs(21, 0.0))], 0.1)
         assert not at.said and request.state is S.FINISHED and at.role.pool.num_leased == 0
 
@@ -342,19 +342,22 @@ def test_all_who_decode_may_draft_and_are_told_what_came_of_it() -> None:
     with requests() as at:
         said = TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0)
         both = settled(at, *said)
-        speculation = at.role._speculation = mock.Mock()
-        with mock.patch.object(at.role._loop, "wake"):
+        speculation = at.role._outcomes._speculation
+        on = mock.patch.object(Speculation, "is_on", True)
+        drafts = mock.patch.object(speculation, "draft", return_value=False)
+        with on, drafts as draft, mock.patch.object(at.role._loop, "wake"):
             at.do(lambda: at.role.plan(alone=True))
-        assert speculation.draft.call_args_list == [
-            mock.call(request, has_room=True) for request in both
+        assert draft.call_args_list == [
+            mock.call(request, at.role.record(request), has_room=True) for request in both
         ]
         step = [
-            (launched(both[0], 3, decoding=True), said),
-            (launched(both[1], 1, decoding=True), said[0]),
+            (launched(at, both[0], 3, decoding=True), said),
+            (launched(at, both[1], 1, decoding=True), said[0]),
         ]
-        with mock.patch.object(at.role._loop, "wake"):
+        verifies = mock.patch.object(speculation, "verified")
+        with verifies as verified, mock.patch.object(at.role._loop, "wake"):
             at.do(at.role.settle, step, 0.1)
-        speculation.verified.assert_called_once_with(both[0], 2, said)
+        verified.assert_called_once_with(at.role.record(both[0]), 2, said)
 
 
 @pytest.mark.parametrize("received", [True, False])

@@ -23,13 +23,15 @@ def made(ring: Any, *, by_reference: bool = False) -> tuple[RowProducer, Any]:
         ports=SimpleNamespace(transfers=transfers), counters=Counter[str]()
     )
     engine = mock.Mock(to_host=mock.AsyncMock(return_value=ROWS))
-    return RowProducer(actor, mock.Mock(), engine, ring, mock.Mock(), mock.Mock()), actor
+    producer = RowProducer(actor, mock.Mock(), engine, ring, mock.Mock(), mock.Mock())
+    producer.sources["a"] = ROWS
+    return producer, actor
 
 
 def room(**other: Any) -> Any:
     grant = SimpleNamespace(region="region", slots=(3, 4), parts=())
     peer = SimpleNamespace(instance_id="p0")
-    return SimpleNamespace(key="a", source=ROWS, grant=grant, peer=peer, slots=(), **other)
+    return SimpleNamespace(key="a", grant=grant, peer=peer, slots=(), **other)
 
 
 def ring(*, fits: bool = True, granted: bool = True) -> Any:
@@ -66,15 +68,14 @@ def test_slots_are_told_when_its_turn_comes(*, granted: bool) -> None:
     assert actor.counters == ({} if granted else {"send_ring_deferred": 1})
 
 
-def test_slots_are_released_once_and_handed_on() -> None:
+def test_slots_are_released_and_handed_on() -> None:
     producer, _ = made(ring())
     one = room()
     one.slots = (5, 6)
-    for slots in ((5, 6), ()):
-        producer.release_slots(one)
-        assert producer.ring is not None
-        producer.ring.release.assert_called_with("a", slots)  # type: ignore[attr-defined]
-    assert producer._rooms.fire.call_count == 2  # type: ignore[attr-defined]
+    producer.release_slots(one)
+    assert producer.ring is not None
+    producer.ring.release.assert_called_with("a", (5, 6))  # type: ignore[attr-defined]
+    assert producer._rooms.fire.call_count == 1  # type: ignore[attr-defined]
     made(None)[0].release_slots(one)
 
 
@@ -89,6 +90,6 @@ async def test_where_the_bytes_are_that_are_written() -> None:
     one.slots = ()
     assert bytes((await producer.stage(one, one.grant)).views[0]) == b"12345678"
     device: Any = mock.Mock(spec=Rows, on_host=False)
-    one.source = device
+    producer.sources["a"] = device
     await producer.stage(one, one.grant)
     producer._engine.to_host.assert_awaited_once_with(device)  # type: ignore[attr-defined]

@@ -327,12 +327,13 @@ def test_a_rank_that_kv_comes_to_has_its_mirror_attached(
     assert engine.attach_kv.call_args_list == attached
 
 
-@pytest.mark.parametrize("transport", [None, "shm"])
-def test_memory_of_a_room_is_that_of_its_pair_of_instances(transport: str | None) -> None:
+@pytest.mark.parametrize("transport", ["", "shm"])
+def test_memory_of_a_room_is_that_of_its_pair_of_instances(transport: str) -> None:
     transfers, region = mock.Mock(), mock.Mock()
     rooms: Any = SimpleNamespace(actor=SimpleNamespace(ports=SimpleNamespace(transfers=transfers)))
-    incoming: Any = SimpleNamespace(transport=transport)
+    incoming: Any = SimpleNamespace(key="r/1/0")
+    rooms.transport_of = mock.Mock(return_value=transport)
     IncomingRooms.parts(rooms, region, incoming)
     IncomingRooms.landing(rooms, region, incoming)
-    transfers.parts.assert_called_once_with(region, transport or "")
-    transfers.landing.assert_called_once_with(region, transport or "")
+    transfers.parts.assert_called_once_with(region, transport)
+    transfers.landing.assert_called_once_with(region, transport)

@@ -15,11 +15,20 @@ from epd.api.structured import Constraint, to_grammar
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.fsm.request import LastTokenSampled, Request
+from epd.fsm.request import (
+    FirstTokenSampled,
+    LastTokenSampled,
+    Request,
+    Scheduled,
+    StepLaunched,
+    TextOnly,
+)
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Engines, Gateway
+from epd.roles.record import Record
 from epd.roles.speculation import Speculation
 from epd.roles.step import token_event, until_end
+from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, assert_exact, question
@@ -164,7 +173,7 @@ async def test_any_sampling_says_the_same(
 
 def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
     """While a step samples it; the others run ahead, and so does everybody where steps are full."""
-    speculation = Speculation(SpeculativeConfig("ngram", 4, 2, 3), Counter())
+    speculation = Speculation(SpeculativeConfig("ngram", 4, 2, 3), Counter(), {})
     for text, has_room, waits in (
         ([1, 2, 3, 4, 1, 2], True, True),
         ([1, 2, 3, 4, 1, 2], False, False),
@@ -177,17 +186,17 @@ def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
             items=(),
             num_emitted=0,
         )
-        request = Request("r/1", message, tuple(text))
-        request.num_computed = len(text) - 1
-        request.launched(1, ahead=True)
-        speculation.draft(request, has_room=has_room)
-        assert request.drafts == () and request.num_left == (0 if waits else 1)
-        request.returned(1, ahead=True)
-        request.num_computed += 1
-        request.prompt = (*text, 3)
-        speculation.draft(request, has_room=has_room)
+        request = Request("r/1", message, tuple(text), decode_here=True)
+        record = Record(PrefixKeys(4, (), ""))
+        request.fire(TextOnly())
+        request.fire(Scheduled((3,), len(text) - 1))
+        request.fire(StepLaunched(1, ahead=True))
+        assert speculation.draft(request, record, has_room=has_room) == waits
+        assert record.drafts == () and request.num_left == 1
+        request.fire(FirstTokenSampled(TokenLogprobs(3, 0.0)))
+        assert not speculation.draft(request, record, has_room=has_room)
         assert request.num_left == 1
-        assert bool(request.drafts) == (text[4] == 1)
+        assert bool(record.drafts) == (text[4] == 1)
 
 
 @pytest.mark.parametrize("num_moved", [0, 1, 3, 6, 7])
@@ -212,7 +221,7 @@ def test_an_answer_ends_where_it_would_have_ended_before_it_moved(
     request = Request("r/2", message, tuple(range(20, 24 + num_moved)))
     counted = until_end(request, said[num_moved:])
     assert num_moved + len(counted) == ends[0]
-    event = token_event(request, len(counted), counted, decoding=True)
+    event = token_event(request, counted, decoding=True)
     assert isinstance(event, LastTokenSampled)
     assert event.finish_reason == ("stop" if said[ends[0] - 1].token_id == end else "length")
 
@@ -220,9 +229,11 @@ def test_an_answer_ends_where_it_would_have_ended_before_it_moved(
 @pytest.mark.parametrize(("config", "num_left"), [(SpeculativeConfig(), 1), (NGRAM, -1)])
 def test_nothing_is_looked_up_in_vain(config: SpeculativeConfig, num_left: int) -> None:
     """Without a method, and while drafts are under way."""
-    request: Any = SimpleNamespace(num_left=num_left, lookup=None)  # nothing else is asked of it
-    Speculation(config, Counter()).draft(request, has_room=True)
-    assert request.lookup is None
+    request: Any = SimpleNamespace(num_left=num_left, key="r/1")  # nothing else is asked of it
+    record = Record(PrefixKeys(4, (), ""))
+    batch: Any = SimpleNamespace(decoding=[request], has_spare_places=True)
+    assert Speculation(config, Counter(), {"r/1": record}).draft_all(batch) == []
+    assert record.lookup is None
 
 
 def count_pending(cluster: Cluster) -> list[StepSequence]:

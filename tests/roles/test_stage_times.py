@@ -150,7 +150,7 @@ def test_the_ends_of_rooms_are_told_apart() -> None:
 def test_gaps_between_tokens_and_their_mean() -> None:
     now = [10.0]
     times = StageTimes(lambda: now[0])
-    answer: Any = SimpleNamespace(first_token_at_s=0.0, token_at_s=0.0, token_ids=[])
+    answer: Any = SimpleNamespace(key="r", token_ids=[])
     for wait_s, num_tokens in ((0.0, 1), (0.5, 2), (1.5, 2)):
         now[0] += wait_s
         times.note_token(answer)
@@ -163,7 +163,9 @@ def test_gaps_between_tokens_and_their_mean() -> None:
     )
     assert (sum(gaps.counts), gaps.total, gaps.labels) == (2, 2.0, ())
     assert (sum(mean.counts), mean.total) == (1, 0.5)  # four tokens behind the first, in 2 s
+    times.note_answer(answer)  # told of its end again
     answer.token_ids = [0]
+    times.note_token(answer)
     times.note_answer(answer)
     assert sum(times.told()[1].counts) == 1  # one token has no gap
 

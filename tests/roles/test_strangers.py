@@ -153,7 +153,7 @@ def test_one_whose_part_of_a_step_cannot_be_made_fails_alone() -> None:
             raise Broken
         return sequence_of(request, *args)
 
-    with simulated("1e1pd") as at, mock.patch("epd.roles.step_loop.sequence_of", made):
+    with simulated("1e1pd") as at, mock.patch("epd.roles.requests.sequence_of", made):
         records = [at.ask(max_tokens=6, seed=seed) for seed in (1, 2, 3)]
         at.pass_time(20.0)
         failed = records.pop(1)

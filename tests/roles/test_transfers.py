@@ -49,8 +49,8 @@ def test_who_is_told_of_later_is_granted_memory_by_the_transport_of_the_pair() -
     with desk("1e1p1d", "d0", "decode") as at:
         rooms = at.cluster.instance("d0").incoming
         _, room = offered(at, source="p7")
-        assert at.said == [] and room.transport is None
+        assert at.said == [] and rooms.transport_of(room) == ""
         at.actor.peers["p7", 1] = next(iter(at.actor.peers.values()))
         at.cluster.pass_time(1.5 * rooms._timing.retry_interval_s)
         assert [type(said) for to, said in at.said if to == "p7"] == [Grant]
-        assert room.transport == "sim"
+        assert rooms.transport_of(room) == "sim"

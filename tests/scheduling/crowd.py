@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from epd.scheduling.batching import BatchScheduler, Bounds, Share
 from epd.scheduling.block_pool import BlockPool
-from tests.scheduling.entry import Entry
+from tests.scheduling.entry import Entry, drafts_of
 
 BLOCK = 4
 
@@ -75,7 +75,7 @@ class Crowd:
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks)
-        self.scheduler = BatchScheduler[Entry](self.pool, BLOCK, self.bounds)
+        self.scheduler = BatchScheduler[Entry](self.pool, BLOCK, self.bounds, drafts_of=drafts_of)
         self.memory: dict[int, list[int]] = {}
         self.under_way: list[list[Part]] = []
         self.jobs: dict[str, Job] = {}

@@ -38,6 +38,10 @@ class Entry:
         self.num_tokens += ahead
 
 
+def drafts_of(entry: Entry) -> Sequence[int]:
+    return entry.drafts
+
+
 def admit(scheduler: BatchScheduler[Entry]) -> list[str]:
     """Who enters, with what it is given."""
     entered = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epd.scheduling.batching import RECEIVED_BONUS_S, BatchScheduler
-from epd.scheduling.step_cost import UNBOUNDED, StepCost
+from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
 from tests.scheduling.entry import Entry, admit, grow
 from tests.scheduling.test_batching import BLOCK, decoding, scheduler_of
@@ -204,9 +204,9 @@ def test_what_a_step_costs_is_followed_slowly() -> None:
     cost.observe(0, 0, 5.0)
     cost.observe(0, 9, 5.0)
     cost.observe(1, 9, 5.0)  # a step of decodes alone was not seen yet
-    assert (cost.decode_s, cost.token_s, cost.max_prompt_tokens(1)) == (0.0, 0.0, UNBOUNDED)
+    assert (cost.decode_s, cost.token_s, cost.max_prompt_tokens(1)) == (0.0, 0.0, None)
     cost.observe(1, 0, 0.010)
-    assert cost.max_prompt_tokens(1) == UNBOUNDED
+    assert cost.max_prompt_tokens(1) is None
     cost.observe(0, 10, 5.0)  # nobody decoded: nobody was slowed
     assert cost.token_s == 0.0
     cost.observe(1, 0, 0.020)
@@ -220,7 +220,7 @@ def test_what_a_step_costs_is_followed_slowly() -> None:
 def test_a_quantum_is_kept_before_decodes_were_seen_alone() -> None:
     """Prompts come without a pause from the start on: each step has some."""
     cost = StepCost(lambda: 0.0, max_quantum_s=0.015625)
-    assert cost.max_prompt_tokens(1) == UNBOUNDED
+    assert cost.max_prompt_tokens(1) is None
     cost.observe(0, 4096, 0.0625)
     assert cost.max_prompt_tokens(1) == 1024
     cost.observe(1, 4096, 0.0625)
@@ -236,4 +236,4 @@ def test_without_a_bound_prompts_take_what_they_like() -> None:
     cost = StepCost(lambda: 0.0)
     cost.observe(1, 0, 0.010)
     cost.observe(1, 10, 0.020)
-    assert cost.max_prompt_tokens(1) == UNBOUNDED
+    assert cost.max_prompt_tokens(1) is None

@@ -15,6 +15,7 @@ from epd.fsm import generation, request
 from epd.fsm.request import TABLE as REQUEST
 from epd.messages import KvOffer, SamplingParams, TokenChunk
 from epd.roles.prompt_scores import PromptScores
+from epd.roles.record import Record
 from epd.roles.step import new_tokens, sequence_of
 from tests.sim.planting import mutant, row, several
 
@@ -31,7 +32,7 @@ def in_each_step(
         spoil(machine, sequence)
         return sequence
 
-    return mock.patch("epd.roles.step_loop.sequence_of", spoiled)
+    return mock.patch("epd.roles.requests.sequence_of", spoiled)
 
 
 def in_each_offer(**changes: Any) -> AbstractContextManager[Any]:
@@ -119,13 +120,15 @@ def the_past_is_a_window() -> Iterator[None]:
 def a_preempted_grammar_starts_anew() -> Iterator[None]:
     """F24: who was preempted goes on in the first state of its grammar."""
 
+    said: dict[str, int] = {}
+
     def mark(machine: request.Request, event: request.Scheduled) -> None:
         request.keep_blocks(machine, event)
-        machine.lookup = len(machine.output)  # a place that is free where nobody drafts
+        said[machine.key] = len(machine.output)
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
-        if machine.sampling.grammar and machine.lookup:
-            sequence.output_ids = sequence.output_ids[machine.num_emitted + machine.lookup :]
+        if machine.sampling.grammar and (num_said := said.get(machine.key)):
+            sequence.output_ids = sequence.output_ids[machine.num_emitted + num_said :]
 
     with (
         row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), mark),
@@ -211,12 +214,12 @@ def a_scored_prompt_is_found_in_the_cache() -> Iterator[None]:
 def log_probabilities_of_other_tokens() -> Iterator[None]:
     """Each chunk of tokens comes with the log-probabilities of an answer's first ones."""
 
-    def first_ones(machine: request.Request) -> TokenChunk:
-        chunk = new_tokens(machine)
+    def first_ones(machine: request.Request, record: Record) -> TokenChunk:
+        chunk = new_tokens(machine, record)
         said = tuple(machine.output[: len(chunk.token_ids)]) if chunk.logprobs else ()
         return msgspec.structs.replace(chunk, logprobs=said)
 
-    with mock.patch("epd.roles.requests.new_tokens", first_ones):
+    with mock.patch("epd.roles.token_outbox.new_tokens", first_ones):
         yield
 
 

@@ -22,6 +22,7 @@ from epd.messages import Grant
 from epd.roles import incoming, kv_ranks, rank_asks
 from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
 from epd.roles.incoming import IncomingRooms
+from epd.roles.prefill import PrefillRole
 from epd.roles.rooms import AskOfRank, Rooms
 from epd.roles.row_producer import RowProducer
 from epd.scheduling import vision_batching
@@ -218,20 +219,20 @@ def a_leader_is_fenced_alone() -> Iterator[None]:
 @mutant
 def rows_of_the_preempted_are_given_up() -> Iterator[None]:
     """F24: who gives its blocks up gives up its images, too, and reads the same slots later."""
-    kept: dict[str, dict[str, object]] = {}
+    release = PrefillRole.release_embeddings
 
-    def remember(machine: Request, event: Event) -> None:
-        kept[machine.key] = dict(machine.rows)
-
-    def begin_again(machine: Request, event: request.Scheduled) -> None:
-        request.keep_blocks(machine, event)
-        machine.rows.update(kept.pop(machine.key, {}))
+    def but_remember(self: PrefillRole, machine: Request, event: Event) -> None:
+        record = self._requests.record(machine)
+        rows = dict(record.rows)
+        release(self, machine, event)
+        if isinstance(event, request.Preempted):
+            record.rows.update(rows)
 
     do = request.Do
     effects = (do.DEQUEUE, do.RELEASE_BLOCKS, do.RELEASE_EMBEDDINGS, do.ENQUEUE)
     gives_way = request.TABLE, request.S.RUNNING, request.Preempted, request.S.PREEMPTED
-    goes_on = request.TABLE, request.S.PREEMPTED, request.Scheduled, request.S.RUNNING
-    with several(row(*gives_way, effects, remember), row(*goes_on, (), begin_again)):
+    remembers = mock.patch.object(PrefillRole, "release_embeddings", but_remember)
+    with several(row(*gives_way, effects), remembers):
         yield
 
 

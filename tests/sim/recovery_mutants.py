@@ -190,7 +190,7 @@ def prefill_says_the_first_token() -> Iterator[None]:
     tell_alive = Requests._tell_alive
 
     def tell(self: Requests, request: Request) -> None:
-        if not request.ended_for_client and request.num_sent < len(request.output):
+        if not request.ended_for_client and self.record(request).num_sent < len(request.output):
             self._tell_tokens(request)
         tell_alive(self, request)
 

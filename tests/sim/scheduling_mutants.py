@@ -19,6 +19,7 @@ from epd.roles.decode import DecodeRole
 from epd.roles.kv_producer import KvProducer
 from epd.roles.landing import Landing
 from epd.roles.outgoing import Staged
+from epd.roles.record import Record
 from epd.roles.step import _spans as spans
 from epd.roles.step import sequence_of
 from epd.scheduling.batching import BatchScheduler
@@ -67,10 +68,10 @@ def preempted_without_its_rows() -> Iterator[None]:
 def prompt_runs_over_its_image() -> Iterator[None]:
     """F10: a chunk is computed although its image's rows are not here: as if they were zero."""
 
-    def present(machine: request.Request, start: int, count: int) -> list[Any]:
-        items = [i for i in machine.message.items if i.room in machine.rows]
-        some = mock.Mock(message=mock.Mock(items=items), rows=machine.rows)
-        return list(spans(some, start, count))
+    def present(machine: request.Request, record: Record, start: int, count: int) -> list[Any]:
+        items = [i for i in machine.message.items if i.room in record.rows]
+        some = mock.Mock(message=mock.Mock(items=items))
+        return list(spans(some, record, start, count))
 
     with several(
         mock.patch.object(request.Request, "num_ready", lambda *_: None),
@@ -234,13 +235,13 @@ def who_has_ended_stays_in_the_batch() -> Iterator[None]:
 def a_stale_token() -> Iterator[None]:
     """The step ahead takes the last token that the host knows, not the one that is on its way."""
 
-    def stale(machine: request.Request, count: int, *drafts: Sequence[int]) -> StepSequence:
-        sequence = sequence_of(machine, count, *drafts)
+    def stale(machine: request.Request, *args: Any) -> StepSequence:
+        sequence = sequence_of(machine, *args)
         if tuple(sequence.token_ids) == (PENDING,):
             sequence.token_ids = machine.tokens(machine.num_tokens - 1, machine.num_tokens)
         return sequence
 
-    with mock.patch("epd.roles.step_loop.sequence_of", stale):
+    with mock.patch("epd.roles.requests.sequence_of", stale):
         yield
 
 

@@ -7,9 +7,11 @@ from unittest import mock
 
 from epd.engine.base import Outcome, StepFailure, StepSequence, verify
 from epd.fsm import request
+from epd.fsm.kernel import Event
 from epd.messages import TokenLogprobs
+from epd.roles.outcomes import Outcomes
+from epd.roles.record import Record
 from epd.roles.requests import Requests
-from epd.roles.speculation import Speculation
 from epd.roles.step_loop import Part
 from epd.scheduling.prefix_keys import PrefixKeys
 from tests.sim.planting import mutant
@@ -34,27 +36,27 @@ def a_rejected_draft_is_said() -> Iterator[None]:
 @mutant
 def a_rejected_draft_keeps_its_place() -> Iterator[None]:
     """Wrong drafts count as computed, so the token behind the right ones never is."""
-    verified = Speculation.verified
+    event_of = Outcomes.event_of
 
-    def keep(
-        self: Speculation, machine: request.Request, count: int, said: Sequence[TokenLogprobs]
-    ) -> None:
-        verified(self, machine, count, said)
-        machine.num_computed += count + 1 - len(said)
+    def keep(self: Outcomes, part: Part, outcome: Outcome, record: Record) -> Event:
+        event = event_of(self, part, outcome, record)
+        if isinstance(event, request.TokenSampled):
+            part.request.num_computed += part.count - 1 - len(event.accepted)
+        return event
 
-    with mock.patch.object(Speculation, "verified", keep):
+    with mock.patch.object(Outcomes, "event_of", keep):
         yield
 
 
 @mutant
 def a_rejected_draft_is_published() -> Iterator[None]:
     """Blocks that drafts have filled can be found by others before the drafts are verified."""
-    settle = Requests._settle
+    end_of = Requests._end_of
 
-    def hasty(self: Requests, part: Part, outcome: Outcome) -> None:
+    def hasty(self: Requests, part: Part, outcome: Outcome) -> Event:
         machine = part.request
         if part.decoding and not machine.ended_for_client:
-            drafts = machine.drafts[: part.count - 1]
+            drafts = self.record(machine).drafts[: part.count - 1]
             text = [*machine.tokens(0, machine.num_tokens), *drafts]
             keys = PrefixKeys(
                 self.engine.kv_layout.block_size, machine.message.items, machine.message.scope
@@ -62,16 +64,16 @@ def a_rejected_draft_is_published() -> Iterator[None]:
             keys.extend(lambda start, stop: text[start:stop], len(text))
             for block, key in zip(machine.block_table, keys.keys, strict=False):
                 self.pool.publish(block, key)
-        settle(self, part, outcome)
+        return end_of(self, part, outcome)
 
-    with mock.patch.object(Requests, "_settle", hasty):
+    with mock.patch.object(Requests, "_end_of", hasty):
         yield
 
 
 @mutant
 def said_behind_its_end() -> Iterator[None]:
     """What was sampled behind a token that ends the answer is said as well."""
-    with mock.patch("epd.roles.requests.until_end", lambda machine, tokens: tokens):
+    with mock.patch("epd.roles.outcomes.until_end", lambda machine, tokens: tokens):
         yield
 
 

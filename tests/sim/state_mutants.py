@@ -99,8 +99,8 @@ def a_state_is_kept_of_a_longer_beginning() -> Iterator[None]:
     """F63: it is kept under the key of the block before."""
     key_before = Contents._key_before
 
-    def earlier(self: Contents, request: Any, num_tokens: int) -> bytes:
-        return key_before(self, request, max(BLOCK_SIZE, num_tokens - BLOCK_SIZE))
+    def earlier(self: Contents, request: Any, record: Any, num_tokens: int) -> bytes:
+        return key_before(self, request, record, max(BLOCK_SIZE, num_tokens - BLOCK_SIZE))
 
     with mock.patch.object(Contents, "_key_before", earlier):
         yield
@@ -131,9 +131,9 @@ def a_state_that_is_read_may_be_given_away() -> Iterator[None]:
             self._pool.give_back(taken.found)
         return taken
 
-    def without(self: Contents, request: Any) -> None:
-        request.states_found = ()
-        let_go(self, request)
+    def without(self: Contents, record: Any) -> None:
+        record.states[:1] = []
+        let_go(self, record)
 
     with several(
         mock.patch.object(Snapshots, "take", unheld),
@@ -174,8 +174,7 @@ def who_is_called_off_keeps_the_copies() -> Iterator[None]:
     """F24: blocks of states that were to be kept go with nobody."""
 
     def release(self: Requests, request: Any, event: Any) -> None:
-        blocks, request.block_table = request.block_table, ()
-        self.return_blocks(blocks)
+        self.return_blocks(request.block_table)
 
     with mock.patch.object(Requests, "release_blocks", release):
         yield

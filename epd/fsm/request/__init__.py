@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Event, Ignore, Row, State, Table, Timers, unless
-from epd.fsm.request.context import Context
+from epd.fsm.request.context import Context, Launched
 from epd.fsm.request.events import (
     AbortReceived,
     ChunkComputed,
@@ -56,6 +56,7 @@ from epd.fsm.request.events import (
     RemoteKvArrived,
     Scheduled,
     StepFailed,
+    StepLaunched,
     StepReturned,
     TextOnly,
     TokenSampled,
@@ -81,6 +82,7 @@ __all__ = (
     "KvOffered",
     "KvWithdrawn",
     "LastTokenSampled",
+    "Launched",
     "LayersComputed",
     "LeaseEnded",
     "LeaseRevoked",
@@ -93,15 +95,20 @@ __all__ = (
     "S",
     "Scheduled",
     "StepFailed",
+    "StepLaunched",
     "StepReturned",
     "TextOnly",
     "TokenSampled",
     "adopt_kv",
+    "await_rows",
     "count_chunk",
     "decode_here",
     "end_here",
+    "end_step",
+    "fail_step",
     "goes_on",
     "grow",
+    "in_another_step",
     "in_flight",
     "keep_blocks",
     "keep_failure",
@@ -109,6 +116,7 @@ __all__ = (
     "keep_last_token",
     "keep_rows",
     "keep_token",
+    "launch",
     "may_begin",
     "note_late",
     "reaches_missing",
@@ -122,7 +130,8 @@ def may_begin(request: Request, event: EmbeddingReady | EmbeddingsPromised) -> b
 
 def reaches_missing(request: Request, event: ChunkComputed) -> bool:
     num_ready = request.num_ready()
-    return num_ready is not None and request.num_computed + event.num_tokens >= num_ready
+    num_tokens = request.num_computed + request.steps[0].num_tokens
+    return num_ready is not None and num_tokens >= num_ready
 
 
 def goes_on(request: Request, event: EmbeddingReady) -> bool:
@@ -135,19 +144,50 @@ def decode_here(request: Request, event: Event) -> bool:
 
 
 def in_flight(request: Request, event: Event) -> bool:
-    return request.in_flight > 0
+    return bool(request.steps)
+
+
+def in_another_step(request: Request, event: StepOver) -> bool:
+    """Than the one that ends with this event: it was launched ahead, and has the blocks."""
+    return len(request.steps) > 1
+
+
+def await_rows(request: Request, event: EmbeddingsRequired) -> None:
+    request.missing = {item.room for item in request.message.items}
 
 
 def keep_rows(request: Request, event: EmbeddingReady) -> None:
     request.missing.discard(event.room)
-    request.rows[event.room] = event.rows
+
+
+def launch(request: Request, event: StepLaunched) -> None:
+    request.steps += (Launched(event.num_tokens, event.ahead),)
+    request.num_under_way += event.num_tokens
+    request.num_coming += event.ahead
+
+
+def _end_step(request: Request) -> int:
+    """The oldest one; the number of tokens that it computed."""
+    (num_tokens, ahead), *later = request.steps
+    request.steps = tuple(later)
+    request.num_under_way -= num_tokens
+    request.num_coming -= ahead
+    return num_tokens
+
+
+def end_step(request: Request, event: StepReturned) -> None:
+    _end_step(request)
+
+
+def fail_step(request: Request, event: StepFailed) -> None:
+    _end_step(request)
+    request.failure = event.failure
 
 
 def keep_blocks(request: Request, event: Scheduled) -> None:
     request.block_table, request.num_computed = event.blocks, event.num_cached
     request.states_found, request.states_kept = event.states_found, event.states_kept
     request.num_found = event.num_cached
-    request.num_published = 0
     if request.num_cached is None:
         request.num_cached = event.num_cached
 
@@ -157,20 +197,22 @@ def grow(request: Request, event: Grown) -> None:
 
 
 def count_chunk(request: Request, event: ChunkComputed) -> None:
-    request.num_computed += event.num_tokens
+    request.num_computed += _end_step(request)
 
 
 def keep_first_token(request: Request, event: FirstTokenSampled) -> None:
-    request.num_computed += event.num_tokens
+    request.num_computed += _end_step(request)
     request.output.append(event.token)
 
 
 def keep_token(request: Request, event: TokenSampled) -> None:
+    _end_step(request)  # of its drafts only some may count
     request.num_computed += len(event.accepted) + 1
     request.output += (*event.accepted, event.token)
 
 
 def keep_last_token(request: Request, event: LastTokenSampled) -> None:
+    _end_step(request)
     request.output += (*event.accepted, event.token)
     request.finish_reason = event.finish_reason
 
@@ -196,6 +238,7 @@ def note_late(request: Request, event: DeadlinePassed) -> None:
     request.failure = Failure(FailureKind.DEADLINE, reason)
 
 
+StepOver = LastTokenSampled | StepFailed | StepReturned
 _ENDED = (S.FINISHED, S.FAILED)
 _USED_BY_STEPS = (S.ABORTING, S.FINISHING)
 _LINGERS = (*_USED_BY_STEPS, S.CALLED_OFF)
@@ -209,7 +252,7 @@ _UNBEGUN = (S.ARRIVED, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED)
 ROWS = (
     # Arrival.
     Row(S.ARRIVED, TextOnly, S.WAITING, (Do.ENQUEUE,), note="never waits for images of others"),
-    Row(S.ARRIVED, EmbeddingsRequired, S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
+    Row(S.ARRIVED, EmbeddingsRequired, S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,), await_rows),
     Row(S.ARRIVED, KvOffered, S.WAITING_FOR_REMOTE_KV, (Do.RESERVE_BLOCKS,)),
     # Embeddings.
     Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingsPromised, S.WAITING, (Do.ENQUEUE,), when=may_begin, note="there is text before its images"),
@@ -223,6 +266,7 @@ ROWS = (
     Row(S.WAITING, Scheduled, S.RUNNING, (), keep_blocks, decode_here),
     Row(S.WAITING, Scheduled, S.RUNNING, (Do.OFFER_KV,), keep_blocks, unless(decode_here)),
     Row(S.PREEMPTED, Scheduled, S.RUNNING, (), keep_blocks, note="its offer stands"),
+    Row((S.RUNNING, S.DECODING), StepLaunched, None, (), launch, note="the next one may be launched before it ends"),
     Row(S.RUNNING, ChunkComputed, S.WAITING_MID_PROMPT, (Do.PUSH_KV,), count_chunk, reaches_missing, "others pass it"),
     Row(S.RUNNING, ChunkComputed, None, (Do.PUSH_KV,), count_chunk, unless(reaches_missing)),
     Row(S.RUNNING, LayersComputed, None, (Do.PUSH_KV,), note="of its last chunk"),
@@ -237,8 +281,8 @@ ROWS = (
     # Decode.
     Row(S.DECODING, TokenSampled, None, (Do.EMIT_TOKENS,), keep_token),
     Row((S.RUNNING, S.DECODING), Grown, None, (), grow, note="of RUNNING, for its second token, in the step ahead"),
-    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), keep_last_token, in_flight, "the step ahead writes into its blocks, and reads no rows"),
-    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, unless(in_flight)),
+    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), keep_last_token, in_another_step, "the step ahead writes into its blocks, and reads no rows"),
+    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, unless(in_another_step)),
     # It gives way: what it computed is computed again; rows stay referenced, an offer stands.
     Row(_IN_BATCH, Preempted, None, when=in_flight, note="not while a step uses the blocks (F6)"),
     Row(_IN_BATCH, Preempted, S.PREEMPTED, (Do.ENQUEUE,), when=unless(in_flight)),
@@ -247,8 +291,8 @@ ROWS = (
     Row((S.PREEMPTED, S.TRANSFERRING, S.WAITING_FOR_REMOTE_KV), KvFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure),
     Row(_PROMPT, (EmbeddingFailed, KvFailed), S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "KV: decode is lost, or refused early"),
     Row(_PROMPT, (EmbeddingFailed, KvFailed), S.FAILED, (Do.SEND_FAILURE,), keep_failure, unless(in_flight)),
-    Row((S.RUNNING, S.DECODING), StepFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "the step ahead has it, too"),
-    Row((S.RUNNING, S.DECODING), StepFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure, unless(in_flight)),
+    Row((S.RUNNING, S.DECODING), StepFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), fail_step, in_another_step, "the step ahead has it, too"),
+    Row((S.RUNNING, S.DECODING), StepFailed, S.FAILED, (Do.SEND_FAILURE,), fail_step, unless(in_another_step)),
     Row(_IN_QUEUE, PlanFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure, note="the others of the step go on"),
     Row(_IN_BATCH, PlanFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight),
     Row(_IN_BATCH, PlanFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure, unless(in_flight)),
@@ -267,8 +311,8 @@ ROWS = (
     Row(S.DECODING, DeadlinePassed, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), end_here, unless(in_flight)),
     Row(S.WAITING_FOR_REMOTE_KV, DeadlinePassed, S.CALLED_OFF, (Do.SEND_FAILURE, Do.ARM_GRACE, Do.CANCEL_TRANSFER), note_late),
     # Over for the client: the outcome frees the memory.
-    Row(_USED_BY_STEPS, StepReturned, None, when=in_flight, note="one more is under way"),
-    Row(_USED_BY_STEPS, StepReturned, S.FINISHED, when=unless(in_flight), note="of FINISHING, computed once too often"),
+    Row(_USED_BY_STEPS, StepReturned, None, (), end_step, in_another_step, "one more is under way"),
+    Row(_USED_BY_STEPS, StepReturned, S.FINISHED, (), end_step, unless(in_another_step), "of FINISHING, computed once too often"),
     Row(S.CALLED_OFF, RemoteKvArrived, S.FINISHED, (), adopt_kv, note="the commit was faster"),
     Row(S.CALLED_OFF, KvFailed, S.FINISHED, note="the transfer returned the blocks, or fences them"),
     Row(_LINGERS, GraceEnded, None, (Do.REPORT_HANG, Do.ARM_GRACE), note="time frees nothing (F6)"),
@@ -278,10 +322,9 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.HELD,), (EmbeddingReady, EmbeddingFailed, EmbeddingsPromised, StepReturned), "it was answered; its lease bounds it"),
+    Ignore((S.HELD,), (EmbeddingReady, EmbeddingFailed, EmbeddingsPromised), "it was answered; its lease bounds it"),
     Ignore(_ENDED, (LeaseRevoked,), "it was let go"),
-    Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, KvDelivered, KvFailed, KvWithdrawn, StepReturned), "it has ended"),
-    Ignore((*_UNBEGUN, *_IN_BATCH, S.TRANSFERRING, S.WAITING_FOR_REMOTE_KV, S.CALLED_OFF), (StepReturned,), "nothing waits for the step's end"),
+    Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, KvDelivered, KvFailed, KvWithdrawn), "it has ended"),
     Ignore((*_IN_QUEUE, *_PROMPT, *_USED_BY_STEPS, *_ENDED), (EmbeddingsPromised,), "an image was here already"),
     Ignore((S.DECODING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
     Ignore((S.ABORTING,), (KvFailed, KvDelivered, LayersComputed), "it has ended for the client"),

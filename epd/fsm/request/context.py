@@ -1,79 +1,58 @@
-"""The context of REQUEST: the one record of an attempt at an instance.
+"""The context of REQUEST: what guards and the scheduler read of an attempt at an instance.
 
-The scheduler asks it (`scheduling/batching.Schedulable`), a step is told of it
-(`engine.base.StepSequence`), and neither keeps anything of its own.  Tokens count as computed when
+The scheduler asks it (`scheduling/batching.Schedulable`) and keeps nothing of its own.  What only
+the roles need is in their record of the attempt (`roles/record.py`).  Tokens count as computed when
 their step has returned, and for the scheduler from its launch.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from epd.failure import Failure
 from epd.fsm.kernel import NULL_JOURNAL, Journal, Machine
-from epd.fsm.request.states import S
+from epd.fsm.request.states import Own, S
 from epd.messages import KvOffer, PrefillRequest
 from epd.records import TokenLogprobs
 
 
-class Keys(Protocol):
-    """The keys of its blocks' contents, made as it grows."""
+class Launched(NamedTuple):
+    """A step under way: it computes the next `num_tokens`.  `ahead`: the step behind it may take
+    the token that it samples, before that is known here."""
 
-    def extend(
-        self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int
-    ) -> Sequence[bytes]: ...
-
-
-class Lookup(Protocol):
-    """Drafts of what it says next."""
-
-    def draft(
-        self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int, limit: int
-    ) -> Sequence[int]: ...
+    num_tokens: int
+    ahead: bool
 
 
 class Context(Machine):
-    """What guards and actions read and write, and all else that is known of the attempt here."""
+    """What guards and actions read, and actions alone write."""
 
     __slots__ = (
-        "awaits_token",
         "block_table",
         "deadline_s",
         "decode_here",
         "failure",
         "finish_reason",
         "gateway",
-        "drafts",
-        "in_flight",
         "kv_room",
         "lease_s",
-        "lookup",
         "message",
         "min_early_tokens",
         "missing",
         "num_cached",
         "num_coming",
         "num_computed",
-        "num_accepted",
-        "num_published",
         "num_found",
-        "num_rejected",
-        "num_sent",
         "num_under_way",
-        "num_whole",
         "output",
-        "positions",
-        "prefix",
         "prompt",
         "rank",
         "rope_delta",
-        "rows",
-        "said",
         "sampling",
         "states_found",
         "states_kept",
+        "steps",
     )
 
     def __init__(
@@ -82,6 +61,12 @@ class Context(Machine):
         message: PrefillRequest | KvOffer,
         prompt: tuple[int, ...],
         journal: Journal = NULL_JOURNAL,
+        *,
+        decode_here: bool = False,
+        lease_s: float = 0.0,
+        min_early_tokens: int = 1,
+        rank: float = 0.0,
+        rope_delta: int = 0,
     ) -> None:
         super().__init__(key, journal)
         self.message = message  # PrefillRequest or KvOffer
@@ -89,11 +74,10 @@ class Context(Machine):
         self.sampling = message.sampling
         self.gateway = message.gateway
         self.deadline_s = message.deadline_s
-        self.decode_here = False
-        self.lease_s = 0.0  # how long its blocks are held for a request that goes on; 0: not
+        self.decode_here = decode_here
+        self.lease_s = lease_s  # how long its blocks are held for a request that goes on; 0: not
         self.missing: set[str] = set()  # rooms whose rows are not resident yet
-        self.min_early_tokens = 1  # it begins before its images if so much can be computed
-        self.rows: dict[str, object] = {}  # room to rows
+        self.min_early_tokens = min_early_tokens  # that begin before its images
         self.block_table: tuple[int, ...] = ()
         # Of a family with states: the blocks of the state behind the first `num_found` tokens, which
         # it begins with a copy of, and those that get a copy of its own, by the tokens before it.
@@ -102,26 +86,13 @@ class Context(Machine):
         self.states_kept: Mapping[int, tuple[int, ...]] = {}
         self.num_computed = 0
         self.num_cached: int | None = None  # of its prompt, when prefill first took it
-        self.prefix: Keys | None = None  # the keys of its blocks' contents
-        self.rank = 0.0  # its place in every queue of this instance
-        self.num_published = 0  # of its blocks, that others can find
-        self.in_flight = 0  # steps under way that use the blocks
+        self.rank = rank  # its place in every queue of this instance
+        self.steps: tuple[Launched, ...] = ()  # under way, in order: they use the blocks
         self.num_under_way = 0  # tokens that they compute
         self.num_coming = 0  # tokens that they sample, and that a step behind them may take
-        self.drafts: Sequence[int] = ()  # draft tokens for its next step
-        self.awaits_token = False  # its next step waits until its last token is known
         self.output: list[TokenLogprobs] = []  # tokens sampled in this attempt
-        # Ids of the answer's tokens, if asked; those of earlier attempts first.
-        self.said = array("i")
-        self.num_sent = 0
-        self.lookup: Lookup | None = (
-            None  # drafts of what it says next; None: it does not speculate
-        )
-        self.num_accepted = self.num_rejected = 0  # of its drafts, since tokens were sent last
-        self.positions: Sequence[Sequence[int]] | None = None  # of its prompt, if not linear
-        self.rope_delta = 0
-        self.kv_room = ""
-        self.num_whole: int | None = None  # blocks that were sent before the last chunk began
+        self.rope_delta = rope_delta
+        self.kv_room = f"{key}/kv"  # of the transfer of its KV, if there is one
         self.finish_reason = ""
         self.failure: Failure | None = None
 
@@ -139,21 +110,19 @@ class Context(Machine):
         return self.terminal or self.state in (S.ABORTING, S.CALLED_OFF, S.FINISHING, S.HELD)
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether the blocks of its table are its own: it may have given them up."""
+        return Own.BLOCKS in self.state.owns
+
+    @property
     def is_due(self) -> bool:
         """Whether a step could compute it, and all of it is here."""
-        return bool(self.block_table) and self.num_left > 0 and not self.lacks_rows
+        return self.has_blocks and self.num_left > 0 and not self.lacks_rows
 
     @property
     def has_yielded(self) -> bool:
         """Whether a token of it was computed at this instance."""
         return len(self.output) > isinstance(self.message, KvOffer)
-
-    @property
-    def holds_tokens(self) -> bool:
-        """Whether its new tokens may wait for more: nobody reads them one by one."""
-        num_new = len(self.output) - self.num_sent
-        is_few = self.num_sent > 0 and num_new < self.sampling.tokens_per_word
-        return is_few and not self.finish_reason
 
     def num_ready(self, ready_room: str = "") -> int | None:
         """Tokens up to the first image that lacks, if one does; `ready_room` does not, whatever
@@ -180,9 +149,7 @@ class Context(Machine):
     @property
     def num_left(self) -> int:
         """Tokens that a further step could compute now; a chunk ends where a state is kept."""
-        stop = len(self.prompt) + len(self.output)
-        if not self.awaits_token:
-            stop += self.num_coming
+        stop = len(self.prompt) + len(self.output) + self.num_coming
         if self.missing and (num_ready := self.num_ready()) is not None:
             stop = min(stop, num_ready)
         start = self.num_computed + self.num_under_way
@@ -208,19 +175,6 @@ class Context(Machine):
         if self.recomputable or not self.decode_here:
             return 0
         return len(self.prompt) + self.sampling.max_tokens - self.num_emitted - 1
-
-    def launched(self, count: int, *, ahead: bool) -> None:
-        """A step with its next `count` tokens is under way; `ahead`: the next step may take the
-        token that this one samples, before it is known here."""
-        self.in_flight += 1
-        self.num_under_way += count
-        self.num_coming += ahead
-
-    def returned(self, count: int, *, ahead: bool) -> None:
-        """That step is over; what it has computed is told by an event."""
-        self.in_flight -= 1
-        self.num_under_way -= count
-        self.num_coming -= ahead
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Their ids `[start, stop)`."""

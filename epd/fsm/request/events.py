@@ -29,7 +29,6 @@ class EmbeddingsPromised(Event):
 @dataclass(slots=True)
 class EmbeddingReady(Event):
     room: str
-    rows: object
 
 
 class EmbeddingFailed(_Failed):
@@ -66,8 +65,17 @@ class Grown(Event):
 
 
 @dataclass(slots=True)
-class ChunkComputed(Event):
+class StepLaunched(Event):
+    """A step with its next tokens is under way, and uses the blocks (see `Launched`).  Steps end
+    in the order of their launch, each by what came of it: an event of its own."""
+
     num_tokens: int
+    ahead: bool
+
+
+@dataclass(slots=True)
+class ChunkComputed(Event):
+    """A step has ended, and it computed no more than a part of the prompt."""
 
 
 @dataclass(slots=True)
@@ -82,7 +90,6 @@ class LayersComputed(Event):
 class FirstTokenSampled(Event):
     """The prompt (after a preemption, and what was generated) is computed; the request goes on."""
 
-    num_tokens: int
     token: TokenLogprobs
 
 
@@ -92,7 +99,6 @@ class LastTokenSampled(Event):
 
     token: TokenLogprobs
     finish_reason: str
-    num_tokens: int = 0
     accepted: tuple[TokenLogprobs, ...] = ()  # drafts before it that the same step accepted
 
 
@@ -156,7 +162,7 @@ class PlanFailed(_Failed):
 
 @dataclass(slots=True)
 class StepReturned(Event):
-    """The step that this sequence was in is over (fired only when it changes something)."""
+    """A step that this sequence was in is over; nobody reads what came of it."""
 
 
 @dataclass(slots=True)

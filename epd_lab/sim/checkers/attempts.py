@@ -60,7 +60,7 @@ class Attempts(Checker):
         self._lost: defaultdict[str, set[Life]] = defaultdict(set)  # by gateway
         self._given_up: dict[str, dict[str, float]] = defaultdict(dict)  # by process: peer, when
         world = context.world
-        world.watch(self._given_up_on, link.EchoMissed)
+        world.watch(self._given_up_on, link.EchoMissed, link.PeerForgotten)
         world.watch(self._lost_at, *_LOST)
         world.watch(self._failed, *_FAILED)
         world.watch(self._placed, generation.Placed)

@@ -21,6 +21,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Deaths._at_hand",
         "Links._trusted_until_s",
         "Member._listed",
+        "Registry._acked_s",
         "Registry._instances",
         "Registry._lost",
         "Registry._refused",
@@ -77,6 +78,7 @@ FOR_A_WHILE = (
         for end in ("OutgoingRooms", "IncomingRooms")
         for name in ("_ended", "_owners", "_rooms")
     ),
+    "IncomingRooms._transports",
 )
 """Rooms that are over, for `tombstone_s`."""
 PERIODIC = "list storage"  # a task that comes again and again, as its timer does

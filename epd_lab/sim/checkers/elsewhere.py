@@ -46,7 +46,7 @@ class Elsewhere(Checker):
         world = context.world
         world.watch(self._moved, generation.ImageMoved)
         world.watch(self._failed, generation.AttemptFailed)
-        world.watch(self._encoder_failed, link.EchoMissed, *_LOST)
+        world.watch(self._encoder_failed, link.EchoMissed, link.PeerForgotten, *_LOST)
         self._gateways: set[str] = set()  # lives that have sent images: each has a budget
         self._avoided: dict[str, frozenset[str]] = {}  # when the attempt began, by generation
         self._late: dict[Image, RoomWanted] = {}

@@ -56,9 +56,9 @@ class Forsaken(Checker):
     def _missed(self, gateway: Node, machine: generation.Generation) -> Iterator[str]:
         if machine.state in _CALLED_OFF:
             addresses = (machine.placement.prefill, machine.placement.decode)
-            asked = [a for a in addresses if a.instance_id in machine.pending_aborts]
+            asked = [a for a in addresses if a.instance_id in machine.unconfirmed]
             if asked and all(self._at(gateway, address) for address in asked):
-                yield f"is called off at {sorted(machine.pending_aborts)}, who do not confirm it"
+                yield f"is called off at {sorted(machine.unconfirmed)}, who do not confirm it"
         elif machine.state in (generation.S.PLACED, generation.S.STREAMING):
             if machine.prompt.stage == "encode":
                 yield from self._images(gateway, machine)

@@ -221,8 +221,8 @@ def _steps(requests: Requests) -> Iterator[str]:
             continue
         if scheduler._num_due(entry) > 0:
             yield f"{entry.key} may be computed"
-    if requests._outbox:
-        yield f"tokens for {', '.join(requests._outbox)} are not sent"
+    if chunks := requests._outbox._chunks:
+        yield f"tokens for {', '.join(chunks)} are not sent"
 
 
 def _blocks(requests: Requests) -> Iterator[str]:

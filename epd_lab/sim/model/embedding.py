@@ -308,7 +308,7 @@ def _give(world: EmbeddingWorld, room: str, *, is_rival: bool = False) -> None:
     world.given.add(room)
     first, *_ = world.requests
     stand_in: Any = Stands(first)
-    world.fire(m.Wanted(room, stand_in, is_rival))
+    world.fire((m.RivalWanted if is_rival else m.Wanted)(room, stand_in))
 
 
 def _lease(world: EmbeddingWorld, room: str) -> None:

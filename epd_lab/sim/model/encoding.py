@@ -133,7 +133,7 @@ class EncodingWorld(World):
     def _fill(self, room: str) -> None:
         require(bool(self.kept), "a room is filled from rows that are not in the books")
         self.sources[room] = "owned"
-        self.fire_room(room, t.BytesReady("rows", NBYTES))
+        self.fire_room(room, t.BytesReady(NBYTES))
 
     def fail_rooms(self, encoding: e.Encoding, event: Event) -> None:
         failure = encoding.failure
@@ -206,7 +206,7 @@ class EncodingWorld(World):
         if self.work == "pool":
             yield self._worked(e.PreprocessSucceeded(PATCHES), "work")
             yield self._worked(e.PreprocessFailed("truncated"), "fault")
-            yield self._worked(e.EncodeFailed("a bug"), "fault")
+            yield self._worked(e.PreprocessCrashed("a bug"), "fault")
         elif self.work == "prepared":
             yield self._worked(e.BatchStarted(), "work", "batch")
         elif self.work == "batch":
@@ -327,7 +327,7 @@ def _ask(world: EncodingWorld, room: str) -> None:
     transfer = world.transfers[room]
     if transfer.terminal:
         return  # its cancel came first (F42)
-    transfer.owner, transfer.manifest = "hash", MANIFEST
+    world.fire_room(room, t.Requested("hash", MANIFEST))
     world.fire(e.Requested(room))
 
 

@@ -30,7 +30,7 @@ from epd_lab.sim.model.request import MAX_TOKENS, RequestWorld
 from epd_lab.sim.model.world import World
 
 LIMITS = TimeLimits(1.0, 1.0, 1.0)
-PLACEMENT = Placement((), Address("p0", 1, ""), Address("d0", 1, ""))
+PLACEMENT = Placement((), Address("instance", 1, ""), Address("instance", 1, ""))
 
 
 class _Client:
@@ -91,7 +91,6 @@ class GenerationWorld(World):
         self.sent[generation.attempt] = len(generation.token_ids)
 
     def abort_attempt(self, generation: g.Generation, event: Event) -> None:
-        generation.pending_aborts = {"instance"}
         self.called_off.add(generation.attempt)
 
     def deliver(self, generation: g.Generation, event: Event) -> None:
@@ -152,7 +151,7 @@ class GenerationWorld(World):
         if generation.state in (g.S.MIGRATING, g.S.AWAITING_TOPOLOGY) and self.placing:
             yield self.act("it is placed again", "work", _place)
             yield self._event(g.NoTopology("nobody is left"), "fault")
-            yield self._event(g.NoTopology("there never was one", may_come=False), "fault")
+            yield self._event(g.TopologyUnknown("there never was one"), "fault")
         if self.pause:
             yield self.act("its pause is over", "work", _look)
         if generation.state is g.S.AWAITING_TOPOLOGY:
@@ -244,8 +243,7 @@ def _call_off(world: GenerationWorld, number: int) -> None:
     if attempt is None:
         world.buried.add(number)
         if number == world.generation.attempt:
-            world.generation.pending_aborts.discard("instance")
-            world.fire(g.AbortConfirmed())
+            world.fire(g.AbortConfirmed("instance"))
     elif attempt.begun:
         world.attempts[number] = after = attempt.fork()
         after.fire(r.AbortReceived())
@@ -253,15 +251,13 @@ def _call_off(world: GenerationWorld, number: int) -> None:
 
 def _read(world: GenerationWorld, number: int, word: str) -> None:
     """What the gateway makes of a message of the present attempt."""
-    generation = world.generation
     if word == "failed":
         failure = world.attempts[number].request.failure
         assert failure is not None  # it is told
         kind = FailureKind.LOST if failure.retryable else FailureKind.MEDIA
         world.fire(g.AttemptFailed(Failure(kind, failure.reason)))
     elif word == "aborted":
-        generation.pending_aborts.discard("instance")
-        world.fire(g.AbortConfirmed())
+        world.fire(g.AbortConfirmed("instance"))
     else:
         _read_tokens(world, number, word)
 

@@ -126,7 +126,7 @@ def _hear(world: InstanceWorld, epoch: int, word: str) -> None:
     if word == "joins":
         _join(world, epoch)
     elif epoch == world.known:
-        heard = {"beats": i.HeartbeatReceived(IDLE), "drains": i.DrainAnnounced()}
+        heard = {"beats": i.HeartbeatReceived(IDLE, 0, 0.0), "drains": i.DrainAnnounced()}
         if word != "beats" or world.machines[epoch].present:
             world.fire(epoch, heard.get(word, i.LeftReceived()))
 
@@ -141,8 +141,8 @@ def _join(world: InstanceWorld, epoch: int) -> None:
         if known.terminal:
             world.refused.add(epoch)
         else:
-            world.fire(epoch, i.JoinAccepted())
+            world.fire(epoch, i.JoinAccepted(0.0))
         return
     world.known = epoch
     world.machines[epoch] = i.Instance(_info(epoch), IDLE, 0.0)
-    world.fire(epoch, i.JoinAccepted())
+    world.fire(epoch, i.JoinAccepted(0.0))

@@ -276,7 +276,7 @@ class PairModel:
             part = o.PartReady(NBYTES // 2)
             yield Step("half is ready", "work", lambda: self.fire(pair, PRODUCER, part))
         if not end.started and not end.cancelled:
-            ready = o.BytesReady("source", NBYTES)
+            ready = o.BytesReady(NBYTES)
             yield Step(
                 "bytes are ready",
                 "work",

@@ -75,8 +75,9 @@ class RequestWorld(World):
         items = tuple(_Item(f"item {index}", 1 + index) for index in range(num_items))
         prompt = (0,) * max(2, 1 + num_items)
         message: Any = _Message(items, num_emitted)
-        self.request = r.Request("id/1", message, prompt)
-        self.request.decode_here = decode_here or remote_kv
+        here = decode_here or remote_kv
+        self.request = r.Request("id/1", message, prompt, decode_here=here)
+        self.num_sent = 0  # of its tokens
         self.remote_kv = remote_kv
         self.held = held  # it is for its prompt alone, whose blocks are held afterwards
         self.max_tokens = MAX_TOKENS_AHEAD if ahead else MAX_TOKENS
@@ -103,7 +104,7 @@ class RequestWorld(World):
         require(self.blocks != "owned", "blocks are left over")
         require(not self.rows, "references to rows are left over")
         require(not self.queued, "a place in the batch is left over")
-        require(not self.request.in_flight, "a step still runs")
+        require(not self.request.steps, "a step still runs")
         handed = self.blocks == "transfer" or self.remote_kv
         require(self.transfer != "open" or handed, "an offer is left standing")
         self.request.output, self.request.block_table = [], ()  # nobody reads them any more
@@ -113,11 +114,9 @@ class RequestWorld(World):
     def acquire_embeddings(self, request: r.Request, event: Event) -> None:
         self.rows = True
         self.loading = {item.room for item in request.message.items}
-        request.missing = set(self.loading)
 
     def release_embeddings(self, request: r.Request, event: Event) -> None:
         require(not any(self.reading), "rows are given back under a step")
-        request.rows.clear()
         self.rows = False
         self.loading.clear()
 
@@ -131,7 +130,7 @@ class RequestWorld(World):
         self.queued = False
 
     def release_blocks(self, request: r.Request, event: Event) -> None:
-        require(not request.in_flight, "blocks are freed under a step (F6)")
+        require(not request.steps, "blocks are freed under a step (F6)")
         require(self.blocks == "owned", f"blocks are freed that are {self.blocks}")
         self.blocks = "none"
 
@@ -156,9 +155,9 @@ class RequestWorld(World):
     def emit_tokens(self, request: r.Request, event: Event) -> None:
         ended = "aborted" in self.words or "failed" in self.words
         require(not ended, "tokens after the end")
-        start = request.num_emitted + request.num_sent
-        count = len(request.output) - request.num_sent
-        request.num_sent = len(request.output)
+        start = request.num_emitted + self.num_sent
+        count = len(request.output) - self.num_sent
+        self.num_sent = len(request.output)
         final = f" final {request.finish_reason}" if request.finish_reason else ""
         self.words[f"tokens {start} {count}{final}"] = None
 
@@ -194,10 +193,10 @@ class RequestWorld(World):
             yield self.act("it is scheduled", "work", _schedule)
         if self.transfer == "open":
             yield from self._transfer()
-        if request.in_flight:
+        if request.steps:
             yield from self._returns()
         running = request.state in (r.S.RUNNING, r.S.DECODING)
-        if running and request.in_flight < self.depth and self._next():
+        if running and len(request.steps) < self.depth and self._next():
             yield self.act("a step begins", "work", _begin_step)
         if not self.brief:
             yield from self._blocks()
@@ -221,11 +220,11 @@ class RequestWorld(World):
         request = self.request
         prompt = request.state in (r.S.RUNNING, r.S.WAITING_MID_PROMPT)
         if prompt or (request.state is r.S.DECODING and not request.message.items):
-            if not request.in_flight:
+            if not request.steps:
                 yield self.act("it gives way", "fault", _give_way)
             else:
                 yield self._event(r.Preempted(), "fault")
-        ahead = request.state is r.S.RUNNING and request.in_flight > 1
+        ahead = request.state is r.S.RUNNING and len(request.steps) > 1
         if (ahead or request.state is r.S.DECODING) and request.block_table == BLOCKS:
             yield self._event(r.Grown((5,)), "fault")
 
@@ -276,7 +275,7 @@ class RequestWorld(World):
         index = request.num_emitted + len(request.output)
         taken = self.taken[0]
         if request.num_computed + taken < request.num_tokens:
-            yield self._returned(r.ChunkComputed(taken), "work")
+            yield self._returned(r.ChunkComputed(), "work")
             return
         if self.held:
             yield self._returned(r.PromptHeld(token(index), "length"), "work")
@@ -286,13 +285,12 @@ class RequestWorld(World):
         if index + 1 >= self.max_tokens:
             return
         if request.state is r.S.RUNNING:
-            yield self._returned(r.FirstTokenSampled(taken, token(index)), "work")
+            yield self._returned(r.FirstTokenSampled(token(index)), "work")
         else:
             yield self._returned(r.TokenSampled(token(index)), "work")
 
     def _returned(self, event: Event, kind: str) -> Step[RequestWorld]:
         def do(world: RequestWorld) -> None:
-            world.request.in_flight -= 1
             world.taken, world.reading = world.taken[1:], world.reading[1:]
             world.fire(event)
 
@@ -321,7 +319,7 @@ def _begin(world: RequestWorld) -> None:
 
 def _load(world: RequestWorld, room: str) -> None:
     world.loading.discard(room)
-    world.fire(r.EmbeddingReady(room, "rows"))
+    world.fire(r.EmbeddingReady(room))
 
 
 def _schedule(world: RequestWorld) -> None:
@@ -343,5 +341,6 @@ def _begin_step(world: RequestWorld) -> None:
     require(world.blocks == "owned", "a step writes into blocks that are not its own")
     first = world.request.num_computed + sum(world.taken)
     world.reading += (first < len(world.request.prompt),)
-    world.taken += (world._next(),)
-    world.request.in_flight += 1
+    count = world._next()
+    world.taken += (count,)
+    world.fire(r.StepLaunched(count, ahead=False))
