@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,7 @@ def writes_in(source: str) -> Iterator[tuple[int, str]]:
     yield from visitor.found
 
 
+@cache
 def writes() -> list[str]:
     """Of all files that may have a machine, outside `epd.fsm`."""
     found = []

@@ -10,7 +10,6 @@ from epd.failure import FailureKind
 from epd.fsm import generation, incoming, outgoing
 from epd.fsm.kernel import Event
 from epd.fsm.membership import AbsenceSettled
-from epd.fsm.request import Request
 from epd.fsm.room import keep_failure
 from epd.messages import CancelTransfer, Membership
 from epd.roles.askers import Askers
@@ -189,10 +188,11 @@ def prefill_says_the_first_token() -> Iterator[None]:
     """F20: so the gateway believes that decode has the request, and does not miss prefill."""
     tell_alive = Requests._tell_alive
 
-    def tell(self: Requests, request: Request) -> None:
+    def tell(self: Requests, key: str) -> None:
+        request = self._requests[key]
         if not request.ended_for_client and self.record(request).num_sent < len(request.output):
             self._tell_tokens(request)
-        tell_alive(self, request)
+        tell_alive(self, key)
 
     with mock.patch.object(Requests, "_tell_alive", tell):
         yield
