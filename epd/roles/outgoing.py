@@ -135,8 +135,10 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         """Its consumer cannot be asked: that is its end, for its owner too."""
         outgoing = self.find(room)
         if outgoing is not None and not outgoing.terminal:
-            self.fire(outgoing, SourceFailed(failure))
-            self._owners[room].concluded(outgoing, failure)
+            self.fire(outgoing, SourceFailed(failure))  # behind what it was asked for with
+            self.actor.mailbox.append(
+                f"call off {room}", self._owners[room].concluded, outgoing, failure
+            )
 
     # --- messages ---------------------------------------------------------------------------------
 

@@ -185,7 +185,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
     Drill(
         "heard-after-it-was-forgotten",
         ("F48",),
-        topology="1e1p1d",
+        topology="1e2p1d",
         work=Workload(16, image_share=0.3, max_tokens=4),
         faults=(Fault("block", "d0", point="MESSAGE:Commit", nth=4, other="p0", duration_s=9.0),),
         settings=Settings(timing=replace_timing(tombstone_s=3.0)),

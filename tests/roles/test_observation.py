@@ -193,7 +193,7 @@ def test_an_instance_that_is_gone_is_counted_and_found_and_lost_is_late() -> Non
     for number, event in enumerate(ends):
         info = InstanceInfo(address=Address(f"e{number}", 1, ""), roles=(), host_id="", pid=1)
         made = instance.Instance(info, Load(), 7.0, journal)
-        for one in (instance.JoinAccepted(0.0), event):
+        for one in (instance.JoinAccepted(7.0), event):
             made.fire(one)
         gone.append(made)
     assert observe(actor, Query(limit=9)).states == ()

@@ -148,7 +148,7 @@ def test_how_a_peer_reaches_own_memory() -> None:
             mock.patch.object(type(plane), "offers", (best, other)),
             mock.patch.object(at.actor, "peer_info", return_value=its),
         ):
-            fresh = Incoming("r", 1, PEER, "o", 1, 9.0, at.actor.journal)
+            fresh = Incoming("s", 1, PEER, "o", 1, 9.0, at.actor.journal)
             at.role.descriptor("region", fresh)
             assert at.role.landing("region", fresh) == "region"
             at.role.descriptor("region", known)

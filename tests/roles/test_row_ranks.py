@@ -130,7 +130,8 @@ async def test_what_is_written_to_each_rank(
         ports=SimpleNamespace(transfers=transfers), is_self=lambda peer: False
     )
     producer = RowProducer(actor, mock.Mock(), mock.Mock(), ring, mock.Mock(), mock.Mock())
-    outgoing: Any = SimpleNamespace(source=rows, slots=(1,), grant=grant, peer="pd0")
+    outgoing: Any = SimpleNamespace(key="a", slots=(1,), grant=grant, peer="pd0")
+    producer.sources["a"] = rows
     staged = await producer.stage(outgoing, grant)
     if num_ranks == 1:
         assert not isinstance(staged, Spread)

@@ -227,7 +227,7 @@ def patience_has_no_end() -> Iterator[None]:
     """F15: nothing bounds the wait for a token while instances say that they are there."""
 
     def nothing(self: GatewayTimers, machine: generation.Generation, event: Event) -> None:
-        machine.token_due_s = self.clock.now_s() + machine.limits.total_s
+        self._arm(machine, generation.TokenTimedOut, machine.limits.total_s, lambda: None)
 
     with mock.patch.object(GatewayTimers, "arm_patience", nothing):
         yield

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from epd.config import EncodeConfig, EngineConfig
-from epd.roles import requests
+from epd.roles import record as roles_record
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.device import Costs
@@ -162,7 +162,7 @@ def test_a_short_prompt_passes_long_ones_that_came_just_before(
         return ttft_s(play("1epd", [*long, Ask(8, comes_s, text(20, 70), max_tokens=2)], ROOMY)[8])
 
     early, late = waited_s(1.03), waited_s(1.24)
-    monkeypatch.setattr(requests, "TOKEN_S", 0.0)
+    monkeypatch.setattr(roles_record, "TOKEN_S", 0.0)
     assert early < 0.3 * waited_s(1.03)
     assert late == waited_s(1.24), "what a prompt of 800 tokens costs is 0.2 s of waiting"
 
