@@ -139,7 +139,8 @@ def _ring(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
         return
     held: Counter[str] = Counter()
     for room in rooms:
-        held[room.peer.instance_id] += len(room.slots)
+        if not room.terminal:  # else they were returned
+            held[room.peer.instance_id] += len(room.slots)
     lease = _next_lease(ring._queue, held)
     if lease is not None and lease.count <= ring.pool.num_free:
         yield f"{lease.key} may have its {lease.count} slots of the ring"
