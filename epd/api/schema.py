@@ -9,6 +9,7 @@ under the old one.  What cannot be kept exactly is refused.
   (`_is_kept`), not as a neighbour.  Bounds move inwards.  Multiples have one: past the digits that
   a number may have (`engine.finite`) nothing could make it a multiple; and there are few remainders
   (`_check_multiples`), of which a mask may have to search all.
+- Spaces of a pattern are those that are spaces to ECMA 262 and to Rust.
 - `date`, `time` and `date-time` admit what a calendar and a clock have; names of hosts and mail
   have their lengths.
 - `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
@@ -20,6 +21,7 @@ under the old one.  What cannot be kept exactly is refused.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -65,6 +67,10 @@ _DAY = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
+_SPACES = (
+    r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"  # ECMA 262
+)
+_CLASSES = {r"\s": f"[{_SPACES}]", r"\S": rf"[^{_SPACES}\x{{85}}\x{{feff}}]"}
 _MAIL = r"^[^@]{1,64}@[^.]{1,63}(?:\.[^.]{1,63})*$"  # RFC 5321
 _MOST_CHARS = {"email": 254, "hostname": 253}
 _CALENDAR = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$"}
@@ -196,6 +202,8 @@ def _keyword(key: str, value: object, place: _Place) -> object:
         return int(value)
     if key in ("const", "enum"):
         _check_literal(value, f"{place}.{key}".removeprefix("."))
+    if key == "pattern" and isinstance(value, str) and place.narrows:
+        return re.sub(r"\\.", lambda found: _CLASSES.get(found[0], found[0]), value)
     return value
 
 
@@ -237,6 +245,8 @@ def _bound(schema: JsonObject, place: _Place) -> None:
         if _is_number(bound):
             move = _whole_inwards if is_whole else _inwards
             moved = move(bound, sign)
+            if is_whole and moved == bound and key.startswith("ex") and abs(bound) > MAX_EXACT:
+                moved = int(math.nextafter(bound, sign * math.inf))  # 10^16 - 1 is 10^16 to a float
             if moved is None or (moved != bound and not place.narrows):
                 at = f"{place}.{key}".removeprefix(".")
                 raise NotExact(f"{at}: {bound} is more than is counted exactly; choose another")
@@ -329,11 +339,13 @@ def _follow_formats(schema: JsonObject, place: _Place) -> None:
     elif "pattern" not in schema and place.narrows:
         schema["pattern"] = pattern
         del schema["format"]
-    if isinstance(form, str) and form in _MOST_CHARS and place.narrows and "pattern" not in schema:
+    if isinstance(form, str) and form in _MOST_CHARS and place.narrows:
         given = schema.get("maxLength", _MOST_CHARS[form])
         schema["maxLength"] = min(given, _MOST_CHARS[form]) if _is_number(given) else given
-        if form == "email":
-            schema["pattern"] = _MAIL
+        if form == "email" and schema.setdefault("pattern", _MAIL) != _MAIL:
+            several = schema.setdefault("allOf", [])
+            if isinstance(several, list):
+                several.append({"pattern": _MAIL})
 
 
 # --- objects --------------------------------------------------------------------------------------

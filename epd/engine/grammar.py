@@ -175,15 +175,15 @@ class Grammars:
                 break
         else:
             return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
-        walks: list[tuple[int, Callable[[int], bool]]] = [(MAX_WALK_TOKENS, _any)] * NUM_WALKS
+        walks: list[tuple[int, Callable[[int], int]]] = [(MAX_WALK_TOKENS, _any)] * NUM_WALKS
         if _COUNTED.search(grammar):  # a long one stays in its strings
             walks += [(MAX_LONG_TOKENS, self._is_end)] * NUM_LONG
         if '"multipleOf"' in grammar:
-            walks += [(MAX_DIGIT_TOKENS, self._is_no_digit)] * NUM_DIGITS
+            walks += [(MAX_DIGIT_TOKENS, self._behind_digits)] * NUM_DIGITS
         reasons = (self._walk(matcher.deep_copy(), n, *each) for n, each in enumerate(walks))
         return next(filter(None, reasons), "")
 
-    def _walk(self, matcher: Matcher, seed: int, count: int, avoids: Callable[[int], bool]) -> str:
+    def _walk(self, matcher: Matcher, seed: int, count: int, avoids: Callable[[int], int]) -> str:
         """Begin one answer of those that it admits, and go back in it; why that failed."""
         draw, num_taken = random.Random(seed), 0
         while num_taken < count and not matcher.is_stopped():
@@ -208,8 +208,10 @@ class Grammars:
         text = self._tokenizer.decode_bytes([token_id])
         return token_id in self._tokenizer.eos_tokens or not _ENDS.isdisjoint(text)
 
-    def _is_no_digit(self, token_id: int) -> bool:
-        return not self._tokenizer.decode_bytes([token_id]).isdigit()
+    def _behind_digits(self, token_id: int) -> int:
+        """Ends come next, lest a walk stay in a text before its number."""
+        is_digits = self._tokenizer.decode_bytes([token_id]).isdigit()
+        return 0 if is_digits else 1 if self._is_end(token_id) else 2
 
     def _matcher(self, grammar: str, limits: LLParserLimits = LIMITS) -> Matcher:
         made = self._made(grammar, limits)

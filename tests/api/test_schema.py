@@ -171,6 +171,35 @@ def test_formats_are_those_of_their_standards(form: str, right: str, wrong: str)
     assert admits(asked, json.dumps(right)) and not admits(asked, json.dumps(wrong))
 
 
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ("email", "a0@b.c", f"a0{'a' * 63}@b.c"),
+        ("hostname", f"a0.{'b' * 63}", "a0" + f".{'d' * 61}" * 5),
+    ],
+)
+def test_a_format_beside_a_pattern_has_its_length(form: str, right: str, wrong: str) -> None:
+    for pattern in ("(a){1,3}", "(0)*"):
+        asked = {"type": "string", "format": form, "pattern": pattern}
+        assert admits(asked, json.dumps(right)) and not admits(asked, json.dumps(wrong))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^\s$", "\t\n\r\u2003\u3000\xa0 ", "\x85\ufeffa"),
+        (r"^[a\s]$", "a\t\u2028", "\x85s"),
+        (r"^\S$", "as\u200b", "\x85\ufeff\t\u2003"),
+        (r"^[^\s]$", "as", "\t\u2003"),
+        (r"^\\s$", "", "s\t"),
+    ],
+)
+def test_spaces_are_those_of_ecma_262(pattern: str, right: str, wrong: str) -> None:
+    asked = {"type": "string", "pattern": pattern}
+    assert all(admits(asked, json.dumps(one, ensure_ascii=False)) for one in right)
+    assert not any(admits(asked, json.dumps(one, ensure_ascii=False)) for one in wrong)
+
+
 @pytest.mark.parametrize("form", ["path", "password", "int32", "regex", "", "color-hex", 7])
 def test_an_unknown_format_is_an_annotation(form: object) -> None:
     assert exact({"type": "string", "format": form}) == {"type": "string"}

@@ -58,6 +58,15 @@ def test_no_number_is_past_its_bounds(
             assert all(compare(number, bound) for compare, bound in limits), (asked, number)
 
 
+@pytest.mark.parametrize("far", [2**53 + 2, 10**16, 2**60, 2**62 + 4096])
+def test_what_a_bound_excludes_is_excluded(far: int) -> None:
+    """Beyond 2^53 a float holds no neighbour of the bound."""
+    for sign, key in ((1, "exclusiveMaximum"), (-1, "exclusiveMinimum")):
+        asked = {"type": "integer", key: sign * far}
+        assert not admits(asked, sign * far) and not admits(asked, sign * (far + 1))
+        assert admits(asked, sign * (far - far // 10))
+
+
 @pytest.mark.parametrize(
     "whole",
     [
@@ -180,6 +189,16 @@ def test_multiples_are_refused_or_followed(
         return
     for _ in range(3):
         drawn(Matcher(GRAMMARS._made(grammar, PROOF_LIMITS)), draw, ends=0.1, likes=b"0123456789")
+
+
+def test_a_proof_walks_through_digits() -> None:
+    """What stands in Lark, or meets a vocabulary of long numbers, has this bound only."""
+    for step, is_followed in ((100, True), (9973, False)):
+        number = {"type": "number", "multipleOf": step, "minimum": -(2**53), "maximum": 1e15}
+        both = {"a": {"type": "string"}, "b": number}
+        asked = {"type": "object", "properties": both, "required": ["a", "b"]}
+        reason = GRAMMARS.proof(f"start: %json {json.dumps(asked)}")
+        assert not reason if is_followed else "too many expressions" in reason
 
 
 @pytest.mark.parametrize("asked", [{"type": "number"}, {}, {"type": "object"}])
