@@ -368,7 +368,7 @@ class Cluster:
     # --- healing ----------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """No faults any more: everyone runs, everyone is connected, every device works."""
+        """No faults any more; one lost device may be left, not two: that would look like poison."""
         self.world.network.heal_all()
         self.world.fabric.heal()
         self.disk.heal()
@@ -376,17 +376,17 @@ class Cluster:
             process = self.world.processes.get(name)
             if process is None or not process.alive:
                 self.spawn(name)
-                continue
-            process.slowness = 1.0
-            self.world.resume(process)
-        for rank in self.groups.living():
-            rank.slowness = 1.0
-            self.world.resume(rank)
+        for running in (*(node.process for node in self.living()), *self.groups.living()):
+            running.slowness = 1.0
+            self.world.resume(running)
         for node in self.living():
             for device in node.devices:
                 device.fail_next = 0
                 device.release()
             node.process.breaks.clear()
+        sick = [node for node in self.living() if any(d.lost or d.dead for d in node.devices)]
+        for node in sick[1:]:
+            self._ends("device_lost", node, "the world heals")
 
     def stop(self) -> None:
         self._stopping = True
