@@ -53,8 +53,9 @@ _COUNTED = re.compile(r"[)}]\??\{\d")  # a group, or what is counted already
 _ENDS = frozenset(b'"]}')
 
 
-def _any(_: int) -> bool:
-    return False
+def _alike(_: int) -> int:
+    """A walk that prefers no token."""
+    return 0
 
 
 class Matcher:
@@ -175,7 +176,7 @@ class Grammars:
                 break
         else:
             return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
-        walks: list[tuple[int, Callable[[int], int]]] = [(MAX_WALK_TOKENS, _any)] * NUM_WALKS
+        walks: list[tuple[int, Callable[[int], int]]] = [(MAX_WALK_TOKENS, _alike)] * NUM_WALKS
         if _COUNTED.search(grammar):  # a long one stays in its strings
             walks += [(MAX_LONG_TOKENS, self._is_end)] * NUM_LONG
         if '"multipleOf"' in grammar:

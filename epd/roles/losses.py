@@ -119,8 +119,8 @@ def _has_yielded(gone: Address, machine: Generation) -> bool:
     return machine.token_ids_of_attempt > num_of_prefill
 
 
-def _has_served(prefill: Address, machine: Generation) -> bool:
-    """Whether a token shows that the attempt needs it no more."""
+def _has_served(gone: Address, machine: Generation) -> bool:
+    """Whether a token shows that the attempt needs it no more: it was prefill alone."""
     placement = machine.placed
-    is_prefill = placement is not None and prefill == placement.prefill != placement.decode
-    return is_prefill and bool(machine.token_ids_of_attempt)
+    is_decode = placement is not None and gone == placement.decode
+    return not is_decode and _has_yielded(gone, machine)

@@ -74,7 +74,7 @@ class Present(msgspec.Struct, frozen=True, tag=True):
 
 
 class Executed(msgspec.Struct, frozen=True, tag=True):
-    """Of a rank: a command, done or failed; number 0: it could not be loaded."""
+    """Of a rank: a command, done or failed; number 0: it cannot go on, or was never loaded."""
 
     number: int
     failure: str = ""

@@ -44,7 +44,7 @@ BEGINS_ANEW = Drill(
 """Who gave way has blocks again while a part is awaited that it left: in few of these runs."""
 FIRST = {mutant: drill.name for drill in reversed(drills.DRILLS) for mutant in drill.mutants}
 SHOWN = {  # of each drill one that no drill before it has: each can fail
-    next(iter([m for m in drill.mutants if FIRST[m] == drill.name]), "") for drill in drills.DRILLS
+    next((m for m in drill.mutants if FIRST[m] == drill.name), "") for drill in drills.DRILLS
 }
 PAIRS = [
     pytest.param(
@@ -60,7 +60,7 @@ PAIRS = [
 @pytest.mark.parametrize(("drill", "mutant"), PAIRS)
 def test_mutant_is_caught(drill: str, mutant: str) -> None:
     """In one of the very seeds that are run of the drill; first in those that noticed it before.
-    The quick tests ask each drill for one mutant."""
+    The quick tests ask each drill for one mutant that no drill before it has."""
     caught = MEASURED.caught.get((drill, mutant))
     seeds = NOT_MEASURED if caught is None else MEASURED.seeds(drill, MISSED_BY_FEW)
     likely = sorted(seeds, key=lambda seed: seed not in (caught or ()))
