@@ -69,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who may ask the gateway; what it means: epd/api/access.py."""
+    """Who may ask the gateway; what it means: epd/api/http/access.py."""
 
     api_keys: Annotated[Texts, about("requests need one of these; better in EPD_API_KEY, which other users cannot see; none: nobody is asked for one", "--api-key", "access", "KEY")] = ()
     allowed_origins: Annotated[Texts, about("pages of these may ask from a browser, such as https://chat.example; *: all", "--allowed-origins", "access", "ORIGIN")] = ()

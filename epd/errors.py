@@ -15,6 +15,10 @@ class Told(Exception):
     exit_status: ClassVar[int] = FAILED
 
 
+class MediaError(Told):
+    """An image or video cannot be used (truncated, too big); the text is for the client."""
+
+
 def explain(error: BaseException) -> tuple[int, str]:
     """Exit status and sentence of an error; what is not told is a bug of ours, with its place."""
     if isinstance(error, Told):

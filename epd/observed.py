@@ -24,7 +24,7 @@ class StateCount(Record):
     state: Name
     count: Total
     oldest_s: Seconds  # for how long the first of them has been there
-    num_late: Count = 0  # their time is over: see `epd.roles.observation`
+    num_late: Count = 0  # their time is over: see `epd.roles.watching.observation`
     left_s: Seconds | None = None  # until a clock ends the first of them, if nothing else does
 
 

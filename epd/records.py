@@ -137,7 +137,7 @@ class Counted(Record):
 
 
 class Histogram(Record):
-    """Observations since a process began; bounds belong to the name (`roles/stage_times.py`)."""
+    """Observations since a process began; bounds belong to the name (`roles.watching`)."""
 
     name: Name
     labels: tuple[tuple[Name, Where], ...]
@@ -257,8 +257,9 @@ class SamplingParams(Record):
 class Clip(Record):
     """Which frames of a video an item's rows are made of; an image has none.
 
-    `container`: the file's format, one of `epd.engine.video.CONTAINERS`, or "frames" for images
-    packed one after the other (a msgpack array).  `frames`: indices into the video, in order.
+    `container`: the file's format, one of `epd.media_files.video.CONTAINERS`, or "frames" for
+    images packed one after the other (a msgpack array).  `frames`: indices into the video, in
+    order.
     """
 
     container: Name

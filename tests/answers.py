@@ -7,8 +7,8 @@ import random
 
 import numpy as np
 
-from epd.api.structured import Constraint
-from epd.engine.grammar import Grammars, Matcher
+from epd.api.asked.structured import Constraint
+from epd.model_files.grammar import Grammars, Matcher
 from epd.tiny import CHECKPOINT
 from tests.grammars import VOCAB_SIZE
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from epd.engine.grammar import Grammars
+from epd.model_files.grammar import Grammars
 
 VOCAB_SIZE = 272  # of the bundled model
 

@@ -270,7 +270,7 @@ class Right(Component):
 def test_who_sends_and_handles_is_read_from_code(tmp_path: Path) -> None:
     (tmp_path / "left.py").write_text(SYNTHETIC)
     (tmp_path / "right.py").write_text(OTHER)
-    left, right = speakers(tmp_path)
+    left, right = speakers([tmp_path])
     assert (left.name, left.about) == ("Left", "The left role: asks.")
     assert left.receives == ["Leave", "Commit"]
     assert left.sends == ["Grant", "CommitAck"], "an event named like a message is not one"
@@ -286,7 +286,7 @@ def test_who_sends_and_handles_is_read_from_code(tmp_path: Path) -> None:
 
 
 def test_without_roles_there_is_a_page_and_no_image(tmp_path: Path) -> None:
-    files = render(TABLES, tmp_path / "nowhere")
+    files = render(TABLES, [tmp_path / "nowhere"])
     assert "messages.svg" not in files
     assert "| `Grant` | nobody | nobody |" in files["messages.md"]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from epd.cli.main import VERBS
-
 ROOT = Path(__file__).parent.parent
 STDLIB = sys.stdlib_module_names
+
+MAX_FILES = 25
 
 NOT_PURE = frozenset({"asyncio", "logging", "random", "secrets", "threading", "time", "uuid"})
 NOT_IN_ROLES = NOT_PURE - {"asyncio"}
@@ -44,7 +44,7 @@ def packages(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
+PORTS = ("epd.frontend", "epd.engine.base", "epd.transport.base")
 DATA = (
     "epd.failure",
     "epd.layouts",
@@ -57,29 +57,37 @@ DATA = (
     "epd.wire",
 )
 LEAVES = ("epd.config", "epd.dropped", "epd.errors", "epd.topology", *DATA)
-TORCH_FREE = (
-    "epd.engine.avi",
-    "epd.engine.checkpoint",
-    "epd.engine.config_sizes",
-    "epd.engine.container",
-    "epd.engine.deadline_file",
-    "epd.engine.families",
-    "epd.engine.film_header",
-    "epd.engine.fingerprint",
-    "epd.engine.finite",
-    "epd.engine.geometry",
-    "epd.engine.grammar",
-    "epd.engine.image_opening",
-    "epd.engine.image_header",
-    "epd.engine.isom",
-    "epd.engine.matroska",
-    "epd.engine.model_config",
-    "epd.engine.model_directory",
-    "epd.engine.pieces",
-    "epd.engine.stored",
-    "epd.engine.stored_formats",
-    "epd.engine.video",
+FILES = ("epd.media_files", "epd.model_files", "epd.engine.weights.pieces")
+STORED = ("epd.engine.weights.stored", "epd.engine.weights.stored_formats")
+TREE = packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS  # of what computes
+TRANSPORT = packages("msgspec", "numpy", "zlib_ng", "zmq")
+TRANSPORT_LAZY = packages("cuda", "mooncake", "torch")
+
+
+def roles(*names: str) -> tuple[str, ...]:
+    return tuple(f"epd.roles.{name}" for name in names)
+
+
+def api(*names: str) -> tuple[str, ...]:
+    return (*(f"epd.api.{name}" for name in names), "epd.frontend", *LEAVES)
+
+
+HTTP = packages("httptools", "msgspec", "pybase64", "uvicorn")
+SHARED_ROLES = roles(
+    *("at_hand", "base", "bell", "cache_events", "fan_out", "hands", "incoming", "links"),
+    *("mailbox", "member", "outgoing", "ports", "rooms", "timers", "unsent", "watching"),
 )
+
+
+def role(*own: str) -> Area:
+    """A folder of one role, or of what several share."""
+    allowed = (*roles(*own), *SHARED_ROLES, "epd.groups", "epd.fsm", "epd.scheduling")
+    return Area((*allowed, *LEAVES, *PORTS), not_stdlib=NOT_IN_ROLES)
+
+
+def family(*parents: str) -> Area:
+    return Area(("epd.engine", *FILES, *LEAVES, *(f"epd.families.{p}" for p in parents)), TREE)
+
 
 # The longest prefix of a module's name decides.
 AREAS = {
@@ -98,58 +106,105 @@ AREAS = {
         ("epd.failure", "epd.layouts", "epd.ranges", "epd.records", "epd.wire"),
         not_stdlib=NOT_PURE,
     ),
-    "epd.messages": Area(
-        (
-            "epd.failure",
-            "epd.layouts",
-            "epd.observed",
-            "epd.ranges",
-            "epd.records",
-            "epd.room_messages",
-            "epd.wire",
-        ),
-        packages("msgspec"),
-        NOT_PURE,
-    ),
+    "epd.messages": Area(DATA, packages("msgspec"), NOT_PURE),
     "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),
+    "epd.frontend": Area(("epd.messages", "epd.observed"), not_stdlib=NOT_PURE),
     "epd.fsm": Area(
-        ("epd.fsm", "epd.api.port", "epd.scheduling.placement", *DATA),
+        ("epd.fsm", "epd.frontend", "epd.scheduling.placement", *DATA),
         packages("transitions"),
         NOT_PURE,
     ),
     "epd.scheduling": Area(("epd.scheduling", *LEAVES), not_stdlib=NOT_PURE),
-    "epd.transport.base": Area(("epd.errors", "epd.messages"), not_stdlib=NOT_PURE),
+    # What is read of a model and of media, without torch.
+    **dict.fromkeys(FILES, Area((*FILES, *STORED, *LEAVES), packages("msgspec"))),
+    # For types, and where weights are read; a test below shows that it is not loaded.
+    **dict.fromkeys(STORED, Area((*FILES, *STORED, *LEAVES), packages("torch"))),
+    "epd.media_files.avif_child": Area((*FILES, *LEAVES), packages("PIL")),
+    "epd.media_files.container": Area((*FILES, *LEAVES), lazily=packages("av")),
+    "epd.media_files.image_opening": Area((*FILES, *LEAVES), lazily=packages("PIL")),
+    "epd.model_files.finite": Area((), packages("llguidance")),  # for types
+    "epd.model_files.grammar": Area((*FILES, *LEAVES, *PORTS), packages("llguidance", "numpy")),
+    # What computes.
     "epd.engine.base": Area(
         ("epd.errors", "epd.messages"), not_stdlib=NOT_PURE, lazily=packages("torch")
     ),
-    "epd.api.port": Area(("epd.messages", "epd.observed"), not_stdlib=NOT_PURE),
-    "epd.roles": Area(
-        ("epd.roles", "epd.fsm", "epd.scheduling", *LEAVES, *PORTS), not_stdlib=NOT_IN_ROLES
-    ),
-    "epd.transport": Area(
-        ("epd.transport", *LEAVES),
-        packages("msgspec", "numpy", "zlib_ng", "zmq"),
-        lazily=packages("cuda", "mooncake", "torch"),
-    ),
-    "epd.engine": Area(
-        ("epd.engine", *LEAVES), packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS
-    ),
-    **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS), packages("msgspec"))),
-    # For types, and where weights are read; a test below shows that it is not loaded.
+    "epd.engine": Area(("epd.engine", "epd.groups.device", *FILES, *LEAVES), TREE),
     **dict.fromkeys(
-        ("epd.engine.stored", "epd.engine.stored_formats"),
-        Area((*TORCH_FREE, *LEAVES), packages("torch")),
+        ("epd.engine.factory", "epd.engine.preload"),
+        Area(
+            ("epd.engine", "epd.families.registry", "epd.groups.device", *FILES, *LEAVES),
+            TREE,
+        ),
     ),
-    "epd.engine.container": Area((*TORCH_FREE, "epd.engine.base"), lazily=packages("av")),
-    "epd.engine.image_opening": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
-    "epd.engine.finite": Area((), packages("llguidance")),  # for types
-    "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
+    "epd.groups.device": Area(("epd.engine", "epd.groups.device", *LEAVES), TREE),
+    "epd.families.registry": Area(("epd.families", "epd.engine.adapter", *FILES, *LEAVES)),
+    "epd.families.kimi": family("kimi"),
+    "epd.families.llava_onevision": family(),
+    "epd.families.qwen3_5": family("qwen3_5", "qwen_vl"),
+    "epd.families.qwen_vl": family("qwen_vl"),
+    "epd.families.text": family(),
+    # The ways that bytes take.
+    "epd.transport.base": Area(("epd.errors", "epd.messages"), not_stdlib=NOT_PURE),
+    "epd.transport": Area(("epd.transport", *LEAVES), TRANSPORT, lazily=TRANSPORT_LAZY),
+    # The actors.
+    "epd.groups": Area(
+        ("epd.groups", "epd.roles.incoming", "epd.fsm", "epd.scheduling", *LEAVES, *PORTS),
+        not_stdlib=NOT_IN_ROLES,
+    ),
+    **dict.fromkeys(("epd.groups.commands", "epd.groups.processes"), Area(("epd",), None)),
+    "epd.roles": role("gateway"),
+    "epd.roles.compose": role("gateway", "encode", "prefill", "decode", "steps"),
+    "epd.roles.gateway": role("gateway"),
+    "epd.roles.encode": role("encode"),
+    "epd.roles.prefill": role("prefill", "steps"),
+    "epd.roles.decode": role("decode", "steps"),
+    "epd.roles.steps": role("steps"),
+    "epd.roles.watching": role("gateway"),
+    # The front.
     "epd.api": Area(
-        ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
-        packages("aiohttp", "av", "httptools", "jinja2", "msgspec", "PIL", "pybase64")
-        | packages("llguidance", "prometheus_client", "tokenizers", "uvicorn", "uvloop", "yarl"),
+        ("epd.api", *LEAVES, "epd.frontend", *FILES),
+        packages("jinja2", "prometheus_client", "tokenizers", "uvloop") | HTTP,
+    ),
+    "epd.api.http": Area(api("http"), HTTP),
+    "epd.api.schema": Area(api("schema"), packages("msgspec")),
+    "epd.api.asked": Area(
+        (*api("asked", "http", "schema"), *FILES), packages("llguidance", "msgspec")
+    ),
+    "epd.api.expendable": Area(
+        (*api("asked", "expendable", "http"), *FILES),
+        packages("llguidance", "msgspec"),
+    ),
+    "epd.api.prompts": Area(
+        (*api("answers.detokenize", "asked", "expendable", "http", "prompts"), *FILES),
+        packages("aiohttp", "jinja2", "msgspec", "PIL", "tokenizers", "yarl"),
+    ),
+    # `epd run` checks what it is given for a model by the reader of bodies.
+    "epd.api.prompts.model_texts": Area(
+        (*api("answers.detokenize", "http", "openai.parameters", "prompts"), *FILES),
+        packages("msgspec"),
+    ),
+    "epd.api.answers": Area(
+        api("answers", "asked", "http", "prompts"),
+        packages("msgspec", "tokenizers"),
+    ),
+    "epd.api.openai": Area(
+        (*api("answers", "asked", "http", "openai", "prompts"), *FILES),
+        packages("msgspec"),
+    ),
+    **{
+        f"epd.api.{name}": Area(
+            api(name, "answers", "asked", "http", "openai"),
+            packages("msgspec"),
+        )
+        for name in ("anthropic", "responses")
+    },
+    "epd.api.document": Area(("epd.api", "epd.frontend", *LEAVES), packages("msgspec")),
+    "epd.api.watching": Area(
+        api("answers", "asked", "http", "prompts", "watching", "web"),
+        packages("msgspec", "prometheus_client"),
         lazily=packages("opentelemetry"),
     ),
+    # The laboratory, and what composes.
     "epd.tiny": Area(("epd.tiny",)),
     "epd_lab": Area(()),
     **dict.fromkeys(
@@ -164,11 +219,15 @@ AREAS = {
         ("epd_lab.tiny", "epd.tiny"), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS
     ),
     "epd_lab.sim": Area(
-        ("epd_lab.sim", "epd.roles", "epd.fsm", "epd.scheduling", "epd.transport", *LEAVES, *PORTS),
+        (
+            *("epd_lab.sim", "epd.groups", "epd.roles", "epd.fsm", "epd.scheduling"),
+            *("epd.transport", *LEAVES, *PORTS),
+        ),
         packages("msgspec", "numpy"),
     ),
     "epd_lab.diagrams": Area(
-        ("epd_lab.diagrams", "epd.fsm", "epd.roles", *LEAVES), packages("transitions")
+        ("epd_lab.diagrams", "epd.fsm", "epd.groups", "epd.roles", *LEAVES),
+        packages("transitions"),
     ),
     "epd_lab.formal": Area(("epd_lab.formal", "epd.fsm"), not_stdlib=NOT_PURE),
     "epd_lab.bench": Area(("epd", "epd_lab"), None),
@@ -270,23 +329,29 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("epd.roles.encode", "import zmq"),
-        ("epd.roles.encode", "import torch"),
-        ("epd.roles.encode", "import uvloop"),
-        ("epd.roles.encode", "from time import monotonic"),
-        ("epd.roles.encode", "from random import random"),
-        ("epd.roles.encode", "from epd.transport.zmq_bus import ZmqBus"),
-        ("epd.roles.encode", "from epd.engine.language import TorchLanguageEngine"),
+        ("epd.roles.encode.role", "import zmq"),
+        ("epd.roles.encode.role", "import torch"),
+        ("epd.roles.encode.role", "import uvloop"),
+        ("epd.roles.encode.role", "from time import monotonic"),
+        ("epd.roles.encode.role", "from random import random"),
+        ("epd.roles.encode.role", "from epd.transport.bus.zmq import ZmqBus"),
+        ("epd.roles.encode.role", "from epd.engine.language.engine import TorchLanguageEngine"),
         ("epd.fsm.kernel", "import asyncio"),
         ("epd.fsm.kernel", "import logging"),
         ("epd.scheduling.batching", "import asyncio"),
         ("epd.scheduling.batching", "def f():\n    import torch"),
-        ("epd.transport.shm", "from epd.roles.base import Actor"),
-        ("epd.engine.language", "from epd.roles.base import Actor"),
-        ("epd.api.app", "from epd.roles.gateway import Gateway"),
+        ("epd.transport.shm.backend", "from epd.roles.base import Actor"),
+        ("epd.engine.language.engine", "from epd.roles.base import Actor"),
+        ("epd.api.app", "from epd.roles.gateway.role import Gateway"),
         ("epd.api.app", "import torch"),
-        ("epd.api.app", "from epd.engine.language import TorchLanguageEngine"),
-        ("epd.engine.geometry", "import torch"),
+        ("epd.api.app", "from epd.engine.language.engine import TorchLanguageEngine"),
+        ("epd.api.prompts.prepare", "from epd.engine.base import MediaLayout"),
+        ("epd.fsm.generation", "from epd.api.http.errors import ApiError"),
+        ("epd.engine.factory", "from epd.families.kimi.adapter import KimiAdapter"),
+        ("epd.engine.language.engine", "from epd.families.registry import adapter_of"),
+        ("epd.families.kimi.adapter", "from epd.families.qwen_vl.adapter import QwenVl"),
+        ("epd.roles.encode.role", "from epd.roles.steps.requests import Requests"),
+        ("epd.model_files.geometry", "import torch"),
         ("epd.engine.base", "import torch"),
         ("epd.config", "from epd.messages import Address"),
         ("epd.cli.main", "from epd_lab.sim import verb"),
@@ -297,51 +362,7 @@ def test_the_rules_can_be_broken(module: str, line: str) -> None:
     assert [objection(found) for found in imports_of(module, line)] != [""]
 
 
-# --- what really gets loaded ----------------------------------------------------------------------
-
-
-def loaded_by(code: str) -> set[str]:
-    """Top-level names in sys.modules of a fresh process after `code`."""
-    report = "import sys; print(' '.join(sys.modules), file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {name.split(".")[0] for name in done.stderr.split()}
-
-
-HELP = """
-from epd.cli.main import main
-status = main(["--help"])
-assert status == 0, status
-"""
-
-
-def test_help_loads_nothing_but_the_standard_library() -> None:
-    """The help text answers at once: nothing installed is imported for it, not even msgspec."""
-    blank = loaded_by("pass")
-    loaded = loaded_by(HELP) - blank
-    assert {name for name in loaded if name not in STDLIB and name != "epd"} == set()
-    assert not loaded & {"asyncio", "concurrent", "http", "multiprocessing", "socket", "subprocess"}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_of_a_verb_loads_no_library(verb: str) -> None:
-    loaded = loaded_by(HELP.replace("--help", f'{verb}", "--help'))
-    assert not loaded & {*TENSORS, "zmq", "uvloop", "aiohttp", "numpy", "tokenizers", "PIL"}
-
-
-def test_the_gateway_process_loads_neither_torch_nor_transformers() -> None:
-    """Every module that a gateway is made of, imported in one process."""
-    paths = [*(ROOT / "epd/api").glob("*.py"), *(ROOT / "epd/transport").glob("*.py")]
-    paths += [*(ROOT / "epd/roles").glob("*.py"), *(ROOT / "epd/cli").glob("**/*.py")]
-    paths += (ROOT / "epd/runtime").glob("*.py")
-    names = sorted(module_name(path) for path in paths) + list(TORCH_FREE)
-    code = "\n".join(f"import {name}" for name in names if not name.endswith("__main__"))
-    loaded = loaded_by(code)
-    assert not loaded & {*TENSORS, "triton", "mooncake", "av"}
+def test_no_folder_is_a_list() -> None:
+    """A folder of more files is looked through by name alone (docs/architecture.md, section 3)."""
+    counts = Counter(path.parent.relative_to(ROOT) for path in (ROOT / "epd").rglob("*.py"))
+    assert max(counts.values()) <= MAX_FILES, counts.most_common(3)

@@ -15,22 +15,30 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
-from epd.api.answer import Answer, Extras, Facts
-from epd.api.anthropic_answer import MessageAnswer
-from epd.api.anthropic_request import read_message
-from epd.api.asked import Asked, ModelFacts
-from epd.api.body import Intake
-from epd.api.choice import Choice, Delta, joined
-from epd.api.choices import make_choices
-from epd.api.completion_answer import ChatAnswer, CompletionAnswer
-from epd.api.errors import ApiError
-from epd.api.exchange import ClientGone, Exchange
-from epd.api.identity import credential, tenant_of
-from epd.api.metering import NO_METER, Meter
-from epd.api.pace import SLICE, Pace, size, whole_size
-from epd.api.pixels import PixelBudget
-from epd.api.places import Places
-from epd.api.port import (
+from epd.api.answers.answer import Answer, Extras, Facts
+from epd.api.answers.choice import Choice, Delta, joined
+from epd.api.answers.choices import make_choices
+from epd.api.answers.pace import SLICE, Pace, size, whole_size
+from epd.api.anthropic.answer import MessageAnswer
+from epd.api.anthropic.request import read_message
+from epd.api.asked.asked import Asked, ModelFacts
+from epd.api.http.body import Intake
+from epd.api.http.errors import ApiError
+from epd.api.http.exchange import ClientGone, Exchange
+from epd.api.http.identity import credential, tenant_of
+from epd.api.http.places import Places
+from epd.api.http.time_limits import read_time_limits
+from epd.api.openai.answer import ChatAnswer, CompletionAnswer
+from epd.api.openai.validation import read_chat, read_completion, read_encode
+from epd.api.prompts.pixels import PixelBudget
+from epd.api.prompts.prepare import Preparer, Prompt
+from epd.api.responses.answer import ResponseAnswer
+from epd.api.responses.request import read_response
+from epd.api.watching.metering import NO_METER, Meter
+from epd.api.watching.telemetry import Telemetry
+from epd.api.watching.tracing import CLIENT_LEFT, Record, Tracer, describe_answer, describe_request
+from epd.config import AccessConfig, Limits
+from epd.frontend import (
     Frontend,
     Generation,
     GenerationError,
@@ -41,14 +49,6 @@ from epd.api.port import (
     Refused,
     TimeLimits,
 )
-from epd.api.prepare import Preparer, Prompt
-from epd.api.response_answer import ResponseAnswer
-from epd.api.response_request import read_response
-from epd.api.telemetry import Telemetry
-from epd.api.time_limits import read_time_limits
-from epd.api.tracing import CLIENT_LEFT, Record, Tracer, describe_answer, describe_request
-from epd.api.validation import read_chat, read_completion, read_encode
-from epd.config import AccessConfig, Limits
 
 T = TypeVar("T")
 Reader = Callable[[JsonObject, ModelFacts, Limits], Asked]

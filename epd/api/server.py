@@ -19,26 +19,26 @@ from uvicorn.server import ServerState
 
 from epd import __version__
 from epd.api import web
-from epd.api.access import Access, tls_context, warning
-from epd.api.anthropic_answer import error_body as anthropic_error
-from epd.api.body import Intake
-from epd.api.cluster import Cluster
+from epd.api.anthropic.answer import error_body as anthropic_error
 from epd.api.completions import Completions
-from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
-from epd.api.errors import ApiError, retry_after
-from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
-from epd.api.metering import NO_METER
-from epd.api.metrics import CONTENT_TYPE, exposition
-from epd.api.openapi import document
-from epd.api.port import Frontend, JsonObject, TimeLimits
-from epd.api.prepare import Preparer
-from epd.api.schemas import KNOWN
-from epd.api.telemetry import Telemetry
+from epd.api.document.openapi import document
+from epd.api.document.schemas import KNOWN
+from epd.api.http.access import Access, tls_context, warning
+from epd.api.http.body import Intake
+from epd.api.http.connection import BACKLOG, KEEP_ALIVE_S, Connection
+from epd.api.http.errors import ApiError, retry_after
+from epd.api.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from epd.api.http.unknown import Unknown
+from epd.api.openai.validation import unknown_model
+from epd.api.prompts.prepare import Preparer
 from epd.api.tokenizing import Tokenizing
-from epd.api.tracing import Tracer
-from epd.api.unknown import Unknown
-from epd.api.validation import unknown_model
+from epd.api.watching.cluster import Cluster
+from epd.api.watching.metering import NO_METER
+from epd.api.watching.metrics import CONTENT_TYPE, exposition
+from epd.api.watching.telemetry import Telemetry
+from epd.api.watching.tracing import Tracer
 from epd.config import ConfigError, GatewayConfig
+from epd.frontend import Frontend, JsonObject, TimeLimits
 
 GRACE_S = 2.0  # for answers that are being written when the server closes
 ABORT_S = 1.0  # for generations to end early, then for handlers to see their connection gone
@@ -73,14 +73,14 @@ class ApiServer:
     async def start(self) -> None:
         """Load what the model's prompts need and listen.  Raises ConfigError, ModelError."""
         if self._config.otlp_traces_endpoint:
-            from epd.api.otel import build_tracer
+            from epd.api.watching.otel import build_tracer
 
             self._tracer = build_tracer(self._config.otlp_traces_endpoint)
         if self._preparer is None:
             # in a thread: a large tokenizer takes a second, and instances are joining meanwhile
             self._preparer = await asyncio.to_thread(Preparer, self._config)
         if self._config.otlp_metrics_endpoint:
-            from epd.api.otel_metrics import build_meter
+            from epd.api.watching.otel_metrics import build_meter
 
             self._meter = build_meter(self._config.otlp_metrics_endpoint, self._preparer.model_name)
         self._routes = self._make_routes(self._preparer)

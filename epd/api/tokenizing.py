@@ -13,17 +13,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from epd.api import fields
-from epd.api.anthropic_request import read_counted
-from epd.api.asked import Asked
-from epd.api.body import Intake
-from epd.api.errors import ApiError, bad_request
-from epd.api.exchange import Exchange
-from epd.api.identity import tenant_of
-from epd.api.port import JsonObject
-from epd.api.prepare import Preparer
-from epd.api.shapes import JsonValue, Shape, read_shape
-from epd.api.validation import check_model, read_chat
+from epd.api.anthropic.request import read_counted
+from epd.api.asked.asked import Asked
+from epd.api.http import fields
+from epd.api.http.body import Intake
+from epd.api.http.errors import ApiError, bad_request
+from epd.api.http.exchange import Exchange
+from epd.api.http.identity import tenant_of
+from epd.api.http.shapes import JsonValue, Shape, read_shape
+from epd.api.openai.validation import check_model, read_chat
+from epd.api.prompts.prepare import Preparer
+from epd.frontend import JsonObject
 
 T = TypeVar("T")
 _CHAT = (

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epd import __version__
-from epd.api.asked import ModelFacts
-from epd.api.cluster_view import KeptAnswers
-from epd.api.port import Readiness
+from epd.api.asked.asked import ModelFacts
+from epd.api.watching.cluster_view import KeptAnswers
+from epd.frontend import Readiness
 
 if TYPE_CHECKING:
-    from epd.api.exchange import Headers
+    from epd.api.http.exchange import Headers
 
 PAGES = Path(__file__).parent / "pages"
 DRAWINGS = PAGES / "machines.svg"  # of every machine, one after another; `epd diagrams` writes them

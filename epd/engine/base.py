@@ -19,8 +19,7 @@ OnLayers = Callable[[int], None]
 Progress = Callable[[str, int, int], None]  # stage, bytes of its weights that are read, of how many
 Taker = Callable[[Any], None]  # of a tensor that is there, which it does not keep
 Buffer = Any  # bytes of the host, or what says where on a device they lie
-# Grammars overflow no stack on the launch thread that did not overflow the other, in their proof.
-LAUNCH_STACK_NBYTES, PROOF_STACK_NBYTES = 64 << 20, 4 << 20
+LAUNCH_STACK_NBYTES = 64 << 20  # far more than the stack on which a grammar is proved
 PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
 
 
@@ -30,10 +29,6 @@ def no_progress(stage: str, done_nbytes: int, total_nbytes: int) -> None:
 
 def nothing() -> None:
     """Nobody asks when a call begins."""
-
-
-class MediaError(Told):
-    """An image or video cannot be used (truncated, too big); the text is for the client."""
 
 
 class EngineError(Told):
@@ -185,9 +180,9 @@ class Scoring:
 class StepSequence:
     """One request's part of a step: a chunk of its tokens, prompt or generated.
 
-    Derived from the request when its step is launched (`roles/step.py`), and gone with the step.
-    It stands apart because the device's threads read it while the request goes on on the loop: it
-    gets tokens, may end, and is in the next step already.
+    Derived from the request when its step is launched (`roles/steps/step.py`), and gone with the
+    step. It stands apart because the device's threads read it while the request goes on on the
+    loop: it gets tokens, may end, and is in the next step already.
     """
 
     request_id: str

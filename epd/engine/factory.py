@@ -16,31 +16,32 @@ from typing import Any
 import torch
 
 from epd.config import ConfigError, EngineConfig
-from epd.engine import attention, experts, few_rows, fp8
+from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Progress, StepSequence, no_progress
-from epd.engine.checkpoint import ModelError, read_checkpoint
-from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.decoder import FusedDecoder
-from epd.engine.eight_bits import FP8
-from epd.engine.executor import DeviceExecutor
-from epd.engine.forward import Forward, FusedForward, SeamForward
-from epd.engine.graphs import CudaRecorder
-from epd.engine.image_pixels import MAX_PIXELS
+from epd.engine.device.cuda_events import CudaEventBridge
+from epd.engine.device.executor import DeviceExecutor
+from epd.engine.device.memory_plan import Mirrored, held_nbytes, kv_plan, log_table
+from epd.engine.device.streams import DeviceStreams
 from epd.engine.kernels import kernels_for
-from epd.engine.kv_pool import KvPool
-from epd.engine.language import TorchLanguageEngine
-from epd.engine.loading import DTYPES, Takers, load_stage
-from epd.engine.logit_rules import SampleRequest
-from epd.engine.memory_plan import Mirrored, held_nbytes, kv_plan, log_table
-from epd.engine.models.base import ModelAdapter
-from epd.engine.models.registry import adapter_for
-from epd.engine.row_splice import RowSplicer
-from epd.engine.sampler import Draft
+from epd.engine.kernels.eight_bits import FP8
+from epd.engine.language import attention, experts, few_rows
+from epd.engine.language.decoder import FusedDecoder
+from epd.engine.language.engine import TorchLanguageEngine
+from epd.engine.language.forward import Forward, FusedForward, SeamForward
+from epd.engine.language.graphs import CudaRecorder
+from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.logit_rules import SampleRequest
+from epd.engine.language.row_splice import RowSplicer
+from epd.engine.language.sampler import Draft
 from epd.engine.sharding import WHOLE, Shard
-from epd.engine.streams import DeviceStreams
-from epd.engine.tensor_parallel import TensorParallel
-from epd.engine.vision import TorchVisionEngine
+from epd.engine.vision.engine import TorchVisionEngine
+from epd.engine.vision.image_pixels import MAX_PIXELS
+from epd.engine.weights import fp8
+from epd.engine.weights.loading import DTYPES, Takers, load_stage
+from epd.families.registry import adapter_for
+from epd.groups.device.tensor_parallel import TensorParallel
 from epd.messages import KvLayout, SamplingParams
+from epd.model_files.checkpoint import ModelError, read_checkpoint
 
 logger = logging.getLogger(__name__)
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower

@@ -35,9 +35,9 @@ theirs agree (F43).
 
 from __future__ import annotations
 
-from epd.api.port import Client, TimeLimits
-from epd.api.port import Generation as Prompt
 from epd.failure import Failure, FailureKind
+from epd.frontend import Client, TimeLimits
+from epd.frontend import Generation as Prompt
 from epd.fsm.generation_events import (
     Abandoned,
     AbortConfirmed,

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from epd.api.port import Generation as Prompt
 from epd.failure import Failure, FailureKind
+from epd.frontend import Generation as Prompt
 from epd.fsm.kernel import Effect, Event, Owned, State
 from epd.records import Address, TokenChunk
 from epd.scheduling.placement import Placement

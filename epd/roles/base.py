@@ -35,8 +35,8 @@ from epd.messages import Address, InstanceInfo, Message, Span
 from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox
 from epd.roles.ports import Ports
-from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
+from epd.roles.watching.stage_times import StageTimes
 from epd.transport.base import Buffer, Received, Unsendable
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -19,7 +19,7 @@ from typing import Never
 from epd.fsm.instance import Instance
 from epd.messages import Address, CacheEvents, CacheEventsWanted
 from epd.roles.base import Actor, Component, receives
-from epd.roles.registry import Registry
+from epd.roles.gateway.registry import Registry
 from epd.scheduling.residency import MAX_TRACKED, Batch, CacheIndex, CacheLog
 from epd.transport.base import Received
 

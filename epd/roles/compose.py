@@ -12,32 +12,32 @@ from dataclasses import dataclass
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
 from epd.fsm.kernel import Journal
+from epd.groups.asks import OtherRanks
+from epd.groups.leader import Leader
 from epd.messages import Address, InstanceInfo, Load, StageCosts
 from epd.observed import Memory
-from epd.roles.absent import WithoutDecode, WithoutPrefill
-from epd.roles.affinity import Affinity
 from epd.roles.at_hand import HandsReport
 from epd.roles.base import Actor
 from epd.roles.cache_events import CacheDirectory, CachePublisher
-from epd.roles.decode import DecodeRole
-from epd.roles.dispatch import Dispatcher
-from epd.roles.embeddings import Embeddings
-from epd.roles.encode import EncodeRole
-from epd.roles.finder import NoTower, StorageWatch
-from epd.roles.gateway import GatewayRole
-from epd.roles.group import Leader
+from epd.roles.decode.role import DecodeRole
+from epd.roles.encode.finder import NoTower, StorageWatch
+from epd.roles.encode.role import EncodeRole
+from epd.roles.gateway.affinity import Affinity
+from epd.roles.gateway.dispatch import Dispatcher
+from epd.roles.gateway.registry import Registry
+from epd.roles.gateway.role import GatewayRole
 from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
 from epd.roles.member import Member
-from epd.roles.observation import Observable
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.ports import Ports
-from epd.roles.prefill import PrefillRole
-from epd.roles.profiling import Profiled
-from epd.roles.rank_asks import OtherRanks
-from epd.roles.registry import Registry
-from epd.roles.requests import Requests
+from epd.roles.prefill.embeddings import Embeddings
+from epd.roles.prefill.role import PrefillRole
+from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
+from epd.roles.steps.requests import Requests
 from epd.roles.unsent import fail_at_instance
+from epd.roles.watching.observation import Observable
+from epd.roles.watching.profiling import Profiled
 from epd.scheduling.encode_policy import pick_encoder
 from epd.scheduling.fixed_rule import FixedRule
 from epd.scheduling.placement import MakeRule

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from epd.fsm.fan_out import Do, FanOut, PartEnded, PartFailed, PartUnknown, PartWritten
 from epd.fsm.kernel import Event
+from epd.groups.asks import WritePart
 from epd.roles.base import Actor, Component, performs
 from epd.transport.base import WriteFailed, WriteOutcome, WriteUnknown, Written
-
-WritePart = Callable[[], Awaitable[WriteOutcome]]
 
 
 class FanOuts(Component[FanOut]):

@@ -25,6 +25,7 @@ from epd.fsm.incoming import (
 )
 from epd.fsm.kernel import Event
 from epd.fsm.room import PeerSilent
+from epd.groups.asks import LandedWrites, RankLost
 from epd.messages import (
     Address,
     CancelAck,
@@ -37,13 +38,11 @@ from epd.messages import (
     TransferInDoubt,
 )
 from epd.roles.base import Actor, performs, receives
-from epd.roles.rank_asks import RankLost
 from epd.roles.rooms import Rooms
 from epd.scheduling.pairing import common
 from epd.transport.base import Received, Region
 
-Written = Sequence[tuple[Sequence[int], int]]  # of each write: slots, and how many bytes
-SumUp = Callable[[Written], Awaitable[Sequence[int]]]  # of what has landed, of each write
+SumUp = Callable[[LandedWrites], Awaitable[Sequence[int]]]  # of what has landed, of each write
 
 
 class Consumer(Protocol):
@@ -210,7 +209,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
         """`check_bytes` of what landed in an own region."""
         checksum = self.actor.ports.transfers.checksum
 
-        async def sum_up(written: Written) -> list[int]:
+        async def sum_up(written: LandedWrites) -> list[int]:
             return [await checksum(region.views(slots, nbytes)) for slots, nbytes in written]
 
         return await self.check_bytes(incoming, slots, region.remote.slot_nbytes, sum_up)

@@ -30,6 +30,7 @@ from epd.fsm.outgoing import (
     WriteSettled,
     WriteSucceeded,
 )
+from epd.groups.asks import WritePart
 from epd.messages import (
     Address,
     CancelAck,
@@ -42,7 +43,7 @@ from epd.messages import (
     TransferInDoubt,
 )
 from epd.roles.base import Actor, performs, receives
-from epd.roles.fan_out import FanOuts, WritePart
+from epd.roles.fan_out import FanOuts
 from epd.roles.rooms import Rooms
 from epd.transport.base import Buffer, Received, WriteFailed, WriteOutcome, Written
 

@@ -17,7 +17,7 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor
-from epd.roles.elsewhere import Generations
+from epd.roles.gateway.elsewhere import Generations
 from epd.roles.outgoing import OutgoingRooms
 
 

@@ -20,12 +20,12 @@ from typing import NoReturn
 import msgspec
 
 from epd.config import GatewayConfig, InstanceConfig
+from epd.groups.processes import ForkedRanks, fork_ranks
 from epd.runtime import lines
 from epd.runtime.claim import Life, claimed
 from epd.runtime.cpus import pin
 from epd.runtime.loading import load_engines
 from epd.runtime.logs import set_up_logging
-from epd.runtime.ranks import ForkedRanks, fork_ranks
 from epd.runtime.worker import ALIVE, Ending, Status, serve_instance
 
 
@@ -71,7 +71,7 @@ class LoadingShare:
 
 def prepare(spec: ChildSpec, status: Status, ranks: ForkedRanks | None = None) -> Serve:
     """Load what blocks, before there is a loop; returns what to run on it."""
-    from epd.engine.fingerprint import model_fingerprint
+    from epd.model_files.fingerprint import model_fingerprint
 
     status("loading", "")
     gateway, instance = spec.gateway, spec.instance

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig, InstanceConfig
-from epd.engine.fingerprint import model_fingerprint
+from epd.model_files.fingerprint import model_fingerprint
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime import heap
 from epd.runtime.claim import claims_in
@@ -29,12 +29,12 @@ from epd.runtime.worker import (
     open_storage,
 )
 from epd.transport.backend import BackendSettings
+from epd.transport.bus.local import LocalBus, LocalBusHub
+from epd.transport.bus.zmq import ZmqBus
 from epd.transport.endpoint import ipc_path
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
-from epd.transport.local_bus import LocalBus, LocalBusHub
 from epd.transport.routing import RoutingTransferEngine
-from epd.transport.zmq_bus import ZmqBus
 
 DRAIN_CHECK_S = 0.05
 

@@ -19,21 +19,21 @@ from epd.engine.base import (
     StepResult,
     no_progress,
 )
+from epd.groups.asks import OtherRanks
+from epd.groups.engines import GroupLanguageEngine, GroupVisionEngine
+from epd.groups.leader import Batch, Leader
 from epd.roles.compose import Engines
-from epd.roles.group import Batch, Leader
-from epd.roles.group_engines import GroupLanguageEngine, GroupVisionEngine
-from epd.roles.rank_asks import OtherRanks
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
 from epd.transport.backends import chosen
 
 if TYPE_CHECKING:
-    from epd.engine.executor import DeviceExecutor
-    from epd.engine.language import TorchLanguageEngine
-    from epd.engine.memory_plan import Mirrored
+    from epd.engine.device.executor import DeviceExecutor
+    from epd.engine.device.memory_plan import Mirrored
+    from epd.engine.language.engine import TorchLanguageEngine
     from epd.engine.sharding import Shard
-    from epd.engine.shared_rows import SharedRows
-    from epd.engine.vision import TorchVisionEngine
+    from epd.engine.vision.engine import TorchVisionEngine
+    from epd.groups.device.shared_rows import SharedRows
 
 
 class FormedRanks(OtherRanks, Protocol):
@@ -54,7 +54,7 @@ def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:
 
 def mirrored(config: InstanceConfig, row_nbytes: int) -> Mirrored:
     """Device memory that the data plane takes when the instance starts, behind the plan."""
-    from epd.engine.memory_plan import Mirrored
+    from epd.engine.device.memory_plan import Mirrored
 
     if not any(backend.on_device for backend in backends_of(config)):
         return Mirrored()
@@ -88,7 +88,7 @@ def load_engines(
         if own.language is not None:
             engines.language = GroupLanguageEngine(own.language.engine, own.language.step, leader)
     if config.profile_dir:
-        from epd.engine.profiling import TorchProfiler
+        from epd.engine.device.profiling import TorchProfiler
 
         engines.profiler = TorchProfiler(executor, config.profile_dir, config.instance_id)
     return engines
@@ -123,8 +123,8 @@ def load_rank(
     progress: Progress = no_progress,
 ) -> LoadedRank:
     """Returns when every rank has loaded its own."""
-    from epd.engine.loading import DTYPES
-    from epd.engine.shared_rows import SharedRows
+    from epd.engine.weights.loading import DTYPES
+    from epd.groups.device.shared_rows import SharedRows
 
     vision = language = None
     if "encode" in config.roles:

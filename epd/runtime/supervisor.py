@@ -45,7 +45,7 @@ from epd.runtime.claim import own_life, read_claim
 from epd.runtime.worker import ALIVE, LOST
 from epd.runtime.zygote import Process, Zygote
 from epd.transport.endpoint import ipc_path, is_answered
-from epd.transport.shm_segment import sweep
+from epd.transport.shm.segment import sweep
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0

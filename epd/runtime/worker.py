@@ -21,10 +21,10 @@ from epd.config import InstanceConfig
 from epd.fsm.instance import named
 from epd.fsm.kernel import Journal
 from epd.fsm.story import RecordingJournal
+from epd.groups.data import GroupDataPlane
 from epd.messages import Address, InstanceInfo
 from epd.roles.compose import Engines, Instance
 from epd.roles.ports import Ports
-from epd.roles.rank_data import GroupDataPlane
 from epd.runtime import heap
 from epd.runtime.lag import watch_lag
 from epd.runtime.loading import backends_of
@@ -32,14 +32,14 @@ from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Bus, DataPlane, Storage
-from epd.transport.curve import ClusterKey
-from epd.transport.file_store import FileStore
+from epd.transport.bus.curve import ClusterKey
+from epd.transport.bus.zmq import ZmqBus
+from epd.transport.files.store import FileStore
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.local import LocalMemory
-from epd.transport.mooncake_store import MooncakeStore
+from epd.transport.mooncake.store import MooncakeStore
 from epd.transport.routing import RoutingTransferEngine, data_host
 from epd.transport.storage import ThreadedStorage
-from epd.transport.zmq_bus import ZmqBus
 
 logger = logging.getLogger(__name__)
 EXIT_DEVICE_LOST = 74  # EX_IOERR

@@ -11,9 +11,10 @@ that hangs its process is poison, too; an instance that left in order counts for
 that is heard again was cut off and not dead: what was counted of it is taken back.
 
 What is an input.  An image is its `mm_hash`, whoever asks for it: the hash is of one tenant.  A
-request is its content (`roles/suspects.py`: tokens, images, sampling without the seed), and not its
-id, which is new whenever a client sends it again.  What was computed after all is acquitted: an
-image when an encoder holds its rows, a request when equal content was answered to its end.
+request is its content (`roles/gateway/suspects.py`: tokens, images, sampling without the seed), and
+not its id, which is new whenever a client sends it again.  What was computed after all is
+acquitted: an image when an encoder holds its rows, a request when equal content was answered to its
+end.
 
 Before a death is known, the instance is silent for a while, and whoever waits for it looks for
 another one.  So an input that one life died of, or that a silent one has at hand, is *barred* while

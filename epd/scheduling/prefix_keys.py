@@ -8,7 +8,7 @@ own token ids, and of each image that has rows in it: its `mm_hash` (content, pr
 tenant) and where it begins, counted from the block's first token.  Two images of one size have
 the same placeholders and never the same key; nor has one image in two places.
 
-The first key also depends on the scope of who asks (`epd/api/identity.py`).  So under
+The first key also depends on the scope of who asks (`epd/api/http/identity.py`).  So under
 `cache_scope` "tenant" two tenants never share a block, whatever they say: neither can learn from
 the time to a first token what the other has asked (fault F53).  Whoever looks blocks up has to say
 a scope; there is no way to look into all of them.

@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 Some families keep a state of a sequence besides its KV, which every token overwrites
-(`engine/state_kinds.py`).  KV of a beginning is no use to them without the state behind it.  So a
-copy of it is kept, in blocks of the same pool, under keys made of the key of the block that it
-stands behind (and so of tenant, images and all tokens before it).  Blocks of snapshots are leased
-while they are written or read, and idle otherwise: forgotten oldest first, as KV is.  There is
-nothing to configure, and memory is not divided beforehand.
+(`engine/language/state_kinds.py`).  KV of a beginning is no use to them without the state behind
+it.  So a copy of it is kept, in blocks of the same pool, under keys made of the key of the block
+that it stands behind (and so of tenant, images and all tokens before it).  Blocks of snapshots are
+leased while they are written or read, and idle otherwise: forgotten oldest first, as KV is.  There
+is nothing to configure, and memory is not divided beforehand.
 
 A prompt is found as far as there is KV of it *and* a snapshot behind that.  Two places of a prompt
 are worth a snapshot: where what is known of its KV ends (another text had the same beginning, and a

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import difflib
 
-from epd.transport import cuda, file, foreign, mooncake, shm, tcp
+from epd.transport import foreign, tcp
 from epd.transport.backend import Backend
 from epd.transport.base import TransportError
+from epd.transport.cuda import backend as cuda
+from epd.transport.files import backend as file
+from epd.transport.mooncake import backend as mooncake
+from epd.transport.shm import backend as shm
 
 BACKENDS = {
     backend.name: backend

@@ -13,9 +13,10 @@ from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Life, Region, WriteFailed, WriteOutcome
 from epd.transport.codec import check_instance_id
 from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
-from epd.transport.frames import Announced
 from epd.transport.host_memory import anonymous
-from epd.transport.links import Links
+from epd.transport.linked.frames import Announced
+from epd.transport.linked.links import Links
+from epd.transport.linked.wire import Wire
 from epd.transport.region import (
     Piece,
     RegionIds,
@@ -25,7 +26,6 @@ from epd.transport.region import (
     check_shape,
     plan,
 )
-from epd.transport.wire import Wire
 
 CLOSE_TIMEOUT_S = 5.0
 

@@ -20,11 +20,11 @@ from epd.messages import Address
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import Life, WriteFailed, WriteOutcome, WriteUnknown, Written
 from epd.transport.endpoint import is_tcp
-from epd.transport.frames import Declined, Done, WriteFrame
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.host_engine import LinkedEngine, Write
+from epd.transport.linked.frames import Declined, Done, WriteFrame
+from epd.transport.linked.wire import Wire, WireLost
 from epd.transport.region import SlotRegion, WriteRefused, runs
-from epd.transport.wire import Wire, WireLost
 
 STALL_TIMEOUT_S = 10.0  # the peer takes no byte
 ANSWER_TIMEOUT_S = 30.0  # after the last byte: what was before it in the queue, and the checksum

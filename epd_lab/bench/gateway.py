@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from epd.cli.ports import any_free
+from epd.cli.start.ports import any_free
 from epd.config import (
     DecodeConfig,
     EncodeConfig,

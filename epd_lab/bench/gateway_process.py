@@ -19,10 +19,10 @@ import msgspec
 import uvicorn
 import uvloop
 
-from epd.api.exchange import Receive, Scope, Send
+from epd.api.http.exchange import Receive, Scope, Send
 from epd.config import GatewayConfig, InstanceConfig
-from epd.engine.fingerprint import model_fingerprint
 from epd.fsm.kernel import Effect, Event, Machine
+from epd.model_files.fingerprint import model_fingerprint
 from epd.roles.compose import Engines
 from epd.runtime.front import serve_gateway
 from epd.runtime.worker import Ending, serve_instance

@@ -25,7 +25,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from epd.transport.mooncake_library import missing
+from epd.transport.mooncake.library import missing
 from epd_lab.bench import machine
 from epd_lab.bench.hop_plot import plot
 from epd_lab.bench.hop_senders import WAYS, Rows, Sender, make_sender

@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 import torch
 
-from epd.engine.kv_hop import KvHop
-from epd.engine.kv_pool import KvPool
-from epd.engine.streams import DeviceStreams
+from epd.engine.device.streams import DeviceStreams
+from epd.engine.language.kv_hop import KvHop
+from epd.engine.language.kv_pool import KvPool
 from epd.messages import KvLayout, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS

@@ -19,7 +19,7 @@ from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS
 from epd.transport.base import Region, TransferEngine
 from epd.transport.host_memory import address_of, anonymous
-from epd.transport.mooncake_library import Library
+from epd.transport.mooncake.library import Library
 from epd_lab.bench.words import answer_all
 
 PAGE = 4096

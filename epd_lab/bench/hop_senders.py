@@ -21,7 +21,7 @@ from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS
 from epd.transport.base import TransferEngine, Written
 from epd.transport.local import LocalMemory, LocalTransferEngine
-from epd.transport.mooncake_library import End, Library, Piece
+from epd.transport.mooncake.library import End, Library, Piece
 from epd_lab.bench.hop_process import TAG_NBYTES, backend_of, fingerprint
 from epd_lab.bench.words import Remote
 

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from zlib import crc32
 
-from epd.cli.plan import Plan as ClusterPlan
-from epd.cli.supervisor import running
+from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.supervisor import running
 from epd_lab.bench.openai_load import Sample, Server, connected
 from epd_lab.bench.serve_figures import percentile
 from epd_lab.bench.workload import Closed, Shape, Stream, Wording, Workload, bodies, chat_body

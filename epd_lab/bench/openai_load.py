@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from epd.cli.settings import api_keys
+from epd.cli.configure.settings import api_keys
 from epd.config import Settings
 from epd.errors import Told
 from epd_lab.bench.workload import Arrival, Closed, Poisson, Wording, chat_body

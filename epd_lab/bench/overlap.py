@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from epd.cli.plan import Plan as ClusterPlan
-from epd.cli.supervisor import running
+from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.supervisor import running
 from epd_lab.bench.isolation import REQUEST_TIMEOUT_S
 from epd_lab.bench.openai_load import Sample, Server, ServerError, connected
 from epd_lab.bench.workload import Wording, chat_body, image_url

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from epd.cli.plan import Plan as ClusterPlan
-from epd.cli.supervisor import running
+from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.supervisor import running
 from epd_lab.bench.machine import describe, sentence
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
 from epd_lab.bench.workload import Closed, Shape, Stream, Wording, Workload, bodies, image_numbers

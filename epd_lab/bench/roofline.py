@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from epd.engine.geometry import image_geometry
+from epd.model_files.geometry import image_geometry
 from epd_lab.bench.workload import Closed, Shape, Stream
 
 NUMBER_NBYTES = 2  # of bf16

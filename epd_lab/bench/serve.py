@@ -19,8 +19,8 @@ from typing import Any
 
 import uvloop
 
-from epd.cli.plan import Plan as ClusterPlan
-from epd.cli.supervisor import running
+from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.supervisor import running
 from epd.runtime.lag import watch_lag
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import describe

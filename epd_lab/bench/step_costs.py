@@ -27,17 +27,17 @@ import msgspec
 
 from epd.config import ConfigError, Settings
 from epd.engine.base import Patches, StepSequence
-from epd.engine.checkpoint import read_config, read_preprocessor
-from epd.engine.geometry import image_geometry, takes_bounds
 from epd.messages import SamplingParams
+from epd.model_files.checkpoint import read_config, read_preprocessor
+from epd.model_files.geometry import image_geometry, takes_bounds
 from epd_lab.bench.machine import describe, gpus, sentence
 from epd_lab.bench.workload import noise_jpeg
 from epd_lab.plan.costs import BUNDLED, Costs, Launch, Model, Step, Tower, between, read
 
 if TYPE_CHECKING:
-    from epd.engine.executor import DeviceExecutor
-    from epd.engine.language import TorchLanguageEngine
-    from epd.engine.vision import TorchVisionEngine
+    from epd.engine.device.executor import DeviceExecutor
+    from epd.engine.language.engine import TorchLanguageEngine
+    from epd.engine.vision.engine import TorchVisionEngine
 
 QUEUED = 5  # equal calls at once
 REPEATS = 3  # of that

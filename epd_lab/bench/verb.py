@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli.options import size
+from epd.cli.configure.options import size
 from epd_lab.bench import verb_gpu, verb_isolation, verb_reuse, verb_serve
 
 DESCRIPTION = """

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epd.cli import options
+from epd.cli.configure import options
 from epd.cli.parser import UsageError
 from epd_lab.bench.shape import SERVED
 from epd_lab.bench.verb_serve import SLO, slo_of, target_of
@@ -134,7 +134,7 @@ def _rooflines(
 ) -> dict[str, Roofline]:
     """Of the model on as many GPUs as each topology has, where both are known; instances may share
     some, where fewer are named."""
-    from epd.engine.checkpoint import read_config, read_preprocessor
+    from epd.model_files.checkpoint import read_config, read_preprocessor
     from epd.topology import parse_groups
     from epd_lab.bench.roofline import Roofline, card_of
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epd.cli import options
+from epd.cli.configure import options
 from epd.cli.parser import UsageError
 
 if TYPE_CHECKING:
-    from epd.cli.plan import Plan as ClusterPlan
+    from epd.cli.start.plan import Plan as ClusterPlan
 
 MAX_CPUS = 4  # of an instance, unless told: the bundled model has no use for more
 SPARE_CPUS = 2  # for the gateway and the load itself
@@ -93,8 +93,8 @@ def _clusters(
 ) -> Callable[[str], ClusterPlan]:
     """Plans a topology on a free port; each instance, of every topology, has as many CPUs, and
     this process goes where the gateway does: on what the instances have left."""
-    from epd.cli.plan import plan_topology
-    from epd.cli.ports import settle_port
+    from epd.cli.start.plan import plan_topology
+    from epd.cli.start.ports import settle_port
     from epd.runtime.cpus import format_cpus, pin, usable_cpus
     from epd.topology import parse_topology
 

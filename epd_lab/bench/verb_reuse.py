@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epd.cli.parser import UsageError
 
 if TYPE_CHECKING:
-    from epd.cli.plan import Plan as ClusterPlan
+    from epd.cli.start.plan import Plan as ClusterPlan
 
 CACHE_NBYTES = 512 << 20  # 300 images of 256 rows of 3 KB: what was evicted would count twice
 
@@ -71,9 +71,9 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _cluster(topology: str, transport: str, directory: str) -> ClusterPlan:
-    from epd.cli.plan import LogOptions, Placing, plan_topology
-    from epd.cli.ports import settle_port
-    from epd.cli.settings import build_settings
+    from epd.cli.configure.settings import build_settings
+    from epd.cli.start.plan import LogOptions, Placing, plan_topology
+    from epd.cli.start.ports import settle_port
 
     settings = build_settings(
         flags={

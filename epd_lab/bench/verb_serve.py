@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epd.cli import options
+from epd.cli.configure import options
 from epd.cli.parser import UsageError
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def target_of(args: argparse.Namespace, text: str) -> Target:
 
     if text.startswith(("http://", "https://")):
         return Target(text, url=text)
-    from epd.cli.plan import plan_topology
-    from epd.cli.ports import settle_port
+    from epd.cli.start.plan import plan_topology
+    from epd.cli.start.ports import settle_port
     from epd.topology import parse_groups
 
     parse_groups(text)  # before anything is measured

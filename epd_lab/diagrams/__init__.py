@@ -13,7 +13,7 @@ from epd.fsm import child
 from epd.fsm.kernel import Table
 from epd.fsm.tables import TABLES
 from epd_lab.diagrams.edges import headline, state_graph
-from epd_lab.diagrams.messages import ROLES, message_graph, message_page, speakers
+from epd_lab.diagrams.messages import ACTORS, message_graph, message_page, speakers
 from epd_lab.diagrams.page import NOTICE, markdown_table, page
 from epd_lab.diagrams.rails import RailMap
 
@@ -36,7 +36,7 @@ know is illegal: it raises with the object's story and fails that object alone."
 WATCHED = tuple(table for table in TABLES if table is not child.TABLE)  # by `GET /state`
 
 
-def render(tables: Iterable[Table] = TABLES, roles: Path = ROLES) -> dict[str, str]:
+def render(tables: Iterable[Table] = TABLES, actors: Iterable[Path] = ACTORS) -> dict[str, str]:
     """File name to content, of every file of the folder."""
     tables = tuple(tables)
     files = {"README.md": _index(tables)}
@@ -44,7 +44,7 @@ def render(tables: Iterable[Table] = TABLES, roles: Path = ROLES) -> dict[str, s
         name = table.name.lower()
         files[f"{name}.md"] = page(table)
         files[f"{name}.svg"] = RailMap(state_graph(table)).draw()
-    found = speakers(roles)
+    found = speakers(actors)
     files["messages.md"] = message_page(found)
     if found:
         files["messages.svg"] = RailMap(message_graph(found)).draw()

@@ -21,7 +21,7 @@ _HOW_TO_READ = """\
 Read from the code of `epd/roles`: a class sends what it builds, and handles what its `@receives`
 decorators name. Fields and their meaning are in `epd/messages.py` and `epd/room_messages.py`."""
 
-ROLES = Path(messages.__file__).parent / "roles"
+ACTORS = tuple(Path(messages.__file__).parent / name for name in ("groups", "roles"))
 
 
 @dataclass(slots=True)
@@ -29,7 +29,6 @@ class Speaker:
     """A class of a role module: what it builds, what it handles, and what its module says it is."""
 
     name: str
-    module: str
     about: str
     sends: list[str] = field(default_factory=list)
     receives: list[str] = field(default_factory=list)
@@ -41,16 +40,16 @@ def vocabulary() -> dict[str, type[messages.Message]]:
     return {kind.__name__: kind for kind in kinds}
 
 
-def speakers(folder: Path = ROLES) -> list[Speaker]:
+def speakers(folders: Iterable[Path] = ACTORS) -> list[Speaker]:
     """The classes that take part, in order of the first message that each sends."""
     found: list[Speaker] = []
-    for path in sorted(folder.glob("*.py")) if folder.is_dir() else []:
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
         about = (ast.get_docstring(tree) or "").partition("\n")[0]
         known = _imported(tree)
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
-                speaker = Speaker(node.name, path.stem, about)
+                speaker = Speaker(node.name, about)
                 speaker.receives = in_order(known.get(name, "") for name in _received(node))
                 speaker.sends = in_order(known.get(name, "") for name in _built(node))
                 if speaker.sends or speaker.receives:

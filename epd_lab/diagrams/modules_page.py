@@ -7,20 +7,22 @@ from pathlib import Path
 
 from epd_lab.diagrams.page import markdown_table
 
-ENGINE = Path(__file__).resolve().parents[2] / "epd" / "engine"
+EPD = Path(__file__).resolve().parents[2] / "epd"
+FOLDERS = ("engine", "families", "groups/device", "media_files", "model_files")
 
 _HEAD = """\
-<!-- Written by `python -m epd diagrams` from epd/engine; do not edit. -->
+<!-- Written by `python -m epd diagrams` from their docstrings; do not edit. -->
 
 # Modules of the engine
 
 *For developers: where to look; [engine.md](../engine.md) has how it works.*"""
 
 
-def page(root: Path = ENGINE) -> str:
+def page() -> str:
     rows = [
-        [f"`{path.relative_to(root).with_suffix('')}`", _headline(path)]
-        for path in sorted(root.rglob("*.py"))
+        [f"`{path.relative_to(EPD).with_suffix('')}`", _headline(path)]
+        for folder in FOLDERS
+        for path in sorted((EPD / folder).rglob("*.py"))
         if path.name != "__init__.py"
     ]
     return f"{_HEAD}\n\n{markdown_table(['Module', 'In short'], rows)}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import groupby
 
-from epd.cli.settings import GONE, constants, leaves
+from epd.cli.configure.settings import GONE, constants, leaves
 from epd.config import CUDA_DEFAULTS
 from epd.setting import Setting
 from epd_lab.diagrams.page import markdown_table

@@ -1,9 +1,9 @@
 """A planned device: what is launched takes time, and nothing is computed.
 
-It keeps the order of `epd.engine.executor` and `epd.engine.slices`: one launch thread takes calls
-in the order in which they came; the device does one thing after the other; a run of the tower is
-cut into slices, before each of which one step that is queued goes first, and not more than one
-slice is launched ahead of the device.
+It keeps the order of `epd.engine.device.executor` and `epd.engine.device.slices`: one launch thread
+takes calls in the order in which they came; the device does one thing after the other; a run of the
+tower is cut into slices, before each of which one step that is queued goes first, and not more than
+one slice is launched ahead of the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from epd.engine.executor import Weight
+from epd.engine.device.executor import Weight
 from epd_lab.sim.loop import SimLoop
 
 

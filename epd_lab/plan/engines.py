@@ -25,7 +25,7 @@ from epd.engine.base import (
     StepSequence,
     nothing,
 )
-from epd.engine.executor import Weight
+from epd.engine.device.executor import Weight
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.device import Piece, PlannedDevice, Threads

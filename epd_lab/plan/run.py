@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from epd.api.port import Generation, PreparedItem, Refused
-from epd.cli.settings import build_settings, gateway_config, instance_config
+from epd.cli.configure.settings import build_settings, gateway_config, instance_config
 from epd.config import GatewayConfig, InstanceConfig, Settings
-from epd.engine.geometry import image_geometry
+from epd.frontend import Generation, PreparedItem, Refused
 from epd.messages import SamplingParams
+from epd.model_files.geometry import image_geometry
 from epd.roles.compose import Engines
 from epd.topology import name_instances, parse_topology
 from epd_lab.bench.openai_load import Sample, send_all

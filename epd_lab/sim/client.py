@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from epd.api.port import GenerationError, GenerationUpdate, Leave, Refused
+from epd.frontend import GenerationError, GenerationUpdate, Leave, Refused
 from epd.messages import TokenLogprobs
-from epd.roles.stream import Stream
+from epd.roles.gateway.stream import Stream
 from epd_lab.sim.cluster import GATEWAY, Cluster
 from epd_lab.sim.workload import Ask
 

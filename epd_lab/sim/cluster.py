@@ -21,16 +21,16 @@ from epd.config import (
     PrefillConfig,
     Timing,
 )
+from epd.groups.data import GroupDataPlane
 from epd.messages import Address
 from epd.roles.base import Actor
 from epd.roles.compose import Engines, Gateway, Instance
+from epd.roles.encode.row_tiers import note_of
 from epd.roles.ports import Log, Ports
-from epd.roles.rank_data import GroupDataPlane
-from epd.roles.row_tiers import note_of
 from epd.topology import Roles, name_instances, parse_groups
-from epd.transport import whole_file
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
+from epd.transport.files import whole_file
 from epd_lab.sim import golden, signs, strangers
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine

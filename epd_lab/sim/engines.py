@@ -18,7 +18,6 @@ from epd.engine.base import (
     ChunkScores,
     EncodeFailure,
     EngineError,
-    MediaError,
     MediaLayout,
     OnLayers,
     Outcome,
@@ -33,6 +32,7 @@ from epd.engine.base import (
     nothing,
     verify,
 )
+from epd.errors import MediaError
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.sim import golden, sampler
 from epd_lab.sim.device import Costs, SimDevice

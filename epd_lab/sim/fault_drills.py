@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from epd.api.port import TimeLimits
+from epd.frontend import TimeLimits
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill, replace_timing
 from epd_lab.sim.faults import Fault

@@ -1,6 +1,6 @@
 """The ranks of a simulated instance: a process each, ordered channels, and collectives.
 
-The leader and the followers are those that ship (`epd.roles.group`), over the port `Ranks`.  A
+The leader and the followers are those that ship (`epd.groups.leader`), over the port `Ranks`.  A
 follower has an engine with a KV of its own, and computes every step again: ranks that were not
 told the same find other tokens.  A rank's step ends when its own time is over and every rank is in
 it, as it does with a collective; if one is missing, it does not end.  Batches of images are shared
@@ -18,11 +18,11 @@ from functools import partial
 from epd.config import PrefillConfig, Timing
 from epd.engine.base import OnLayers, Outcome, Patches, SlotRows, StepResult
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
+from epd.groups.asks import Answer, AnyAsk
+from epd.groups.data import RankPart
+from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine, RunOwn
+from epd.groups.leader import Batch, Command, Follower, Leader, Probe, Step
 from epd.roles.compose import Engines
-from epd.roles.group import Batch, Command, Follower, Leader, Probe, Step
-from epd.roles.group_engines import Encoded, GroupLanguageEngine, GroupVisionEngine, RunOwn
-from epd.roles.rank_asks import Answer, AnyAsk
-from epd.roles.rank_data import RankPart
 from epd.topology import name_instances, parse_groups
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from epd.api.cluster_view import (
+from epd.api.watching.cluster_view import (
     ClusterView,
     EdgeView,
     KeptAnswer,

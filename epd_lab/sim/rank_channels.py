@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from epd.engine.base import EngineError, Rows, RowSpan, SlotRows, StepSequence
-from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, LandKv, RankLost, WriteState
-from epd.roles.rank_data import RankPart
+from epd.groups.asks import Answer, AnyAsk, Fault, Joined, LandKv, RankLost, WriteState
+from epd.groups.data import RankPart
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.world import World
 

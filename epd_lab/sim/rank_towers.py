@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from epd.engine.base import Patches
-from epd.roles.group import Encode, GoOn
-from epd.roles.group_engines import Encoded
+from epd.groups.engines import Encoded
+from epd.groups.leader import Encode, GoOn
 from epd.shares import owners
 from epd_lab.sim.engines import SimVisionEngine
 
@@ -46,7 +46,7 @@ class Gather:
 
 
 class TowerShare:
-    """Of one rank: `epd.roles.group.TowerShare`."""
+    """Of one rank: `epd.groups.leader.TowerShare`."""
 
     def __init__(
         self,

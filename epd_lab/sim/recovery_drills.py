@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from epd.api.port import TimeLimits
+from epd.frontend import TimeLimits
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.device import Costs
 from epd_lab.sim.drill import PATIENT, Drill, replace_timing

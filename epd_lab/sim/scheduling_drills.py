@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from epd.api.port import TimeLimits
 from epd.config import DecodeConfig, EngineConfig, Limits, SpeculativeConfig, Timing
+from epd.frontend import TimeLimits
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill, replace_timing
 from epd_lab.sim.faults import Fault

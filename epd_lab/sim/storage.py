@@ -18,9 +18,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epd.transport import whole_file
 from epd.transport.base import Buffer, StorageUsage
 from epd.transport.checksum import checksum_of
+from epd.transport.files import whole_file
 from epd.transport.region import byte_views
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rand import KeyedRandom

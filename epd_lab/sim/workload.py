@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from epd.api.port import Generation, PreparedItem, Stage, TimeLimits
+from epd.frontend import Generation, PreparedItem, Stage, TimeLimits
 from epd.messages import SamplingParams, TokenLogprobs
 from epd_lab.sim import golden, wishes
 from epd_lab.sim.golden import Image

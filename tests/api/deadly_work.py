@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 
-from epd.api.fork_server import Say, Work
+from epd.api.expendable.fork_server import Say, Work
 
 
 def prepare(greeting: str) -> Work:

@@ -11,8 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from epd.api.errors import bad_request
-from epd.api.port import (
+from epd.api.asked.reasoning import Place
+from epd.api.asked.template_flags import NO_FLAGS, TemplateFlags
+from epd.api.http.errors import bad_request
+from epd.api.prompts.prepare import Prompt
+from epd.api.server import ApiServer
+from epd.config import AccessConfig, GatewayConfig, Limits
+from epd.frontend import (
     Generation,
     GenerationError,
     GenerationUpdate,
@@ -25,11 +30,6 @@ from epd.api.port import (
     TimelineEntry,
     TransferParams,
 )
-from epd.api.prepare import Prompt
-from epd.api.reasoning import Place
-from epd.api.server import ApiServer
-from epd.api.template_flags import NO_FLAGS, TemplateFlags
-from epd.config import AccessConfig, GatewayConfig, Limits
 from epd.messages import TokenLogprobs
 from epd.observed import Observed, Query
 
@@ -106,7 +106,7 @@ class FakeStream:
 
 
 class FakeFrontend:
-    """Implements `epd.api.port.Frontend`; `scripts` are used in turn, the last one again."""
+    """Implements `epd.frontend.Frontend`; `scripts` are used in turn, the last one again."""
 
     def __init__(self, *scripts: Sequence[Any]) -> None:
         self.scripts = list(scripts) or [HELLO]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.api.access import tls_context, warning
+from epd.api.http.access import tls_context, warning
 from epd.api.server import ApiServer
 from epd.config import AccessConfig, ConfigError, GatewayConfig
 from tests.api.fakes import FakeFrontend, FakePreparer, serving

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from epd.api.addresses import is_public, public_socket
+from epd.api.prompts.addresses import is_public, public_socket
 
 
 @pytest.mark.parametrize(

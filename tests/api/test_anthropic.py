@@ -10,11 +10,11 @@ from typing import Any
 import anthropic
 import pytest
 
-from epd.api.anthropic_request import read_message
-from epd.api.errors import ApiError
-from epd.api.port import Leave, Refused
-from epd.api.reasoning import Place
+from epd.api.anthropic.request import read_message
+from epd.api.asked.reasoning import Place
+from epd.api.http.errors import ApiError
 from epd.config import Limits
+from epd.frontend import Leave, Refused
 from tests.api.fakes import NUM_IMAGE_ROWS, FakeFrontend, FakePreparer, failed, said, serving
 from tests.api.wire import exchange, request
 from tests.patience import PATIENCE_S

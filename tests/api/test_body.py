@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.api import body as body_module
-from epd.api.anthropic_request import read_message
-from epd.api.body import Body, Intake
-from epd.api.data_url import Bound, DataUrl, read_data_url
-from epd.api.errors import ApiError
-from epd.api.video_field import read_video_part
+from epd.api.anthropic.request import read_message
+from epd.api.http import body as body_module
+from epd.api.http.body import Body, Intake
+from epd.api.http.data_url import Bound, DataUrl, read_data_url
+from epd.api.http.errors import ApiError
+from epd.api.openai.video_field import read_video_part
 from epd.config import Limits
-from epd.engine.video import DEFAULT_SAMPLING
+from epd.media_files.video import DEFAULT_SAMPLING
 from tests.api.fakes import FakePreparer, serving
 from tests.api.wire import HI, Wire, exchange, is_well, request, until
 

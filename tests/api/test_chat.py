@@ -11,9 +11,9 @@ import pytest
 from jinja2.exceptions import SecurityError
 from tokenizers import Tokenizer, processors
 
-from epd.api.chat import ChatRenderer
-from epd.api.errors import ApiError
-from epd.engine.checkpoint import ModelError
+from epd.api.http.errors import ApiError
+from epd.api.prompts.chat import ChatRenderer
+from epd.model_files.checkpoint import ModelError
 from epd.tiny import CHECKPOINT
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from epd.api.port import Leave
+from epd.frontend import Leave
 from tests.api.fakes import FakeFrontend, failed, said, serving
 from tests.api.test_server import ask, client_of, finish_of, text_of, whys
 from tests.api.wire import HI, Wire, request, until

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from epd import __version__
-from epd.api.cluster import view_of
-from epd.api.port import InstanceFacts, OutsideFacts, Readiness
+from epd.api.watching.cluster import view_of
 from epd.config import AccessConfig
+from epd.frontend import InstanceFacts, OutsideFacts, Readiness
 from epd.observed import (
     EdgeCount,
     LinkCount,

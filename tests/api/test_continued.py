@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.api.anthropic_request import read_message
-from epd.api.chat import ChatRenderer
-from epd.api.errors import ApiError
-from epd.api.prepare import Preparer
-from epd.api.reasoning import Place, ReasoningParser, place_of
-from epd.api.template_flags import TemplateFlags
-from epd.api.validation import read_chat, read_completion
+from epd.api.anthropic.request import read_message
+from epd.api.asked.reasoning import Place, ReasoningParser, place_of
+from epd.api.asked.template_flags import TemplateFlags
+from epd.api.http.errors import ApiError
+from epd.api.openai.validation import read_chat, read_completion
+from epd.api.prompts.chat import ChatRenderer
+from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, FakePreparer, said

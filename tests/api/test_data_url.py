@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from epd.api.data_url import image_bound, is_data_url, read_data_url
-from epd.api.errors import ApiError
+from epd.api.http.data_url import image_bound, is_data_url, read_data_url
+from epd.api.http.errors import ApiError
 from epd.config import Limits
 
 IMAGE = b"\x89PNG as far as this module knows"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epd.api.port import GenerationUpdate
+from epd.frontend import GenerationUpdate
 from epd.messages import TokenLogprobs
 from tests.api.fakes import FakeFrontend, said, serving
 from tests.api.test_server import ask, client_of

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from epd.api.chat import ChatRenderer
-from epd.api.validation import read_chat
+from epd.api.openai.validation import read_chat
+from epd.api.prompts.chat import ChatRenderer
 from epd.config import Limits
-from epd.engine.checkpoint import read_eos_token_ids
+from epd.model_files.checkpoint import read_eos_token_ids
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakePreparer
 

@@ -23,10 +23,10 @@ from tokenizers import (
     trainers,
 )
 
-from epd.api.chat import ChatRenderer
-from epd.api.errors import ApiError
-from epd.api.prepare import Preparer
-from epd.api.template_flags import TemplateFlags
+from epd.api.asked.template_flags import TemplateFlags
+from epd.api.http.errors import ApiError
+from epd.api.prompts.chat import ChatRenderer
+from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
 from epd.tiny import CHECKPOINT
 from tests.api.test_prepare import part, png, user

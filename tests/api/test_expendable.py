@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
-from epd.api.expendable import Cause, Died, Done, ForkServer, ServerLost
-from epd.api.fork_server import Bounds
+from epd.api.expendable.fork_server import Bounds
+from epd.api.expendable.work import Cause, Died, Done, ForkServer, ServerLost
 
 BOUNDS = Bounds(cpu_s=0.2, wall_s=30.0, memory_nbytes=64 << 20, stack_nbytes=1 << 20)
 SHORT = Bounds(cpu_s=30.0, wall_s=0.2, memory_nbytes=64 << 20, stack_nbytes=1 << 20)
@@ -51,7 +51,7 @@ async def test_a_server_that_is_lost_is_started_again(server: ForkServer) -> Non
 
 OWNER = """
 import asyncio
-from epd.api.expendable import ForkServer
+from epd.api.expendable.work import ForkServer
 from tests.api.test_expendable import SHORT
 async def main():
     server = ForkServer("tests.api.deadly_work", "")

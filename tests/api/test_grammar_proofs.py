@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
-from epd.api import grammar_proofs
-from epd.api.errors import ApiError
-from epd.api.grammar_proofs import GrammarProofs
-from epd.api.structured import Constraint, read_constraint
-from epd.api.tools import ToolUse, read_tools
-from epd.engine.base import LAUNCH_STACK_NBYTES, PROOF_STACK_NBYTES
-from epd.engine.grammar import Grammars
+from epd.api.asked.structured import Constraint, read_constraint
+from epd.api.asked.tools import ToolUse, read_tools
+from epd.api.expendable import grammar_proofs
+from epd.api.expendable.grammar_proofs import PROOF_STACK_NBYTES, GrammarProofs
+from epd.api.http.errors import ApiError
+from epd.engine.base import LAUNCH_STACK_NBYTES
+from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.grammars import VOCAB_SIZE, next_tokens
 from tests.hostile.deadly import CHAIN, DEEP, SLOW, chain
@@ -114,8 +114,8 @@ async def test_too_many_at_once_are_told_to_come_again(proofs: GrammarProofs) ->
 
 ASKED = f"""
 import asyncio, json, sys
-from epd.api.grammar_proofs import GrammarProofs
-from epd.api.structured import Constraint
+from epd.api.expendable.grammar_proofs import GrammarProofs
+from epd.api.asked.structured import Constraint
 async def main():
     proofs = GrammarProofs({str(CHECKPOINT)!r}, {VOCAB_SIZE})
     await proofs.grammar(Constraint("json", {{}}, ""))
@@ -134,8 +134,8 @@ def test_the_gateway_does_not_even_load_the_compiler() -> None:
 
 LAUNCHED = f"""
 import asyncio
-from epd.engine.executor import DeviceExecutor
-from epd.engine.grammar import Grammars
+from epd.engine.device.executor import DeviceExecutor
+from epd.model_files.grammar import Grammars
 from tests.hostile.deadly import CHAIN
 async def main():
     executor, grammars = DeviceExecutor(), Grammars({str(CHECKPOINT)!r}, {VOCAB_SIZE})

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.port import Generation
-from epd.api.reasoning import Place
-from epd.api.response_request import read_response
-from epd.api.validation import read_chat
+from epd.api.asked.reasoning import Place
+from epd.api.http.errors import ApiError
+from epd.api.openai.validation import read_chat
+from epd.api.responses.request import read_response
 from epd.config import Limits
+from epd.frontend import Generation
 from tests.api.fakes import FakeFrontend, FakePreparer, serving
 from tests.api.test_reasoning import PARTS, SCRIPT
 from tests.api.test_server import chunks_of, client_of

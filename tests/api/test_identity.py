@@ -8,8 +8,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from epd.api.identity import mm_hash, scope_of, tenant_of
-from epd.api.prepare import Preparer
+from epd.api.http.identity import mm_hash, scope_of, tenant_of
+from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import serving

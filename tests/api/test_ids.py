@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.api.answer import Facts
-from epd.api.choice import Choice, Delta, joined
-from epd.api.choices import make_choices
-from epd.api.completion_answer import ChatAnswer, CompletionAnswer, OpenAIAnswer
-from epd.api.errors import ApiError
-from epd.api.port import GenerationUpdate
-from epd.api.prepare import Prompt
-from epd.api.reasoning import Place
-from epd.api.validation import read_chat, read_completion
+from epd.api.answers.answer import Facts
+from epd.api.answers.choice import Choice, Delta, joined
+from epd.api.answers.choices import make_choices
+from epd.api.asked.reasoning import Place
+from epd.api.http.errors import ApiError
+from epd.api.openai.answer import ChatAnswer, CompletionAnswer, OpenAIAnswer
+from epd.api.openai.validation import read_chat, read_completion
+from epd.api.prompts.prepare import Prompt
 from epd.config import Limits
+from epd.frontend import GenerationUpdate
 from epd.messages import TokenLogprobs
 from tests.api.fakes import EOS, FakePreparer, FakeStream, said
 from tests.api.test_echo import complete

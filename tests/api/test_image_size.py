@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from epd.api.errors import ApiError
-from epd.api.image_size import read_size
+from epd.api.http.errors import ApiError
+from epd.api.prompts.image_size import read_size
 from epd.config import Limits
-from epd.engine.image_pixels import decode_image
+from epd.engine.vision.image_pixels import decode_image
 
 LIMITS = Limits(max_pixels=1_000_000)
 KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from epd.api.chat import ChatRenderer
-from epd.api.errors import ApiError
-from epd.api.grammar_child import job_text
-from epd.api.structured import Constraint
+from epd.api.asked.structured import Constraint
+from epd.api.expendable.grammar_child import job_text
+from epd.api.http.errors import ApiError
+from epd.api.prompts.chat import ChatRenderer
 from epd.tiny import CHECKPOINT
 from tests.answers import GRAMMARS
 from tests.api.test_validation import chat

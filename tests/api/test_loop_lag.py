@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from epd.api.prepare import Preparer
+from epd.api.prompts.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT

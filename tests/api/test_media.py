@@ -14,10 +14,10 @@ from urllib.parse import quote
 import pytest
 from aiohttp import web
 
-from epd.api import addresses
-from epd.api.data_url import image_bound
-from epd.api.errors import ApiError
-from epd.api.media import MediaFetcher
+from epd.api.http.data_url import image_bound
+from epd.api.http.errors import ApiError
+from epd.api.prompts import addresses
+from epd.api.prompts.media import MediaFetcher
 from epd.config import Limits
 
 IMAGE = b"\x89PNG as far as this module knows"
@@ -247,7 +247,7 @@ async def test_a_link_that_is_made_meanwhile_leads_nowhere(
         inside.symlink_to(tmp_path / swapped.replace("in/", "out/"))
         return really_open(path, flags)
 
-    monkeypatch.setattr("epd.api.media.os.open", open_later)
+    monkeypatch.setattr("epd.api.prompts.media.os.open", open_later)
     limits = Limits(allowed_local_media_path=str(tmp_path / "in"))
     found = await outcome(f"file://{tmp_path}/in/deep/a", limits)
     assert found == "400 x x is no file that may be read"

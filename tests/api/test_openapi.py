@@ -20,10 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from epd.api.errors import ApiError
-from epd.api.openapi import OPERATIONS, document
-from epd.api.parameters import INERT, SIMPLE, read_simple
-from epd.api.prepare import Preparer
+from epd.api.document.openapi import OPERATIONS, document
+from epd.api.http.errors import ApiError
+from epd.api.openai.parameters import INERT, SIMPLE, read_simple
+from epd.api.prompts.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
@@ -106,7 +106,7 @@ async def test_every_name_has_a_schema():
     for name in ("ChatRequest", "CompletionRequest", "ResponseRequest", "MessageRequest"):
         properties = told[name]["properties"]
         blank = [key for key, value in properties.items() if value in ({}, {"anyOf": [{}, NULL]})]
-        assert not blank, f"{name}: say in epd/api/schemas.py what these may be"
+        assert not blank, f"{name}: say in epd/api/document/schemas.py what these may be"
 
 
 def edges(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from epd.api import otel
-from epd.api.metering import NO_METER
-from epd.api.otel_metrics import build_meter
-from epd.cli.settings import gateway_config
+from epd.api.watching import otel
+from epd.api.watching.metering import NO_METER
+from epd.api.watching.otel_metrics import build_meter
+from epd.cli.configure.settings import gateway_config
 from epd.config import ConfigError, Settings
 from tests.api.collector import Collector, collecting, values
 from tests.api.fakes import FakeFrontend, failed, said, serving

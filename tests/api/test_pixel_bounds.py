@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from epd.api.errors import ApiError
-from epd.api.prepare import Preparer, Prompt
-from epd.api.validation import read_chat
+from epd.api.http.errors import ApiError
+from epd.api.openai.validation import read_chat
+from epd.api.prompts.prepare import Preparer, Prompt
 from epd.config import GatewayConfig, Limits
-from epd.engine.checkpoint import read_config, read_preprocessor
-from epd.engine.geometry import bounded, image_geometry
 from epd.messages import PixelBounds
+from epd.model_files.checkpoint import read_config, read_preprocessor
+from epd.model_files.geometry import bounded, image_geometry
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakePreparer
 from tests.e2e.client import image_part, png

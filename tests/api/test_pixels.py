@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.pixels import PixelBudget
-from epd.api.port import Readiness
+from epd.api.http.errors import ApiError
+from epd.api.prompts.pixels import PixelBudget
 from epd.config import Limits
+from epd.frontend import Readiness
 from tests.api.fakes import FakeFrontend, said, serving
 from tests.api.wire import HI, Wire, exchange, request, until
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from epd.api.errors import ApiError
-from epd.api.exchange import ClientGone, Exchange
-from epd.api.identity import mm_hash
-from epd.api.prepare import INLINE_NBYTES, NUM_THREADS, Preparer
-from epd.api.validation import read_chat
+from epd.api.http.errors import ApiError
+from epd.api.http.exchange import ClientGone, Exchange
+from epd.api.http.identity import mm_hash
+from epd.api.openai.validation import read_chat
+from epd.api.prompts.prepare import INLINE_NBYTES, NUM_THREADS, Preparer
 from epd.config import GatewayConfig, Limits
-from epd.engine.video import DEFAULT_SAMPLING
+from epd.media_files.video import DEFAULT_SAMPLING
 from epd.tiny import CHECKPOINT
 from tests.patience import PATIENCE_S
 
@@ -280,9 +280,10 @@ async def test_an_image_does_not_wait_for_films(
 def test_nothing_large_is_left_to_import_for_the_first_request() -> None:
     """That would hold every thread, and with them all streams.  FFmpeg is the encoder's alone."""
     code = (
-        "import sys; from epd.api.prepare import Preparer; from epd.config import GatewayConfig\n"
+        "import sys; from epd.api.prompts.prepare import Preparer\n"
+        "from epd.config import GatewayConfig\n"
         f"Preparer(GatewayConfig(model_dir={str(CHECKPOINT)!r}))\n"
         "assert {'PIL.Image', 'aiohttp'} <= set(sys.modules)\n"
-        "import epd.api.film; assert 'av' not in sys.modules"
+        "import epd.api.prompts.film; assert 'av' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.api.chat import ChatRenderer
-from epd.api.chat_template import ChatTemplate
-from epd.api.errors import ApiError
-from epd.api.prepare import Preparer
-from epd.api.reasoning import Place, ReasoningParser, place_of
-from epd.api.template_flags import TemplateFlags, read_flags
-from epd.cli.settings import gateway_config
+from epd.api.asked.reasoning import Place, ReasoningParser, place_of
+from epd.api.asked.template_flags import TemplateFlags, read_flags
+from epd.api.http.errors import ApiError
+from epd.api.prompts.chat import ChatRenderer
+from epd.api.prompts.chat_template import ChatTemplate
+from epd.api.prompts.prepare import Preparer
+from epd.cli.configure.settings import gateway_config
 from epd.config import Settings
-from epd.engine.checkpoint import ModelError
+from epd.model_files.checkpoint import ModelError
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, said, serving
 from tests.api.test_server import ask, chunks_of, client_of, finish_of, text_of

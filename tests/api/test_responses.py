@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.reasoning import Place
-from epd.api.response_request import read_response
+from epd.api.asked.reasoning import Place
+from epd.api.http.errors import ApiError
+from epd.api.responses.request import read_response
 from epd.config import Limits
 from tests.api.fakes import NUM_IMAGE_ROWS, FakePreparer, failed, said
 from tests.api.test_server import client_of

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epd.api.errors import ApiError
-from epd.api.schema import NotExact, exact
+from epd.api.http.errors import ApiError
+from epd.api.schema.rewrite import NotExact, exact
 from tests.answers import GRAMMARS, admits, drawn, grammar_of
 from tests.hostile.forked import outcomes
 from tests.hostile.schemas import schema

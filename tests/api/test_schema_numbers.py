@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.api.errors import ApiError
-from epd.api.schema import NotExact, exact
-from epd.api.structured import Constraint
-from epd.api.tools import ToolUse
-from epd.engine.grammar import PROOF_LIMITS, Matcher
+from epd.api.asked.structured import Constraint
+from epd.api.asked.tools import ToolUse
+from epd.api.http.errors import ApiError
+from epd.api.schema.rewrite import NotExact, exact
+from epd.model_files.grammar import PROOF_LIMITS, Matcher
 from tests.answers import GRAMMARS, admits, drawn, grammar_of, matcher_of, takes
 
 FAR = [10**18 + 1, 2**63 - 1, 2**63, 2**64, 10**30]

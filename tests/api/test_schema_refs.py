@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.api.schema_refs import moved
-from epd.api.tools import CallParser, read_tools
-from epd.engine.grammar import Grammars
+from epd.api.asked.tools import CallParser, read_tools
+from epd.api.schema.references import moved
+from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.api.test_tools import NAMES, TEXT, cut, drawn, parse, tool
 

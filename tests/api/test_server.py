@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from epd.api.port import Leave, Refused
 from epd.api.server import ApiServer
+from epd.frontend import Leave, Refused
 from tests.api.fakes import (
     HELLO,
     NUM_IMAGE_ROWS,

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from epd.api.port import Leave, Refused
 from epd.api.server import ApiServer
 from epd.config import ConfigError, GatewayConfig
+from epd.frontend import Leave, Refused
 from tests.api.fakes import FakeFrontend, FakePreparer, failed, said, serving
 from tests.api.wire import HI, Wire, exchange, is_well, request, until
 from tests.patience import PATIENCE_S

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epd.api.connection import MAX_HEAD_NBYTES, MAX_PIPELINED
-from epd.api.port import Metric, Readiness
+from epd.api.http.connection import MAX_HEAD_NBYTES, MAX_PIPELINED
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
+from epd.frontend import Metric, Readiness
 from tests.api.fakes import FakeFrontend, FakePreparer, serving
 from tests.api.wire import CHAT, HI, Wire, exchange, is_well, refused, request, until
 

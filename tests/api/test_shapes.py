@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.shapes import Shape, read_shape
+from epd.api.http.errors import ApiError
+from epd.api.http.shapes import Shape, read_shape
 
 
 class Inner(Shape):

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.pace import BUDGET, SLICE, WRITE, Pace
-from epd.api.places import Places
-from epd.api.port import GenerationUpdate
+from epd.api.answers.pace import BUDGET, SLICE, WRITE, Pace
+from epd.api.http.errors import ApiError
+from epd.api.http.places import Places
 from epd.config import AccessConfig, Limits
+from epd.frontend import GenerationUpdate
 from epd.messages import TokenLogprobs
 from tests.api.fakes import FakeFrontend, FakePreparer, serving
 from tests.api.wire import HI, Wire, exchange, request, until

@@ -7,10 +7,10 @@ from typing import Any
 import openai
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.port import GenerationUpdate
-from epd.api.validation import read_chat, read_completion, read_encode
+from epd.api.http.errors import ApiError
+from epd.api.openai.validation import read_chat, read_completion, read_encode
 from epd.config import Limits
+from epd.frontend import GenerationUpdate
 from tests.api.fakes import FakeFrontend, FakePreparer, said, serving
 from tests.api.test_server import ask, client_of
 

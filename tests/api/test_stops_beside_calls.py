@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.api.choice import Choice, Delta
-from epd.api.reasoning import Place, ReasoningParser
-from epd.api.tools import CallPiece, ToolUse, whole_calls
+from epd.api.answers.choice import Choice, Delta
+from epd.api.asked.reasoning import Place, ReasoningParser
+from epd.api.asked.tools import CallPiece, ToolUse, whole_calls
 from tests.api.fakes import FakeStream, Letters, said
 from tests.api.test_server import ask, chunks_of, client_of, finish_of, text_of
 from tests.api.test_text import first_stop

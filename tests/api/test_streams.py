@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from epd.api.answer import Facts
-from epd.api.anthropic_answer import MessageAnswer
-from epd.api.anthropic_request import read_message
-from epd.api.choices import make_choices
-from epd.api.parts import PartsAnswer
-from epd.api.port import GenerationUpdate
-from epd.api.prepare import Prompt
-from epd.api.reasoning import Place
-from epd.api.response_answer import ResponseAnswer
-from epd.api.response_request import read_response
+from epd.api.answers.answer import Facts
+from epd.api.answers.choices import make_choices
+from epd.api.answers.parts import PartsAnswer
+from epd.api.anthropic.answer import MessageAnswer
+from epd.api.anthropic.request import read_message
+from epd.api.asked.reasoning import Place
+from epd.api.prompts.prepare import Prompt
+from epd.api.responses.answer import ResponseAnswer
+from epd.api.responses.request import read_response
 from epd.config import Limits
+from epd.frontend import GenerationUpdate
 from tests.api.fakes import EOS, FakePreparer, FakeStream, said
 
 CALL = '<tool_call>{"name": "see", "arguments": {"a": "é}<"}}</tool_call>'

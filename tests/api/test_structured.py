@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.structured import ANY_OBJECT, Constraint, read_constraint
-from epd.engine.grammar import Grammars
+from epd.api.asked.structured import ANY_OBJECT, Constraint, read_constraint
+from epd.api.http.errors import ApiError
+from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.grammars import VOCAB_SIZE, next_tokens
 

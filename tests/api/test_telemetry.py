@@ -8,9 +8,9 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from epd.api.metrics import exposition
-from epd.api.port import Refused
-from epd.api.telemetry import Histogram
+from epd.api.watching.metrics import exposition
+from epd.api.watching.telemetry import Histogram
+from epd.frontend import Refused
 from tests.api.fakes import NUM_IMAGE_ROWS, FakeFrontend, failed, said, serving
 from tests.patience import PATIENCE_S
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from epd.api.detokenize import MAX_WAITS, Detokenizer, Vocabulary
-from epd.api.stop import StopMatcher
+from epd.api.answers.detokenize import MAX_WAITS, Detokenizer, Vocabulary
+from epd.api.asked.stop import StopMatcher
 from epd.tiny import CHECKPOINT
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))

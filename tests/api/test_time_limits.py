@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import aiohttp
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.port import TimeLimits
-from epd.api.time_limits import read_time_limits
+from epd.api.http.errors import ApiError
+from epd.api.http.time_limits import read_time_limits
 from epd.config import Timing
+from epd.frontend import TimeLimits
 from tests.api.fakes import FakeFrontend, serving
 from tests.api.wire import CHAT, HI
 

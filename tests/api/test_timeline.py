@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from epd.api.answer import Extras
+from epd.api.answers.answer import Extras
 from tests.api.fakes import TIMELINE, said
 from tests.api.test_server import HI, ask, chunks_of, client_of
 

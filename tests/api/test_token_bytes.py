@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models
 
-from epd.api.token_bytes import TokenBytes
+from epd.api.answers.token_bytes import TokenBytes
 from epd.tiny import CHECKPOINT
 
 

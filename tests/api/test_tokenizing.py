@@ -12,7 +12,7 @@ import anthropic
 import pytest
 from transformers import AutoTokenizer
 
-from epd.api.prepare import Preparer
+from epd.api.prompts.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
 from epd.tiny import CHECKPOINT

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.api.chat import ChatRenderer
-from epd.api.chat_template import ChatTemplate
-from epd.api.errors import ApiError
-from epd.api.messages_field import read_messages
-from epd.api.port import Leave
-from epd.api.tools import CallParser, read_tools, whole_calls
-from epd.api.validation import read_chat
+from epd.api.asked.tools import CallParser, read_tools, whole_calls
+from epd.api.http.errors import ApiError
+from epd.api.openai.messages_field import read_messages
+from epd.api.openai.validation import read_chat
+from epd.api.prompts.chat import ChatRenderer
+from epd.api.prompts.chat_template import ChatTemplate
 from epd.config import Limits
-from epd.engine.grammar import Grammars
+from epd.frontend import Leave
+from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, FakePreparer, said, serving
 from tests.api.test_server import ask, chunks_of, client_of, finish_of, text_of

@@ -13,13 +13,13 @@ from typing import Any
 import openai
 import pytest
 
-from epd.api import otel
-from epd.api.otel import build_tracer
-from epd.api.otel_spans import spans_of
-from epd.api.port import TimelineEntry
-from epd.api.tracing import Record, Tracer
-from epd.cli.settings import build_settings, gateway_config
+from epd.api.watching import otel
+from epd.api.watching.otel import build_tracer
+from epd.api.watching.otel_spans import spans_of
+from epd.api.watching.tracing import Record, Tracer
+from epd.cli.configure.settings import build_settings, gateway_config
 from epd.config import ConfigError, Settings
+from epd.frontend import TimelineEntry
 from tests.api.collector import collecting, values
 from tests.api.fakes import FakeFrontend, failed, said, serving
 from tests.api.test_server import HI, openai_client

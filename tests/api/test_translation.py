@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from epd.api.anthropic_request import read_message
-from epd.api.asked import Asked
-from epd.api.errors import ApiError, bad_request
-from epd.api.prepare import Preparer
-from epd.api.response_request import read_response
+from epd.api.anthropic.request import read_message
+from epd.api.asked.asked import Asked
+from epd.api.http.errors import ApiError, bad_request
+from epd.api.openai.translation import Names
+from epd.api.prompts.prepare import Preparer
+from epd.api.responses.request import read_response
 from epd.api.server import ApiServer
-from epd.api.translation import Names
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, FakePreparer, said

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from epd.api.body import INLINE_NBYTES, Body, Intake
-from epd.api.turns import Turns
+from epd.api.http.body import INLINE_NBYTES, Body, Intake
+from epd.api.http.turns import Turns
 from epd.config import Limits
 
 PIECE = 64 << 10

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.api.openapi import OPERATIONS, document
-from epd.api.parameters import REFUSED
-from epd.api.schemas import KNOWN
-from epd.api.unknown import MAX_CHARS, MAX_NAMES, Unknown
+from epd.api.document.openapi import OPERATIONS, document
+from epd.api.document.schemas import KNOWN
+from epd.api.http.unknown import MAX_CHARS, MAX_NAMES, Unknown
+from epd.api.openai.parameters import REFUSED
 from epd.config import Limits
 from tests.api.fakes import FakePreparer, serving
 from tests.api.wire import CHAT, HI, exchange, request

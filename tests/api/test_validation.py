@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.api.asked import SEED_MASK, Asked
-from epd.api.body import parse_object
-from epd.api.errors import ApiError
-from epd.api.parameters import (
+from epd.api.asked.asked import SEED_MASK, Asked
+from epd.api.asked.structured import Constraint
+from epd.api.http.body import parse_object
+from epd.api.http.errors import ApiError
+from epd.api.openai.parameters import (
     CHAT,
     CHAT_HARMLESS,
     COMPLETION,
@@ -20,8 +21,7 @@ from epd.api.parameters import (
     INERT,
     REFUSED,
 )
-from epd.api.structured import Constraint
-from epd.api.validation import read_chat, read_completion
+from epd.api.openai.validation import read_chat, read_completion
 from epd.config import Limits
 from tests.api.fakes import EOS, FakePreparer
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.film import read_film
-from epd.api.prepare import Preparer
-from epd.api.validation import read_chat
+from epd.api.http.errors import ApiError
+from epd.api.openai.validation import read_chat
+from epd.api.prompts.film import read_film
+from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig, Limits
-from epd.engine.base import MediaError
-from epd.engine.video_file import decode_clip
+from epd.engine.vision.video_file import decode_clip
+from epd.errors import MediaError
 from epd.messages import Clip
 from epd.tiny import CHECKPOINT
 from tests.api.test_prepare import part as image_part

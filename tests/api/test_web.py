@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from epd.api.port import Readiness
 from epd.api.web import PAGES, cluster_page
+from epd.frontend import Readiness
 from epd.fsm.tables import TABLES
 from tests.api.fakes import FakeFrontend, serving
 from tests.api.wire import Wire, exchange, request

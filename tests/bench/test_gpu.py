@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from epd import tiny
-from epd.api.prepare import Preparer
+from epd.api.prompts.prepare import Preparer
 from epd.cli.parser import UsageError
 from epd.config import GatewayConfig
-from epd.engine.checkpoint import read_config, read_preprocessor
+from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd_lab.bench import gpu, roofline, serve_plot, shape, verb_gpu
 from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of

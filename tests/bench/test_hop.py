@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epd.transport.mooncake_library import missing
+from epd.transport.mooncake.library import missing
 from epd_lab.bench import hop, machine
 from epd_lab.bench.hop import MIB, Plan, Row, measure_all, table, with_ratios
 from epd_lab.bench.hop_plot import plot

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epd.transport.mooncake_library import missing
+from epd.transport.mooncake.library import missing
 from epd_lab.bench.soak import Plan, Soak, judge
 from epd_lab.bench.soak_process import Side, content
 

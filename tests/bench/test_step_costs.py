@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from epd import tiny
-from epd.cli.settings import build_settings
+from epd.cli.configure.settings import build_settings
 from epd.config import ConfigError, Settings
 from epd_lab.bench import gpu, step_costs, verb_gpu
 from epd_lab.bench.workload import Closed, Shape, Stream, Workload

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from epd.cli.ask.chat import Chat, Conversation, ReadLine
+from epd.cli.ask.client import connected
+from epd.cli.ask.question import Sampling
 from epd.cli.boundary import CommandFailed
-from epd.cli.chat import Chat, Conversation, ReadLine
-from epd.cli.client import connected
-from epd.cli.question import Sampling
 from epd.errors import FAILED, OK
 from epd.tiny import SAMPLES
 from tests.cli.openai_fake import MODEL, FakeServer, ended, serving

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from epd.cli.connectors import apply, read_transfer_configs
-from epd.cli.plan import Plan
-from epd.cli.settings import build_settings
+from epd.cli.configure.connectors import apply, read_transfer_configs
+from epd.cli.configure.settings import build_settings
+from epd.cli.start.plan import Plan
 from epd.cli.verbs import run
 from epd.config import ConfigError, Settings
 

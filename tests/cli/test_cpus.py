@@ -9,9 +9,9 @@ import sys
 import msgspec
 import pytest
 
-from epd.cli import cpus as dealing
-from epd.cli.cpus import deal_cpus
-from epd.cli.settings import build_settings
+from epd.cli.configure.settings import build_settings
+from epd.cli.start import cpus as dealing
+from epd.cli.start.cpus import deal_cpus
 from epd.config import ConfigError, Settings
 from epd.runtime.cpus import format_cpus, parse_cpus, usable_cpus
 

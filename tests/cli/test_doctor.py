@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from epd.cli import doctor, leftovers
-from epd.cli.doctor import Check
+from epd.cli.look import doctor
+from epd.cli.look.doctor import Check
 from epd.cli.main import main
-from epd.cli.rundir import cluster_dir, make_private
+from epd.cli.start import leftovers
+from epd.cli.start.rundir import cluster_dir, make_private
 from epd.config import ConfigError
-from epd.transport import cuda_driver
-from epd.transport.mooncake_library import missing
-from epd.transport.shm_segment import Segment
+from epd.transport.cuda import driver as cuda_driver
+from epd.transport.mooncake.library import missing
+from epd.transport.shm.segment import Segment
 
 NAMES = [
     "python", "packages", "torch", "machine", "open-files", "shared-memory", "port", "tls",

@@ -13,10 +13,10 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from epd.cli.k8s import Cluster, manifests
+from epd.cli.configure.settings import leaves
+from epd.cli.k8s.manifests import Cluster, manifests
 from epd.cli.main import main
 from epd.cli.parser import Parser
-from epd.cli.settings import leaves
 from epd.cli.verbs import k8s, run
 from epd.config import ConfigError
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from epd import __version__
+from epd.cli.ask.question import MAX_PIPED_NBYTES, read_piped
 from epd.cli.boundary import CommandFailed, guarded
 from epd.cli.main import LABORATORY, VERBS, main, parser_of
-from epd.cli.question import MAX_PIPED_NBYTES, read_piped
 from epd.cli.verbs.ask import text_of
 from epd.config import ConfigError
-from epd.engine.checkpoint import ModelError
+from epd.model_files.checkpoint import ModelError
 from epd.transport.base import TransportError
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,7 @@ def test_a_terminal_and_what_cannot_be_read_are_no_pipe() -> None:
 
 
 def test_a_dash_stands_alone_or_behind_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd.cli.question.read_piped", lambda: "of a pipe")
+    monkeypatch.setattr("epd.cli.ask.question.read_piped", lambda: "of a pipe")
     assert text_of(["Why?"]) == "Why?"
     assert text_of(["-"]) == "of a pipe"
     assert text_of(["Why?", "-"]) == "Why?\n\nof a pipe"

@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
-from epd.api import model_texts
-from epd.cli.doctor import _look, check_checkpoint
-from epd.cli.model_check import check_model
-from epd.cli.plan import LogOptions, Placing, plan_topology
-from epd.cli.preflight import check_shared_memory
+from epd.api.prompts import model_texts
+from epd.cli.configure.model_check import check_model
+from epd.cli.look.doctor import _look, check_checkpoint
+from epd.cli.start.plan import LogOptions, Placing, plan_topology
+from epd.cli.start.preflight import check_shared_memory
 from epd.config import ConfigError, EngineConfig, GatewayConfig, InstanceConfig, Settings
-from epd.engine.checkpoint import ModelError, read_checkpoint
+from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.tiny import CHECKPOINT
 from tests.engine.published_checkpoints import PUBLISHED, config_of, tensors_of, write_headers
 from tests.hostile import model_dirs
@@ -103,7 +103,7 @@ def test_run_and_doctor_agree_about_hostile_directories(
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_what_is_accepted_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from epd.api.prepare import Preparer
+    from epd.api.prompts.prepare import Preparer
     from epd.engine.factory import build_executor, build_language, build_vision
 
     monkeypatch.setattr(model_texts, "fault_of", fault_here)
@@ -236,7 +236,7 @@ def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
 
 def test_a_file_that_config_json_names_is_not_read(copy: Path) -> None:
     """transformers would take it in place of config.json, which alone was looked at."""
-    from epd.engine.models.registry import adapter_for
+    from epd.families.registry import adapter_for
 
     other = json.loads((copy / EDITED).read_text())
     other["text_config"]["num_hidden_layers"] = 10**12
@@ -290,7 +290,7 @@ def test_headers_of_a_trillion_numbers_take_two_seconds(tmp_path: Path) -> None:
     processor = published.layout.files["preprocessor_config.json"]
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
     code = (
-        "import sys, time; from epd.cli.model_check import check_model\n"
+        "import sys, time; from epd.cli.configure.model_check import check_model\n"
         "check_model(sys.argv[1], with_gateway=False)\n"
         "assert 'torch' not in sys.modules; print(time.process_time())"
     )
@@ -324,7 +324,7 @@ def test_too_little_shared_memory_is_told_before_torch_is_loaded(
         def f_bavail(self) -> int:
             return free[0]
 
-    monkeypatch.setattr("epd.cli.preflight.os.statvfs", lambda path: Host())
+    monkeypatch.setattr("epd.cli.start.preflight.os.statvfs", lambda path: Host())
     check_shared_memory(instances)
     free[0] -= 1
     words = rf"143 MiB free, .* 144 MiB of it \(p0 {rows_mib + kv_mib}, d0 {kv_mib}\).*--shm-size"

@@ -16,18 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.cli import names
+from epd.cli.configure import names
+from epd.cli.configure.model_check import bundled_model, check_model
+from epd.cli.configure.names import default_prefix
+from epd.cli.configure.settings import build_settings
 from epd.cli.main import main
-from epd.cli.model_check import bundled_model, check_model
-from epd.cli.names import default_prefix
-from epd.cli.plan import LogOptions, Placing, Plan, plan_role, plan_topology
-from epd.cli.settings import build_settings
+from epd.cli.start.plan import LogOptions, Placing, Plan, plan_role, plan_topology
 from epd.config import ConfigError, Settings
-from epd.engine.checkpoint import ModelError
-from epd.engine.families import FAMILIES
+from epd.model_files.checkpoint import ModelError
+from epd.model_files.families import FAMILIES
 from epd.transport.base import TransportError
+from epd.transport.bus.curve import ClusterKey
 from epd.transport.codec import check_instance_id
-from epd.transport.curve import ClusterKey
 
 LOG = LogOptions()
 
@@ -122,7 +122,7 @@ def test_contradictions_are_refused(
 NAMED = """
 import socket, sys
 from unittest import mock
-from epd.cli.names import default_prefix
+from epd.cli.configure.names import default_prefix
 join, listen, host = sys.argv[1:]
 with mock.patch.object(socket, "gethostname", lambda: host):
     print(default_prefix(join, listen), flush=True)
@@ -296,8 +296,8 @@ def test_what_is_not_downloaded_is_answered_with_the_command(snapshot: Path) -> 
 
 
 def test_the_families_checked_here_are_those_that_the_engine_has() -> None:
-    registry = pytest.importorskip("epd.engine.models.registry")
-    from epd.engine.geometry import _FAMILIES
+    registry = pytest.importorskip("epd.families.registry")
+    from epd.model_files.geometry import _FAMILIES
 
     assert sorted(registry.ADAPTERS) == sorted(FAMILIES)
     assert sorted(_FAMILIES) == sorted(name for name, family in FAMILIES.items() if family.vision)

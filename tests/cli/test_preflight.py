@@ -11,14 +11,20 @@ import msgspec
 import pytest
 import torch
 
-from epd.cli.preflight import check_devices, check_host, check_memory, memory_nbytes, weights_nbytes
+from epd.cli.start.preflight import (
+    check_devices,
+    check_host,
+    check_memory,
+    memory_nbytes,
+    weights_nbytes,
+)
 from epd.config import ConfigError, EngineConfig, InstanceConfig
-from epd.engine import loading
-from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.factory import build_vision
-from epd.engine.loading import load_stage
-from epd.engine.models.registry import adapter_for
+from epd.engine.weights import loading
+from epd.engine.weights.loading import load_stage
 from epd.errors import explain
+from epd.families.registry import adapter_for
+from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.runtime.child import PROGRESS_S, LoadingShare
 from epd.runtime.cuda_driver import LIBRARY, NoCuda, device_sizes
 from epd.tiny import CHECKPOINT

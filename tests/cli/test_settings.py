@@ -8,10 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epd.cli import options
+from epd.cli.configure import options
+from epd.cli.configure.settings import (
+    GONE,
+    build_settings,
+    constants,
+    flatten,
+    gateway_config,
+    leaves,
+)
+from epd.cli.configure.speculative import read_flag
 from epd.cli.parser import Parser
-from epd.cli.settings import GONE, build_settings, constants, flatten, gateway_config, leaves
-from epd.cli.speculative import read_flag
 from epd.cli.verbs import run
 from epd.config import ConfigError, GatewayConfig, Settings
 from epd.setting import Setting

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from epd.cli.client import connected
+from epd.cli.ask.client import connected
+from epd.cli.ask.question import Sampling, user_message
+from epd.cli.ask.temporary import Running, server_of
 from epd.cli.parser import Parser
-from epd.cli.question import Sampling, user_message
-from epd.cli.temporary import Running, server_of
 from epd.cli.verbs import ask, chat
 from tests.cli.openai_fake import ended, serving
 

@@ -12,15 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epd.api.port import Readiness
-from epd.cli import doctor, tls
+from epd.cli.ask import tls
+from epd.cli.ask.client import connected
+from epd.cli.ask.question import Sampling, user_message
+from epd.cli.ask.temporary import running_of, server_of
 from epd.cli.boundary import CommandFailed
-from epd.cli.client import connected
+from epd.cli.look import doctor
 from epd.cli.main import parser_of
 from epd.cli.parser import UsageError
-from epd.cli.question import Sampling, user_message
-from epd.cli.temporary import running_of, server_of
 from epd.config import AccessConfig
+from epd.frontend import Readiness
 from tests.api.fakes import FakeFrontend, said, serving
 
 LOOKING = ("top", "list", "story", "snapshot")

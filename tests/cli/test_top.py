@@ -11,7 +11,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from epd.api.cluster_view import (
+from epd.api.watching.cluster_view import (
     ClusterView,
     EdgeView,
     LineView,
@@ -21,11 +21,11 @@ from epd.api.cluster_view import (
     ProcessView,
     StateView,
 )
-from epd.cli import machines
 from epd.cli.boundary import CommandFailed
+from epd.cli.look import machines
+from epd.cli.look.screen import show
+from epd.cli.look.top import View
 from epd.cli.main import main
-from epd.cli.screen import show
-from epd.cli.top import View
 
 ROOM = "gateway-1-7/1/0"
 

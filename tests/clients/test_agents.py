@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from epd.cli.model_check import BUNDLED_NAME
+from epd.cli.configure.model_check import BUNDLED_NAME
 from epd.tiny import SAMPLES
 from tests.clients.test_sdks import environment
 from tests.e2e.client import data_url

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from epd.cli.model_check import BUNDLED_NAME
+from epd.cli.configure.model_check import BUNDLED_NAME
 from epd.tiny import SAMPLES
 from tests.e2e.client import data_url
 from tests.e2e.server import Server

@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
-from epd.cli.ports import any_free
-from epd.transport.shm_segment import NAME, is_locked, sweep
+from epd.cli.start.ports import any_free
+from epd.transport.shm.segment import NAME, is_locked, sweep
 
 MARK = "EPD_E2E_MARK"
 PROGRAM = ("-m", "epd")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.transport.mooncake_library import missing
+from epd.transport.mooncake.library import missing
 from tests.e2e.client import post_all
 from tests.e2e.goldens import FAMILIES, Golden, differences, directory_of, goldens, heavy_goldens
 from tests.e2e.server import Server, serving

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from epd.cli.k8s import INSTANCE_PORT, JOIN_PORT, KEY_DIR, KEY_FILE
+from epd.cli.k8s.manifests import INSTANCE_PORT, JOIN_PORT, KEY_DIR, KEY_FILE
 from epd.cli.main import main
-from epd.cli.ports import any_free
+from epd.cli.start.ports import any_free
 from epd.tiny import SAMPLES
 from tests.e2e.client import data_url, in_session, post, question
 from tests.e2e.server import READY_S, Command, wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from epd.cli.ports import any_free
+from epd.cli.start.ports import any_free
 from tests.e2e.server import abandoned_segments
 
 ROOT = Path(__file__).parents[2]

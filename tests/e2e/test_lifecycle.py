@@ -18,10 +18,10 @@ import psutil
 import pytest
 from msgspec.json import decode
 
-from epd.api.cluster_view import ClusterView
+from epd.api.watching.cluster_view import ClusterView
+from epd.cli.look.top import View
 from epd.cli.main import main
-from epd.cli.ports import any_free
-from epd.cli.top import View
+from epd.cli.start.ports import any_free
 from epd.tiny import SAMPLES
 from tests.e2e.client import Body, data_url, question
 from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, run, wait_for

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from epd.cli.main import main
-from epd.cli.rundir import cluster_dir
+from epd.cli.start.rundir import cluster_dir
 from epd.tiny import SAMPLES
 from tests.e2e.client import data_url, post_all, question
 from tests.e2e.server import READY_S, Command, Server

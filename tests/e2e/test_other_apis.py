@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from epd.cli.model_check import BUNDLED_NAME
+from epd.cli.configure.model_check import BUNDLED_NAME
 from epd.tiny import CHECKPOINT, SAMPLES
 from epd_lab.tiny.samples import read_index
 from tests.e2e.client import data_url, image_part

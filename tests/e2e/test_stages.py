@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from epd.cli.ports import any_free
+from epd.cli.start.ports import any_free
 from epd.tiny import SAMPLES
 from tests.e2e.client import Body, Reply, data_url, in_session, png, post, question
 from tests.e2e.server import SLOW, Server, serving, wait_for

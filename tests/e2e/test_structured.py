@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
-from epd.cli.model_check import BUNDLED_NAME
+from epd.cli.configure.model_check import BUNDLED_NAME
 from tests.e2e.server import Server
 from tests.hostile.deadly import CHAIN, DEEP, SLOW, TERMINALS
 from tests.receipt import RECEIPT, is_receipt

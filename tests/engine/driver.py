@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from epd.engine.base import MediaLayout, RopePositions, RowSpan, StepSequence
-from epd.engine.checkpoint import read_config, read_preprocessor
-from epd.engine.geometry import image_geometry
-from epd.engine.language import TorchLanguageEngine
-from epd.engine.vision import TorchVisionEngine
+from epd.engine.language.engine import TorchLanguageEngine
+from epd.engine.vision.engine import TorchVisionEngine
 from epd.messages import SamplingParams, TokenLogprobs
+from epd.model_files.checkpoint import read_config, read_preprocessor
+from epd.model_files.geometry import image_geometry
 from tests.engine.reference import Messages, image_token, render
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from epd.engine.checkpoint import read_config
+from epd.model_files.checkpoint import read_config
 
 _KIMI = "transformers.models.kimi_k25.image_processing_kimi_k25"
 _CLASSES = {

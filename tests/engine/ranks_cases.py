@@ -25,11 +25,11 @@ from epd.engine.base import (
     StepSequence,
 )
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.language import TorchLanguageEngine
+from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.sharding import Shard
-from epd.engine.shared_rows import SharedRows
-from epd.engine.shared_tower import kind_of
-from epd.engine.vision import TorchVisionEngine
+from epd.engine.vision.engine import TorchVisionEngine
+from epd.groups.device.shared_rows import SharedRows
+from epd.groups.device.shared_tower import kind_of
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import CONFIG, chat
 from tests.engine.driver import Driver, Request, expand, png

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from epd.engine.base import StepFailure
-from epd.engine.logit_rules import SampleRequest
-from epd.engine.sampler import Draft
+from epd.engine.language.logit_rules import SampleRequest
+from epd.engine.language.sampler import Draft
 from epd.messages import TokenLogprobs
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from epd.engine.kv_pool import KvPool
-from epd.engine.models.base import ModelAdapter
+from epd.engine.adapter import ModelAdapter
+from epd.engine.language.kv_pool import KvPool
 from epd.engine.sharding import Collectives, Shard
 
 State = list[torch.Tensor]  # of each tensor `[layers, pieces, *shape]`

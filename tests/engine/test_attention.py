@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from epd.engine.attention import Extent, fresh_blocks, paged_attention, plan
-from epd.engine.kv_pool import KvPool
+from epd.engine.language.attention import Extent, fresh_blocks, paged_attention, plan
+from epd.engine.language.kv_pool import KvPool
 from epd.messages import KvLayout
 
 LAYERS, BLOCK, KV_HEADS, HEADS, DIM, BLOCKS = 2, 4, 2, 6, 8, 64

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from epd.engine.decode_parts import UNIT, join_room, parts_at_once, parts_of, room, sum_room
-from epd.engine.flat_batch import FlatSequence, Shape, pack, view
+from epd.engine.language.decode_parts import (
+    UNIT,
+    join_room,
+    parts_at_once,
+    parts_of,
+    room,
+    sum_room,
+)
+from epd.engine.language.flat_batch import FlatSequence, Shape, pack, view
 
 AT_ONCE = parts_at_once(8, beside_prompts=False)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from epd.engine.base import PENDING, StepFailure, StepSequence
-from epd.engine.decoder import FusedDecoder
-from epd.engine.forward import FusedForward
 from epd.engine.kernels import kernels_for
-from epd.engine.language import TorchLanguageEngine
-from epd.engine.row_splice import RowSplicer
+from epd.engine.language.decoder import FusedDecoder
+from epd.engine.language.engine import TorchLanguageEngine
+from epd.engine.language.forward import FusedForward
+from epd.engine.language.row_splice import RowSplicer
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import CONFIG
 from tests.engine.driver import Driver

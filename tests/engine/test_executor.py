@@ -14,8 +14,8 @@ import pytest
 
 from epd.config import EngineConfig
 from epd.engine.base import DeviceLost, EngineError
-from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import Completion, Deliver, DeviceExecutor, Weight, _Job, _Threads
+from epd.engine.device.cuda_events import CudaEventBridge
+from epd.engine.device.executor import Completion, Deliver, DeviceExecutor, Weight, _Job, _Threads
 from epd.engine.factory import num_threads
 
 PATIENCE_S = 30.0

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.decoder import FusedDecoder
-from epd.engine.experts import Mixture, adopt
 from epd.engine.kernels import torch_ops
-from epd.engine.loading import load_stage
-from epd.engine.models.registry import adapter_for
-from epd.engine.routing import Routing
+from epd.engine.kernels.routing import Routing
+from epd.engine.language.decoder import FusedDecoder
+from epd.engine.language.experts import Mixture, adopt
+from epd.engine.weights.loading import load_stage
+from epd.families.registry import adapter_for
+from epd.model_files.checkpoint import read_checkpoint
 
 MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe", "kimi_k25")
 

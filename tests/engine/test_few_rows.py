@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from epd.config import EngineConfig
-from epd.engine import few_rows
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language
-from epd.engine.few_rows import MOST_ROWS, FewRowsLinear, exchange
 from epd.engine.kernels import torch_ops
-from epd.engine.products import side_by_side
+from epd.engine.language import few_rows
+from epd.engine.language.few_rows import MOST_ROWS, FewRowsLinear, exchange
+from epd.engine.language.products import side_by_side
 from epd.messages import SamplingParams
 from tests.engine.test_decoder import fuse
 

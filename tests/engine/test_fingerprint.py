@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from epd.engine.checkpoint import ModelError
-from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
+from epd.model_files.checkpoint import ModelError
+from epd.model_files.fingerprint import model_fingerprint, processor_fingerprint
 from tests.engine.tiny_models import FAMILIES
 
 

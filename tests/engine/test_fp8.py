@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from torch import nn
 
 from epd.config import ConfigError, EngineConfig
-from epd.engine import fp8
-from epd.engine.checkpoint import read_checkpoint
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.fp8 import Fp8Linear
 from epd.engine.kernels import torch_ops
-from epd.engine.kv_pool import SCALE_NBYTES
-from epd.engine.loading import load_stage
-from epd.engine.models.registry import adapter_for
+from epd.engine.language.kv_pool import SCALE_NBYTES
 from epd.engine.sharding import WHOLE, Collectives, Shard
+from epd.engine.weights import fp8
+from epd.engine.weights.fp8 import Fp8Linear
+from epd.engine.weights.loading import load_stage
+from epd.families.registry import adapter_for
+from epd.model_files.checkpoint import read_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.test_decoder import fuse
 from tests.engine.test_equality import NEW_TOKENS, SLOWEST, cases

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from epd.engine.base import MediaError
-from epd.engine.geometry import image_geometry
+from epd.errors import MediaError
+from epd.model_files.geometry import image_geometry
 from tests.engine.conftest import drawn_image
 from tests.engine.hf_video import kimi_image_processor
 from tests.engine.reference import reference_model, reference_processor
@@ -163,7 +163,8 @@ def test_a_text_model_takes_no_images() -> None:
 
 def test_the_gateway_modules_import_nothing_heavy() -> None:
     code = (
-        "import sys, epd.engine.geometry, epd.engine.fingerprint, epd.engine.checkpoint\n"
+        "import sys, epd.model_files.geometry\n"
+        "import epd.model_files.fingerprint, epd.model_files.checkpoint\n"
         "heavy = {'torch', 'transformers', 'PIL', 'numpy', 'safetensors'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )

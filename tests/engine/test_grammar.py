@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
-from epd.api.structured import Constraint, to_grammar
-from epd.api.tools import ToolUse
-from epd.engine import grammar as module
-from epd.engine.grammar import Grammars
+from epd.api.asked.structured import Constraint, to_grammar
+from epd.api.asked.tools import ToolUse
+from epd.model_files import grammar as module
+from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.answers import may_follow
 from tests.hostile.forked import outcomes

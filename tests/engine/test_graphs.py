@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from epd.engine.base import StepSequence
-from epd.engine.decoder import AddedRows
-from epd.engine.flat_batch import (
+from epd.engine.language.decoder import AddedRows
+from epd.engine.language.flat_batch import (
     FlatBatch,
     FlatChunk,
     FlatSequence,
@@ -27,7 +27,7 @@ from epd.engine.flat_batch import (
     shape_of,
     view,
 )
-from epd.engine.graphs import (
+from epd.engine.language.graphs import (
     COARSE_STEP,
     FINE_STEP,
     FINE_TOKENS,

@@ -15,15 +15,15 @@ import av
 import numpy as np
 import pytest
 
-from epd.api.errors import ApiError
-from epd.api.film import read_film
-from epd.api.image_size import read_size
+from epd.api.http.errors import ApiError
+from epd.api.prompts.film import read_film
+from epd.api.prompts.image_size import read_size
 from epd.config import Limits
-from epd.engine.base import MediaError
-from epd.engine.container import container_of, open_container, read_header
-from epd.engine.film_header import FilmHeader, usual_rate
-from epd.engine.image_pixels import decode_image
-from epd.engine.video_file import decode_clip
+from epd.engine.vision.image_pixels import decode_image
+from epd.engine.vision.video_file import decode_clip
+from epd.errors import MediaError
+from epd.media_files.container import container_of, open_container, read_header
+from epd.media_files.film_header import FilmHeader, usual_rate
 from epd.messages import Clip
 from tests.engine.videos import film
 from tests.hostile import headers
@@ -217,8 +217,8 @@ def test_a_large_picture_behind_a_small_header_is_not_decoded(make: Callable[[],
 OF_PICTURES = """
 import io
 from PIL import Image
-from epd.engine.image_ops import rgb_bytes
-from epd.engine.image_pixels import decode_image
+from epd.engine.vision.image_ops import rgb_bytes
+from epd.engine.vision.image_pixels import decode_image
 from tests.hostile.headers import bases
 from tests.hostile.reading import memory_begins, memory_peak_nbytes
 

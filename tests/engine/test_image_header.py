@@ -11,11 +11,11 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from epd.engine.base import MediaError
-from epd.engine.deadline_file import DeadlineFile, TooSlow
-from epd.engine.image_header import check_header
-from epd.engine.image_opening import open_image
-from epd.engine.image_pixels import decode_image
+from epd.engine.vision.image_pixels import decode_image
+from epd.errors import MediaError
+from epd.media_files.deadline_file import DeadlineFile, TooSlow
+from epd.media_files.image_header import check_header
+from epd.media_files.image_opening import open_image
 
 # Far above what a refusal takes, and far below what any of these costs a parser.
 QUICK_S = 1.0

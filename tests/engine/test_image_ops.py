@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.geometry import image_geometry
-from epd.engine.image_ops import QwenImageOps, rgb_bytes
-from epd.engine.image_pixels import decode_image
-from epd.engine.image_resize import resized
-from epd.engine.models.registry import adapter_for
+from epd.engine.vision.image_ops import QwenImageOps, rgb_bytes
+from epd.engine.vision.image_pixels import decode_image
+from epd.engine.vision.image_resize import resized
+from epd.families.registry import adapter_for
+from epd.model_files.checkpoint import read_checkpoint
+from epd.model_files.geometry import image_geometry
 from tests.engine.conftest import drawn_image
 
 MODES = ("RGB", "RGB", "L", "RGBA", "P", "LA", "CMYK", "I;16")

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 import torch
 
-from epd.engine.eight_bits import FP8
-from epd.engine.kv_heads import put_blocks, take_heads
-from epd.engine.kv_pool import KvPool, layer_nbytes
+from epd.engine.kernels.eight_bits import FP8
+from epd.engine.language.kv_pool import KvPool, layer_nbytes
 from epd.engine.sharding import WHOLE, Heads, Shard
+from epd.groups.device.kv_heads import put_blocks, take_heads
 from epd.messages import KvLayout
 from epd.shares import Shares, cells, cut
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine import kv_hop
-from epd.engine.kv_hop import KvHop
-from epd.engine.kv_pool import KvPool
-from epd.engine.row_memory import read_bytes
-from epd.engine.streams import KV_IN
+from epd.engine.device.row_memory import read_bytes
+from epd.engine.device.streams import KV_IN
+from epd.engine.language import kv_hop
+from epd.engine.language.kv_hop import KvHop
+from epd.engine.language.kv_pool import KvPool
 from epd.messages import KvLayout
-from epd.transport.device import is_scattered
+from epd.transport.cuda.device import is_scattered
 
 LAYOUT = KvLayout(
     num_layers=2, block_size=4, num_kv_heads=1, head_dim=3, dtype="float32",

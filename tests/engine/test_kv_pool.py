@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from epd.config import ConfigError
-from epd.engine.eight_bits import FP8
-from epd.engine.kv_pool import KvPool, layer_nbytes
-from epd.engine.state_kinds import PagedRows, layout_of, sequence_tensor
+from epd.engine.kernels.eight_bits import FP8
+from epd.engine.language.kv_pool import KvPool, layer_nbytes
+from epd.engine.language.state_kinds import PagedRows, layout_of, sequence_tensor
 from epd.messages import KvLayout
 
 SHAPE = (3, 2, 4, 2, 8)  # layers, K and V, block size, KV heads, head dim

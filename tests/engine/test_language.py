@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from epd.engine.base import EngineError, Rows, RowSpan, StepFailure, StepSequence
-from epd.engine.language import TorchLanguageEngine
+from epd.engine.language.engine import TorchLanguageEngine
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.driver import Driver
 

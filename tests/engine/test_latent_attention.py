@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from epd.engine import latent_attention
 from epd.engine.factory import build_executor, build_language
-from epd.engine.forward import FEW_TOKENS, FusedForward
 from epd.engine.kernels import torch_ops
 from epd.engine.kernels.torch_latent import Expanded
+from epd.engine.language.forward import FEW_TOKENS, FusedForward
+from epd.families.kimi import latent_attention
 from tests.engine.conftest import CONFIG, chat
 from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine.base import StepSequence
-from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.factory import build_language, build_vision
-from epd.engine.loading import LARGE_NBYTES, load_stage, parameters_on_meta
-from epd.engine.models.registry import adapter_for
+from epd.engine.weights.loading import LARGE_NBYTES, load_stage, parameters_on_meta
+from epd.families.registry import adapter_for
 from epd.messages import SamplingParams
+from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.reference import reference_logits, reference_model, render
 from tests.engine.tiny_models import FAMILIES, VISION_FAMILIES, make_model
 
@@ -104,9 +104,9 @@ def test_dtype_is_configurable(model_dir: Callable[[str], Path]) -> None:
 
 _GROWTH = """
 import sys, psutil, torch
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.loading import load_stage
-from epd.engine.models.registry import adapter_for
+from epd.model_files.checkpoint import read_checkpoint
+from epd.engine.weights.loading import load_stage
+from epd.families.registry import adapter_for
 
 def load(directory, stage):
     adapter = adapter_for(read_checkpoint(directory))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from epd.engine.base import StepFailure
-from epd.engine.logit_rules import Bits, LogitRules, SampleRequest
-from epd.engine.sampler import Draft
+from epd.engine.language.logit_rules import Bits, LogitRules, SampleRequest
+from epd.engine.language.sampler import Draft
 from epd.messages import SamplingParams
 from tests.engine.sampling import sample
 

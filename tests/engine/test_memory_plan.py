@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.config import ConfigError, EngineConfig
-from epd.engine import memory_plan
-from epd.engine.memory_plan import RESERVE_NBYTES, KvPlan, Mirrored, kv_plan, log_table
+from epd.engine.device import memory_plan
+from epd.engine.device.memory_plan import RESERVE_NBYTES, KvPlan, Mirrored, kv_plan, log_table
 from epd.messages import KvLayout
 
 GIB = 1 << 30

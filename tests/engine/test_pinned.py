@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.pinned import ALIGNED_NBYTES, Arena, register
+from epd.engine.device.pinned import ALIGNED_NBYTES, Arena, register
 
 
 def test_pieces_are_apart_and_return() -> None:

@@ -15,12 +15,12 @@ import pytest
 import torch
 from PIL import Image, features
 
-from epd.engine.base import MediaError
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.geometry import image_geometry
-from epd.engine.image_pixels import decode_image
-from epd.engine.models.registry import adapter_for
-from epd.engine.preprocess import Preprocessor
+from epd.engine.vision.image_pixels import decode_image
+from epd.engine.vision.preprocess import Preprocessor
+from epd.errors import MediaError
+from epd.families.registry import adapter_for
+from epd.model_files.checkpoint import read_checkpoint
+from epd.model_files.geometry import image_geometry
 from tests.engine.conftest import drawn_image
 from tests.engine.reference import reference_processor
 from tests.engine.tiny_models import VISION_FAMILIES

@@ -19,16 +19,16 @@ import torch
 from safetensors.torch import save_file
 
 from epd import tiny
-from epd.api.chat import ChatRenderer
-from epd.engine.checkpoint import ModelError, read_checkpoint
-from epd.engine.config_sizes import Sizes, parameters
-from epd.engine.geometry import image_geometry
-from epd.engine.loading import load_stage, plan_stage
-from epd.engine.models.base import ModelAdapter
-from epd.engine.models.registry import ADAPTERS, adapter_for
+from epd.api.prompts.chat import ChatRenderer
+from epd.engine.adapter import ModelAdapter
 from epd.engine.sharding import Collectives, Shard
-from epd.engine.tensor_parallel import MULTIPLE
-from epd.engine.video import video_settings
+from epd.engine.weights.loading import load_stage, plan_stage
+from epd.families.registry import ADAPTERS, adapter_for
+from epd.groups.device.tensor_parallel import MULTIPLE
+from epd.media_files.video import video_settings
+from epd.model_files.checkpoint import ModelError, read_checkpoint
+from epd.model_files.config_sizes import Sizes, parameters
+from epd.model_files.geometry import image_geometry
 from tests.engine.conftest import drawn_image
 from tests.engine.hf_video import make_processor
 from tests.engine.published_checkpoints import (

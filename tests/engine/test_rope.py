@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epd.engine.base import MediaLayout
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.models.registry import adapter_for
-from epd.engine.rope import mrope_positions
+from epd.families.qwen_vl.rope import mrope_positions
+from epd.families.registry import adapter_for
 from epd.messages import Address, MediaItem
-from epd.roles.step import layouts_of
+from epd.model_files.checkpoint import read_checkpoint
+from epd.roles.steps.step import layouts_of
 from tests.engine.reference import reference_model
 
 MERGE = 2

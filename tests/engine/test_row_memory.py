@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from epd.engine.base import Rows
-from epd.engine.row_memory import copied_out, read_bytes
+from epd.engine.device.row_memory import copied_out, read_bytes
 
 
 @pytest.mark.parametrize("kind", [None, bytearray, bytes])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.engine.base import RowSpan, SlotRows, part
-from epd.engine.shared_rows import pieces
+from epd.groups.device.shared_rows import pieces
 
 SIZES = st.integers(1, 8)
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.engine.base import StepFailure
-from epd.engine.logit_rules import SampleRequest
-from epd.engine.sampler import uniform
+from epd.engine.language.logit_rules import SampleRequest
+from epd.engine.language.sampler import uniform
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.sampling import sample
 

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from epd.engine.segments import SegmentAttention
+from epd.engine.vision.segments import SegmentAttention
 
 BOUNDS = [0, 5, 10, 11, 30]
 

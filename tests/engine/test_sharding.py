@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from epd.config import ConfigError
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.loading import load_stage, plan_stage
-from epd.engine.models.registry import adapter_for
 from epd.engine.sharding import WHOLE, Collectives, Heads, Shard
+from epd.engine.weights.loading import load_stage, plan_stage
+from epd.families.registry import adapter_for
+from epd.model_files.checkpoint import read_checkpoint
 from tests.engine.tiny_models import FAMILIES
 
 HELD_WHOLE = (

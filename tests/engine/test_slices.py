@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from epd.engine.base import EngineError
-from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import DeviceExecutor
-from epd.engine.slices import Slices
+from epd.engine.device.cuda_events import CudaEventBridge
+from epd.engine.device.executor import DeviceExecutor
+from epd.engine.device.slices import Slices
 from tests.engine.test_executor import PATIENCE_S, Events, until
 
 NUM_LAYERS = 12

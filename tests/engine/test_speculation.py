@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from epd.engine import language
 from epd.engine.base import Outcome, StepFailure, verify
+from epd.engine.language import engine as language
 from epd.messages import TokenLogprobs
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver, Request

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.models.base import ModelAdapter
-from epd.engine.models.registry import adapter_for
-from epd.engine.state_moves import put_states, take_states
+from epd.engine.adapter import ModelAdapter
+from epd.families.registry import adapter_for
+from epd.groups.device.state_moves import put_states, take_states
+from epd.model_files.checkpoint import read_checkpoint
 from epd.shares import cells, runs
 from tests.engine.states import assert_equal, cut_from, drawn, pool_of, rank_of, read, write
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from epd.engine import delta_rule
-from epd.engine.delta_rule import Tokens
+from epd.engine.kernels import delta_rule
+from epd.engine.kernels.delta_rule import Tokens
 from tests.engine.conftest import chat
 from tests.engine.driver import Driver, Request
 

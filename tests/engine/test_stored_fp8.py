@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from epd.config import EngineConfig
-from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.factory import build_language
-from epd.engine.fp8 import Fp8Linear
-from epd.engine.loading import load_stage
-from epd.engine.models.registry import adapter_for
+from epd.engine.weights.fp8 import Fp8Linear
+from epd.engine.weights.loading import load_stage
+from epd.families.registry import adapter_for
+from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.test_loading import edit_weights
 
 BLOCK = (32, 16)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.engine.sampler import uniform
-from epd.engine.token_draw import Filtered, draw, filtered
+from epd.engine.language.sampler import uniform
+from epd.engine.language.token_draw import Filtered, draw, filtered
 from epd.messages import SamplingParams
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from epd.engine.tower import GeluMlp, PackedAttention
+from epd.engine.vision.tower import GeluMlp, PackedAttention
 from tests.engine.driver import Driver
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from epd.engine.base import Rows
-from epd.engine.segments import SegmentAttention, attend_plainly
-from epd.engine.tower_graphs import MAX_SEGMENTS, STEP
+from epd.engine.vision.segments import SegmentAttention, attend_plainly
+from epd.families.qwen_vl.tower_graphs import MAX_SEGMENTS, STEP
 from tests.engine.conftest import drawn_image
 from tests.engine.driver import Driver, expand, png
 

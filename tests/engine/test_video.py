@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.base import MediaError
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.container import container_of, read_header
-from epd.engine.image_ops import QwenImageOps
-from epd.engine.models.registry import adapter_for
-from epd.engine.preprocess import Preprocessor
-from epd.engine.video import (
+from epd.engine.vision.image_ops import QwenImageOps
+from epd.engine.vision.preprocess import Preprocessor
+from epd.engine.vision.video_file import decode_clip
+from epd.errors import MediaError
+from epd.families.registry import adapter_for
+from epd.media_files.container import container_of, read_header
+from epd.media_files.video import (
     Sampling,
     VideoSettings,
     sample_frames,
@@ -27,8 +27,8 @@ from epd.engine.video import (
     video_geometry,
     video_settings,
 )
-from epd.engine.video_file import decode_clip
 from epd.messages import Clip
+from epd.model_files.checkpoint import read_checkpoint
 from tests.engine.hf_video import make_processor
 from tests.engine.videos import film, frame, frames_of, packed
 

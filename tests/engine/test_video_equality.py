@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from epd.api.messages_field import read_messages
-from epd.api.prepare import Preparer
+from epd.api.openai.messages_field import read_messages
+from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
 from epd.engine.base import Rows
 from epd.messages import Address, MediaItem, SamplingParams
-from epd.roles.step import layouts_of
+from epd.roles.steps.step import layouts_of
 from tests.engine.driver import Driver, Request, end_tokens
 from tests.engine.reference import reference_generate, reference_inputs, reference_logits
 from tests.engine.video_cases import Case, cases

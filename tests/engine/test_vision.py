@@ -12,9 +12,10 @@ import msgspec
 import pytest
 import torch
 
-from epd.engine.base import EncodeFailure, MediaError, Patches, Rows
+from epd.engine.base import EncodeFailure, Patches, Rows
 from epd.engine.factory import build_executor, build_vision
-from epd.engine.vision import TorchVisionEngine
+from epd.engine.vision.engine import TorchVisionEngine
+from epd.errors import MediaError
 from tests.engine.conftest import CONFIG, chat, drawn_image
 from tests.engine.driver import Driver, expand, png
 from tests.engine.tiny_models import VISION_FAMILIES

@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
-from epd.api.port import TimeLimits
 from epd.failure import Failure, FailureKind
+from epd.frontend import TimeLimits
 from epd.fsm import (
     child,
     embedding,

@@ -33,15 +33,15 @@ CHANGES = frozenset(
 WITHOUT = ("api", "engine", "transport")
 # Fields of other objects that bear such a name.
 OTHERS = {
-    "cli/client.py answer.finish_reason": "what a client has read of an answer",
-    "roles/held_prompts.py self._requests.num_held": "a count of the role",
-    "roles/prefill.py record.rows": "the role's record of a request",
-    "roles/prefill.py self._requests.record(request).rows": "likewise",
-    "roles/row_tiers.py self._stored.failures": "counts of a storage",
+    "cli/ask/client.py answer.finish_reason": "what a client has read of an answer",
+    "roles/prefill/held_prompts.py self._requests.num_held": "a count of the role",
+    "roles/prefill/role.py record.rows": "the role's record of a request",
+    "roles/prefill/role.py self._requests.record(request).rows": "likewise",
+    "roles/encode/row_tiers.py self._stored.failures": "counts of a storage",
     "roles/timers.py timer.owner": "an entry of the heap",
     "runtime/logs.py setattr(record, _FIELDS, {'lines': num_lost})": "a record of the log",
-    "runtime/ranks.py self._ranks[number].asked": "what a rank has been asked",
-    "runtime/ranks.py its.asked": "likewise",
+    "groups/processes.py self._ranks[number].asked": "what a rank has been asked",
+    "groups/processes.py its.asked": "likewise",
     "scheduling/backlog.py attempt.images": "the books of the gateway",
     "scheduling/backlog.py self._attempts[key].images": "likewise",
 }

@@ -18,7 +18,7 @@ from epd.fsm.request import (
     TokenSampled,
 )
 from epd.messages import TokenLogprobs
-from epd.roles.record import Record
+from epd.roles.steps.record import Record
 from epd.scheduling.prefix_keys import PrefixKeys
 from tests.fsm.tables import launch, make_request
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from epd.engine.segments import SegmentAttention
+from epd.engine.vision.segments import SegmentAttention
 
 BACKENDS = {
     "torch's choice": None,

@@ -26,8 +26,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from epd.engine import segments
 from epd.engine.kernels import triton_device
+from epd.engine.vision import segments
 from tests.gpu import conftest, test_kernels
 
 SHARED_NBYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from epd.engine.kernels import kernels_for, triton_experts
-from epd.engine.routing import Routing
+from epd.engine.kernels.routing import Routing
 from tests.gpu.step_speed import copied_nbytes_per_s
 
 HIDDEN, INNER, NUM_EXPERTS, TOP_K = 2048, 768, 128, 8

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear
 
-from epd.engine.decode_parts import NUM_LATENT_PROGRAMS
-from epd.engine.flat_batch import FlatBatch
 from epd.engine.kernels import triton_latent
 from epd.engine.kernels.torch_latent import Expanded
-from epd.engine.kv_pool import KvPool
-from epd.engine.state_kinds import PagedRows, layout_of
+from epd.engine.language.decode_parts import NUM_LATENT_PROGRAMS
+from epd.engine.language.flat_batch import FlatBatch
+from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.state_kinds import PagedRows, layout_of
 from tests.gpu.experts_speed import flops, took_ms
 from tests.gpu.step_speed import copied_nbytes_per_s
 from tests.gpu.test_latent import BLOCK, make_batch

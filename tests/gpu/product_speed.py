@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from epd.engine.few_rows import MOST_ROWS
 from epd.engine.kernels.triton_few import FEW, product_of_few
+from epd.engine.language.few_rows import MOST_ROWS
 from tests.gpu.experts_speed import took_ms
 from tests.gpu.step_speed import copied_nbytes_per_s
 

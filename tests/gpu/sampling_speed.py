@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from epd.engine.logit_rules import SampleRequest
-from epd.engine.sampler import Draft
+from epd.engine.language.logit_rules import SampleRequest
+from epd.engine.language.sampler import Draft
 from epd.messages import SamplingParams
 
 VOCABULARY = 151936

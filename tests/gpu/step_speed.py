@@ -27,8 +27,8 @@ from epd import tiny
 from epd.config import EngineConfig
 from epd.engine.base import PENDING, LanguageEngine, StepSequence
 from epd.engine.factory import build_executor, build_language
-from epd.engine.forward import FusedForward
-from epd.engine.language import TorchLanguageEngine
+from epd.engine.language.engine import TorchLanguageEngine
+from epd.engine.language.forward import FusedForward
 from epd.messages import SamplingParams
 from epd_lab.bench import shape
 from epd_lab.bench.roofline import experts_hit

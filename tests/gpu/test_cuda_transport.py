@@ -19,12 +19,12 @@ import torch
 
 from epd.messages import Address, RemoteRegion
 from epd.tiny import CHECKPOINT
-from epd.transport import mooncake_library
 from epd.transport.backend import BackendSettings
 from epd.transport.base import WriteFailed, Written
-from epd.transport.cuda import CudaTransferEngine
-from epd.transport.cuda_driver import CudaDevice, missing
+from epd.transport.cuda.backend import CudaTransferEngine
+from epd.transport.cuda.driver import CudaDevice, missing
 from epd.transport.host import this_host_id
+from epd.transport.mooncake import library as mooncake_library
 from epd_lab.bench.hop_device import measure
 from tests.e2e.client import Body, png, post_all, question
 from tests.e2e.server import serving

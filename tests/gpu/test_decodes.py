@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epd.engine.eight_bits import FP8
 from epd.engine.kernels import kernels_for, torch_ops
+from epd.engine.kernels.eight_bits import FP8
 from tests.gpu.test_kernels import (
     LOG2E,
     dtypes,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.delta_rule import Heads
-from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, pack, view
 from epd.engine.kernels import kernels_for, torch_ops
-from epd.engine.kv_pool import KvPool
-from epd.engine.state_kinds import PagedRows, layout_of, sequence_tensor
+from epd.engine.kernels.delta_rule import Heads
+from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, pack, view
+from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.state_kinds import PagedRows, layout_of, sequence_tensor
 from tests.gpu.test_kernels import dtypes, relative
 
 BLOCK, TILE, INPUTS, LAYERS = 16, 64, 4, 3

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epd.engine import token_draw
-from epd.engine.token_draw import Filtered
+from epd.engine.language import token_draw
+from epd.engine.language.token_draw import Filtered
 
 ROWS, SIZE, LENGTH = 4, 1536, 64
 

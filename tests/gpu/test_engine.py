@@ -15,9 +15,9 @@ import torch
 from epd.config import EngineConfig
 from epd.engine.base import PENDING, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.flat_batch import FlatBatch
-from epd.engine.forward import FusedForward
-from epd.engine.graphs import PromptGraphs
+from epd.engine.language.flat_batch import FlatBatch
+from epd.engine.language.forward import FusedForward
+from epd.engine.language.graphs import PromptGraphs
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
 from tests.engine.driver import Driver, expand, png
@@ -275,9 +275,9 @@ async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> 
 
 
 def test_images_on_the_device(cuda: str, model_dir: Callable[[str], Path]) -> None:  # noqa: F811
-    from epd.engine.checkpoint import read_checkpoint
-    from epd.engine.image_ops import QwenImageOps
-    from epd.engine.models.registry import adapter_for
+    from epd.engine.vision.image_ops import QwenImageOps
+    from epd.families.registry import adapter_for
+    from epd.model_files.checkpoint import read_checkpoint
 
     adapter = adapter_for(read_checkpoint(model_dir("qwen3_vl")))
     processor = adapter.image_processor()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from epd.engine.kernels import kernels_for, torch_ops
+from epd.engine.kernels.routing import Routed, Routing
 from epd.engine.kernels.torch_experts import ranked
-from epd.engine.routing import Routed, Routing
 from tests.gpu.test_kernels import dtypes, relative
 
 ROUTINGS = {

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from epd.tiny import CHECKPOINT
-from epd.transport.cuda_driver import missing
+from epd.transport.cuda.driver import missing
 from tests.e2e.client import Body, post_all
 from tests.e2e.goldens import directory_of, goldens, sent, token_bytes
 from tests.e2e.server import Server, serving, wait_for

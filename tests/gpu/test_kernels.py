@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.eight_bits import FP8
-from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, pack, shape_of, view
 from epd.engine.kernels import kernels_for, torch_ops
-from epd.engine.kv_pool import KvPart, KvPool, layer_nbytes
+from epd.engine.kernels.eight_bits import FP8
+from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, pack, shape_of, view
+from epd.engine.language.kv_pool import KvPart, KvPool, layer_nbytes
 from epd.messages import KvLayout
 from tests.gpu.conftest import INTERPRETED
 

@@ -11,7 +11,7 @@ import signal
 import pytest
 import torch
 
-from epd.transport.cuda_driver import missing
+from epd.transport.cuda.driver import missing
 from tests.e2e.server import READY_S, serving, wait_for
 from tests.e2e.streams import PATIENT, ask_during, check_same_afterwards, questions
 from tests.e2e.test_kill import WHEN, wait_until_replaced

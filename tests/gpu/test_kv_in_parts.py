@@ -8,10 +8,10 @@ from typing import Any
 
 from PIL import Image
 
-from epd.api.port import Generation
-from epd.api.prepare import Preparer
+from epd.api.prompts.prepare import Preparer
 from epd.config import EngineConfig, GatewayConfig
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.frontend import Generation
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT

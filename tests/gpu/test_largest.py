@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epd.engine.token_draw import first_largest
+from epd.engine.language.token_draw import first_largest
 from tests.gpu.test_kernels import dtypes
 
 ROWS = 6

@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, chunks_of, pack, shape_of, view
 from epd.engine.kernels import kernels_for, torch_ops
 from epd.engine.kernels.torch_latent import Expanded
-from epd.engine.kv_pool import KvPool
-from epd.engine.mixers import Norm
-from epd.engine.state_kinds import PagedRows, layout_of
+from epd.engine.language.flat_batch import (
+    FlatBatch,
+    FlatSequence,
+    Shape,
+    chunks_of,
+    pack,
+    shape_of,
+    view,
+)
+from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.mixers import Norm
+from epd.engine.language.state_kinds import PagedRows, layout_of
 from tests.gpu.test_kernels import dtypes, relative
 
 BLOCK = 16

@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from epd.config import EngineConfig
+from epd.engine.device.memory_plan import held_nbytes
 from epd.engine.factory import build_language, build_vision
-from epd.engine.memory_plan import held_nbytes
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.tiny import CHECKPOINT
 from epd_lab.bench.shape import write

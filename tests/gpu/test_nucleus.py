@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from epd.engine.token_draw import lowest_of_nucleus
+from epd.engine.language.token_draw import lowest_of_nucleus
 
 ROWS, SIZE = 3, 5003  # the last chunk has a rest
 SHARES = torch.tensor([[0.1], [0.9], [0.9999]])

@@ -13,9 +13,9 @@ import torch
 
 from epd.config import EncodeConfig, EngineConfig, PrefillConfig
 from epd.engine.base import MediaLayout, Rows, RowSpan, StepSequence
+from epd.engine.device.streams import DeviceStreams
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.streams import DeviceStreams
-from epd.engine.vision import TorchVisionEngine
+from epd.engine.vision.engine import TorchVisionEngine
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.tiny import CHECKPOINT
 from epd.transport.routing import RoutingTransferEngine

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from epd.engine.base import StepFailure
-from epd.engine.logit_rules import LogitRules, SampleRequest
-from epd.engine.sampler import Draft
+from epd.engine.language.logit_rules import LogitRules, SampleRequest
+from epd.engine.language.sampler import Draft
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.sampling import sample
 from tests.engine.test_logit_rules import delayed, some_wishes

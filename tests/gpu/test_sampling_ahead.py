@@ -11,7 +11,7 @@ import pytest
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.base import PENDING, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.language import TorchLanguageEngine
+from epd.engine.language.engine import TorchLanguageEngine
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epd.engine.segments import SegmentAttention, attend_plainly
+from epd.engine.vision.segments import SegmentAttention, attend_plainly
 
 BOUNDS = [0, 130, 131, 200, 1000, 1064, 1128]
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import Deferred, DeviceExecutor
-from epd.engine.kv_hop import KvHop
-from epd.engine.kv_pool import KvPool
-from epd.engine.pinned import register
-from epd.engine.streams import DOWNLOAD, DeviceStreams
+from epd.engine.device.cuda_events import CudaEventBridge
+from epd.engine.device.executor import Deferred, DeviceExecutor
+from epd.engine.device.pinned import register
+from epd.engine.device.streams import DOWNLOAD, DeviceStreams
+from epd.engine.language.kv_hop import KvHop
+from epd.engine.language.kv_pool import KvPool
 from epd.messages import KvLayout
 
 DELAY_CYCLES = 200_000_000  # about a tenth of a second

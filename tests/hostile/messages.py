@@ -17,7 +17,7 @@ import zmq
 from msgspec import inspect
 
 from epd.messages import MESSAGES, PROTOCOL_VERSION, Message
-from epd.transport.curve import ClusterKey
+from epd.transport.bus.curve import ClusterKey
 from epd.transport.endpoint import is_tcp
 
 INTS = (0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**53, 2**63 - 1, -(2**63), 2**64 - 1)

@@ -46,14 +46,14 @@ def read_apart(form: str, first: int, count: int, timeout_s: float = 600.0) -> F
 
 def read_one(form: str, data: bytes) -> tuple[str, int]:
     """How it ended, and the pixels that were admitted.  Raises what is no refusal."""
-    from epd.api.errors import ApiError
-    from epd.api.film import read_film
-    from epd.api.image_size import read_size
+    from epd.api.http.errors import ApiError
+    from epd.api.prompts.film import read_film
+    from epd.api.prompts.image_size import read_size
     from epd.config import Limits
-    from epd.engine.base import MediaError
-    from epd.engine.image_ops import rgb_bytes
-    from epd.engine.image_pixels import decode_image
-    from epd.engine.video_file import decode_clip
+    from epd.engine.vision.image_ops import rgb_bytes
+    from epd.engine.vision.image_pixels import decode_image
+    from epd.engine.vision.video_file import decode_clip
+    from epd.errors import MediaError
     from epd.messages import Clip
 
     num_pixels = 0

@@ -26,7 +26,7 @@ from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.hunt import Hunt, Verdict, scratch
 from tests.mutation.mutants import ROOT, Mutant, modules, of_modules
 
-TARGETS = ("epd/roles", "epd/scheduling", "epd/fsm")
+TARGETS = ("epd/roles", "epd/groups", "epd/scheduling", "epd/fsm")
 TRANSPORTS = ("epd/transport",)  # with tests of their own, that start processes
 # Not those that plant bugs themselves, that ask programs which may not be there, that test the
 # simulator, or that run what `runs.py` runs.

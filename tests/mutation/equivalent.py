@@ -69,7 +69,7 @@ REASONS: dict[str, dict[str, str]] = {
             "a bound that is hit by chance"
         ),
     },
-    "epd/roles/dispatch.py": {
+    "epd/roles/gateway/dispatch.py": {
         f"Dispatcher.{where}: zip({what}, strict=True) -> zip({what})": (
             "a placement has an encoder for each image"
         )
@@ -79,11 +79,11 @@ REASONS: dict[str, dict[str, str]] = {
             ("_book", "machine.prompt.items, placement.encoders"),
         )
     },
-    "epd/roles/gateway.py": {
+    "epd/roles/gateway/role.py": {
         "GatewayRole.on_encode_accepted: 2 in room.rsplit('/', 2) -> 3": "no id has a slash in it",
         "GatewayRole.admit: self._serial += 1 -> self._serial -= 1": "any new number serves",
     },
-    "epd/roles/requests.py": {
+    "epd/roles/steps/requests.py": {
         "Requests._publish: self.caching and num_full > first -> self.caching": (
             "no block is new: it only spares the asking for keys, once a token"
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from epd.api.cluster_view import (
+from epd.api.watching.cluster_view import (
     ClusterView,
     EdgeView,
     LineView,

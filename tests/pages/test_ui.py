@@ -13,11 +13,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from epd.api.cluster_view import (
-    ClusterView,
-    KeptAnswer,
-    KeptAnswers,
-)
+from epd.api.watching.cluster_view import ClusterView, KeptAnswer, KeptAnswers
 from epd.api.web import cluster_file, cluster_page
 from tests.pages.answers import ILLEGAL, ROOM, answer, crowd, large, metrics, shaped, with_the_gone
 from tests.pages.browser import WIDE, browsing, picture, window

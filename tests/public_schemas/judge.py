@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epd.api.errors import ApiError
+from epd.api.http.errors import ApiError
 from tests.answers import GRAMMARS, grammar_of, takes
 from tests.hostile.forked import forked
 

@@ -14,8 +14,8 @@ from epd.roles.ports import Ports
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.backend import BackendSettings
+from epd.transport.bus.local import LocalBus, LocalBusHub
 from epd.transport.local import LocalMemory
-from epd.transport.local_bus import LocalBus, LocalBusHub
 from epd.transport.routing import RoutingTransferEngine
 from tests.patience import PATIENCE_S
 

@@ -9,8 +9,8 @@ from unittest import mock
 
 import msgspec
 
-from epd.api.port import GenerationUpdate, Stage
 from epd.failure import Failure, FailureKind
+from epd.frontend import GenerationUpdate, Stage
 from epd.messages import (
     Address,
     Heartbeat,

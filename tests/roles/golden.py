@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from epd.api.messages_field import read_messages
-from epd.api.port import Generation
-from epd.api.prepare import Preparer
+from epd.api.openai.messages_field import read_messages
+from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
+from epd.frontend import Generation
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Gateway
 from epd.tiny import CHECKPOINT

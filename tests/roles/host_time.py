@@ -21,11 +21,11 @@ from epd.fsm.story import RecordingJournal
 from epd.messages import KvLayout, PrefillRequest, SamplingParams, TokenLogprobs
 from epd.roles.base import Actor
 from epd.roles.ports import Log, Ports
-from epd.roles.requests import Requests
+from epd.roles.steps.requests import Requests
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.backend import BackendSettings
+from epd.transport.bus.local import LocalBus, LocalBusHub
 from epd.transport.local import LocalMemory
-from epd.transport.local_bus import LocalBus, LocalBusHub
 from epd.transport.routing import RoutingTransferEngine
 
 PROMPT = tuple(range(1024))

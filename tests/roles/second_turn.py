@@ -12,9 +12,9 @@ import time
 
 import msgspec
 
-from epd.api.port import Generation
 from epd.config import EngineConfig
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.frontend import Generation
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines, Gateway
 from epd.tiny import CHECKPOINT

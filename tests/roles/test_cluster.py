@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from epd.api.port import Generation, Leave
-from epd.api.prepare import Preparer
+from epd.api.prompts.prepare import Preparer
 from epd.config import EngineConfig, GatewayConfig
+from epd.frontend import Generation, Leave
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT, SAMPLES

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 EPD = Path(__file__).parents[2] / "epd"
-SERVES = [path for part in ("roles", "runtime") for path in sorted((EPD / part).glob("*.py"))]
+PARTS = ("groups", "roles", "runtime")
+SERVES = [path for part in PARTS for path in sorted((EPD / part).rglob("*.py"))]
 FLAGS = {
     "Actor.closing": "the process ends: nothing is decided any more",
     "Mailbox._is_taking": "true within one call: an item is being taken",

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from epd.api.port import Leave
 from epd.failure import Failure, FailureKind
+from epd.frontend import Leave
 from epd.fsm.generation import PlacementTimedOut, S
 from epd.messages import AbortEncode, Address
-from epd.roles.affinity import SHORT_BLOCKS, _num_tokens, _tokens
+from epd.roles.gateway.affinity import SHORT_BLOCKS, _num_tokens, _tokens
 from epd.scheduling.placement import Unplaceable
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import BLOCK_SIZE, Image

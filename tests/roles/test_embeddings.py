@@ -16,7 +16,7 @@ from epd.fsm import incoming
 from epd.fsm.embedding import S
 from epd.fsm.room import PeerLost, PeerSilent
 from epd.messages import Address, CancelTransfer, Grant, MediaItem
-from epd.roles.embeddings import Want, _load_outcome
+from epd.roles.prefill.embeddings import Want, _load_outcome
 from epd_lab.sim import golden
 from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import mm_hash_of

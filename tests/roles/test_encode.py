@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from epd.config import EncodeConfig
-from epd.engine.base import MediaError
+from epd.errors import MediaError
 from epd.fsm import encoding as fsm
 from epd.fsm.encoding import S
 from epd.messages import (

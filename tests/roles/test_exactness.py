@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from epd.api.port import Leave
 from epd.config import EncodeConfig, EngineConfig, PrefillConfig
 from epd.engine.base import Patches, Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.frontend import Leave
 from epd.roles.compose import Engines, Gateway
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from epd.api.chat_template import ChatTemplate
-from epd.api.port import TimeLimits
-from epd.api.prepare import Preparer
+from epd.api.prompts.chat_template import ChatTemplate
+from epd.api.prompts.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.failure import Failure, FailureKind
+from epd.frontend import TimeLimits
 from epd.fsm.generation import Generation
 from epd.roles.compose import Engines
-from epd.roles.failures import MAX_LINES_PER_S, FailureLog, error_of
+from epd.roles.gateway.failures import MAX_LINES_PER_S, FailureLog, error_of
 from epd.runtime.logs import JsonFormatter, TextFormatter
 from epd.tiny import CHECKPOINT, SAMPLES
 from tests.api.wire import Wire, request
@@ -50,7 +50,7 @@ STAGES: dict[str, tuple[Plant, int, str]] = {
         "rejected",
     ),
     "header": (
-        lambda patch, p, c: patch.setattr("epd.engine.image_opening.load_pillow", Broken),
+        lambda patch, p, c: patch.setattr("epd.media_files.image_opening.load_pillow", Broken),
         400,
         "rejected",
     ),

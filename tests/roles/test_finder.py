@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from epd.roles.finder import LOOK_EVERY_S, StorageWatch
+from epd.roles.encode.finder import LOOK_EVERY_S, StorageWatch
 
 
 def test_storage_is_listed_again_whether_it_answered_or_not() -> None:

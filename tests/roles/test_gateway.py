@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epd.api.port import Leave, Refused
+from epd.frontend import Leave, Refused
 from epd.fsm import generation as fsm
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image

@@ -8,8 +8,8 @@ from unittest import mock
 import msgspec
 import pytest
 
-from epd.api.port import Leave
 from epd.failure import Failure, FailureKind
+from epd.frontend import Leave
 from epd.fsm.generation import S
 from epd.messages import (
     AbortEncode,
@@ -25,7 +25,7 @@ from epd.messages import (
     Span,
     StageReport,
 )
-from epd.roles.dispatch import DEADLINE_GRACE_S, _is_absent
+from epd.roles.gateway.dispatch import DEADLINE_GRACE_S, _is_absent
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
 from tests.roles.desk import Desk, Open, desk, gateway

@@ -9,8 +9,8 @@ from unittest import mock
 import msgspec
 import pytest
 
-from epd.api.port import Leave, Refused
 from epd.failure import Failure, FailureKind
+from epd.frontend import Leave, Refused
 from epd.fsm.generation import S
 from epd.messages import (
     AbortEncode,
@@ -24,7 +24,7 @@ from epd.messages import (
     TokenChunk,
     Tokens,
 )
-from epd.roles.dispatch import DEADLINE_GRACE_S
+from epd.roles.gateway.dispatch import DEADLINE_GRACE_S
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import Ask

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from epd.api.metrics import exposition
+from epd.api.watching.metrics import exposition
 from epd.fsm import encoding, generation, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
-from epd.roles.stage_times import SECONDS
+from epd.roles.watching.stage_times import SECONDS
 from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
 from epd_lab.sim.golden import ROW_NBYTES, Image
 from epd_lab.sim.process import SimProcess

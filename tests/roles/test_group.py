@@ -19,10 +19,10 @@ from epd.engine.base import (
 )
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
+from epd.groups.asks import RankLost
+from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine
+from epd.groups.leader import Batch, Command, Encode, Follower, GoOn, Leader, Probe, Step
 from epd.roles.compose import Engines
-from epd.roles.group import Batch, Command, Encode, Follower, GoOn, Leader, Probe, Step
-from epd.roles.group_engines import Encoded, GroupLanguageEngine, GroupVisionEngine
-from epd.roles.rank_asks import RankLost
 from epd.runtime.system import SystemClock
 from epd_lab.bench.null_engine import NullLanguage, NullVision
 from tests.patience import PATIENCE_S

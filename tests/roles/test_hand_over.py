@@ -14,6 +14,7 @@ from epd.fsm import incoming
 from epd.fsm import request as fsm
 from epd.fsm.outgoing import BytesReady
 from epd.fsm.request import Request, S
+from epd.groups.asks import LandKv
 from epd.messages import (
     Address,
     CancelTransfer,
@@ -26,7 +27,6 @@ from epd.messages import (
     SamplingParams,
     TokenLogprobs,
 )
-from epd.roles.rank_asks import LandKv
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import BLOCK_SIZE, KV_LAYOUT

@@ -18,7 +18,7 @@ from epd.messages import (
     RoomAdded,
     RoomWanted,
 )
-from epd.roles.elsewhere import HedgeBudget
+from epd.roles.gateway.elsewhere import HedgeBudget
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
@@ -198,7 +198,7 @@ def test_both_encoders_hear_of_an_attempt_that_was_given_up() -> None:
 def test_who_is_refused_gets_no_answer(why: str, count: str) -> None:
     with desk("1e1p1d" if why == "alone" else "2e1p1d", GATEWAY, "role") as at:
         one = Asked(at, "", *IMAGES)
-        costs = mock.patch("epd.roles.dispatch.pays", return_value=why != "busy")
+        costs = mock.patch("epd.roles.gateway.dispatch.pays", return_value=why != "busy")
         spent = mock.patch.object(HedgeBudget, "take", return_value=why != "spent")
         with costs, spent as take:
             assert says_late(one) == []

@@ -8,8 +8,8 @@ from unittest import mock
 
 from epd.fsm.kernel import Event
 from epd.fsm.request import LeaseEnded, LeaseRevoked
-from epd.roles.held_prompts import HeldPrompts
 from epd.roles.mailbox import Mailbox
+from epd.roles.prefill.held_prompts import HeldPrompts
 
 
 class FakeRequests:

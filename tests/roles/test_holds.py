@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from epd.api.port import Generation, Stage
 from epd.config import Timing
+from epd.frontend import Generation, Stage
 from epd.messages import AbortRequest, Address, SamplingParams
-from epd.roles.holds import MAX_HOLDS, Holds
+from epd.roles.gateway.holds import MAX_HOLDS, Holds
 
 PREFILL = Address("p0", 3, "")
 LEASE_S = 30.0

@@ -10,15 +10,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from epd.engine.checkpoint import read_checkpoint
-from epd.engine.kv_pool import KvPool
-from epd.engine.language import TorchLanguageEngine
-from epd.engine.models.base import ModelAdapter
-from epd.engine.models.registry import adapter_for
+from epd.engine.adapter import ModelAdapter
+from epd.engine.language.engine import TorchLanguageEngine
+from epd.engine.language.kv_pool import KvPool
+from epd.families.registry import adapter_for
+from epd.groups.asks import Answer, AnyAsk, Fence, Holds, RankLost, Settle
+from epd.groups.data import GroupDataPlane, RankPart
+from epd.groups.kv import KvRanks, Sent
 from epd.messages import Address, Grant, RemoteRegion
-from epd.roles.kv_ranks import KvRanks, Sent
-from epd.roles.rank_asks import Answer, AnyAsk, Fence, Holds, RankLost, Settle
-from epd.roles.rank_data import GroupDataPlane, RankPart
+from epd.model_files.checkpoint import read_checkpoint
 from epd.transport.backend import BackendSettings
 from epd.transport.base import WriteUnknown, Written
 from epd.transport.local import LocalMemory

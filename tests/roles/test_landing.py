@@ -13,18 +13,18 @@ from unittest import mock
 import pytest
 
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.language import TorchLanguageEngine
+from epd.engine.language.engine import TorchLanguageEngine
 from epd.failure import Failure, FailureKind
 from epd.fsm import incoming
 from epd.fsm import request as fsm
 from epd.messages import KvLayout
 from epd.roles.compose import Engines
-from epd.roles.landing import Landing
+from epd.roles.decode.landing import Landing
 from epd.roles.ports import Ports
 from epd.tiny import CHECKPOINT
-from epd.transport import cuda
 from epd.transport.backend import BackendSettings
-from epd.transport.cuda import CudaTransferEngine
+from epd.transport.cuda import backend as cuda
+from epd.transport.cuda.backend import CudaTransferEngine
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.routing import RoutingTransferEngine
 from epd_lab.sim.cluster import Settings

@@ -125,9 +125,9 @@ def test_a_handler_sees_its_event_and_all_that_follows_done() -> None:
 def test_messages_have_one_receiver_and_effects_one_performer_over_all_roles() -> None:
     """Whatever roles an instance has: no two of them could be asked the same."""
     from epd.messages import MESSAGES
-    from epd.roles.absent import WithoutDecode, WithoutPrefill
     from epd.roles.base import Component
     from epd.roles.compose import Gateway, Instance  # imports every role
+    from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
 
     assert Gateway and Instance
     found = [role for role in every(Component) if role.__module__.startswith("epd.roles.")]

@@ -17,7 +17,7 @@ from epd.messages import (
     SamplingParams,
     Welcome,
 )
-from epd.roles.registry import Registry
+from epd.roles.gateway.registry import Registry
 from epd.transport.base import Received
 from epd_lab.sim import golden
 from epd_lab.sim.client import Clients

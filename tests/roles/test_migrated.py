@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from epd.api.port import Generation
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.failure import Failure, FailureKind
+from epd.frontend import Generation
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines, Gateway
 from epd.tiny import CHECKPOINT

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from epd.api.port import Refused
+from epd.frontend import Refused
 from epd.fsm import instance
 from epd.fsm.incoming import CancelRequested, SlotsLeased
 from epd.fsm.outgoing import BytesReady
@@ -18,9 +18,9 @@ from epd.fsm.room import DeadlinePassed, PeerLost, RetryDue
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address, InstanceInfo, Load
 from epd.observed import Query
-from epd.roles.observation import LAG_S, MAX_OPEN, Observatory, observe
-from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
+from epd.roles.watching.observation import LAG_S, MAX_OPEN, Observatory, observe
+from epd.roles.watching.stage_times import StageTimes
 from epd_lab.tiny.samples import read_index
 from tests.fsm.tables import make_embedding, make_incoming, make_outgoing
 from tests.roles.test_cluster import cluster_of, loaded, prepared, preparer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from epd.api.port import Generation
-from epd.api.validation import read_chat
+from epd.api.openai.validation import read_chat
 from epd.config import Limits
+from epd.frontend import Generation
 from epd.tiny import CHECKPOINT
 from tests.e2e.client import image_part, png
 from tests.engine.conftest import drawn_image

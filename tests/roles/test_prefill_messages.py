@@ -23,9 +23,9 @@ from epd.messages import (
     StageReport,
     TokenLogprobs,
 )
-from epd.roles.prompt_scores import PromptScores
-from epd.roles.record import Record
-from epd.roles.reports import MAX_CHUNKS
+from epd.roles.steps.prompt_scores import PromptScores
+from epd.roles.steps.record import Record
+from epd.roles.steps.reports import MAX_CHUNKS
 from epd.transport.base import Received
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from epd.api.prepare import Preparer
+from epd.api.prompts.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
 from epd.engine.base import EngineError
+from epd.engine.device.profiling import TorchProfiler
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.profiling import TorchProfiler
-from epd.roles import profiling
 from epd.roles.compose import Engines, Gateway
+from epd.roles.watching import profiling
 from epd.tiny import CHECKPOINT, SAMPLES
 from tests.api.fakes import serving
 from tests.api.wire import HI, Wire, request

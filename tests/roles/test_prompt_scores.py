@@ -12,7 +12,7 @@ import torch
 from epd.engine.base import ChunkScores, Settled
 from epd.fsm.request import Request
 from epd.messages import SamplingParams, TokenLogprobs
-from epd.roles.prompt_scores import PromptScores, scoring_of
+from epd.roles.steps.prompt_scores import PromptScores, scoring_of
 from epd.tiny import CHECKPOINT
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.reference import reference_inputs, reference_model

@@ -25,8 +25,8 @@ from epd.messages import (
     TransportOffer,
     Welcome,
 )
+from epd.roles.gateway.registry import ACKS_BEFORE_LOST, MAX_GONE, MAX_LOST, MAX_OUTSIDE, Registry
 from epd.roles.member import absent_after_s
-from epd.roles.registry import ACKS_BEFORE_LOST, MAX_GONE, MAX_LOST, MAX_OUTSIDE, Registry
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
 from tests.roles.desk import Desk, desk

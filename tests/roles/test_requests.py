@@ -26,10 +26,10 @@ from epd.messages import (
     TokenLogprobs,
     Tokens,
 )
-from epd.roles import requests as roles_requests
-from epd.roles.record import PRIORITY_S, TOKEN_S
-from epd.roles.speculation import Speculation
-from epd.roles.step_loop import Part
+from epd.roles.steps import requests as roles_requests
+from epd.roles.steps.record import PRIORITY_S, TOKEN_S
+from epd.roles.steps.speculation import Speculation
+from epd.roles.steps.step_loop import Part
 from epd.scheduling.batching import RECEIVED_BONUS_S, Admission
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY

@@ -11,7 +11,7 @@ import pytest
 
 from epd.engine.base import Rows
 from epd.fsm.outgoing import SlotsLeased
-from epd.roles.row_producer import RowProducer
+from epd.roles.encode.row_producer import RowProducer
 from epd.transport.base import Reference
 
 ROWS = Rows(b"12345678", 2, 8)

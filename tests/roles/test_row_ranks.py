@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.engine.base import Rows, SlotRows
+from epd.groups.asks import RankLost, of_all
+from epd.roles.encode.row_producer import RowProducer
 from epd.roles.outgoing import Spread
-from epd.roles.rank_asks import RankLost, of_all
-from epd.roles.row_producer import RowProducer
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.golden import ROW_NBYTES, Image
 from epd_lab.sim.run import Plan, run

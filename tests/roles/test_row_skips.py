@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from unittest import mock
 
 from epd.engine.base import SlotRows
-from epd.roles.group import Batch, Command, Step
+from epd.groups.leader import Batch, Command, Step
 from epd_lab.sim.golden import Image
 from epd_lab.sim.groups import SimFollower, SimRanks
 from epd_lab.sim.run import Plan, run

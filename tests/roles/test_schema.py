@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from epd.api.port import Generation
-from epd.api.prepare import Preparer
-from epd.api.validation import read_chat
+from epd.api.openai.validation import read_chat
+from epd.api.prompts.prepare import Preparer
 from epd.config import EngineConfig, GatewayConfig, Limits
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.frontend import Generation
 from epd.roles.compose import Engines, Gateway
 from tests.engine.tiny_models import cached_model
 from tests.receipt import RECEIPT, is_receipt

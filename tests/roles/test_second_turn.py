@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from epd.api.port import Generation
 from epd.config import EngineConfig
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.frontend import Generation
 from epd.messages import Grant, SamplingParams
 from epd.roles.compose import Engines
-from epd.roles.requests import Requests
+from epd.roles.steps.requests import Requests
 from epd.tiny import CHECKPOINT
 from tests.roles.cluster import Cluster
 from tests.roles.golden import preparer

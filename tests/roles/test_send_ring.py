@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from epd.config import EncodeConfig
-from epd.roles.send_ring import SendRing, Slots
+from epd.roles.encode.send_ring import SendRing, Slots
 
 ROW_NBYTES, SLOT_NBYTES = 8, 16
 

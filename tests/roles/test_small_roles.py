@@ -13,16 +13,16 @@ from epd.config import Timing
 from epd.engine.base import EngineError
 from epd.fsm.outgoing import PeerFenced, WriteRefused, WriteSettled
 from epd.fsm.room import RetryDue
+from epd.groups.asks import LandKv
+from epd.groups.data import RankKv, RankPart
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
 from epd.records import Load
-from epd.roles.askers import Asker, Askers
-from epd.roles.finder import NoTower
+from epd.roles.decode.landing import Landing
+from epd.roles.encode.askers import Asker, Askers
+from epd.roles.encode.finder import NoTower
 from epd.roles.incoming import IncomingRooms
-from epd.roles.landing import Landing
 from epd.roles.outgoing import OutgoingRooms
-from epd.roles.profiling import ANSWER_TIMEOUT_S, Profiles
-from epd.roles.rank_asks import LandKv
-from epd.roles.rank_data import RankKv, RankPart
+from epd.roles.watching.profiling import ANSWER_TIMEOUT_S, Profiles
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import desk

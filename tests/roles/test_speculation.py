@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from epd.api.structured import Constraint, to_grammar
+from epd.api.asked.structured import Constraint, to_grammar
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
@@ -25,9 +25,9 @@ from epd.fsm.request import (
 )
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Engines, Gateway
-from epd.roles.record import Record
-from epd.roles.speculation import Speculation
-from epd.roles.step import token_event, until_end
+from epd.roles.steps.record import Record
+from epd.roles.steps.speculation import Speculation
+from epd.roles.steps.step import token_event, until_end
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT
 from tests.roles.cluster import Cluster

@@ -12,7 +12,7 @@ from epd.fsm.encoding import Encoding
 from epd.fsm.generation import Generation
 from epd.messages import KvOffer
 from epd.records import STAGES, Histogram
-from epd.roles.stage_times import NBYTES, SECONDS, StageTimes
+from epd.roles.watching.stage_times import NBYTES, SECONDS, StageTimes
 from epd.scheduling.step_cost import KEPT
 
 

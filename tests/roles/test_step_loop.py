@@ -10,11 +10,11 @@ from unittest import mock
 import pytest
 
 from epd.engine.base import StepFailure, StepResult
+from epd.groups.asks import RankLost
 from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox
-from epd.roles.rank_asks import RankLost
-from epd.roles.requests import Requests
-from epd.roles.step_loop import StepLoop, _Step
+from epd.roles.steps.requests import Requests
+from epd.roles.steps.step_loop import StepLoop, _Step
 from epd.scheduling.batching import Share
 
 
@@ -45,7 +45,7 @@ async def test_nothing_is_planned_ahead_of_a_step_that_was_not_launched() -> Non
     engine.step.side_effect = OSError("planned")
     actor: Any = _actor()
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=True)
-    with mock.patch("epd.roles.step_loop.runs_ahead", return_value=True):
+    with mock.patch("epd.roles.steps.step_loop.runs_ahead", return_value=True):
         loop.wake()
         assert batch.plan.call_count == 1 and not batch.settle.called
         for _ in range(2):  # the step's end, and the loop's turn
@@ -57,7 +57,7 @@ def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> None:
     request, record = SimpleNamespace(key="r/1"), SimpleNamespace(drafts=(5, 6, 7))
     role: Any = SimpleNamespace(_records={"r/1": record})
     for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
-        with mock.patch("epd.roles.requests.sequence_of") as made:
+        with mock.patch("epd.roles.steps.requests.sequence_of") as made:
             Requests.sequence(role, request, 3, decoding=decoding)
         made.assert_called_once_with(request, record, known, drafts)
 

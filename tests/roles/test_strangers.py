@@ -13,6 +13,7 @@ import pytest
 
 from epd.failure import FailureKind
 from epd.fsm.request import Request
+from epd.groups.asks import RankLost
 from epd.messages import (
     OF_GATEWAY,
     PROTOCOL_VERSION,
@@ -26,9 +27,8 @@ from epd.messages import (
     Message,
     RequestInquiry,
 )
-from epd.roles.rank_asks import RankLost
-from epd.roles.registry import MAX_OUTSIDE
-from epd.roles.step import sequence_of
+from epd.roles.gateway.registry import MAX_OUTSIDE
+from epd.roles.steps.step import sequence_of
 from epd.transport.base import Received, Unsendable
 from epd_lab.sim import golden
 from epd_lab.sim.client import Record
@@ -153,7 +153,7 @@ def test_one_whose_part_of_a_step_cannot_be_made_fails_alone() -> None:
             raise Broken
         return sequence_of(request, *args)
 
-    with simulated("1e1pd") as at, mock.patch("epd.roles.requests.sequence_of", made):
+    with simulated("1e1pd") as at, mock.patch("epd.roles.steps.requests.sequence_of", made):
         records = [at.ask(max_tokens=6, seed=seed) for seed in (1, 2, 3)]
         at.pass_time(20.0)
         failed = records.pop(1)

@@ -11,7 +11,7 @@ import pytest
 from epd.config import EncodeConfig
 from epd.engine.base import Rows
 from epd.fsm import encoding as fsm
-from epd.roles.row_tiers import RowTiers, note_of
+from epd.roles.encode.row_tiers import RowTiers, note_of
 from epd.transport.base import StorageUsage
 from epd_lab.sim import golden
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from epd.api.port import Leave, TimelineEntry
-from epd.api.prepare import Preparer
+from epd.api.prompts.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
+from epd.frontend import Leave, TimelineEntry
 from epd.tiny import CHECKPOINT, SAMPLES
 from epd_lab.tiny.samples import read_index
 from tests.api.collector import collecting, values

@@ -24,7 +24,7 @@ import torch
 from epd.config import EncodeConfig, EngineConfig, PrefillConfig, SpeculativeConfig
 from epd.engine.base import Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.language import TorchLanguageEngine
+from epd.engine.language.engine import TorchLanguageEngine
 from epd.roles.compose import Engines
 from tests.engine.tiny_models import (
     EMBEDDED,

@@ -7,7 +7,7 @@ from unittest import mock
 
 import msgspec
 
-from epd.api.port import TimeLimits
+from epd.frontend import TimeLimits
 from epd.messages import EncodeRequest, KvOffer, Message, PrefillRequest
 from epd_lab.sim.device import Costs
 from epd_lab.sim.golden import Image

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epd.cli import leftovers
-from epd.cli.leftovers import take_over
+from epd.cli.start import leftovers
+from epd.cli.start.leftovers import take_over
 from epd.config import ConfigError, Timing
 from epd.runtime.claim import Claim, Life, claim_path, claimed, life_of, own_life, read_claim
 from epd.runtime.supervisor import Supervisor

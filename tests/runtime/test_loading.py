@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epd.config import EngineConfig, InstanceConfig, Limits
-from epd.engine.base import MediaError
+from epd.errors import MediaError
 from epd.runtime.loading import load_engines
 from epd.tiny import CHECKPOINT
 from tests.engine.conftest import drawn_image

@@ -23,11 +23,10 @@ from epd.engine.base import (
     StepSequence,
 )
 from epd.fsm.group import RankEnded
-from epd.messages import Address, SamplingParams
-from epd.roles.group import Command, Encode, GoOn, Probe, Step
-from epd.roles.rank_asks import Fault, Holds, RankLost, Settle
-from epd.runtime.commands import Numbered
-from epd.runtime.ranks import (
+from epd.groups.asks import Fault, Holds, RankLost, Settle
+from epd.groups.commands import Numbered
+from epd.groups.leader import Command, Encode, GoOn, Probe, Step
+from epd.groups.processes import (
     Answered,
     ForkedRanks,
     _decode_order,
@@ -37,6 +36,7 @@ from epd.runtime.ranks import (
     _Rank,
     encode_command,
 )
+from epd.messages import Address, SamplingParams
 from tests.patience import PATIENCE_S
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.records import HandsList, SamplingParams
-from epd.roles.suspects import content_of
+from epd.roles.gateway.suspects import content_of
 from epd.scheduling.deaths import (
     MAX_DEATHS,
     MAX_INPUTS,

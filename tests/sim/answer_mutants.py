@@ -14,9 +14,9 @@ from epd.engine.base import ChunkScores, Outcome, Settled, StepSequence
 from epd.fsm import generation, request
 from epd.fsm.request import TABLE as REQUEST
 from epd.messages import KvOffer, SamplingParams, TokenChunk
-from epd.roles.prompt_scores import PromptScores
-from epd.roles.record import Record
-from epd.roles.step import new_tokens, sequence_of
+from epd.roles.steps.prompt_scores import PromptScores
+from epd.roles.steps.record import Record
+from epd.roles.steps.step import new_tokens, sequence_of
 from tests.sim.planting import mutant, row, several
 
 R, G = request.S, generation.S
@@ -32,7 +32,7 @@ def in_each_step(
         spoil(machine, sequence)
         return sequence
 
-    return mock.patch("epd.roles.requests.sequence_of", spoiled)
+    return mock.patch("epd.roles.steps.requests.sequence_of", spoiled)
 
 
 def in_each_offer(**changes: Any) -> AbstractContextManager[Any]:
@@ -43,7 +43,7 @@ def in_each_offer(**changes: Any) -> AbstractContextManager[Any]:
         sampling: SamplingParams = msgspec.structs.replace(offer.sampling, **changes)
         return msgspec.structs.replace(offer, sampling=sampling)
 
-    return mock.patch("epd.roles.kv_producer.KvOffer", spoiled)
+    return mock.patch("epd.roles.prefill.kv_producer.KvOffer", spoiled)
 
 
 @mutant
@@ -206,7 +206,7 @@ def only_the_last_chunk_is_scored() -> Iterator[None]:
 @mutant
 def a_scored_prompt_is_found_in_the_cache() -> Iterator[None]:
     """Tokens whose KV was computed for others are not scored."""
-    with mock.patch("epd.roles.requests.is_scored", lambda machine: False):
+    with mock.patch("epd.roles.steps.requests.is_scored", lambda machine: False):
         yield
 
 
@@ -219,7 +219,7 @@ def log_probabilities_of_other_tokens() -> Iterator[None]:
         said = tuple(machine.output[: len(chunk.token_ids)]) if chunk.logprobs else ()
         return msgspec.structs.replace(chunk, logprobs=said)
 
-    with mock.patch("epd.roles.token_outbox.new_tokens", first_ones):
+    with mock.patch("epd.roles.steps.token_outbox.new_tokens", first_ones):
         yield
 
 

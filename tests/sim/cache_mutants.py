@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from epd.roles.cache_events import CacheDirectory
-from epd.roles.dispatch import Dispatcher
+from epd.roles.gateway.dispatch import Dispatcher
 from epd.scheduling.backlog import Books
 from epd.scheduling.residency import Batch, CacheIndex
 from tests.sim.planting import mutant, several

@@ -9,10 +9,10 @@ from unittest import mock
 
 from msgspec.structs import replace as replace_struct
 
-from epd.api.port import Generation as Prepared
-from epd.api.port import GenerationStream
 from epd.config import Timing
 from epd.failure import Failure, FailureKind
+from epd.frontend import Generation as Prepared
+from epd.frontend import GenerationStream
 from epd.fsm import encoding, generation, incoming
 from epd.fsm.incoming import Incoming
 from epd.fsm.instance import Instance
@@ -20,19 +20,19 @@ from epd.fsm.kernel import Event
 from epd.fsm.link import EchoReceived, Link
 from epd.fsm.request import Request
 from epd.messages import Address, TokenLogprobs
-from epd.roles import step
-from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
-from epd.roles.dispatch import Dispatcher
-from epd.roles.embeddings import Embeddings
-from epd.roles.encode import EncodeRole
-from epd.roles.gateway import GatewayRole
+from epd.roles.encode.role import EncodeRole
+from epd.roles.encode.row_tiers import RowTiers
+from epd.roles.gateway.affinity import Affinity
+from epd.roles.gateway.dispatch import Dispatcher
+from epd.roles.gateway.losses import Losses
+from epd.roles.gateway.registry import Registry
+from epd.roles.gateway.role import GatewayRole
 from epd.roles.links import Links
-from epd.roles.losses import Losses
-from epd.roles.registry import Registry
-from epd.roles.requests import Requests
+from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.rooms import Rooms
-from epd.roles.row_tiers import RowTiers
+from epd.roles.steps import step
+from epd.roles.steps.requests import Requests
 from epd.scheduling.batching import BatchScheduler, Share
 from epd.scheduling.placement import Placement, Unplaceable
 from epd.scheduling.pool import LeaseQueue

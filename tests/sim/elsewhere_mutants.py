@@ -12,10 +12,10 @@ from epd.fsm.generation import Generation, ImageMoved
 from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import Event
 from epd.messages import Address, RoomWanted
-from epd.roles.dispatch import Dispatcher
-from epd.roles.elsewhere import Elsewhere
-from epd.roles.embeddings import Embeddings
-from epd.roles.offers import Image, Offers
+from epd.roles.gateway.dispatch import Dispatcher
+from epd.roles.gateway.elsewhere import Elsewhere
+from epd.roles.gateway.offers import Image, Offers
+from epd.roles.prefill.embeddings import Embeddings
 from epd.scheduling.hedging import HedgeBudget
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row

@@ -17,16 +17,16 @@ from epd.fsm.outgoing import Outgoing
 from epd.fsm.room import Room
 from epd.messages import Membership
 from epd.roles.base import Actor
-from epd.roles.encode import EncodeRole
+from epd.roles.encode.role import EncodeRole
+from epd.roles.encode.row_tiers import RowTiers
+from epd.roles.gateway.registry import Registry
 from epd.roles.incoming import IncomingRooms
 from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
-from epd.roles.registry import Registry
 from epd.roles.rooms import Rooms
-from epd.roles.row_tiers import RowTiers
-from epd.roles.step_loop import StepLoop
-from epd.transport import whole_file
+from epd.roles.steps.step_loop import StepLoop
 from epd.transport.base import Buffer, Received, WriteFailed
+from epd.transport.files import whole_file
 from epd_lab.sim.breaks import Broken
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.storage import SimStorage

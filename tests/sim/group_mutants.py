@@ -18,13 +18,15 @@ from epd.fsm.incoming import Incoming, Published
 from epd.fsm.kernel import Effect, Event, State
 from epd.fsm.request import Request
 from epd.fsm.room import Room
+from epd.groups import asks as rank_asks
+from epd.groups import kv as kv_ranks
+from epd.groups.leader import Command, Encode, Follower, InOrder, Leader, Step
 from epd.messages import Grant
-from epd.roles import incoming, kv_ranks, rank_asks
-from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
+from epd.roles import incoming
+from epd.roles.encode.row_producer import RowProducer
 from epd.roles.incoming import IncomingRooms
-from epd.roles.prefill import PrefillRole
+from epd.roles.prefill.role import PrefillRole
 from epd.roles.rooms import AskOfRank, Rooms
-from epd.roles.row_producer import RowProducer
 from epd.scheduling import vision_batching
 from epd.transport.base import Buffer, WriteFailed
 from epd_lab.sim import groups

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from epd.api.port import Refused, TimeLimits
 from epd.engine.base import StepFailure
+from epd.frontend import Refused, TimeLimits
 from epd.fsm import embedding, encoding, generation, incoming, outgoing, request
 from epd.fsm.request import note_late
 from epd.fsm.room import PeerLost, keep_failure, note_lost
 from epd.messages import Grant, TokenChunk
 from epd.roles.base import Actor
-from epd.roles.gateway import GatewayRole
+from epd.roles.encode.row_producer import RowProducer
+from epd.roles.gateway.role import GatewayRole
+from epd.roles.gateway.stream import Stream
 from epd.roles.incoming import IncomingRooms
-from epd.roles.requests import Requests
-from epd.roles.row_producer import RowProducer
-from epd.roles.step_loop import StepLoop
-from epd.roles.stream import Stream
+from epd.roles.steps.requests import Requests
+from epd.roles.steps.step_loop import StepLoop
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row, several

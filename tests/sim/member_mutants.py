@@ -8,7 +8,7 @@ from unittest import mock
 from epd.fsm import instance as i
 from epd.fsm import membership as m
 from epd.messages import InstanceInfo
-from epd.roles.registry import Registry
+from epd.roles.gateway.registry import Registry
 from tests.sim.planting import mutant, row
 
 MEMBERSHIP = m.Membership.table

@@ -18,11 +18,11 @@ from epd.fsm import embedding, encoding, generation, incoming, outgoing, request
 from epd.fsm.kernel import Event
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
-from epd.roles.encode import EncodeRole
-from epd.roles.kv_producer import KvProducer
+from epd.roles.encode.role import EncodeRole
 from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
-from epd.roles.requests import Requests
+from epd.roles.prefill.kv_producer import KvProducer
+from epd.roles.steps.requests import Requests
 from epd.scheduling.pool import LruCache
 from epd.transport.base import Received
 from epd_lab.sim.transfer import SimTransferEngine
@@ -247,7 +247,7 @@ def answer_without_image() -> Iterator[None]:
     do = (request.Do.ENQUEUE,)
     with several(
         row(REQUEST, R.WAITING_FOR_EMBEDDINGS, request.EmbeddingFailed, R.WAITING, do),
-        mock.patch("epd.roles.step._spans", lambda request, start, count: []),
+        mock.patch("epd.roles.steps.step._spans", lambda request, start, count: []),
     ):
         yield
 

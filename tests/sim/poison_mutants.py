@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from epd.roles.encode import EncodeRole
+from epd.roles.encode.role import EncodeRole
+from epd.roles.gateway.losses import Losses
 from epd.roles.hands import Hands
-from epd.roles.losses import Losses
-from epd.roles.requests import Requests
+from epd.roles.steps.requests import Requests
 from epd.scheduling.deaths import Deaths, Life
 from tests.sim.planting import mutant, several
 

@@ -12,16 +12,16 @@ from epd.fsm.kernel import Event
 from epd.fsm.membership import AbsenceSettled
 from epd.fsm.room import keep_failure
 from epd.messages import CancelTransfer, Membership
-from epd.roles.askers import Askers
 from epd.roles.base import Actor
-from epd.roles.decode import DecodeRole
-from epd.roles.dispatch import Dispatcher
-from epd.roles.gateway import GatewayRole
-from epd.roles.gateway_timers import GatewayTimers
+from epd.roles.decode.role import DecodeRole
+from epd.roles.encode.askers import Askers
+from epd.roles.gateway.clocks import GatewayTimers
+from epd.roles.gateway.dispatch import Dispatcher
+from epd.roles.gateway.registry import Registry
+from epd.roles.gateway.role import GatewayRole
 from epd.roles.incoming import IncomingRooms
 from epd.roles.member import Member
-from epd.roles.registry import Registry
-from epd.roles.requests import Requests
+from epd.roles.steps.requests import Requests
 from epd.scheduling.run_ahead import RunAhead
 from epd.transport.base import Received
 from epd_lab.sim.transfer import SimTransferEngine

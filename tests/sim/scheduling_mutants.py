@@ -15,13 +15,13 @@ from epd.fsm.incoming import Incoming
 from epd.fsm.outgoing import Outgoing
 from epd.fsm.request import TABLE as REQUEST
 from epd.messages import Grant
-from epd.roles.decode import DecodeRole
-from epd.roles.kv_producer import KvProducer
-from epd.roles.landing import Landing
+from epd.roles.decode.landing import Landing
+from epd.roles.decode.role import DecodeRole
 from epd.roles.outgoing import Staged
-from epd.roles.record import Record
-from epd.roles.step import _spans as spans
-from epd.roles.step import sequence_of
+from epd.roles.prefill.kv_producer import KvProducer
+from epd.roles.steps.record import Record
+from epd.roles.steps.step import _spans as spans
+from epd.roles.steps.step import sequence_of
 from epd.scheduling.batching import BatchScheduler
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd_lab.sim.engines import SimLanguageEngine
@@ -75,7 +75,7 @@ def prompt_runs_over_its_image() -> Iterator[None]:
 
     with several(
         mock.patch.object(request.Request, "num_ready", lambda *_: None),
-        mock.patch("epd.roles.step._spans", present),
+        mock.patch("epd.roles.steps.step._spans", present),
     ):
         yield
 
@@ -133,7 +133,7 @@ def decode_is_not_told_who_asks() -> Iterator[None]:
     def nameless(*fields: Any) -> messages.KvOffer:
         return msgspec.structs.replace(offer(*fields), scope="")
 
-    with mock.patch("epd.roles.kv_producer.KvOffer", nameless):
+    with mock.patch("epd.roles.prefill.kv_producer.KvOffer", nameless):
         yield
 
 
@@ -241,7 +241,7 @@ def a_stale_token() -> Iterator[None]:
             sequence.token_ids = machine.tokens(machine.num_tokens - 1, machine.num_tokens)
         return sequence
 
-    with mock.patch("epd.roles.requests.sequence_of", stale):
+    with mock.patch("epd.roles.steps.requests.sequence_of", stale):
         yield
 
 

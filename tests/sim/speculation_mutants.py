@@ -9,10 +9,10 @@ from epd.engine.base import Outcome, StepFailure, StepSequence, verify
 from epd.fsm import request
 from epd.fsm.kernel import Event
 from epd.messages import TokenLogprobs
-from epd.roles.outcomes import Outcomes
-from epd.roles.record import Record
-from epd.roles.requests import Requests
-from epd.roles.step_loop import Part
+from epd.roles.steps.outcomes import Outcomes
+from epd.roles.steps.record import Record
+from epd.roles.steps.requests import Requests
+from epd.roles.steps.step_loop import Part
 from epd.scheduling.prefix_keys import PrefixKeys
 from tests.sim.planting import mutant
 
@@ -73,7 +73,7 @@ def a_rejected_draft_is_published() -> Iterator[None]:
 @mutant
 def said_behind_its_end() -> Iterator[None]:
     """What was sampled behind a token that ends the answer is said as well."""
-    with mock.patch("epd.roles.outcomes.until_end", lambda machine, tokens: tokens):
+    with mock.patch("epd.roles.steps.outcomes.until_end", lambda machine, tokens: tokens):
         yield
 
 
@@ -84,5 +84,5 @@ def a_step_runs_ahead_of_drafts() -> Iterator[None]:
     def always(machine: request.Request, sequence: StepSequence) -> bool:
         return sequence.output_index + 1 < machine.sampling.max_tokens
 
-    with mock.patch("epd.roles.step_loop.runs_ahead", always):
+    with mock.patch("epd.roles.steps.step_loop.runs_ahead", always):
         yield

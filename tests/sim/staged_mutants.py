@@ -10,7 +10,7 @@ from epd.fsm import request
 from epd.fsm.request import TABLE as REQUEST
 from epd.messages import RowsKept
 from epd.roles.base import Actor
-from epd.roles.encode import EncodeRole
+from epd.roles.encode.role import EncodeRole
 from tests.sim.planting import mutant, row
 
 

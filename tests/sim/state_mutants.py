@@ -12,13 +12,13 @@ from msgspec import structs
 from epd.fsm import request
 from epd.fsm.kernel import Event
 from epd.fsm.request.context import Context
-from epd.roles import step
-from epd.roles.contents import Contents
-from epd.roles.kv_producer import KvProducer
-from epd.roles.kv_ranks import KvRanks
-from epd.roles.rank_asks import WriteState
-from epd.roles.rank_data import RankKv
-from epd.roles.requests import Requests
+from epd.groups.asks import WriteState
+from epd.groups.data import RankKv
+from epd.groups.kv import KvRanks
+from epd.roles.prefill.kv_producer import KvProducer
+from epd.roles.steps import step
+from epd.roles.steps.contents import Contents
+from epd.roles.steps.requests import Requests
 from epd.scheduling.kv_order import KvOrder
 from epd.scheduling.snapshots import Snapshots, Taken
 from epd_lab.sim.engines import SimLanguageEngine

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from epd.roles.affinity import Affinity
+from epd.roles.gateway.affinity import Affinity
 from epd.scheduling.placement import Shares
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.drill import NOTHING

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from epd.config import EncodeConfig, EngineConfig
-from epd.roles import record as roles_record
+from epd.roles.steps import record as roles_record
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.device import Costs

@@ -150,8 +150,8 @@ def test_the_real_world_raises_for_roles_and_not_for_others(code: str) -> None:
     with no_escape():
         exec(code.replace("target=print", "target=str"), {"__name__": "logging"})
         with pytest.raises(SimulationEscape, match=r"epd\.roles\.decode called"):
-            exec(code, {"__name__": "epd.roles.decode"})
-    exec(code.replace("target=print", "target=str"), {"__name__": "epd.roles.decode"})
+            exec(code, {"__name__": "epd.roles.decode.role"})
+    exec(code.replace("target=print", "target=str"), {"__name__": "epd.roles.decode.role"})
 
 
 def test_sets_of_tasks_iterate_in_order_of_birth(loop: SimLoop) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from epd.fsm.outgoing import Outgoing
 from epd.messages import Grant
-from epd.roles.kv_producer import KvProducer
+from epd.roles.prefill.kv_producer import KvProducer
 from epd_lab.sim import drills
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.device import Costs

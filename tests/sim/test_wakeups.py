@@ -39,7 +39,9 @@ def _makes(value: ast.expr | None) -> bool:
 
 
 def test_every_place_where_somebody_waits_is_looked_at() -> None:
-    trees = {p: ast.parse(p.read_text()) for p in sorted(ROLES.glob("*.py")) if p.name != "bell.py"}
+    trees = {
+        p: ast.parse(p.read_text()) for p in sorted(ROLES.rglob("*.py")) if p.name != "bell.py"
+    }
     found = {place for tree in trees.values() for place in _places(tree)}
     assert {"EncodeRole._ahead", "SendRing._queue", "Stream._news"} <= found  # it sees such places
     named = set(waiters.PLACES) | set(waiters.NOT_LOOKED_AT)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from epd.api.port import GenerationError
+from epd.frontend import GenerationError
 from epd.fsm import incoming
 from epd.messages import SamplingParams
 from epd_lab.sim import checkers

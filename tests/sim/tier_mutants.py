@@ -12,15 +12,15 @@ from epd.fsm import encoding, outgoing
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import Outgoing
 from epd.messages import Grant, InstanceInfo
-from epd.roles import dispatch
-from epd.roles.encode import EncodeRole
+from epd.roles.encode.role import EncodeRole
+from epd.roles.encode.row_producer import RowProducer
+from epd.roles.encode.row_tiers import RowTiers
+from epd.roles.encode.send_ring import SendRing
+from epd.roles.gateway import dispatch
 from epd.roles.outgoing import OutgoingRooms, Staged
-from epd.roles.row_producer import RowProducer
-from epd.roles.row_tiers import RowTiers
-from epd.roles.send_ring import SendRing
 from epd.scheduling import placement
-from epd.transport import whole_file
 from epd.transport.base import Buffer, Received
+from epd.transport.files import whole_file
 from epd_lab.sim.engines import SimVisionEngine
 from epd_lab.sim.storage import SimStorage
 from tests.sim.planting import mutant, row, several

@@ -12,15 +12,15 @@ from epd.fsm.encoding import Encoding
 from epd.fsm.kernel import Event
 from epd.fsm.request import Request
 from epd.messages import CancelTransfer, KvOffer
-from epd.roles import decode
-from epd.roles.decode import DecodeRole
-from epd.roles.embeddings import Embeddings
-from epd.roles.encode import EncodeRole
+from epd.roles.decode import role as decode
+from epd.roles.decode.role import DecodeRole
+from epd.roles.encode.role import EncodeRole
 from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
-from epd.roles.reports import Reports
-from epd.roles.requests import Requests
+from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.rooms import AskOfRank, Rooms
+from epd.roles.steps.reports import Reports
+from epd.roles.steps.requests import Requests
 from epd.transport.base import Received
 from tests.sim.planting import mutant, several
 

@@ -19,7 +19,7 @@ import uvloop
 
 from epd.messages import Address, Leave, StageReport
 from epd.transport.base import Received
-from epd.transport.zmq_bus import ZmqBus
+from epd.transport.bus.zmq import ZmqBus
 
 MESSAGE = StageReport(request_id="request-1", attempt=1, spans=())
 ROWS = [(1, 0, 5000), (64, 0, 50_000), (256, 0, 100_000), (8, 200 << 10, 1000), (8, 8 << 20, 50)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from epd.transport.backend import BackendSettings
-from epd.transport.cuda import CudaTransferEngine
+from epd.transport.cuda.backend import CudaTransferEngine
 from tests.patience import PATIENCE_S
 from tests.transport.fake_device import NAME, FakeDevice
 from tests.transport.test_shm_processes import Family as ShmFamily

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 
 from epd.transport.backend import BackendSettings
-from epd.transport.cuda import CudaTransferEngine
-from epd.transport.cuda_driver import CudaDevice, CudaMemory
+from epd.transport.cuda.backend import CudaTransferEngine
+from epd.transport.cuda.driver import CudaDevice, CudaMemory
 from tests.transport.stand_in_driver import NAME, StandIn
 
 __all__ = ["NAME", "FakeDevice", "make"]

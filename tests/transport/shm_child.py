@@ -15,9 +15,9 @@ import msgspec
 from epd.messages import RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Written
-from epd.transport.cuda import CudaTransferEngine
-from epd.transport.cuda_driver import CudaDevice
-from epd.transport.shm import ShmTransferEngine
+from epd.transport.cuda.backend import CudaTransferEngine
+from epd.transport.cuda.driver import CudaDevice
+from epd.transport.shm.backend import ShmTransferEngine
 from tests.transport.fake_device import FakeDevice
 
 Engine = ShmTransferEngine | CudaTransferEngine

@@ -22,7 +22,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 
-from epd.transport.cuda_driver import NOT_READY, Driver
+from epd.transport.cuda.driver import NOT_READY, Driver
 
 NAME = "epd-fake-device"
 GRANULARITY = 4096  # bytes

@@ -20,7 +20,7 @@ from epd.transport.checksum import is_summed
 from epd.transport.copying import Copier, share_out
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.region import Piece
-from epd.transport.shm import ShmTransferEngine
+from epd.transport.shm.backend import ShmTransferEngine
 from tests.patience import PATIENCE_S
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.transport import cuda_driver
-from epd.transport.cuda_driver import BATCH, POLL_S, CudaDevice, DeviceBytes
-from epd.transport.device import Column, DeviceError, copies_of, is_on_device, merged, place_of
+from epd.transport.cuda import driver as cuda_driver
+from epd.transport.cuda.device import Column, DeviceError, copies_of, is_on_device, merged, place_of
+from epd.transport.cuda.driver import BATCH, POLL_S, CudaDevice, DeviceBytes
 from epd.transport.host_memory import address_of
 from tests.transport.device_family import num_mapped
 from tests.transport.fake_device import FakeDevice

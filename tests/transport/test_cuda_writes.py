@@ -11,7 +11,7 @@ import pytest
 
 from epd.transport.base import WriteFailed, Written
 from epd.transport.checksum import crc32
-from epd.transport.device import Column
+from epd.transport.cuda.device import Column
 from epd.transport.host_memory import address_of
 from tests.transport.device_family import Family
 from tests.transport.fake_device import FakeDevice

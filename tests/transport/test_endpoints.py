@@ -11,8 +11,8 @@ import pytest
 
 from epd.messages import Address, Leave
 from epd.transport.base import TransportError
-from epd.transport.curve import ClusterKey
-from epd.transport.zmq_bus import ZmqBus
+from epd.transport.bus.curve import ClusterKey
+from epd.transport.bus.zmq import ZmqBus
 from tests.contract.bus_kit import Inbox, close, meet, note
 
 # --- keys -----------------------------------------------------------------------------------------

@@ -16,21 +16,21 @@ import msgspec
 import pytest
 
 from epd.messages import Address
-from epd.transport import mooncake
 from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
-from epd.transport.file import FileTransferEngine
+from epd.transport.files.backend import FileTransferEngine
+from epd.transport.files.whole_file import write_whole
 from epd.transport.host import (
     has_half_closed_arrivals,
     is_process_dead,
     this_boot_id,
     this_host_id,
 )
-from epd.transport.mooncake import MooncakeTransferEngine
-from epd.transport.mooncake_library import End, missing
-from epd.transport.shm import ShmTransferEngine
+from epd.transport.mooncake import backend as mooncake
+from epd.transport.mooncake.backend import MooncakeTransferEngine
+from epd.transport.mooncake.library import End, missing
+from epd.transport.shm.backend import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
-from epd.transport.whole_file import write_whole
 from tests.contract.transfer_kit import GUARD, guard
 from tests.patience import PATIENCE_S
 

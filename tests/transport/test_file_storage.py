@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from epd.transport.base import Storage
-from epd.transport.file_store import FileStore
+from epd.transport.files.store import FileStore
 from epd.transport.storage import MAX_WAITING, ThreadedStorage
 from tests.contract.transfer_kit import pattern
 from tests.patience import PATIENCE_S
@@ -78,7 +78,7 @@ async def test_a_directory_that_is_gone_keeps_nothing(storage: Storage, tmp_path
 FULL = """
 import asyncio, resource, signal, sys
 from epd.transport.base import Storage
-from epd.transport.file_store import FileStore
+from epd.transport.files.store import FileStore
 from epd.transport.storage import ThreadedStorage
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from epd.transport.base import TransportError
-from epd.transport.file_store import FileStore
-from epd.transport.whole_file import MAX_HEADER_NBYTES, head_of, parse_whole
+from epd.transport.files.store import FileStore
+from epd.transport.files.whole_file import MAX_HEADER_NBYTES, head_of, parse_whole
 from tests.contract.transfer_kit import pattern
 
 KEY = "0123456789abcdef" * 4

@@ -9,7 +9,7 @@ import pytest
 
 from epd.messages import Leave
 from epd.transport.base import Bus, TransportError, Unsendable
-from epd.transport.local_bus import LocalBus, LocalBusHub
+from epd.transport.bus.local import LocalBus, LocalBusHub
 from tests.contract.bus_kit import BUS_CHECKS, BusNet, Check, close, meet, name_of
 
 

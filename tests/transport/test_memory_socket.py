@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epd.transport.memory_socket import KIND, MemorySocket, Question
+from epd.transport.cuda.memory_socket import KIND, MemorySocket, Question
 from epd.transport.region import WriteRefused
 from tests.fsm.tables import REGION
 from tests.patience import PATIENCE_S

@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 from epd.config import MooncakeConfig
-from epd.transport import mooncake_library
 from epd.transport.base import TransportError
-from epd.transport.mooncake_library import End, Library, Piece, check_devices, load, missing
+from epd.transport.mooncake import library as mooncake_library
+from epd.transport.mooncake.library import End, Library, Piece, check_devices, load, missing
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_protocol_and_devices_reach_the_library(
 
 LISTEN = """
 from epd.config import MooncakeConfig
-from epd.transport.mooncake_library import Library
+from epd.transport.mooncake.library import Library
 import os, socket
 span = MooncakeConfig(min_port=int(os.environ["FROM"]), max_port=int(os.environ["TO"]))
 print(Library("127.0.0.1", span).port, flush=True)

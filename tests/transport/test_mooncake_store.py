@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from epd.config import MOONCAKE_OVER_TCP
-from epd.transport import mooncake_store
 from epd.transport.base import TransportError
-from epd.transport.mooncake_library import missing
-from epd.transport.mooncake_store import PREFIX, MooncakeStore
+from epd.transport.mooncake import store as mooncake_store
+from epd.transport.mooncake.library import missing
+from epd.transport.mooncake.store import PREFIX, MooncakeStore
 from epd.transport.storage import ThreadedStorage
 from tests.contract.transfer_kit import pattern
 from tests.patience import PATIENCE_S
@@ -72,7 +72,7 @@ CHILD = """
 import asyncio, sys
 from tests.patience import PATIENCE_S
 from epd.config import MOONCAKE_OVER_TCP
-from epd.transport.mooncake_store import MooncakeStore
+from epd.transport.mooncake.store import MooncakeStore
 from epd.transport.storage import ThreadedStorage
 storage = ThreadedStorage(MooncakeStore(sys.argv[1], "127.0.0.1", 16 << 20, MOONCAKE_OVER_TCP))
 async def main():

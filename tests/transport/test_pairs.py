@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from epd.messages import Address
-from epd.transport import cuda
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS, chosen, named, table
 from epd.transport.base import Reference, TransportError, WriteFailed, Written
 from epd.transport.checksum import crc32
-from epd.transport.cuda import CudaTransferEngine
-from epd.transport.file import FileTransferEngine
+from epd.transport.cuda import backend as cuda
+from epd.transport.cuda.backend import CudaTransferEngine
+from epd.transport.files.backend import FileTransferEngine
 from epd.transport.local import LocalMemory
-from epd.transport.mooncake_library import missing
+from epd.transport.mooncake.library import missing
 from epd.transport.routing import RoutingTransferEngine
 from tests.contract.transfer_kit import heads_land_where_slots_are_cut_into_them
 from tests.transport.fake_device import FakeDevice
@@ -128,7 +128,7 @@ def test_what_is_offered(
 def test_mooncake_is_offered_to_other_hosts_where_it_works(
     usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epd.transport.mooncake.missing", lambda: "" if usable else "no")
+    monkeypatch.setattr("epd.transport.mooncake.backend.missing", lambda: "" if usable else "no")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     names = tuple(b.name for b in chosen("auto", "tcp://10.0.0.7:*", ""))
     assert names == (("shm", "mooncake", "tcp") if usable else ("shm", "tcp"))
@@ -226,7 +226,7 @@ async def test_only_who_computes_on_a_device_has_mirrors(private: Path) -> None:
 
 
 def test_on_a_gpu_the_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd.transport.cuda.missing", lambda: "")
+    monkeypatch.setattr("epd.transport.cuda.backend.missing", lambda: "")
     names = [b.name for b in chosen("auto", "ipc:///run/e0.sock", "", "cuda:1")]
     assert names == ["cuda", "shm"]
     assert [b.name for b in chosen("auto", "ipc:///run/e0.sock", "")] == ["shm"]

@@ -18,10 +18,10 @@ import pytest
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, WriteFailed, WriteUnknown, Written
-from epd.transport.file import FileTransferEngine
+from epd.transport.files.backend import FileTransferEngine
 from epd.transport.host import this_host_id
-from epd.transport.mooncake import MooncakeTransferEngine
-from epd.transport.mooncake_library import missing
+from epd.transport.mooncake.backend import MooncakeTransferEngine
+from epd.transport.mooncake.library import missing
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import GUARD, guard, pattern
 from tests.patience import PATIENCE_S

@@ -19,8 +19,8 @@ from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, Written
 from epd.transport.host import is_process_dead, this_host_id
-from epd.transport.shm import ShmTransferEngine
-from epd.transport.shm_segment import Segment, sweep
+from epd.transport.shm.backend import ShmTransferEngine
+from epd.transport.shm.segment import Segment, sweep
 
 CHILD = str(Path(__file__).with_name("shm_child.py"))
 ROOT = str(Path(__file__).parents[2])

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from epd.messages import Address
-from epd.transport import links
 from epd.transport.backend import BackendSettings
 from epd.transport.base import (
     TransportError,
@@ -21,9 +20,10 @@ from epd.transport.base import (
     WriteUnknown,
     Written,
 )
-from epd.transport.frames import Challenge, Hello, WriteFrame, decode
+from epd.transport.linked import links
+from epd.transport.linked.frames import Challenge, Hello, WriteFrame, decode
+from epd.transport.linked.wire import LENGTH, MAX_FRAME_NBYTES, Wire
 from epd.transport.tcp import TcpTransferEngine
-from epd.transport.wire import LENGTH, MAX_FRAME_NBYTES, Wire
 from tests.contract.transfer_kit import GUARD, guard, pattern
 from tests.patience import PATIENCE_S
 from tests.transport.test_wire import frame
@@ -269,7 +269,7 @@ async def test_an_owner_reads_no_further_while_it_owes_too_many_answers(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And goes on when it has paid one."""
-    monkeypatch.setattr("epd.transport.wire.MAX_UNANSWERED", 4)
+    monkeypatch.setattr("epd.transport.linked.wire.MAX_UNANSWERED", 4)
     owner, writer = room.engine("owner"), room.engine("writer")
     region, held = owner.allocate("pool", 1, 64), hold(owner, monkeypatch)
     writes = [writer.write([b"x"], region.remote, (0,)) for _ in range(9)]

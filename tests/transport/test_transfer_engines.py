@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 from epd.messages import Address
-from epd.transport import shm
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.backends import named
 from epd.transport.base import Reference, TransferEngine, TransportError, WriteFailed, Written
-from epd.transport.cuda import CudaTransferEngine
-from epd.transport.file import FileTransferEngine
+from epd.transport.cuda.backend import CudaTransferEngine
+from epd.transport.files.backend import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
-from epd.transport.mooncake import MooncakeTransferEngine
-from epd.transport.mooncake_library import End, missing
+from epd.transport.mooncake.backend import MooncakeTransferEngine
+from epd.transport.mooncake.library import End, missing
 from epd.transport.region import WriteRefused
 from epd.transport.routing import RoutingTransferEngine
-from epd.transport.shm import ShmTransferEngine
+from epd.transport.shm import backend as shm
+from epd.transport.shm.backend import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
     DOUBT_CHECKS,
@@ -63,7 +63,7 @@ class World:
         code = (
             "import os, signal\n"
             "from epd.transport.backend import BackendSettings\n"
-            "from epd.transport.shm import ShmTransferEngine\n"
+            "from epd.transport.shm.backend import ShmTransferEngine\n"
             f"engine = ShmTransferEngine(BackendSettings('casualty', 3), {self._directory!r})\n"
             "engine.allocate('pool', 2, 4096)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"

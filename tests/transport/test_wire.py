@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from epd.transport.frames import Challenge, encode
-from epd.transport.wire import LENGTH, SCRATCH_NBYTES, Wire
+from epd.transport.linked.frames import Challenge, encode
+from epd.transport.linked.wire import LENGTH, SCRATCH_NBYTES, Wire
 
 NEXT = Challenge(nonce=b"next")
 

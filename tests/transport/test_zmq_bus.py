@@ -12,8 +12,8 @@ import pytest
 
 from epd.messages import Address, Leave
 from epd.transport.base import Bus, Received
-from epd.transport.curve import ClusterKey
-from epd.transport.zmq_bus import MAX_MESSAGES_PER_WAKE, ZmqBus
+from epd.transport.bus.curve import ClusterKey
+from epd.transport.bus.zmq import MAX_MESSAGES_PER_WAKE, ZmqBus
 from tests.contract.bus_kit import BUS_CHECKS, Check, Inbox, name_of, note, rooms
 from tests.patience import PATIENCE_S
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from epd.messages import PROTOCOL_VERSION, Address, Leave, Message
+from epd.transport.bus.zmq import ZmqBus
 from epd.transport.codec import Envelope, FrameLimits, FrameRejected, encode, unpack
-from epd.transport.zmq_bus import ZmqBus
 from tests.contract.bus_kit import Inbox, close, note, rooms
 from tests.fsm.tables import GRANT, REGION
 from tests.patience import PATIENCE_S

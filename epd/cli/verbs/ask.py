@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from epd.cli import options
+from epd.cli.configure import options
 from epd.cli.parser import UsageError
 
 DESCRIPTION = """
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def text_of(words: Sequence[str]) -> str:
     """The question.  Raises UsageError, and CommandFailed for what stdin holds."""
-    from epd.cli.question import read_piped
+    from epd.cli.ask.question import read_piped
 
     text, *more = words
     if more not in ([], ["-"]) or words == ["-", "-"]:
@@ -59,9 +59,9 @@ def text_of(words: Sequence[str]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.client import Client
-    from epd.cli.question import check_files, user_message
-    from epd.cli.temporary import server_of, with_server
+    from epd.cli.ask.client import Client
+    from epd.cli.ask.question import check_files, user_message
+    from epd.cli.ask.temporary import server_of, with_server
 
     sampling = options.sampling_of(args)
     images, videos = check_files("image", args.images), check_files("video", args.videos)

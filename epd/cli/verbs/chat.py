@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli import options
+from epd.cli.configure import options
 
 DESCRIPTION = """
 Hold a conversation. Answers come as they are made; the model sees all that was said before, and
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.chat import Conversation, chat
-    from epd.cli.client import Client
-    from epd.cli.temporary import server_of, with_server
+    from epd.cli.ask.chat import Conversation, chat
+    from epd.cli.ask.client import Client
+    from epd.cli.ask.temporary import server_of, with_server
 
     sampling = options.sampling_of(args)
 

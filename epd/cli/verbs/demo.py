@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli import options
+from epd.cli.configure import options
 
 DESCRIPTION = """
 Start a gateway and one process per instance, ask about three sample images through the OpenAI
@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.plan import plan_topology
-    from epd.cli.ports import settle_port
+    from epd.cli.start.plan import plan_topology
+    from epd.cli.start.ports import settle_port
 
     settings = settle_port(options.settings_of(args), wanted=args.port)
     plan = plan_topology(
         args.topology, settings, options.placing_of(args), options.log_of(args, "warning")
     )
-    from epd.cli.demo import run_demo
+    from epd.cli.ask.demo import run_demo
 
     return run_demo(plan, keep=args.keep)

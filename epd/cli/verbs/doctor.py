@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from epd.cli import options
+from epd.cli.configure import options
 
 DESCRIPTION = """
 Look at everything that epd needs on this host, and say of each thing that is wrong how to fix it.
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.doctor import examine
+    from epd.cli.look.doctor import examine
     from epd.errors import FAILED, OK
 
     checks = examine(args.model, args.host, args.port, args.run_dir, args.cacert, fix=args.fix)

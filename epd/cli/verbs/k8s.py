@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epd.cli import options
+from epd.cli.configure import options
 from epd.cli.parser import UsageError, one_of
 
 if TYPE_CHECKING:
-    from epd.cli.k8s import Cluster, Object
+    from epd.cli.k8s.manifests import Cluster, Object
     from epd.config import Settings
 
 DESCRIPTION = """
@@ -109,8 +109,8 @@ def _add_operators(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli import k8s_operators as operators
-    from epd.cli.k8s import manifests
+    from epd.cli.k8s import operators
+    from epd.cli.k8s.manifests import manifests
 
     cluster = cluster_of(args)
     objects = manifests(cluster)
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
     """Raises UsageError, or ConfigError where `epd run` would refuse the flags."""
-    from epd.cli.k8s import Cluster
+    from epd.cli.k8s.manifests import Cluster
 
     if not DNS_LABEL.fullmatch(args.name):
         raise UsageError(
@@ -161,7 +161,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
 
 def flags_of(args: argparse.Namespace) -> tuple[str, ...]:
     """What was given of `epd run`'s flags, to be written into command lines.  Raises UsageError."""
-    from epd.cli.settings import leaves
+    from epd.cli.configure.settings import leaves
 
     if args.config is not None:
         raise UsageError("--config: a file of this host is in no pod; give --set KEY=VALUE instead")
@@ -194,7 +194,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _head(cluster: Cluster) -> str:
-    from epd.cli.k8s import KEY_FILE
+    from epd.cli.k8s.manifests import KEY_FILE
 
     where = f" --namespace {cluster.namespace}" if cluster.namespace else ""
     return (

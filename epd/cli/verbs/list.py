@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli import options
-from epd.cli.machines import KINDS
+from epd.cli.configure import options
+from epd.cli.look.machines import KINDS
 from epd.cli.parser import one_of
 
 DESCRIPTION = """
@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import msgspec
 
-    from epd.cli.client import Client
-    from epd.cli.machines import machine_lines, process_lines
-    from epd.cli.temporary import running_of, with_server
+    from epd.cli.ask.client import Client
+    from epd.cli.ask.temporary import running_of, with_server
+    from epd.cli.look.machines import machine_lines, process_lines
 
     shows_processes = args.kind == "instances" and not (args.state or args.older or args.late)
     query = {

@@ -6,10 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from epd.cli import options
+from epd.cli.configure import options
 
 if TYPE_CHECKING:
-    from epd.cli.plan import Plan
+    from epd.cli.start.plan import Plan
     from epd.config import Settings
 
 DESCRIPTION = """
@@ -97,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
     if args.new_key:
         return _new_key(args.new_key)
     if args.show_config:
-        from epd.cli.settings import shown
+        from epd.cli.configure.settings import shown
 
         print(json.dumps(shown(_settings(args)), indent=2))
         return 0
     plan = make_plan(args)
-    from epd.cli.supervisor import run_role, run_topology
+    from epd.cli.start.supervisor import run_role, run_topology
 
     return run_topology(plan) if args.topology else run_role(plan)
 
@@ -110,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
 def make_plan(args: argparse.Namespace) -> Plan:
     """What to start; everything that can be refused without starting is refused here."""
     from epd.cli.parser import UsageError
-    from epd.cli.plan import plan_role, plan_topology
-    from epd.transport.curve import ClusterKey
+    from epd.cli.start.plan import plan_role, plan_topology
+    from epd.transport.bus.curve import ClusterKey
 
     if bool(args.role) == bool(args.topology):
         raise UsageError("say what to start: either --role or --topology (epd run --help)")
@@ -128,7 +128,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 def _settings(args: argparse.Namespace) -> Settings:
     """All settings, with what the connectors say; of `args`, these may set --id and --listen."""
-    from epd.cli.connectors import apply, read_transfer_configs
+    from epd.cli.configure.connectors import apply, read_transfer_configs
     from epd.cli.parser import UsageError
 
     settings = options.settings_of(args)
@@ -168,7 +168,7 @@ def _roles_of(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _new_key(path: str) -> int:
-    from epd.transport.curve import ClusterKey
+    from epd.transport.bus.curve import ClusterKey
 
     ClusterKey.generate().save(path)
     print(f"{path} is written; copy it to every host and pass --cluster-key {path} to each process")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from epd.cli import options
+from epd.cli.configure import options
 
 if TYPE_CHECKING:
-    from epd.api.cluster_view import ClusterView
-    from epd.cli.client import Client
+    from epd.api.watching.cluster_view import ClusterView
+    from epd.cli.ask.client import Client
 
 DESCRIPTION = """
 Print the page at /ui with what it would show now inside: every process, the counts of all states,
@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     import time
 
-    from epd.api.cluster_view import KeptAnswer, KeptAnswers
+    from epd.api.watching.cluster_view import KeptAnswer, KeptAnswers
     from epd.api.web import cluster_file
-    from epd.cli.temporary import running_of, with_server
+    from epd.cli.ask.temporary import running_of, with_server
 
     running = running_of(args)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli import options
+from epd.cli.configure import options
 
 DESCRIPTION = """
 Tell the stories of all machines with this key, or below it, merged by time: those of a request with
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import msgspec
 
+    from epd.cli.ask.client import Client
+    from epd.cli.ask.temporary import running_of, with_server
     from epd.cli.boundary import CommandFailed
-    from epd.cli.client import Client
-    from epd.cli.machines import story_lines
-    from epd.cli.temporary import running_of, with_server
+    from epd.cli.look.machines import story_lines
 
     async def work(client: Client) -> int:
         told = await client.state({"key": args.key, "limit": "200"})

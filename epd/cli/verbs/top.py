@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from epd.cli import options
+from epd.cli.configure import options
 
 DESCRIPTION = """
 Watch a running cluster: its processes with their roles, memory and what they own; how many state
@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.client import Client
+    from epd.cli.ask.client import Client
+    from epd.cli.ask.temporary import running_of, with_server
+    from epd.cli.look.screen import show
     from epd.cli.parser import UsageError
-    from epd.cli.screen import show
-    from epd.cli.temporary import running_of, with_server
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("epd top needs a terminal; epd list --json is for programs")

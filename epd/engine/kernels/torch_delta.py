@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from epd.engine import delta_rule
-from epd.engine.delta_rule import Heads, Tokens
+from epd.engine.kernels import delta_rule
+from epd.engine.kernels.delta_rule import Heads, Tokens
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import SequenceTensor
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import SequenceTensor
 
 __all__ = ["convolve", "recall"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from epd.engine.routing import Routed, Routing
+from epd.engine.kernels.routing import Routed, Routing
 
 
 def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = None) -> Routed:

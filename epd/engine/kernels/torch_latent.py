@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import KvPart
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import KvPart
 
 __all__ = ["Expanded", "attend_expanded", "attend_latent", "store_latent", "turn_queries"]
 Norm = tuple[torch.Tensor, float]  # gain and eps

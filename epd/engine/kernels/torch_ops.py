@@ -2,8 +2,8 @@
 
 Shapes: T tokens, H hidden, D head dimension.  Rounding is that of transformers' modules.
 
-Where the next product is one of eight bits (`epd.engine.fp8`), what comes before it gives its rows
-as `Scaled` (`fp8`).
+Where the next product is one of eight bits (`epd.engine.weights.fp8`), what comes before it gives
+its rows as `Scaled` (`fp8`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from epd.engine.eight_bits import Scaled, scaled
+from epd.engine.kernels.eight_bits import Scaled, scaled
 from epd.engine.kernels.torch_delta import convolve, recall
 from epd.engine.kernels.torch_experts import add_gated, multiply_experts, route
 from epd.engine.kernels.torch_latent import (
@@ -24,8 +24,8 @@ from epd.engine.kernels.torch_latent import (
 )
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import KvLayer
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import KvLayer
 
 __all__ = [
     "add_gated", "add_rms_norm", "attend", "attend_expanded", "attend_latent", "convolve",

@@ -38,8 +38,8 @@ from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, s
 from epd.engine.kernels.triton_prompts import ALIGNED, attend_gathered, first_row, fits
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import KvLayer
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import KvLayer
 
 LOG2E = 1.4426950408889634
 

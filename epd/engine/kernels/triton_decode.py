@@ -24,8 +24,8 @@ from epd.engine.kernels.triton_paged import rows
 from epd.engine.kernels.triton_parts import Sums, join, leave, part_at, room_for_sums
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import KvLayer
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import KvLayer
 
 
 @triton.jit

@@ -27,8 +27,8 @@ from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, s
 from epd.engine.kernels.triton_parts import Sums, leave, part_at
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import KvLayer
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import KvLayer
 
 BLOCK_N, NUM_WARPS, STAGES = 64, 2, 5  # the best that was measured on an H200
 

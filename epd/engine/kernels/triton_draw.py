@@ -1,7 +1,8 @@
 """The likeliest tokens of rows of logits, and what follows their ranking, in two kernels and in
 three instead of some forty small ones.
 
-Functions and arguments are those of `epd.engine.token_draw`, which specifies them; sums are fp64.
+Functions and arguments are those of `epd.engine.language.token_draw`, which specifies them; sums
+are fp64.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.routing import Routed, Routing
+from epd.engine.kernels.routing import Routed, Routing
 
 LEAST_ROWS, MOST_ROWS, MOST_WIDE_ROWS = 16, 128, 64  # of a tile; the last: in fp32
 COMPARED = 4096  # numbers that a program of `_place` has in hand

@@ -20,8 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.eight_bits import Scaled
 from epd.engine.kernels import triton_device
+from epd.engine.kernels.eight_bits import Scaled
 
 FEW, BLOCK_N = 64, 64  # rows that this kernel multiplies at most; channels of a tile
 BLOCK_NBYTES = 256  # of a channel, that are read at a time

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.eight_bits import FP8, LARGEST, SMALLEST_MAXIMUM, Scaled
+from epd.engine.kernels.eight_bits import FP8, LARGEST, SMALLEST_MAXIMUM, Scaled
 from epd.engine.kernels.triton_few import FEW, scaled_product_of_few
 
 PART, SMALLEST = tl.constexpr(1 / LARGEST), tl.constexpr(SMALLEST_MAXIMUM)

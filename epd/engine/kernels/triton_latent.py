@@ -23,9 +23,9 @@ from epd.engine.kernels.triton_paged import rows as rows_at
 from epd.engine.kernels.triton_parts import join, leave, part_at, room_for_sums
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
     from epd.engine.kernels.torch_latent import Expanded, Norm
-    from epd.engine.kv_pool import KvPart
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import KvPart
 
 __all__ = ["attend_expanded", "attend_latent", "store_latent", "turn_queries"]
 LOG2E = 1.4426950408889634

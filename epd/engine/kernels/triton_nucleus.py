@@ -95,7 +95,7 @@ def lowest_of_nucleus(
     top: torch.Tensor,
     temperature: torch.Tensor,
 ) -> torch.Tensor:
-    """See `epd.engine.token_draw`."""
+    """See `epd.engine.language.token_draw`."""
     num_rows, size = logits.shape
     num_chunks = triton.cdiv(size, LENGTH)
     block = triton.next_power_of_2(num_chunks)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.eight_bits import Scaled
+from epd.engine.kernels.eight_bits import Scaled
 from epd.engine.kernels.triton_attention import attend
 from epd.engine.kernels.triton_delta import convolve, recall
 from epd.engine.kernels.triton_experts import add_gated, multiply_experts, route
@@ -37,7 +37,7 @@ from epd.engine.kernels.triton_latent import (
 from epd.engine.kernels.triton_paged import pointers, strides
 
 if TYPE_CHECKING:
-    from epd.engine.kv_pool import KvLayer
+    from epd.engine.language.kv_pool import KvLayer
 
 __all__ = [
     "add_gated", "add_rms_norm", "attend", "attend_expanded", "attend_latent", "convolve",

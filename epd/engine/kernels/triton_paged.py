@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from epd.engine.kv_pool import KvLayer
+    from epd.engine.language.kv_pool import KvLayer
 
 RAISED = tl.constexpr(256.0)
 """Weights times scales of values, in fp16: the largest scales leave room for it, and small ones

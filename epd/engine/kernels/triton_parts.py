@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
+    from epd.engine.language.flat_batch import FlatBatch
 
 JOINED = 16  # sums that a program of `_join` has in its registers: most sequences have few
 

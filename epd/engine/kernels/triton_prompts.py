@@ -28,8 +28,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from epd.engine.kernels.triton_paged import pointers, strides
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import KvLayer
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import KvLayer
 
 ALIGNED = 128  # rows
 MAX_NBYTES = 128 << 20  # of all prompts of a step: 32,768 tokens with 8 heads of 128, in 16 bits

@@ -26,13 +26,13 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.delta_rule import SPAN
+from epd.engine.kernels.delta_rule import SPAN
 from epd.engine.kernels.triton_state import EPS, places, strengths_of, where_piece
 
 if TYPE_CHECKING:
-    from epd.engine.delta_rule import Heads
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import SequenceTensor
+    from epd.engine.kernels.delta_rule import Heads
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import SequenceTensor
 
 __all__ = ["convolve_chunks", "recall_chunks"]
 ROWS = 32  # tokens of a program that convolves

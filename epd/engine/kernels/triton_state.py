@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from epd.engine.flat_batch import FlatBatch
-    from epd.engine.kv_pool import SequenceTensor
+    from epd.engine.language.flat_batch import FlatBatch
+    from epd.engine.language.kv_pool import SequenceTensor
 
 EPS = tl.constexpr(1e-6)  # of the length of keys and queries
 LINEAR = tl.constexpr(20.0)  # from here on softplus is its argument, as in torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epd.api.port import TimeLimits
+from epd.frontend import TimeLimits
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Cluster
 from epd_lab.sim.world import World

@@ -83,7 +83,7 @@ FOR_A_WHILE = (
 """Rooms that are over, for `tombstone_s`."""
 PERIODIC = "list storage"  # a task that comes again and again, as its timer does
 _NAMES = {name for names in KEPT.values() for name in names}
-_OURS = ("epd.roles", "epd.scheduling")
+_OURS = ("epd.groups", "epd.roles", "epd.scheduling")
 
 
 def books(owner: object, seen: set[int]) -> Iterator[tuple[str, int]]:

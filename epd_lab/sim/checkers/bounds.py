@@ -15,7 +15,7 @@ from typing import Any
 
 from epd.fsm import encoding, generation, incoming, request
 from epd.fsm.kernel import Event, Machine, State
-from epd.roles.held_prompts import MAX_SHARE
+from epd.roles.prefill.held_prompts import MAX_SHARE
 from epd.scheduling.slots import CACHE_ROWS, sized
 from epd_lab.sim.checkers.ahead import Ahead
 from epd_lab.sim.checkers.base import Checker, Context

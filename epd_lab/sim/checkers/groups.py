@@ -14,8 +14,8 @@ from collections import Counter
 from epd.engine.base import Outcome, Patches, RowSpan, SlotRows, StepSequence
 from epd.fsm import embedding, group
 from epd.fsm.kernel import Event, Machine, State
+from epd.groups.leader import Command, Encode, Step
 from epd.messages import TokenLogprobs
-from epd.roles.group import Command, Encode, Step
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.groups import SimRanks, Watch
 from epd_lab.sim.process import SimProcess

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping
 from epd.fsm import embedding, encoding, generation, offer
 from epd.fsm import incoming as receipt
 from epd.fsm import outgoing as transfer
-from epd.roles.embeddings import Embeddings
-from epd.roles.encode import EncodeRole
+from epd.roles.decode.landing import Landing
+from epd.roles.encode.role import EncodeRole
+from epd.roles.gateway.stream import Stream
 from epd.roles.incoming import IncomingRooms
-from epd.roles.landing import Landing
 from epd.roles.outgoing import OutgoingRooms
-from epd.roles.requests import Requests
-from epd.roles.stream import Stream
+from epd.roles.prefill.embeddings import Embeddings
+from epd.roles.steps.requests import Requests
 from epd.scheduling.pool import Lease, LeaseQueue
 from epd_lab.sim.cluster import Node
 

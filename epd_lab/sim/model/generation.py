@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from epd.api.port import GenerationUpdate, TimeLimits
 from epd.failure import Failure, FailureKind
+from epd.frontend import GenerationUpdate, TimeLimits
 from epd.fsm import generation as g
 from epd.fsm import request as r
 from epd.fsm.kernel import Event

@@ -1,0 +1,390 @@
+"""Tool calls: what a client offers, what a model must or may call, and calls found in its text.
+
+The model's own chat template shows the tools to the model, and decides what a call looks like.  One
+form is known, that of Hermes and Qwen: a JSON object between `<tool_call>` and `</tool_call>`.  A
+template that shows no tools, or writes calls in another form, refuses them, rather than to let a
+call pass as text.
+
+A call that is asked for (`required`, or one function by name) is enforced by a grammar: it is valid
+against the function's parameters, whatever the model is.  A call that is free (`auto`) is parsed; a
+text that looks like a call and is none stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Required, TypedDict, cast
+
+from epd.api.asked.json_walk import Walk
+from epd.api.asked.stop import overlap
+from epd.api.asked.structured import (
+    MAX_RAW_CHARS,
+    Constraint,
+    Watch,
+    as_rule,
+    compiled_schema,
+    num_chars,
+    unwatched,
+)
+from epd.api.http import fields
+from epd.api.http.errors import bad_request
+from epd.api.schema.references import moved
+from epd.frontend import JsonObject
+from epd.model_files.finite import SPACING
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MAX_TOOLS = 128
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of a function
+
+
+class Function(TypedDict, total=False):
+    """As OpenAI writes it."""
+
+    name: Required[str]
+    description: str | None
+    parameters: JsonObject | None
+    strict: bool | None
+
+
+class Tool(TypedDict):
+    type: Literal["function"]
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request; with `forced` names the answer is calls of these and nothing else."""
+
+    tools: tuple[Tool, ...]
+    forced: tuple[str, ...] = ()
+    parallel: bool = True
+    is_named: bool = False  # one function by name: OpenAI ends such an answer with "stop"
+    otherwise: Constraint | None = None  # what an answer is that calls nothing
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether a grammar says what the answer is."""
+        return bool(self.forced or self.otherwise)
+
+    def checked_grammar(
+        self, fault: Callable[[str], str], watch: Watch = unwatched, closes: bool = True
+    ) -> str:
+        """Of a shaped answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
+        callees = self.forced or tuple(tool["function"]["name"] for tool in self.tools)
+        bodies: list[JsonObject] = []
+        for index, tool in enumerate(self.tools):
+            function = tool["function"]
+            if function["name"] in callees:
+                parameters = function.get("parameters") or NO_PARAMETERS
+                param = f"tools[{index}].function.parameters"
+                constraint = Constraint("json", parameters, param)
+                schema = compiled_schema(constraint.checked_grammar(fault, watch, closes))
+                at = f"#/anyOf/{len(bodies)}"
+                bodies.append(_call_schema(function["name"], schema, at))
+        text = json.dumps({"anyOf": bodies, "x-guidance": SPACING})
+        more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
+        text_rule = ""
+        if not self.forced and self.otherwise is not None:
+            own = self.otherwise.checked_grammar(fault, watch, closes)
+            text_rule = f" | {as_rule(self.otherwise, own)}"
+        rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
+        # As one token where the vocabulary has it, else spelled out.
+        special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
+        spelled = f'{rules}call: "{OPEN}\\n" body "\\n{CLOSE}"\n'
+        watch("tools")
+        grammar = spelled if fault(special) else special
+        return Constraint("grammar", grammar, "tools").checked_grammar(fault, watch)
+
+
+def _call_schema(name: str, parameters: Mapping[str, object], at: str) -> JsonObject:
+    """`at`: where it stands in its document, as a reference."""
+    arguments = moved(parameters, f"{at}/properties/arguments")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def read_tools(present: Mapping[str, object]) -> ToolUse | None:
+    """`tools`, `tool_choice` and `parallel_tool_calls`.  Raises ApiError 400."""
+    offered = present.get("tools") or []
+    if not isinstance(offered, list):
+        raise fields.expected("tools", "an array", offered)
+    if len(offered) > MAX_TOOLS:
+        message = f"tools holds {len(offered)} tools; at most {MAX_TOOLS} are taken"
+        raise bad_request(message, "tools")
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered))
+    names = [tool["function"]["name"] for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            path = f"tools[{i}].function.name"
+            raise bad_request(f"{path} '{name}' is there twice", path)
+    parallel = fields.boolean(present.get("parallel_tool_calls", True), "parallel_tool_calls")
+    choice = present.get("tool_choice", "auto" if tools else "none")
+    if choice == "none":
+        return None
+    if not tools:
+        raise bad_request("tool_choice needs tools; send them or leave it out", "tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, allowed = _allowed(choice, names)
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in allowed)
+        names = [tool["function"]["name"] for tool in tools]
+    if choice == "auto":
+        return ToolUse(tools, parallel=parallel)
+    if choice == "required":
+        return ToolUse(tools, tuple(names), parallel)
+    return ToolUse(tools, (_named(choice, names),), parallel, is_named=True)
+
+
+def _allowed(choice: JsonObject, names: Sequence[str]) -> tuple[str, list[str]]:
+    """`allowed_tools`: its mode, and the names of the tools that are shown and may be called."""
+    name = "tool_choice.allowed_tools"
+    fields.only(choice, "tool_choice", ("type", "allowed_tools"))
+    wanted = fields.mapping(choice.get("allowed_tools"), name)
+    fields.only(wanted, name, ("mode", "tools"))
+    mode = fields.one_of(wanted.get("mode"), f"{name}.mode", ("auto", "required"))
+    allowed = []
+    for i, value in enumerate(fields.array(wanted.get("tools"), f"{name}.tools")):
+        path = f"{name}.tools[{i}]"
+        tool = fields.mapping(value, path)
+        fields.only(tool, path, ("type", "function"))
+        function = fields.mapping(tool.get("function"), f"{path}.function")
+        allowed.append(_among(function.get("name"), f"{path}.function.name", names))
+    return mode, allowed
+
+
+def _among(value: object, path: str, names: Sequence[str]) -> str:
+    name = fields.string(value, path)
+    if name not in names:
+        raise bad_request(f"{path} '{name[:64]}' is not among the tools", path)
+    return name
+
+
+def _named(choice: object, names: Sequence[str]) -> str:
+    if isinstance(choice, str):
+        message = f"tool_choice '{choice[:40]}' is unknown; use none, auto, required or a function"
+        raise bad_request(message, "tool_choice")
+    wanted = fields.mapping(choice, "tool_choice")
+    fields.only(wanted, "tool_choice", ("type", "function"))
+    function = fields.mapping(wanted.get("function"), "tool_choice.function")
+    return _among(function.get("name"), "tool_choice.function.name", names)
+
+
+def _tool(value: object, name: str) -> Tool:
+    tool = fields.mapping(value, name)
+    fields.only(tool, name, ("type", "function", "cache_control"))
+    fields.mapping(tool.get("cache_control") or {}, f"{name}.cache_control")
+    kind = fields.string(tool.get("type"), f"{name}.type")
+    if kind != "function":
+        path = f"{name}.type"
+        raise bad_request(f"{path} '{kind[:40]}' is not supported: tools are functions", path)
+    path = f"{name}.function"
+    function = fields.mapping(tool.get("function"), path)
+    fields.only(function, path, ("name", "description", "parameters", "strict"))
+    called = fields.string(function.get("name"), f"{path}.name")
+    if not re.fullmatch(NAME, called):
+        message = f"{path}.name must have 1 to 64 letters, digits, '_', '-' or '.'"
+        raise bad_request(message, f"{path}.name")
+    if function.get("parameters") is not None:
+        fields.mapping(function["parameters"], f"{path}.parameters")
+    if num_chars(function, path) > MAX_RAW_CHARS:
+        raise bad_request(f"{path} has more than {MAX_RAW_CHARS} characters; shorten it", path)
+    return {"type": "function", "function": cast("Function", function)}
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CallPiece:
+    """A piece of one call: its first has id and name, each has a part of the arguments' JSON."""
+
+    index: int
+    arguments: str
+    call_id: str = ""
+    name: str = ""
+    num_ahead: int = 0  # characters of the answer's text, from its beginning
+
+    def delta(self) -> JsonObject:
+        """As OpenAI streams it."""
+        function = {"arguments": self.arguments}
+        if not self.name:
+            return {"index": self.index, "function": function}
+        function = {"name": self.name, **function}
+        return {"index": self.index, "id": self.call_id, "type": "function", "function": function}
+
+
+def merged(pieces: Sequence[CallPiece]) -> list[CallPiece]:
+    """One piece for each call: clients take a delta's entries for different calls."""
+    whole: list[CallPiece] = []
+    for piece in pieces:
+        if whole and whole[-1].index == piece.index:
+            whole[-1].arguments += piece.arguments
+        else:
+            whole.append(piece)
+    return whole
+
+
+def whole_calls(pieces: Sequence[CallPiece]) -> list[JsonObject]:
+    """As OpenAI puts them into a message."""
+    whole: list[CallPiece] = []
+    for piece in pieces:
+        if piece.name:
+            whole.append(replace(piece))
+        else:
+            whole[-1].arguments += piece.arguments
+    return [{k: v for k, v in call.delta().items() if k != "index"} for call in whole]
+
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+
+@dataclass(slots=True)
+class CallParser:
+    """Splits a stream of text into text and calls; calls come out as they grow.
+
+    A call's end is where its JSON ends (`json_walk`): marks in an argument are part of it.  Only of
+    what is no JSON the next mark is the end.
+    """
+
+    names: frozenset[str]
+    limit: int = 0  # of calls; 0: none
+    is_forced: bool = False  # there is nothing but calls: one that was cut short is no text
+    num_calls: int = 0
+    done: bool = False  # the limit is reached: what follows is nothing
+    _held: str = ""
+    _walk: Walk | None = None  # inside of a call
+    _walked: int = 0  # of what is held
+    _end: int = -1  # of the call's JSON in what is held
+    _streaming: bool = False  # the head of the present call is out
+    _is_said: bool = False  # and all of its arguments
+    _after_call: bool = False  # and nothing has been said since
+    _pieces: list[CallPiece] = field(default_factory=list)
+    _shown: list[str] = field(default_factory=list)
+    _num_shown: int = 0  # characters of all its text so far
+
+    @property
+    def num_held(self) -> int:
+        """Characters that may yet be text."""
+        return len(self._held) + (len(OPEN) if self._walk and not self._streaming else 0)
+
+    def push(self, text: str) -> tuple[str, list[CallPiece]]:
+        """Text and pieces that cannot change any more."""
+        self._held += text
+        while not self.done and (self._inside() if self._walk else self._outside()):
+            pass
+        if self.done:
+            self._held = ""
+        pieces, self._pieces = self._pieces, []
+        shown, self._shown = "".join(self._shown), []
+        return shown, merged(pieces)
+
+    def finish(self) -> str:
+        """No more text: a call that was not closed is text, unless its pieces are out."""
+        held, self._held = self._held, ""
+        if self.is_forced:
+            return ""
+        if self._walk:
+            return "" if self._streaming else OPEN + held
+        return self._between(held)
+
+    def _between(self, text: str) -> str:
+        """Text outside of calls; after a call without the line breaks around it."""
+        if self._after_call:
+            text = text.lstrip("\n")
+            self._after_call = not text
+        return text.rstrip("\n") if self.num_calls else text
+
+    def _show(self, text: str) -> None:
+        self._shown.append(text)
+        self._num_shown += len(text)
+
+    def _outside(self) -> bool:
+        """Look for the next call; False when more text is needed."""
+        before, found, rest = self._held.partition(OPEN)
+        if not found:
+            sure = self._held[: len(self._held) - overlap(self._held, OPEN)]
+            if self.num_calls:
+                sure = sure.rstrip("\n")  # they may stand before a call
+            self._show(self._between(sure))
+            self._held = self._held[len(sure) :]
+            return False
+        self._show(self._between(before))
+        self._held, self._walk, self._walked, self._end = rest, Walk(), 0, -1
+        self._streaming = self._is_said = False
+        return True
+
+    def _inside(self) -> bool:
+        """Take one part off what is held of a call; False when more text is needed."""
+        walk, held = self._walk, self._held
+        assert walk is not None
+        if not self._streaming:
+            if (head := _HEAD.match(held)) and head[1] in self.names:
+                self._begin(head[1], "")
+                self._held, self._walk, self._walked = held[head.end() :], Walk(depth=1), 0
+                return True
+            walk.is_broken |= held.lstrip()[:1] not in ("", "{")
+        if walk.is_broken or self._end >= 0:
+            return self._close(walk)
+        if self._streaming and not self._is_said:
+            end = walk.end(held, 0, depth=1)
+            if not walk.is_broken:
+                self._is_said = end >= 0
+                self._say(held[:end] if self._is_said else held)
+                self._held = held[end:] if self._is_said else ""
+            return self._is_said or walk.is_broken
+        self._end = walk.end(held, self._walked, depth=0)
+        self._walked = len(held)
+        return self._end >= 0 or walk.is_broken
+
+    def _close(self, walk: Walk) -> bool:
+        """The mark behind the JSON, or the next one if there is no JSON."""
+        is_growing = self._streaming and not self._is_said
+        at = self._held.find(CLOSE, max(self._end, 0))
+        if at < 0:
+            if is_growing:  # but for what may be the end of the object around the arguments
+                sure = self._held[: len(self._held) - overlap(self._held, CLOSE)].rstrip("} \n\t")
+                self._say(sure)
+                self._held = self._held[len(sure) :]
+            return False
+        body, self._held = self._held[:at], self._held[at + len(CLOSE) :]
+        if is_growing:
+            self._say(body.rstrip().removesuffix("}").rstrip())
+        elif not self._streaming:
+            self._read(body)
+        self._walk, self._after_call = None, True
+        self.done = 0 < self.limit <= self.num_calls
+        return True
+
+    def _begin(self, name: str, arguments: str) -> None:
+        call_id = f"call_{uuid.uuid4().hex[:24]}"
+        self._pieces.append(CallPiece(self.num_calls, arguments, call_id, name, self._num_shown))
+        self.num_calls += 1
+        self._streaming = True
+
+    def _say(self, arguments: str) -> None:
+        if arguments:
+            piece = CallPiece(self.num_calls - 1, arguments, num_ahead=self._num_shown)
+            self._pieces.append(piece)
+
+    def _read(self, body: str) -> None:
+        """A call whose keys come in another order, or text that looks like a call."""
+        try:
+            call = json.loads(body)
+            name, arguments = call["name"], call.get("arguments", {})
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            name, arguments = "", {}
+        if name in self.names and isinstance(arguments, dict):
+            self._begin(name, json.dumps(arguments, ensure_ascii=False))
+        else:
+            self._show(f"{OPEN}{body}{CLOSE}")

@@ -1,0 +1,191 @@
+"""One client connection: uvicorn's HTTP parser, with the bounds that it leaves to a proxy.
+
+A request's head has a size and a time limit; a client that stops reading is dropped, so that a
+stalled write ends as a disconnect and nobody waits for it, also when the answer is complete. One
+that reads slowly is not: what counts is that the kernel gets rid of something. What is no HTTP is
+answered as JSON.
+Timers are per connection and per stall, never per token.
+
+A request may offer another protocol (h2c by java.net.http and curl, TLS, websocket).  No offer is
+taken: the request goes on over HTTP/1.1 as if there were none (RFC 9110, section 7.8; F74).  llhttp
+ends a message behind a head with an offer, and takes the body for the other protocol.  So the head
+is parsed again without the offer, in front of what followed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sys
+import termios
+
+import httptools
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from epd.api.http.errors import bad_request
+
+MAX_HEAD_NBYTES = 64 << 10
+MAX_PIPELINED = 32  # sent before their turn; thousands of small ones would be parsed in one go
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+OFFERS = (b"upgrade", b"http2-settings")  # headers, and words of the header Connection
+
+
+class Connection(HttpToolsProtocol):
+    """Made by the listener, once per accepted socket."""
+
+    def __init__(
+        self, config: Config, state: ServerState, read_timeout_s: float, write_timeout_s: float
+    ) -> None:
+        super().__init__(config, state, {})
+        self._read_timeout_s = read_timeout_s
+        self._write_timeout_s = write_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unread_nbytes = 0  # at the last look
+        self._head_nbytes = 0
+
+    def connection_made(  # type: ignore[override]  # as uvicorn declares it
+        self, transport: asyncio.Transport
+    ) -> None:
+        super().connection_made(transport)
+        self._arm_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm_head()
+        self._disarm_write()
+        super().connection_lost(exc)
+
+    # --- the head of a request --------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if not self._has_offer:  # CONNECT: what follows is no HTTP
+                return
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.data_received(head + data[offer.args[0] :])
+        except httptools.HttpParserError as error:
+            self.send_400_response(str(error))
+
+    @property
+    def _has_offer(self) -> bool:
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = (word.strip() for word in value.split(b","))
+                value = b", ".join(word for word in words if word.lower() not in OFFERS)
+            if name not in OFFERS and (value or name != b"connection"):
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # the parser stops; answered below
+        self._head_nbytes = 0
+        self._arm_head()
+        if not self.flow.write_paused:
+            self._disarm_write()  # of an answer that was complete
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._disarm_head()
+        if not self._has_offer:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._has_offer:
+            super().on_message_complete()
+
+    def _count_head(self, nbytes: int) -> None:
+        self._head_nbytes += nbytes
+        if self._head_nbytes > MAX_HEAD_NBYTES:
+            raise ValueError("head too large")  # the parser stops; answered below
+
+    def _arm_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._read_timeout_s, self._drop)
+
+    def _disarm_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Not HTTP, or a head that is too large; inside a response there is nothing to say."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            text = (
+                f"the request is not valid HTTP/1.1, its head is over {MAX_HEAD_NBYTES} bytes, or "
+                f"over {MAX_PIPELINED} were sent without waiting for an answer"
+            )
+            body = msgspec.json.encode(bad_request(text, code="invalid_http").body)
+            self.transport.write(
+                b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+            )
+        self.transport.close()
+
+    # --- a client that does not read --------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._arm_write()
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self.transport.get_write_buffer_size():
+            self._arm_write()
+
+    def _arm_write(self) -> None:
+        if self._write_timer is None:
+            self._unread_nbytes = self._count_unread()
+            self._write_timer = self.loop.call_later(self._write_timeout_s, self._look)
+
+    def _look(self) -> None:
+        """Nothing is written meanwhile, so that what is unread only gets less."""
+        self._write_timer = None
+        if not self.transport.get_write_buffer_size():
+            return
+        if self._count_unread() >= self._unread_nbytes:
+            self._drop()
+        else:
+            self._arm_write()
+
+    def _count_unread(self) -> int:
+        """By the client's host: bytes of our buffer, and of the kernel's."""
+        sock = self.transport.get_extra_info("socket")
+        left = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        return self.transport.get_write_buffer_size() + int.from_bytes(left, sys.byteorder)
+
+    def resume_writing(self) -> None:
+        self._disarm_write()
+        super().resume_writing()
+
+    def _disarm_write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _drop(self) -> None:
+        self.transport.abort()

@@ -1,0 +1,288 @@
+"""One HTTP request and its response, over raw ASGI: bounded reading, plain answers, disconnects.
+
+A body is read under a size and a time limit.  An answer that comes before the body was read (too
+large, too slow) ends with a lingering close: the response leaves whole, then what the client still
+sends is dropped for a moment, because closing with unread bytes would reset the connection and
+destroy the answer on its way.
+
+A streamed answer is server-sent events (fault F34).  Its status line leaves with the first one and
+not before, so that what fails earlier is answered with its own status.  After it, an error can only
+be told in-band: an event with an error object, and none that says that the answer is whole
+(`[DONE]`), so that no client takes it for that.
+
+A client that leaves is known only to whoever waits in `receive`: `on_disconnect` keeps one task per
+exchange there.  It ends by itself, with the connection or with the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import ParamSpec, Required, TypedDict, TypeVar
+
+import msgspec
+
+from epd.api.http import unknown
+from epd.api.http.body import Body, Intake
+from epd.api.http.errors import ApiError, bad_request, failure_event, openai_body, retry_after
+from epd.frontend import JsonObject
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Scope(TypedDict, total=False):
+    """What ASGI says of a request; these are all that is read."""
+
+    type: Required[str]
+    method: Required[str]
+    path: Required[str]
+    query_string: bytes
+    scheme: str
+    headers: Required[Headers]
+
+
+class Message(TypedDict, total=False):
+    """What ASGI says meanwhile, and is told."""
+
+    type: Required[str]
+    body: bytes
+    more_body: bool
+    status: int
+    headers: Headers
+
+
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+JSON = b"application/json"
+EVENTS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy must not collect events
+]
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # printable ASCII: safe in a header and in a log line
+LINGER_S = 1.0
+LINGER_NBYTES = 16 << 20
+
+_encode = msgspec.json.Encoder().encode
+log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was read: nobody to answer."""
+
+
+_watched: ContextVar[Exchange | None] = ContextVar("watched", default=None)
+
+
+def while_wanted(function: Callable[P, T]) -> Callable[P, T]:
+    """The function for a thread's queue: it is not begun if its client has left meanwhile.
+
+    Raises ClientGone there.
+    """
+    exchange = _watched.get()
+
+    def call(*arguments: P.args, **more: P.kwargs) -> T:
+        if exchange is not None and exchange.disconnected:
+            raise ClientGone
+        return function(*arguments, **more)
+
+    return call
+
+
+def _nothing() -> None:
+    pass
+
+
+class Exchange:
+    """What a handler may do with one request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query = scope.get("query_string", b"").decode("latin-1")
+        self.scheme: str = scope.get("scheme", "http")
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = (
+            b""  # goes out as x-request-id once it is known; the client's if it has one
+        )
+        self.traceresponse = b""  # likewise
+        self.error_body = openai_body  # in the form of the API that is spoken
+        self.failure = failure_event  # of a stream; an API's own once its answer has begun
+        self.started = False
+        self.status = 0  # until the answer starts
+        self._began_s = time.monotonic()
+        self.disconnected = False
+        self._is_read = self.method in ("GET", "HEAD", "OPTIONS")
+        self.give_back: Callable[[], None] = _nothing  # what it holds until its first token
+        self.more_headers: Headers = []  # of whatever the answer is
+        self._is_answered = False
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Task[None] | None = None
+        self.body: Body | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Since the request's head was read."""
+        return time.monotonic() - self._began_s
+
+    def __str__(self) -> str:
+        """For log lines."""
+        named = f" ({self.request_id.decode()})" if self.request_id else ""
+        return f"{self.method} {ascii(self.path[:200])[1:-1]}{named}"
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read_request_id(self) -> None:
+        """Take the client's name for its request.  Raises ApiError 400."""
+        name = self.headers.get(b"x-request-id", b"")
+        if name and not REQUEST_ID.fullmatch(name):
+            message = (
+                f"the header X-Request-Id has {len(name)} characters; send 1 to 128 of printable "
+                "ASCII, without spaces, or leave it out"
+            )
+            raise bad_request(message, "X-Request-Id")
+        self.request_id = name
+
+    def named_here(self, request_id: str) -> None:
+        """The gateway's own name: unique in the cluster, whatever clients send."""
+        if self.request_id:
+            log.info("%s is request %s", self, request_id)
+        else:
+            self.request_id = request_id.encode()
+
+    async def read_json(self, intake: Intake, timeout_s: float) -> JsonObject:
+        """The body as a JSON object.  Raises ApiError 400, 408, 413, 415, 429, or ClientGone."""
+        self._check_headers()
+        length = self.headers.get(b"content-length", b"")
+        self.body = Body(intake, int(length) if length.isdigit() and len(length) < 20 else 0)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._read(self.body)
+        except TimeoutError as error:
+            message = f"the request body did not arrive within {timeout_s:g} s"
+            raise ApiError(408, message, code="request_timeout") from error
+        value = await self.body.parse()
+        if names := self.body.left_out:
+            self.more_headers.append((unknown.HEADER, intake.unknown.told(names)))
+        return value
+
+    def close(self) -> None:
+        """The request has ended, however it did."""
+        self.give_back()
+        if self.body is not None:
+            self.body.close()
+
+    def _check_headers(self) -> None:
+        content_type = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if content_type not in (b"", JSON):
+            sent = content_type.decode("latin-1")
+            message = f"content type '{sent}' is not supported: send application/json"
+            raise ApiError(415, message, code="unsupported_media_type")
+        encoding = self.headers.get(b"content-encoding", b"identity").lower()
+        if encoding != b"identity":
+            sent = encoding.decode("latin-1")
+            message = f"content encoding '{sent}' is not supported: send the body as it is"
+            raise ApiError(415, message, code="unsupported_media_type")
+
+    async def _read(self, body: Body) -> None:
+        while not self._is_read:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected = True
+                raise ClientGone
+            self._is_read = not message.get("more_body", False)
+            await body.read(message["body"])
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call back once if the client leaves before the response is complete."""
+        self._watcher = asyncio.create_task(self._watch(callback))
+        _watched.set(self)  # of the task that serves it, and of those that it begins
+
+    async def _watch(self, callback: Callable[[], None]) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                break
+        if not self._is_answered:
+            self.disconnected = True
+            callback()
+
+    # --- answering --------------------------------------------------------------------------------
+
+    async def respond(
+        self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers | None = None
+    ) -> None:
+        """A whole response."""
+        all_headers = [
+            (b"content-type", content_type),
+            (b"content-length", b"%d" % len(body)),
+            *(headers or ()),
+        ]
+        if not self._is_read:
+            all_headers.append((b"connection", b"close"))
+        await self.start(status, all_headers)
+        await self.write(body, more=not self._is_read)
+        if not self._is_read:
+            await self._linger()
+            await self.write(b"", more=False)
+
+    async def respond_json(
+        self, status: int, value: object, headers: Headers | None = None
+    ) -> None:
+        await self.respond(status, _encode(value), JSON, headers)
+
+    async def respond_error(self, error: ApiError) -> None:
+        """The error in the API's form, with Retry-After where there is one."""
+        all_headers = list(error.headers)
+        if error.may_be_retried:
+            all_headers.append(retry_after())
+        body = self.error_body(error, self.request_id.decode())
+        await self.respond_json(error.status, body, all_headers)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Status line and headers; from here on an error can only be told in the body."""
+        self.started = True
+        self.status = status
+        if self.request_id:
+            headers.append((b"x-request-id", self.request_id))
+        if self.traceresponse:
+            headers.append((b"traceresponse", self.traceresponse))
+        headers.extend(self.more_headers)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        if self._is_answered:
+            return  # a reader left behind by the failure of its sibling
+        self._is_answered = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def send_events(self, events: bytes, *, more: bool = True) -> None:
+        """One write of any number of whole events; the first one brings the headers."""
+        if not self.started:
+            await self.start(200, list(EVENTS))
+        await self.write(events, more=more)
+
+    async def fail_events(self, error: ApiError) -> None:
+        """An error after the headers: told in-band, and the stream ends unfinished."""
+        await self.write(self.failure(error), more=False)
+
+    async def _linger(self) -> None:
+        """Drop what the client still sends, for a bounded time and size."""
+        nbytes = 0
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while nbytes < LINGER_NBYTES:
+                    message = await self._receive()
+                    nbytes += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        return
+        except TimeoutError:
+            log.debug("a client kept sending after its answer; closed")

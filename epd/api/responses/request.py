@@ -1,0 +1,296 @@
+"""What a client of OpenAI's Responses API may ask, and what it means as a chat request.
+
+Nothing is stored, so whatever would need an earlier answer is refused: clients send the items of
+the conversation instead.  Names that chat completions have besides (`seed`, `min_p`, ...) are
+taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from epd.api.asked.asked import Asked, ModelFacts
+from epd.api.asked.tools import NAME
+from epd.api.http.errors import bad_request
+from epd.api.http.shapes import JsonValue, Shape, read_shape
+from epd.api.openai import parameters
+from epd.api.openai.translation import Conversation, Parts, image_part, text_part
+from epd.config import Limits
+from epd.frontend import JsonObject
+
+# Chat's, under their own names.
+PASSED = {*parameters.PASSED, *parameters.INERT, "chat_template_kwargs", "parallel_tool_calls"}
+PASSED -= {"max_tokens", "verbosity"}
+REFUSED = {
+    "background": "nothing is stored; stream the answer instead",
+    "context_management": "nothing is stored, and nothing is left out of what is sent",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "max_tool_calls": "calls are made by the client",
+    "previous_response_id": "nothing is stored; send the items of the conversation as input",
+    "prompt": "nothing is stored; send the prompt as input",
+}
+NOT_EMPTY = Meta(min_length=1)
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputText(Shape, tag="input_text", tag_field="type"):
+    text: str
+
+
+class OutputText(Shape, tag="output_text", tag_field="type"):
+    text: str
+    annotations: list[JsonValue] | None = None
+    logprobs: list[JsonValue] | None = None
+
+
+class Refusal(Shape, tag="refusal", tag_field="type"):
+    refusal: str
+
+
+class InputImage(Shape, tag="input_image", tag_field="type"):
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+Content = InputText | InputImage | OutputText | Refusal
+
+
+class Message(Shape, tag="message", tag_field="type"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[InputText | InputImage | OutputText | Refusal], NOT_EMPTY]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class FunctionCall(Shape, tag="function_call", tag_field="type"):
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class FunctionCallOutput(Shape, tag="function_call_output", tag_field="type"):
+    call_id: str
+    output: str | Annotated[list[InputText | InputImage], NOT_EMPTY]
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningText(Shape, tag="reasoning_text", tag_field="type"):
+    text: str
+
+
+class ReasoningItem(Shape, tag="reasoning", tag_field="type"):
+    id: str | None = None
+    summary: list[JsonValue] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+class TextFormat(Shape):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Shape):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # a hint to other models
+
+
+class Reasoning(Shape):
+    """Nothing is summarized: reasoning is told as it is, where the server tells it apart."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class Tool(Shape):
+    type: Literal["function"]
+    name: Annotated[str, Meta(pattern=NAME)]
+    parameters: dict[str, JsonValue] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Shape, tag="function", tag_field="type"):
+    name: str
+
+
+class AllowedTools(Shape, tag="allowed_tools", tag_field="type"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], NOT_EMPTY]
+
+
+class StreamOptions(Shape):
+    include_obfuscation: bool | None = None  # events are never padded
+
+
+Item = Message | FunctionCall | FunctionCallOutput | ReasoningItem
+
+
+class Request(Shape):
+    input: str | Annotated[list[Item], NOT_EMPTY]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        None
+    )
+    top_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # nothing is left out by either
+
+
+def read_response(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
+    """POST /v1/responses.  Raises ApiError."""
+    for name, reason in REFUSED.items():
+        if body.get(name) not in (None, False, []):
+            raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
+    present = {k: v for k, v in body.items() if v is not None and k not in REFUSED}
+    own = {name: value for name, value in present.items() if name not in PASSED}
+    request = read_shape(own | {"input": _typed(own.get("input"))}, Request)
+    talk = Conversation()
+    if request.instructions is not None:
+        talk.say("system", request.instructions, "instructions")
+    if isinstance(request.input, str):
+        talk.say("user", request.input, "input")
+    else:
+        for i, item in enumerate(request.input):
+            _add(talk, item, f"input[{i}]")
+    chat = {name: value for name, value in present.items() if name in PASSED} | _chat(request)
+    talk.names.paths |= _names(request)
+    asked = talk.read(chat, model, limits)
+    asked.echo = _echo(request, present, asked)
+    return asked
+
+
+def _typed(items: object) -> object:
+    """A message may come without its type."""
+    if not isinstance(items, list):
+        return items
+    return [
+        {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
+        for item in items
+    ]
+
+
+def _add(talk: Conversation, item: Item, path: str) -> None:
+    if isinstance(item, Message):
+        talk.say(item.role, _content(item.content, f"{path}.content"), path)
+    elif isinstance(item, FunctionCall):
+        talk.call(item.call_id, item.name, item.arguments, path)
+    elif isinstance(item, FunctionCallOutput):
+        talk.result(item.call_id, _content(item.output, f"{path}.output"), path)
+    else:
+        talk.think("".join(part.text for part in item.content or ()))
+
+
+def _content(content: str | Sequence[Content], path: str) -> Parts | str:
+    if isinstance(content, str):
+        return content
+    return [(_part(part), f"{path}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Content) -> JsonObject:
+    if isinstance(part, InputImage):
+        return image_part(part.image_url)
+    return text_part(part.refusal if isinstance(part, Refusal) else part.text)
+
+
+def _chat(request: Request) -> JsonObject:
+    """What it says besides its messages."""
+    chat: JsonObject = {"max_tokens": request.max_output_tokens}
+    if request.reasoning is not None:
+        chat["reasoning_effort"] = request.reasoning.effort
+    if request.tools:
+        chat["tools"] = [
+            {"type": "function", "function": {k: v for k, v in _said(tool).items() if k != "type"}}
+            for tool in request.tools
+        ]
+    if request.tools or request.tool_choice != "auto":  # agents send it with no tools, too
+        chat["tool_choice"] = _tool_choice(request.tool_choice)
+    if request.text is not None and request.text.format is not None:
+        told = _said(request.text.format)
+        kind = told.pop("type")
+        chat["response_format"] = {"type": kind}
+        if kind == "json_schema":
+            chat["response_format"] = {"type": kind, "json_schema": told}
+    if LOGPROBS in (request.include or ()) or request.top_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    return chat
+
+
+def _tool_choice(choice: str | NamedTool | AllowedTools | None) -> object:
+    if isinstance(choice, NamedTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedTools):
+        tools = [_tool_choice(tool) for tool in choice.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+    return choice
+
+
+def _said(shape: Shape) -> JsonObject:
+    """Its fields that were sent."""
+    return {k: v for k, v in msgspec.structs.asdict(shape).items() if v is not None}
+
+
+def _names(request: Request) -> dict[str, str]:
+    names = {
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format",
+        "tool_choice.function": "tool_choice",
+        "tool_choice.allowed_tools": "tool_choice",
+    }
+    for i in range(len(request.tools or ())):
+        names[f"tools[{i}].function"] = f"tools[{i}]"
+    return names
+
+
+def _echo(request: Request, present: JsonObject, asked: Asked) -> JsonObject:
+    """What the object of an answer repeats."""
+    form = request.text.format if request.text is not None else None
+    choice = request.tool_choice
+    return {
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": present.get("metadata") or {},
+        "parallel_tool_calls": present.get("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "prompt_cache_key": present.get("prompt_cache_key"),
+        "reasoning": {
+            "effort": request.reasoning.effort if request.reasoning is not None else None,
+            "summary": None,
+        },
+        "safety_identifier": present.get("safety_identifier"),
+        "service_tier": "default",
+        "store": False,
+        "temperature": asked.temperature,
+        "text": {"format": _said(form) if form is not None else {"type": "text"}},
+        "tool_choice": msgspec.to_builtins(choice) or "auto",
+        "tools": [
+            {"parameters": None, "strict": None, **_said(tool)} for tool in request.tools or ()
+        ],
+        "top_logprobs": max(asked.num_logprobs, 0),
+        "top_p": asked.top_p,
+        "truncation": request.truncation or "disabled",
+        "user": asked.user or None,
+    }

@@ -1,0 +1,43 @@
+"""Samples as Prometheus' text exposition format, version 0.0.4.
+
+Nearly all of them are counted by instances and come with heartbeats, so nothing is registered with
+prometheus_client: it writes what is told now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from epd.frontend import Metric
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
+
+
+class _Told(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Family]:
+        """All samples of a name together, as the format demands."""
+        families: dict[str, Family] = {}
+        for metric in self._metrics:
+            name = _family(metric)
+            if name not in families:
+                families[name] = Family(name, metric.help, metric.kind)
+            families[name].add_sample(metric.name, dict(metric.labels), metric.value)
+        return families.values()
+
+
+def exposition(metrics: Iterable[Metric]) -> bytes:
+    return generate_latest(_Told(metrics))
+
+
+def _family(metric: Metric) -> str:
+    """A histogram's samples have names of their own; a counter's is told without its suffix."""
+    if metric.kind == "histogram":
+        return metric.name.rpartition("_")[0]
+    return metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name

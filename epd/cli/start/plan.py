@@ -1,0 +1,228 @@
+"""What one command starts: validated configurations of a gateway, of instances, or of both."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from epd.cli.configure.model_check import check_model, served_name
+from epd.cli.configure.names import default_prefix
+from epd.cli.configure.settings import gateway_config, instance_config
+from epd.cli.start.cpus import deal_cpus
+from epd.cli.start.rundir import cluster_dir, ipc_endpoint, make_private
+from epd.config import ConfigError, GatewayConfig, InstanceConfig, Settings
+from epd.runtime import lines
+from epd.runtime.logs import json_line
+from epd.topology import (
+    ROLES,
+    Roles,
+    check_ranks,
+    name_instances,
+    num_ranks_of,
+    parse_groups,
+    parse_roles,
+)
+from epd.transport.codec import check_instance_id
+from epd.transport.endpoint import check_reach, is_tcp, split_tcp
+
+GATEWAY_ID = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What the processes say on stderr, and in which form."""
+
+    level: str = "info"
+    as_json: bool = False
+
+    def say(self, line: str, text: str, fields: Mapping[str, object]) -> None:
+        """A line of the console, or `text` with fields."""
+        lines.say(json_line("info", "supervisor", "epd", text, fields) if self.as_json else line)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Processes to be. `gateway` is None where the instances join one that runs elsewhere."""
+
+    gateway: GatewayConfig | None
+    instances: tuple[InstanceConfig, ...]
+    log: LogOptions
+    run_dir: str  # of sockets and claims; exists and is private if a socket lies in it
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where the control plane of a command's processes is; empty strings mean the defaults.
+
+    `join`: the endpoint of a gateway that runs elsewhere. `listen`: own endpoint; of the gateway if
+    the command starts one, else of its instance. `run_dir`: parent of the cluster's directory.
+    `id_prefix`: what the names of its instances begin with.
+    """
+
+    join: str = ""
+    listen: str = ""
+    run_dir: str = ""
+    id_prefix: str = ""
+
+    def named(self, name: str) -> str:
+        """The name of an instance in its cluster.  Raises ConfigError."""
+        prefix = self.id_prefix or default_prefix(self.join, self.listen)
+        return f"{prefix}-{name}" if prefix else name
+
+
+def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptions) -> Plan:
+    """A process per instance, and a gateway unless one is joined.  Raises what `_plan` raises."""
+    groups = parse_groups(text, settings.engine.tensor_parallel_size)
+    instances = name_instances([roles for roles, _ in groups])
+    named = [(placing.named(name), roles) for name, roles in instances]
+    ranks = [num_ranks for _, num_ranks in groups]
+    return _plan(named, ranks, settings, placing, log, with_gateway=not placing.join)
+
+
+def plan_role(
+    text: str, instance_id: str, settings: Settings, placing: Placing, log: LogOptions
+) -> Plan:
+    """One process: `gateway`, `all`, or roles joined by `+`.  Raises what `_plan` raises."""
+    if instance_id and placing.id_prefix:
+        raise ConfigError("--id is the whole name of the instance: drop --id-prefix")
+    if text == "gateway":
+        if placing.join:
+            raise ConfigError("--join is for workers; a gateway is what they join: drop it")
+        if given := "--id" * bool(instance_id) or "--id-prefix" * bool(placing.id_prefix):
+            raise ConfigError(f"a gateway is always called {GATEWAY_ID!r}: drop {given}")
+        return _plan([], [], settings, placing, log, with_gateway=True)
+    num_ranks = settings.engine.tensor_parallel_size
+    if text == "all":
+        if placing.join:
+            raise ConfigError("--role all has its own gateway and joins none: drop --join")
+        named = [(instance_id or placing.named("all"), ROLES)]
+        return _plan(named, [num_ranks], settings, placing, log, with_gateway=True)
+    roles = parse_roles(text)
+    named = [(instance_id or _name_of(roles, placing), roles)]
+    num_ranks = num_ranks_of(roles, num_ranks)
+    check_ranks(f"role {text!r}", roles, num_ranks)
+    return _plan(named, [num_ranks], settings, placing, log, with_gateway=False)
+
+
+def _name_of(roles: Roles, placing: Placing) -> str:
+    """Of one process: by its pid where that says who it is, beside a gateway of the same host."""
+    ((name, _),) = name_instances([roles])
+    if placing.join or placing.id_prefix:
+        return placing.named(name)
+    return f"{name[:-1]}-{os.getpid()}"
+
+
+def _plan(
+    named: list[tuple[str, Roles]],
+    ranks: list[int],
+    settings: Settings,
+    placing: Placing,
+    log: LogOptions,
+    *,
+    with_gateway: bool,
+) -> Plan:
+    """Raises ConfigError, ModelError or TransportError: nothing has been started then."""
+    for instance_id, _ in named:
+        check_instance_id(instance_id)
+    all_roles = {role for _, roles in named for role in roles}
+    settings = msgspec.structs.replace(
+        settings,
+        model_dir=str(
+            check_model(
+                settings.model_dir,
+                all_roles,
+                with_gateway,
+                weights=settings.engine.load_format != "dummy",
+                allow_unused=settings.engine.allow_unused_tensors,
+                template=settings.chat_template,
+            ).directory
+        ),
+        model_name=settings.model_name or served_name(settings.model_dir),
+    )
+    base = Path(placing.run_dir).absolute() if placing.run_dir else None
+    directory = cluster_dir(settings.port, base)
+    gateway_endpoint = placing.join or ipc_endpoint(directory, GATEWAY_ID)
+    if with_gateway and placing.listen:
+        gateway_endpoint = placing.listen
+    own = "" if with_gateway else placing.listen
+    cpus, gateway_cpus = deal_cpus(settings, len(named))
+    devices = _deal_devices(settings.engine.device, ranks)
+    lineage = secrets.token_hex(8)
+    instances = tuple(
+        instance_config(
+            _on_device(settings, devices[index][0], cpus[index]),
+            instance_id,
+            roles,
+            own or _instance_endpoint(directory, instance_id, gateway_endpoint, placing.listen),
+            gateway_endpoint,
+            tuple(devices[index][1:]),
+            lineage,
+        )
+        for index, (instance_id, roles) in enumerate(named)
+    )
+    endpoints = [gateway_endpoint, *(instance.endpoint for instance in instances)]
+    for endpoint in endpoints:
+        _check_endpoint(endpoint, settings)
+    try:
+        make_private(directory)
+    except ConfigError:
+        if any(endpoint.startswith(f"ipc://{directory}/") for endpoint in endpoints):
+            raise
+    if own and len(instances) > 1 and not own.endswith(":*"):
+        raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
+    gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
+    gateway = msgspec.structs.replace(gateway, starts_instances=bool(instances))
+    return Plan(gateway if with_gateway else None, instances, log, str(directory))
+
+
+def _deal_devices(text: str, ranks: list[int]) -> list[list[str]]:
+    """Of several devices each rank gets the next one, in the order of the topology.
+
+    Raises ConfigError if ranks of one instance would share a GPU.
+    """
+    devices = text.split(",")
+    dealt, first = [], 0
+    for num_ranks in ranks:
+        if num_ranks > len(devices) and devices != ["cpu"]:
+            raise ConfigError(
+                f"{num_ranks} ranks need {num_ranks} devices and --device {text} names "
+                f"{len(devices)}: write cuda:0,cuda:1 and so on"
+            )
+        dealt.append([devices[(first + rank) % len(devices)] for rank in range(num_ranks)])
+        first += num_ranks
+    return dealt
+
+
+def _on_device(settings: Settings, device: str, cpus: str) -> Settings:
+    engine = msgspec.structs.replace(settings.engine, device=device, cpu_affinity=cpus)
+    return msgspec.structs.replace(settings, engine=engine)
+
+
+def _instance_endpoint(
+    directory: Path, instance_id: str, gateway_endpoint: str, listen: str
+) -> str:
+    """On this host like the gateway's: ipc, or a tcp port of the address it listens on."""
+    if not is_tcp(gateway_endpoint):
+        return ipc_endpoint(directory, instance_id)
+    if listen:
+        return f"tcp://{split_tcp(listen)[0]}:*"
+    host, _ = split_tcp(gateway_endpoint)
+    if host in {"127.0.0.1", "localhost"}:
+        return "tcp://127.0.0.1:*"
+    raise ConfigError(
+        f"--join {gateway_endpoint} is on another host; tell where this instance can be reached "
+        "from there: --listen tcp://ADDRESS-OF-THIS-HOST:*"
+    )
+
+
+def _check_endpoint(endpoint: str, settings: Settings) -> None:
+    if not is_tcp(endpoint) and not endpoint.startswith("ipc://"):
+        raise ConfigError(
+            f"endpoint {endpoint!r} cannot be used: write tcp://HOST:PORT or ipc:///PATH/NAME.sock"
+        )
+    check_reach(endpoint, encrypted=bool(settings.cluster_key))

@@ -1,0 +1,178 @@
+"""`epd run`: all processes of a topology or a role on this host, one status line each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from epd.cli.boundary import CommandFailed
+from epd.cli.start.compose import spec_in_one, specs_of
+from epd.cli.start.leftovers import take_over
+from epd.cli.start.plan import Plan
+from epd.cli.start.ports import check_free
+from epd.cli.start.preflight import check_host
+from epd.cli.start.rundir import remove_if_empty
+from epd.runtime import lines
+from epd.runtime.child import ChildSpec
+from epd.runtime.logs import set_up_logging
+from epd.runtime.supervisor import Child, StartFailed, Supervisor
+from epd.runtime.worker import on_hang_up
+
+START_TIMEOUT_S = 300.0
+
+
+class Board:
+    """A status line per process on stderr: redrawn on a terminal, else a line per change, or with
+    --log-json an object.
+
+    Redrawn only while all start: later the log of the processes moves the lines away.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        roles = {i.instance_id: "+".join(i.roles) for i in plan.instances}
+        self._roles = roles
+        self._began_s = time.monotonic()
+        self._shown: dict[str, str] = {}
+        self._say = plan.log.say
+        self._redraw = sys.stderr.isatty() and not plan.log.as_json
+        self._drawn = 0
+
+    def changed(self, child: Child) -> None:
+        role = self._roles.get(child.name, "gateway")
+        age_s = time.monotonic() - self._began_s
+        detail = "" if child.state == "failed" else child.detail  # the last line of all tells why
+        line = f"{child.name:10} {role:22} {child.state:11} {age_s:5.1f} s  {detail}"
+        new = child.name not in self._shown
+        self._shown[child.name] = line.rstrip()
+        if not self._redraw:
+            told = {"process": child.name, "roles": role, "state": child.state, "detail": detail}
+            self._say(self._shown[child.name], f"{child.name} is {child.state}", told)
+            return
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps would count as two
+        text = "\n".join(f"\x1b[2K{line[:width]}" for line in self._shown.values())
+        self._drawn += new
+        lines.say(up + text)
+
+    def settle(self) -> None:
+        """Everything serves: from now on a line per change."""
+        self._redraw = False
+
+
+@contextlib.asynccontextmanager
+async def running(
+    plan: Plan,
+    specs: list[ChildSpec] | None = None,
+    start_timeout_s: float | None = START_TIMEOUT_S,
+) -> AsyncIterator[Supervisor]:
+    """The cluster, serving; stopped and cleaned up at the end, whatever that is.  `specs`: its
+    processes, if not one per instance."""
+    shown = Board(plan)
+    try:
+        specs = specs or specs_of(plan)
+        await asyncio.to_thread(take_over, Path(plan.run_dir), [spec.name for spec in specs])
+        if plan.gateway is not None:
+            check_free(plan.gateway.host, plan.gateway.port)
+        check_host(plan.instances, in_one=any(spec.gateway and spec.instance for spec in specs))
+        supervisor = Supervisor(list(specs), shown.changed)
+        await supervisor.start()
+        try:
+            await _until_serving(supervisor, shown, start_timeout_s)
+            yield supervisor
+        finally:
+            await _stop_whole(supervisor)
+    finally:
+        remove_if_empty(Path(plan.run_dir))
+
+
+async def _until_serving(supervisor: Supervisor, shown: Board, timeout_s: float | None) -> None:
+    try:
+        await supervisor.wait_serving(timeout_s)
+    except StartFailed as failed:
+        raise CommandFailed(str(failed)) from None
+    finally:
+        shown.settle()
+
+
+async def _stop_whole(supervisor: Supervisor) -> None:
+    """Stop to the end, which is bounded: another Ctrl-C ends the draining, and leaves nothing."""
+    stopping = asyncio.ensure_future(supervisor.stop())
+    while not stopping.done():
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            supervisor.hurry()
+    stopping.result()
+
+
+def run_topology(plan: Plan) -> int:
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status."""
+    return _run_supervised(plan, specs_of(plan), START_TIMEOUT_S)
+
+
+def run_role(plan: Plan) -> int:
+    """The same with all of the plan in one process, which waits for the others without a limit:
+    they may be started in any order."""
+    return _run_supervised(plan, [spec_in_one(plan)], None)
+
+
+def _run_supervised(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
+    set_up_logging("supervisor", plan.log.level, as_json=plan.log.as_json)
+    return asyncio.run(_run(plan, specs, start_timeout_s))
+
+
+async def _run(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
+    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    up = asyncio.Event()
+    serving = asyncio.ensure_future(_serve(plan, specs, start_timeout_s, asked, up))
+
+    def ask(status: int) -> None:
+        if asked.done():
+            serving.cancel()  # asked twice: do not wait for open requests
+        else:
+            asked.set_result(status)
+
+    def hang_up() -> None:  # however often it is said
+        if not asked.done():
+            ask(0)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, ask, 0)
+    loop.add_signal_handler(signal.SIGINT, ask, 130)
+    on_hang_up(hang_up)
+    await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+    if asked.done():
+        if not up.is_set():
+            serving.cancel()  # still starting: it leaves through `running`, which stops all
+        await asyncio.gather(serving, return_exceptions=True)
+        return asked.result()
+    return serving.result()
+
+
+async def _serve(
+    plan: Plan,
+    specs: list[ChildSpec],
+    start_timeout_s: float | None,
+    asked: asyncio.Future[int],
+    up: asyncio.Event,
+) -> int:
+    async with running(plan, specs, start_timeout_s) as supervisor:
+        up.set()
+        if plan.gateway is not None:
+            url = f"{plan.gateway.base_url}/v1"
+            waits = any(child.state == "waiting" for child in supervisor.children.values())
+            where = f"{'listening' if waits else 'serving'} on {url}"
+            plan.log.say(f"{where}; Ctrl-C stops", where, {"url": url})
+        failed = asyncio.ensure_future(supervisor.first_failure())
+        await asyncio.wait((failed, asked), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise CommandFailed(failed.result())
+        failed.cancel()
+        return asked.result()

@@ -1,0 +1,114 @@
+"""A mixture of experts in the place of transformers' module, over the same weights.
+
+Theory of operation
+-------------------
+transformers asks the device which experts were hit and runs them one by one, so a step waits for
+the host in every layer.  Here pairs of tokens and experts are sorted on the device (`kernels`), and
+all experts are two products of fixed shape, whatever the tokens chose.
+
+Modules keep the names that they had, since weights and the sums over ranks go by these: the result
+of `experts` is a part of a sum where ranks have parts of each expert, and so is that of a shared
+expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from epd.engine.kernels import kernels_for
+from epd.engine.kernels.routing import Routed, Routing
+from epd.engine.language.products import Foreign, is_silu, swiglu
+
+_SHARED = ("shared_expert", "shared_experts")  # the one that every token goes to
+
+
+class Experts(nn.Module):
+    """Gate and up of each expert one behind the other `[E, 2 I, H]`, and down `[E, H, I]`."""
+
+    def __init__(self, plain: Foreign) -> None:
+        super().__init__()
+        self.gate_up_proj = plain.gate_up_proj
+        self.down_proj = plain.down_proj
+        self._ops = kernels_for(plain.down_proj.device.type)
+
+    def forward(self, x: torch.Tensor, routed: Routed) -> torch.Tensor:
+        out: torch.Tensor = self._ops.multiply_experts(x, self.gate_up_proj, self.down_proj, routed)
+        return out
+
+
+class Mixture(nn.Module):
+    """Router, experts, and what is shared."""
+
+    def __init__(self, block: Foreign, routing: Routing) -> None:
+        super().__init__()
+        self.gate = block.gate
+        self.experts = Experts(block.experts)
+        self._ops = kernels_for(block.gate.weight.device.type)
+        self._routing = routing
+        self._shared = None
+        for name in _SHARED:
+            if hasattr(block, name):
+                shared = getattr(block, name)
+                self.add_module(name, shared)
+                self._shared, _ = swiglu(shared, self._ops)
+        self.shared_expert_gate = getattr(block, "shared_expert_gate", None)
+
+    @staticmethod
+    def fits(block: Foreign) -> bool:
+        """Whether a layer's MLP is a mixture of a known shape."""
+        names = {name for name, _ in block.named_children()}
+        known = {"gate", "experts", *_SHARED, "shared_expert_gate"}
+        if not {"gate", "experts"} <= names <= known:
+            return False
+        weights = {name for name, _ in block.experts.named_parameters()}
+        return weights == {"gate_up_proj", "down_proj"} and is_silu(block.experts.act_fn)
+
+    def forward(self, x: torch.Tensor, slots: torch.Tensor | None = None) -> torch.Tensor:
+        """`[..., H]`, both ways; `slots` `[T]`: rows of tokens with one below 0 only pad."""
+        rows = x.reshape(-1, x.shape[-1])
+        routed = self._ops.route(self._logits(rows), self._routing, slots)
+        out: torch.Tensor = self.experts(rows, routed)
+        if self._shared is not None:
+            shared = self._shared(rows)
+            if self.shared_expert_gate is None:
+                out += shared
+            else:
+                self._ops.add_gated(out, shared, self.shared_expert_gate(rows))
+        return out.view_as(x)
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        weight = self.gate.weight
+        if self._routing.is_sigmoid:
+            return linear(rows.float(), weight.float())
+        return linear(rows, weight)
+
+
+def adopt(layers: Iterable[Foreign], routing_of: Callable[[Foreign], Routing | None]) -> None:
+    """Exchange the mixtures of loaded layers, where it is known how their router chooses."""
+    for layer in layers:
+        if Mixture.fits(layer.mlp):
+            routing = routing_of(layer.mlp.gate)
+            if routing is not None:
+                layer.mlp = Mixture(layer.mlp, routing)
+
+
+def by_softmax(router: Foreign) -> Routing:
+    """Of Qwen's routers."""
+    return Routing(int(router.top_k))
+
+
+def by_groups(router: Foreign) -> Routing:
+    """Of DeepSeek-V3's."""
+    return Routing(
+        int(router.top_k),
+        is_sigmoid=True,
+        normalised=bool(router.norm_topk_prob),
+        scaling=float(router.routed_scaling_factor),
+        num_groups=int(router.num_group),
+        kept_groups=int(router.topk_group),
+        bias=router.e_score_correction_bias,
+    )

@@ -1,0 +1,252 @@
+"""What a step is, as one piece of integers: packed on the host, sent in one copy, cut there.
+
+Theory of operation
+-------------------
+All sequences of a step lie in one row of T tokens, those with one query first (the caller sorts
+them so).  Everything kernels must know of a step is int32: token ids, positions, slots, where each
+sequence's queries begin, how long it is, its blocks.  One buffer, one transfer; the fields are
+views of it in a fixed order.
+
+A captured graph reads the same addresses in every replay, so its batch is packed into a shape of
+its own (`room`), larger than needed: behind what there is lie tokens without a slot, sequences
+without tokens and tiles of no sequence.  How many decodes there are stands in the buffer too, since
+the first token behind them is one of a prompt.  Nothing is written for what pads, and nothing of it
+is read (fault F25).
+
+How decodes' keys are cut into parts (`decode_parts`) is listed for all layers at once.
+
+Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table;
+the row of a sequence that only pads has -1 in it, and who finds that reads and writes nothing.
+
+The host knows one thing more, `chunks`: who needs it (`mixers.Mixer.reads_chunks`) is not captured
+in steps with prompts.
+
+A token may not be known on the host yet: the step that samples it is still running.  Then `sources`
+names its row among the tokens that the previous step has sampled, which never leave the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from epd.engine.language import decode_parts
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Shape(NamedTuple):
+    """How much a batch has of each, or has room for."""
+
+    num_tokens: int
+    num_sequences: int
+    num_decodes: int  # sequences with one query: the first ones
+    num_tiles: int
+    num_state_blocks: int = 0  # of each sequence
+    at_once: int = 1  # parts of decodes that the device runs
+
+    @property
+    def num_parts(self) -> int:
+        """Of decodes, at most."""
+        return decode_parts.room(self.num_decodes, self.at_once)
+
+    @property
+    def num_joins(self) -> int:
+        """Decodes of several parts, at most."""
+        return decode_parts.join_room(self.num_decodes, self.at_once)
+
+    @property
+    def num_sums(self) -> int:
+        """Parts of such decodes, at most."""
+        return decode_parts.sum_room(self.num_decodes, self.at_once)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatChunk:
+    """A sequence with several queries, as the host knows it."""
+
+    sequence: int  # its place among the sequences
+    at: int  # of its first token in the row
+    count: int
+    start: int  # tokens before it
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSequence:
+    """One sequence's part: tokens `[start, start + len(ids))` in the blocks of `table`."""
+
+    ids: Sequence[int]
+    start: int
+    table: Ints
+    positions: Any  # int `[3, len(ids)]`, or the first position of a line
+    source: int = -1  # row of the previous step that samples the only token; -1: `ids` has it
+    state: Ints | tuple[()] = ()  # blocks of what layers keep of it besides
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """The step on the device; all tensors int32."""
+
+    shape: Shape
+    tile_size: int
+    decodes: torch.Tensor  # [1]: how many there are, of the `num_decodes` that there is room for
+    ids: torch.Tensor  # [T]
+    sources: torch.Tensor  # [T]
+    positions: torch.Tensor  # [3, T]
+    slots: torch.Tensor  # [T]
+    seq_lens: torch.Tensor  # [S]
+    cu_q: torch.Tensor  # [S + 1]
+    indptr: torch.Tensor  # [S + 1]
+    tiles: torch.Tensor  # [num_tiles, 2]: sequence (-1: none), first query
+    states: torch.Tensor  # [S, num_state_blocks]; -1: nobody's
+    parts: torch.Tensor  # [num_parts, 4]: decode (-1: none), first key, the one behind the last,
+    # and the place of its sum (-1: it is all of its decode)
+    joins: torch.Tensor  # [num_joins, 3]: decode (-1: none), first place of its sums, and their end
+    indices: torch.Tensor  # [sum of blocks]
+    chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
+
+
+ALIGNED = 4  # integers: fields begin at 16 bytes, or a kernel would be compiled for each offset
+
+
+def header_size(shape: Shape) -> int:
+    """Integers before the blocks."""
+    return sum(-(-size // ALIGNED) * ALIGNED for size in _sizes(shape))
+
+
+def _sizes(shape: Shape) -> list[int]:
+    """Integers of each field before the blocks, in order."""
+    tokens, sequences = shape.num_tokens, shape.num_sequences
+    sizes = [1, tokens, tokens, 3 * tokens, tokens, sequences]
+    sizes += [sequences + 1, sequences + 1, 2 * shape.num_tiles]
+    sizes += [sequences * shape.num_state_blocks]
+    return [*sizes, 4 * shape.num_parts, 3 * shape.num_joins]
+
+
+def shape_of(
+    counts: Sequence[int], tile_size: int, num_state_blocks: int = 0, at_once: int = 1
+) -> Shape:
+    """What sequences with so many tokens each need."""
+    decodes = sum(count == 1 for count in counts)
+    tiles = sum(-(-count // tile_size) for count in counts if count > 1)
+    return Shape(sum(counts), len(counts), decodes, tiles, num_state_blocks, at_once)
+
+
+def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
+    """In order."""
+    chunks, at = [], 0
+    for i, sequence in enumerate(sequences):
+        count = len(sequence.ids)
+        if count > 1:
+            chunks.append(FlatChunk(i, at, count, sequence.start))
+        at += count
+    return tuple(chunks)
+
+
+def pack(
+    sequences: Sequence[FlatSequence], block_size: int, tile_size: int, room: Shape | None = None
+) -> tuple[Ints, Shape]:
+    """The integers and their shape: `room`, which must hold them, or what they need."""
+    counts = np.fromiter((len(s.ids) for s in sequences), np.int32, len(sequences))
+    starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
+    num_state_blocks = len(sequences[0].state) if sequences else 0
+    needed = shape_of(counts.tolist(), tile_size, num_state_blocks)
+    shape = room or needed
+    assert all(has >= needs for has, needs in zip(shape, needed, strict=True)), (shape, needed)
+    assert (counts[: needed.num_decodes] == 1).all(), "sequences with one query come first"
+    lengths = starts + counts
+    blocks = -(-lengths // block_size)
+    data = np.zeros(header_size(shape) + int(blocks.sum()), np.int32)
+    f = view(data, shape, tile_size)
+    f.decodes[:] = needed.num_decodes
+    f.sources[:] = -1
+    f.slots[:] = -1
+    f.tiles[:] = -1
+    f.states[:] = -1
+    f.parts[:] = -1
+    f.joins[:] = -1
+    _fill_decodes(f, sequences[: needed.num_decodes], block_size)
+    at = needed.num_decodes
+    for sequence in sequences[needed.num_decodes :]:
+        at += _fill_chunk(f, at, sequence, block_size)
+    if sequences:
+        tables = [s.table[:n] for s, n in zip(sequences, blocks.tolist(), strict=True)]
+        np.concatenate(tables, out=f.indices)
+    if num_state_blocks:
+        f.states[: len(sequences), :num_state_blocks] = [s.state for s in sequences]
+    known = len(sequences)
+    f.seq_lens[:known] = lengths
+    f.cu_q[1 : known + 1] = np.cumsum(counts)
+    f.cu_q[known + 1 :] = at
+    f.indptr[1 : known + 1] = np.cumsum(blocks)
+    f.indptr[known + 1 :] = len(f.indices)
+    f.tiles[: needed.num_tiles] = _tiles(counts, lengths, tile_size)
+    parts, joins = decode_parts.parts_of(lengths[: needed.num_decodes], shape.at_once)
+    f.parts[: len(parts)] = parts
+    f.joins[: len(joins)] = joins
+    return data, shape
+
+
+def _fill_decodes(f: FlatBatch, sequences: Sequence[FlatSequence], block_size: int) -> None:
+    """All at once: this is between two steps, and the device waits."""
+    count = len(sequences)
+    if not count:
+        return
+    f.ids[:count] = [s.ids[0] if s.source < 0 else 0 for s in sequences]
+    f.sources[:count] = [s.source for s in sequences]
+    places = [divmod(s.start, block_size) for s in sequences]
+    f.slots[:count] = [
+        int(s.table[block]) * block_size + offset
+        for s, (block, offset) in zip(sequences, places, strict=True)
+    ]
+    f.positions[:, :count] = [s.positions if type(s.positions) is int else 0 for s in sequences]
+    for i, sequence in enumerate(sequences):
+        if type(sequence.positions) is not int:
+            f.positions[:, i : i + 1] = sequence.positions
+
+
+def _fill_chunk(f: FlatBatch, at: int, sequence: FlatSequence, block_size: int) -> int:
+    """One sequence with several queries, from token `at` of the row; gives how many."""
+    start, count = sequence.start, len(sequence.ids)
+    index = np.arange(start, start + count, dtype=np.int32)
+    here = slice(at, at + count)
+    f.ids[here] = sequence.ids
+    f.slots[here] = sequence.table[index // block_size] * block_size + index % block_size
+    f.positions[:, here] = (
+        np.arange(sequence.positions, sequence.positions + count, dtype=np.int32)
+        if isinstance(sequence.positions, int)
+        else sequence.positions
+    )
+    return count
+
+
+def view(data: Any, shape: Shape, tile_size: int, chunks: tuple[FlatChunk, ...] = ()) -> FlatBatch:
+    """The packed integers, cut: a tensor on the device, or what is filled in on the host."""
+    fields: list[Any] = []
+    at = 0
+    for size in _sizes(shape):
+        fields.append(data[at : at + size])
+        at += -(-size // ALIGNED) * ALIGNED
+    fields[3] = fields[3].reshape(3, shape.num_tokens)
+    fields[8] = fields[8].reshape(shape.num_tiles, 2)
+    fields[9] = fields[9].reshape(shape.num_sequences, shape.num_state_blocks)
+    fields[10] = fields[10].reshape(shape.num_parts, 4)
+    fields[11] = fields[11].reshape(shape.num_joins, 3)
+    fields += [data[at:], chunks]
+    return FlatBatch(shape, tile_size, *fields)
+
+
+def _tiles(counts: Ints, lengths: Ints, tile_size: int) -> Ints:
+    """Tiles of the sequences with several queries, those with most keys first: the long ones must
+    not start last."""
+    tiles = [
+        (int(lengths[i] - counts[i]) + first, i, first)
+        for i in np.flatnonzero(counts > 1)
+        for first in range(0, int(counts[i]), tile_size)
+    ]
+    tiles.sort(reverse=True)
+    return np.array([(i, first) for _, i, first in tiles], np.int32).reshape(len(tiles), 2)

@@ -1,0 +1,336 @@
+"""From a batch of sequences to logits: through transformers' own code, or as few kernels.
+
+`SeamForward` runs a stack without states of sequences on any device: transformers' layers, with
+paged attention behind its seam.  `FusedForward` runs stacks that `FusedDecoder` knows and, on CUDA,
+replays captured graphs where a step fits one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from epd.engine.base import StepSequence
+from epd.engine.device.copies import to_device, upload
+from epd.engine.language import attention
+from epd.engine.language.attention import Extent
+from epd.engine.language.decode_parts import NUM_LATENT_PROGRAMS, parts_at_once
+from epd.engine.language.decoder import AddedRows, FusedDecoder
+from epd.engine.language.flat_batch import (
+    FlatBatch,
+    FlatSequence,
+    Ints,
+    chunks_of,
+    pack,
+    shape_of,
+    view,
+)
+from epd.engine.language.graphs import DecodeGraphs, PartsRecorder, PromptGraphs, Rooms
+from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.row_splice import RowSplicer
+from epd.engine.language.scoring import Head, Scores
+
+# Tokens of a sequence that are as many decodes, where its rows are latent: so few read them as they
+# lie, and expanding all of them would be more work.
+FEW_TOKENS = 8
+MAX_SAMPLED = 4096  # rows of a step whose tokens stay on the device for the next
+
+
+class Forward(Protocol):
+    """One forward; `pool` may be exchanged between steps."""
+
+    pool: KvPool
+
+    def __call__(
+        self, batch: Sequence[StepSequence], sources: Sequence[int]
+    ) -> tuple[torch.Tensor, list[Scores]]:
+        """Logits `[n, vocabulary]`, in the precision of the head, of the sequences that sample, in
+        order: a row for each, and one more for each of its drafts; and the scores of those with a
+        `scoring`, in order.
+
+        `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
+        """
+
+    def keep(self, tokens: torch.Tensor) -> None:
+        """The tokens that this step samples, for the next one to read."""
+
+
+class SeamForward:
+    """transformers' decoder stack over the paged attention seam."""
+
+    def __init__(
+        self, model: Any, stack: Any, pool: KvPool, splicer: RowSplicer | None, *, multi_axis: bool
+    ) -> None:
+        self.pool = pool
+        self._head: Head = model.lm_head
+        self._stack = stack
+        self._splicer = splicer
+        self._multi_axis = multi_axis
+        self._device = stack.embed_tokens.weight.device
+        self._sampled: list[int] = []
+        attention.register()
+
+    def keep(self, tokens: torch.Tensor) -> None:
+        self._sampled = tokens.tolist()
+
+    def __call__(
+        self, batch: Sequence[StepSequence], sources: Sequence[int]
+    ) -> tuple[torch.Tensor, list[Scores]]:
+        extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
+        self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
+        known = [
+            s.token_ids if row < 0 else [self._sampled[row]]
+            for s, row in zip(batch, sources, strict=True)
+        ]
+        ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in known])
+        embeds = self._stack.embed_tokens(torch.from_numpy(ids).to(self._device))
+        added = self._splicer.splice(embeds, batch) if self._splicer is not None else []
+        output = self._stack(
+            inputs_embeds=embeds[None],
+            position_ids=self._positions(batch),
+            past_key_values=None,
+            use_cache=False,
+            paged=attention.plan(extents, self.pool),
+            **_deepstack(added, embeds),
+        )
+        ends: list[int] = (np.cumsum([extent.count for extent in extents]) - 1).tolist()
+        wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
+        hidden = output.last_hidden_state[0]
+        return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
+
+    def _positions(self, batch: Sequence[StepSequence]) -> torch.Tensor:
+        """int64 `[3, 1, T]`, or `[1, T]` for linear positions."""
+        axes: list[np.ndarray[Any, Any]] = []
+        for sequence in batch:
+            if sequence.positions is None:
+                first = sequence.start + sequence.rope_delta
+                line = np.arange(first, first + len(sequence.token_ids))
+                axes.append(np.broadcast_to(line, (3, len(line))))
+            else:
+                axes.append(np.asarray(sequence.positions, dtype=np.int64))
+        positions = torch.from_numpy(np.concatenate(axes, axis=1)).to(self._device)
+        return positions[:, None] if self._multi_axis else positions[:1]
+
+
+def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[int]:
+    """Where in the row of tokens the step samples; `ends`: each sequence's last token."""
+    return [
+        place
+        for sequence, end in zip(batch, ends, strict=True)
+        if sequence.sample is not None
+        for place in range(end - sequence.num_drafts, end + 1)
+    ]
+
+
+def _scores(
+    head: Head, hidden: torch.Tensor, batch: Sequence[StepSequence], ends: Sequence[int]
+) -> list[Scores]:
+    """`hidden`: of all tokens of the step; `ends`: each sequence's last token."""
+    scores = []
+    for sequence, end in zip(batch, ends, strict=True):
+        if sequence.scoring is not None:
+            start = end + 1 - len(sequence.token_ids)
+            rows = hidden[start : start + len(sequence.scoring.targets)]
+            scores.append(Scores(head, rows, sequence.scoring))
+    return scores
+
+
+def _deepstack(added: list[AddedRows], embeds: torch.Tensor) -> dict[str, Any]:
+    """The arguments under which transformers takes deepstack rows, if there are any."""
+    if not added:
+        return {}
+    visual = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
+    added = sorted(added, key=lambda addition: addition.at)
+    for addition in added:
+        visual[0, addition.at : addition.at + addition.rows.shape[1]] = True
+    levels = torch.cat([addition.rows for addition in added], dim=1)
+    return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(levels)}
+
+
+class FusedForward:
+    """A `FusedDecoder` over flat batches; decodes come first, whatever the order of the batch."""
+
+    def __init__(
+        self,
+        model: Any,
+        stack: Any,
+        decoder: FusedDecoder,
+        pool: KvPool,
+        splicer: RowSplicer | None,
+        *,
+        multi_axis: bool,
+    ) -> None:
+        self.pool = pool
+        self.graphs: DecodeGraphs | None = None  # once captured
+        self.prompt_graphs: PromptGraphs | None = None
+        self._head: Head = model.lm_head
+        self._embedding = stack.embed_tokens
+        self._decoder = decoder
+        self._splicer = splicer
+        self._multi_axis = multi_axis
+        self.device = self._device = stack.embed_tokens.weight.device
+        self._tile_size = 64 if stack.embed_tokens.weight.dtype == torch.float32 else 128
+        self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
+        self._tables: dict[int, tuple[Any, Ints]] = {}
+        self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
+
+    def capture(self, record: PartsRecorder, max_running: int, max_prompt_tokens: int) -> None:
+        """Steps of decodes and, up to so many tokens, those with prompts; with the pool that is
+        there.  Nothing, where the layers cannot be captured.
+
+        Steps with prompts are recorded in parts, one for each group of layers whose KV leaves by
+        itself."""
+        if not self._decoder.can_be_captured:
+            return
+        layout = self.pool.layout
+        size, states = layout.block_size, layout.num_state_blocks
+        max_indices = max(4 * self.pool.num_blocks, 1 << 16)
+        with torch.inference_mode():
+            if max_prompt_tokens and self._decoder.captures_prompts:
+                self.prompt_graphs = PromptGraphs(
+                    partial(self._cut_layers, record.cut),
+                    self._embedding.weight[:1],
+                    self._splicer.num_deepstack if self._splicer is not None else 0,
+                    Rooms(
+                        max_prompt_tokens,
+                        max_running,
+                        self._tile_size,
+                        states,
+                        self._at_once(True),
+                    ),
+                    size,
+                    self._tile_size,
+                    max_indices,
+                    record,
+                )
+            self.graphs = DecodeGraphs(
+                lambda flat: self._head(self._layers(self._embeds(flat), flat, ())),
+                self._device,
+                size,
+                max_running,
+                max_indices,
+                record,
+                states,
+                self._at_once(False),
+            )
+
+    def keep(self, tokens: torch.Tensor) -> None:
+        self._sampled[: len(tokens)].copy_(tokens)
+
+    def __call__(
+        self, batch: Sequence[StepSequence], sources: Sequence[int]
+    ) -> tuple[torch.Tensor, list[Scores]]:
+        few = self._as_decodes
+        order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > few)
+        parts = [part for i in order for part in self._parts(batch[i], sources[i])]
+        ordered = [batch[i] for i in order]
+        if self.graphs is not None and all(
+            len(s.token_ids) == 1 + s.num_drafts <= few and s.sample is not None and not s.spans
+            for s in ordered
+        ):
+            logits = self.graphs.replay(parts)
+            if logits is not None:
+                return logits, []
+        hidden = self._hidden(parts, ordered)
+        place = {i: at for at, i in enumerate(order)}
+        ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
+        ends = [ends[place[i]] for i in range(len(batch))]
+        wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
+        return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
+
+    def _hidden(self, parts: list[FlatSequence], batch: list[StepSequence]) -> torch.Tensor:
+        """Hidden states of all tokens."""
+        counts = [len(part.ids) for part in parts]
+        if self.prompt_graphs is not None:
+            needed = shape_of(counts, self._tile_size)
+            flat = self.prompt_graphs.fill(parts, needed)
+            if flat is not None:
+                embeds = self._embeds(flat)
+                added = self._splice(embeds, batch)
+                return self.prompt_graphs.replay(flat, embeds, added, self._parts_told())
+        num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
+        room = shape_of(counts, self._tile_size, num_states, at_once)
+        data, shape = pack(parts, self.pool.layout.block_size, self._tile_size, room)
+        flat = view(upload(data, self._device), shape, self._tile_size, chunks_of(parts))
+        embeds = self._embeds(flat)
+        return self._layers(embeds, flat, self._splice(embeds, batch))
+
+    def _embeds(self, flat: FlatBatch) -> torch.Tensor:
+        known = self._sampled[flat.sources.clamp(min=0)]
+        embeds: torch.Tensor = self._embedding(torch.where(flat.sources >= 0, known, flat.ids))
+        return embeds
+
+    def _splice(self, embeds: torch.Tensor, batch: Sequence[StepSequence]) -> list[AddedRows]:
+        return self._splicer.splice(embeds, batch) if self._splicer is not None else []
+
+    def _layers(
+        self, embeds: torch.Tensor, flat: FlatBatch, added: Sequence[AddedRows]
+    ) -> torch.Tensor:
+        positions = flat.positions[:, None] if self._multi_axis else flat.positions[:1]
+        return self._decoder.forward(embeds, positions, flat, self.pool, added)
+
+    def _cut_layers(
+        self,
+        cut: Callable[[], None],
+        embeds: torch.Tensor,
+        flat: FlatBatch,
+        added: Sequence[AddedRows],
+    ) -> torch.Tensor:
+        """`_layers`; `cut` is called between the groups of layers whose KV leaves by itself."""
+        before, self.pool.on_layers = self.pool.on_layers, lambda num_layers: cut()
+        try:
+            return self._layers(embeds, flat, added)
+        finally:
+            self.pool.on_layers = before
+
+    def _parts_told(self) -> Callable[[int], None]:
+        """Told of each part of a captured step but the first, before it is launched."""
+        tell, per_slot = self.pool.on_layers, self.pool.layout.layers_per_slot
+        return lambda number: tell(number * per_slot) if tell is not None else None
+
+    def _at_once(self, beside_prompts: bool) -> int:
+        if self.pool.layout.num_parts == 1:
+            return NUM_LATENT_PROGRAMS
+        return parts_at_once(self.pool.layout.num_kv_heads, beside_prompts=beside_prompts)
+
+    def _parts(self, sequence: StepSequence, source: int) -> list[FlatSequence]:
+        """One, or one for each of its tokens: their rows are written before any is read."""
+        whole = self._flat(sequence, source)
+        if not 1 < len(whole.ids) <= self._as_decodes:
+            return [whole]
+        at = whole.positions
+        return [
+            replace(
+                whole,
+                ids=[token],
+                start=whole.start + n,
+                positions=at + n if isinstance(at, int) else at[:, n : n + 1],
+            )
+            for n, token in enumerate(whole.ids)
+        ]
+
+    def _flat(self, sequence: StepSequence, source: int) -> FlatSequence:
+        positions = sequence.positions
+        if positions is None:
+            positions = sequence.start + sequence.rope_delta
+        first, table = self.pool.layout.num_state_blocks, self._table(sequence.block_table)
+        return FlatSequence(
+            sequence.token_ids, sequence.start, table[first:], positions, source, table[:first]
+        )
+
+    def _table(self, table: Any) -> Ints:
+        """A block table as integers; one that is the same object as before is not read again."""
+        found = self._tables.get(id(table))
+        if found is not None and found[0] is table:
+            return found[1]
+        if len(self._tables) > MAX_SAMPLED:
+            self._tables.clear()
+        ints = np.asarray(table, dtype=np.int32)
+        if isinstance(table, tuple):
+            self._tables[id(table)] = (table, ints)
+        return ints

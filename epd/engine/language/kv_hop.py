@@ -1,0 +1,160 @@
+"""KV between a GPU and the memory that the transfer engine can reach.
+
+A transport that reads the device's memory copies what is to be sent from where it lies (`source`).
+For others it is gathered on the device and comes down in one piece, both on a stream of their own:
+it is final, so it need not wait for the step that is being computed (later layers of the very same
+prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that arrived
+lie in memory of the device, or in registered memory (pinned, so that the device reads it itself)
+and go up into one piece.  They are then scattered into the pool, beside steps that are computed: no
+step uses them yet.  The landing memory may be written again when the call's future has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from epd.engine.base import Buffer
+from epd.engine.device.copies import to_device
+from epd.engine.device.executor import Deferred
+from epd.engine.device.pinned import Arena, register
+from epd.engine.device.row_memory import read_bytes
+from epd.engine.device.streams import KV_IN, KV_OUT, DeviceStreams
+from epd.engine.language.kv_pool import KvPool
+from epd.groups.device.kv_heads import put_blocks, take_heads
+from epd.groups.device.state_moves import Piece, put_states, take_states
+
+
+class KvHop:
+    """Both directions of one device's pool; the methods run on the launch thread."""
+
+    def __init__(self, pool: KvPool, streams: DeviceStreams, leaving_nbytes: int = 0) -> None:
+        """`leaving_nbytes`: pinned memory for what is on its way out, reserved here; what does not
+        fit is pinned when it leaves, which holds up the launch thread."""
+        self._pool = pool
+        self._leaving = Arena(leaving_nbytes)
+        self._streams = streams
+        self._landing = self._mirror = torch.empty(0, 1, dtype=torch.uint8)
+
+    def attach(self, buffer: Buffer) -> None:
+        nbytes = self._pool.layout.block_nbytes
+        usable = buffer[: buffer.nbytes // nbytes * nbytes]
+        if isinstance(buffer, memoryview):
+            self._landing = register(usable, self).view(-1, nbytes)
+        else:
+            self._mirror = read_bytes(usable).view(-1, nbytes)
+
+    def source(self, slots: Sequence[int]) -> KvSource:
+        """Slots that are final, where they lie, for who copies them from there."""
+        memory, size = self._pool.memory, self._pool.layout.slot_nbytes
+        return KvSource(memory, np.array(slots, np.uint64) * size + memory.data_ptr(), size)
+
+    def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
+        """The bytes of slots that are final, in pinned memory of their own."""
+        by_slot = self._pool.memory.view(-1, self._pool.layout.slot_nbytes)
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
+            gathered = by_slot.index_select(0, self._index(slots))
+            host = self._leaving.take(gathered.shape, torch.uint8)
+            if host is None:
+                host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
+            host.copy_(gathered, non_blocking=True)
+        return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
+
+    def fetch_heads(
+        self, slots: Sequence[int], heads: range, *, in_place: bool
+    ) -> Deferred[list[Buffer]]:
+        """Those of slots that are final, in memory of their own: of the device, if `in_place`."""
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
+            taken = take_heads(self._pool, self._index(slots), heads)
+            return _leaving(taken, in_place=in_place)
+
+    def fetch_state(
+        self, blocks: Sequence[int], heads: range, *, in_place: bool
+    ) -> Deferred[list[Buffer]]:
+        """Those of a state that is final, likewise."""
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
+            taken = take_states(self._pool, self._index(blocks), heads)
+            return _leaving(taken, in_place=in_place)
+
+    def land_state(
+        self,
+        memory: Buffer,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        pieces: Sequence[Piece],
+    ) -> Deferred[None]:
+        """What lies of a state in `slots` of this landing memory becomes that in `blocks`."""
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_in_stream):
+            landed = self._landed(memory, slots).view(-1)
+            put_states(self._pool, self._index(blocks), landed, pieces)
+        return Deferred(lambda: None, KV_IN)
+
+    def land(
+        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
+    ) -> Deferred[None]:
+        """Copy what lies in `slots` of this landing memory into `blocks` of the pool."""
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_in_stream):
+            targets = self._index(blocks)
+            if by_head:
+                put_blocks(self._pool, targets, self._landed(memory, slots))
+            elif isinstance(memory, memoryview):
+                runs = (self._landing[first:last] for first, last in _runs(slots))
+                self._pool.memory.index_copy_(0, targets, self._streams.upload(*runs))
+            else:
+                pool, landing, at = _wide(self._pool.memory), _wide(self._mirror), 0
+                for first, last in _runs(slots):
+                    pool.index_copy_(0, targets[at : at + last - first], landing[first:last])
+                    at += last - first
+        return Deferred(lambda: None, KV_IN)
+
+    def _landed(self, memory: Buffer, slots: Sequence[int]) -> torch.Tensor:
+        """A copy of these slots on the device."""
+        pieces = [slice(*run) for run in _runs(slots)]
+        if isinstance(memory, memoryview):
+            return self._streams.upload(*(self._landing[run] for run in pieces))
+        return torch.cat([self._mirror[run] for run in pieces])
+
+    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
+        return to_device(list(blocks), torch.int64, self._streams.device)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """Slots of a pool as a transport copies them (`transport.device.Scattered`)."""
+
+    pool: torch.Tensor  # kept while a write reads it
+    addresses: np.ndarray[Any, np.dtype[np.uint64]]
+    slot_nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.addresses) * self.slot_nbytes
+
+
+def _leaving(taken: torch.Tensor, *, in_place: bool) -> Deferred[list[Buffer]]:
+    """On its way out, from the current stream: in memory of the device, if `in_place`."""
+    if in_place:
+        return Deferred(lambda: [taken.view(-1)], KV_OUT)
+    host = torch.empty(taken.shape, dtype=torch.uint8, pin_memory=True)
+    host.copy_(taken, non_blocking=True)
+    return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """The same bytes in elements of eight, which move at twice the speed of two."""
+    return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbours as `(first, behind the last)`, in order: one copy for each."""
+    first = last = slots[0]
+    for slot in slots[1:]:
+        if slot != last + 1:
+            yield first, last + 1
+            first = slot
+        last = slot
+    yield first, last + 1

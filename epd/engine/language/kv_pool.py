@@ -1,0 +1,247 @@
+"""The paged KV pool of one device.
+
+One tensor, `[num_blocks, num_layers, num_parts, block_size, num_kv_heads, head_dim]`, with two
+parts, keys and values, or one latent row.  Block first: all layers of a block are one contiguous
+piece, so that moving a sequence to a decode instance is one write per block.  The memory may be
+handed in (`attach`) so that it is the transfer engine's registered memory, and a received block is
+in place when its last byte has landed.
+
+In eight bits (`--kv-cache-dtype fp8`) the keys of a token's head are e4m3 with a float32 scale, as
+are its values: no token depends on its neighbours, and what was written is never rounded again.
+Scales, `[num_parts, num_kv_heads, block_size]`, lie behind the numbers of their layer in their
+block, so whatever moves a layer or a block moves them too.
+
+A block is cleared when its first slot is about to be written (`clear`).  What a former tenant left
+behind would be masked anyway, but a masked NaN still poisons a sum: zero times NaN is NaN.
+
+What layers keep of a sequence besides (`KvLayout.tensors`) lies in blocks of this pool, too, the
+first of the sequence's table.  A block holds whole pieces of one tensor, so that no piece is torn.
+It is never cleared: who computes the first token of a sequence reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from epd.engine.device.copies import to_device
+from epd.engine.kernels.eight_bits import FP8, scaled
+from epd.messages import KvLayout
+
+SCALE_NBYTES = 4
+
+
+class KvPart(NamedTuple):
+    """Keys or values of a layer, views of the pool."""
+
+    numbers: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    scales: torch.Tensor | None  # of eight bits: float32 [num_blocks, num_kv_heads, block_size]
+
+    @property
+    def width(self) -> int:
+        """Of a head's row."""
+        return self.numbers.shape[-1]
+
+    def write(
+        self, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """`[T, num_kv_heads, head_dim]`, each row to its place.  Gives what they will mean when
+        they are read again."""
+        if self.scales is None:
+            self.numbers.index_put_((blocks, offsets), rows)
+            return rows
+        values, scales = scaled(rows)
+        self.numbers.view(torch.uint8).index_put_((blocks, offsets), values.view(torch.uint8))
+        self.scales.transpose(1, 2).index_put_((blocks, offsets), scales[..., 0])
+        return (values.float() * scales).to(rows.dtype)
+
+    def read(self, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What whole blocks mean, `[len(blocks), block_size, num_kv_heads, head_dim]`."""
+        if self.scales is None:
+            return self.numbers.index_select(0, blocks)
+        values = self.numbers.view(torch.uint8).index_select(0, blocks).view(FP8)
+        scales = self.scales.index_select(0, blocks).transpose(1, 2)[..., None]
+        return (values.float() * scales).to(dtype)
+
+
+class KvLayer(NamedTuple):
+    """One layer of the pool."""
+
+    keys: KvPart
+    values: KvPart
+
+
+class _Memory(NamedTuple):
+    """The pool's memory and views of it."""
+
+    whole: torch.Tensor  # uint8 [num_blocks, block_nbytes]
+    numbers: torch.Tensor  # [num_blocks, num_layers, num_parts, block_size, num_kv_heads, head_dim]
+    scales: torch.Tensor | None  # [num_blocks, num_layers, num_parts, num_kv_heads, block_size]
+
+
+class SequenceTensor(NamedTuple):
+    """One of `KvLayout.tensors`, a view of the pool: each layer's for each sequence."""
+
+    pieces: torch.Tensor  # [num_blocks, pieces per block, *shape of a piece]
+    first_block: int  # of a table, that holds it
+    num_pieces: int  # of a layer
+
+    def read(self, layer: int, tables: torch.Tensor) -> torch.Tensor:
+        """Copies, `[len(tables), num_pieces, *shape]`; tables int64 `[n, blocks]`."""
+        blocks, places = self._where(layer, tables)
+        return self.pieces[blocks, places]
+
+    def write(self, layer: int, tables: torch.Tensor, values: torch.Tensor) -> None:
+        self.pieces[self._where(layer, tables)] = values.to(self.pieces.dtype)
+
+    def _where(self, layer: int, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = layer * self.num_pieces
+        index = torch.arange(first, first + self.num_pieces, device=tables.device)
+        per_block = self.pieces.shape[1]
+        return tables[:, self.first_block + index // per_block], index % per_block
+
+
+class KvPool:
+    """Paged KV memory; which block belongs to whom is the caller's business."""
+
+    def __init__(self, layout: KvLayout, num_blocks: int, dtype: torch.dtype, device: str) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.nbytes = num_blocks * layout.block_nbytes
+        self._dtype = dtype
+        self._device = device
+        self._memory: _Memory | None = None
+        self.on_layers: Callable[[int], None] | None = None  # see `layer`
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """uint8 `[num_blocks, block_nbytes]`."""
+        return self._placed().whole
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The numbers, `[num_blocks, num_layers, num_parts, block_size, heads, head_dim]`."""
+        return self._placed().numbers
+
+    @property
+    def scales(self) -> torch.Tensor | None:
+        """Of eight bits, `[num_blocks, num_layers, 2, num_kv_heads, block_size]`."""
+        return self._placed().scales
+
+    def like(self, num_blocks: int) -> KvPool:
+        """Another pool of the same shape, with memory of its own."""
+        return KvPool(self.layout, num_blocks, self._dtype, self._device)
+
+    def attach(self, buffer: memoryview) -> None:
+        """Use this memory, cleared.  Raises ValueError when it does not fit or comes too late."""
+        if self._memory is not None:
+            raise ValueError(
+                "the KV pool has its memory already; attach once, before the first step"
+            )
+        if buffer.readonly:
+            raise ValueError("the KV pool needs memory that it may write")
+        if buffer.nbytes < self.nbytes:
+            raise ValueError(f"the KV pool needs {self.nbytes} bytes, got {buffer.nbytes}")
+        memory = torch.frombuffer(buffer.cast("B")[: self.nbytes], dtype=torch.uint8)
+        memory.zero_()  # first touch
+        self._memory = self._shaped(memory)
+
+    def layer(self, index: int) -> KvLayer:
+        """Keys and values of a layer.
+
+        A step asks for its layers in order, each when it is about to write it: all that it writes
+        into those before is launched.  So `on_layers(n)` is called behind the first n, at the end
+        of each group that leaves by itself but the last.
+        """
+        keys, values = self._parts(index)
+        return KvLayer(keys, values)
+
+    def latent(self, index: int) -> KvPart:
+        """The latent rows of a layer, of a pool that has these instead; asked for likewise."""
+        (part,) = self._parts(index)
+        return part
+
+    def _parts(self, index: int) -> list[KvPart]:
+        if self.on_layers is not None and index and index % self.layout.layers_per_slot == 0:
+            self.on_layers(index)
+        _, numbers, scales = self._placed()
+        return [
+            KvPart(numbers[:, index, part], None if scales is None else scales[:, index, part])
+            for part in range(self.layout.num_parts)
+        ]
+
+    def sequence_tensors(self) -> list[SequenceTensor]:
+        """What layers keep of sequences, in the layout's order."""
+        memory, tensors, first_block = self.memory, [], 0
+        for tensor in self.layout.tensors:
+            per_block = self.layout.block_nbytes // tensor.piece_nbytes
+            whole = memory[:, : per_block * tensor.piece_nbytes].view(getattr(torch, tensor.dtype))
+            pieces = whole.unflatten(1, (per_block, *tensor.shape))
+            tensors.append(SequenceTensor(pieces, first_block, tensor.num_pieces))
+            first_block += -(-tensor.num_layers * tensor.num_pieces // per_block)
+        return tensors
+
+    def views(self, blocks: Sequence[int]) -> list[memoryview]:
+        """The bytes of blocks, writable, no copy (host memory)."""
+        flat = memoryview(self.memory.view(-1).numpy())
+        nbytes = self.layout.block_nbytes
+        return [flat[block * nbytes : (block + 1) * nbytes] for block in blocks]
+
+    def slot_views(self, slots: Sequence[int]) -> list[memoryview]:
+        """The bytes of slots, in order, no copy (host memory); neighbours are one view."""
+        flat = memoryview(self.memory.view(-1).numpy())
+        nbytes = self.layout.slot_nbytes
+        views: list[memoryview] = []
+        first = 0
+        for at in range(1, len(slots) + 1):
+            if at == len(slots) or slots[at] != slots[at - 1] + 1:
+                views.append(flat[slots[first] * nbytes : (slots[at - 1] + 1) * nbytes])
+                first = at
+        return views
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero whole blocks."""
+        for block in blocks:
+            self.memory[block].zero_()
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Whole blocks, from and to; none is both."""
+        if pairs:
+            memory = self.memory
+            if memory.shape[1] % 8 == 0:  # a kernel copies number by number
+                memory = memory.view(torch.int64)
+            source, target = to_device(pairs, torch.int64, memory.device).unbind(1)
+            memory.index_copy_(0, target, memory.index_select(0, source))
+
+    def _placed(self) -> _Memory:
+        """Own memory unless `attach` came first."""
+        if self._memory is None:
+            with torch.inference_mode(False):  # first use may be inside a step
+                own = torch.zeros(self.nbytes, dtype=torch.uint8, device=self._device)
+                self._memory = self._shaped(own)
+        return self._memory
+
+    def _shaped(self, memory: torch.Tensor) -> _Memory:
+        layout = self.layout
+        layers = memory.view(self.num_blocks, layout.num_layers, -1)
+        heads = layout.block_size * layout.num_kv_heads
+        size = layout.num_parts * heads * layout.head_dim * self._dtype.itemsize
+        numbers = layers[..., :size].view(self._dtype)
+        scales = None
+        if self._dtype == FP8:
+            scales = layers[..., size:].view(torch.float32)
+            scales = scales.unflatten(
+                -1, (layout.num_parts, layout.num_kv_heads, layout.block_size)
+            )
+        shape = (layout.num_parts, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        return _Memory(memory.view(self.num_blocks, -1), numbers.unflatten(-1, shape), scales)
+
+
+def layer_nbytes(
+    block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, num_parts: int = 2
+) -> int:
+    """Of one layer of a block, with its scales."""
+    row = head_dim * dtype.itemsize + (SCALE_NBYTES if dtype == FP8 else 0)
+    return num_parts * block_size * num_kv_heads * row

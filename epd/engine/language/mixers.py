@@ -1,0 +1,128 @@
+"""What mixes tokens in a fused layer: between its two norms, before its MLP.
+
+Theory of operation
+-------------------
+A layer of `FusedDecoder` is norm, mixer, norm, MLP.  A mixer takes the normed rows of all tokens of
+a step and gives what the layer adds to them; in between it writes and reads what the layer keeps of
+each sequence, in blocks of the pool.  A family says which mixers its layers may be (`Family`); each
+says of a layer whether it knows it.
+
+All that a mixer may know of a step is a `Step`.  In a captured step its tensors have the shapes of
+a room, larger than the step (`flat_batch`): tokens that pad have slot -1, sequences that pad length
+0 and states in block -1, and who finds these reads and writes nothing that counts; rows of tokens
+that pad may come out as anything finite.  What the host alone knows (`FlatBatch.chunks`) is not
+there then, so a mixer that needs it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from epd.engine.kernels.eight_bits import Scaled
+from epd.engine.language.flat_batch import FlatBatch
+from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.products import Foreign, side_by_side
+from epd.engine.weights.fp8 import Fp8Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a mixer is told of a step; the same for every layer."""
+
+    batch: FlatBatch
+    pool: KvPool
+    cos: torch.Tensor  # [T, rotated numbers of a head]
+    sin: torch.Tensor
+
+
+class Norm(NamedTuple):
+    """An RMS norm; rows are rounded to the gain's precision before they are multiplied by it."""
+
+    gain: torch.Tensor
+    eps: float
+
+
+NormOf = Callable[[Foreign], Norm]  # of a module
+
+
+def plain_norm(module: Foreign) -> Norm:
+    return Norm(module.weight, float(module.variance_epsilon))
+
+
+def zero_centred_norm(module: Foreign) -> Norm:
+    """Whose weight is what the gain has more than one."""
+    return Norm(1.0 + module.weight.float(), float(module.eps))
+
+
+class Mixer(Protocol):
+    """Of one layer."""
+
+    takes_fp8: bool  # its first product, rows of eight bits
+    reads_chunks: bool  # so steps with prompts are not captured
+
+    def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None: ...
+
+    @staticmethod
+    def fits(layer: Foreign) -> bool:
+        """Whether it knows this layer's module, which is named neither norm nor MLP."""
+
+    def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
+        """`[T, H]`, both ways."""
+
+
+class Family(Protocol):
+    """What a decoder stack must say of its layers."""
+
+    @property
+    def mixers(self) -> Sequence[type[Mixer]]:
+        """Those that its layers may have."""
+
+    def fused_norm(self, module: Foreign) -> Norm: ...
+
+
+class PagedAttention:
+    """Keys and values of heads in the pool: query, key and value are one product; head norms, rope
+    and the write into the pool one kernel."""
+
+    reads_chunks = False
+    is_gated = False  # a gate beside each query
+    _NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+    _KNOWN = _NEEDED | {"q_norm", "k_norm", "rotary_emb", "rotary_fn"}
+
+    def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None:
+        attention = layer.self_attn
+        self._kernels = kernels
+        self._index = int(attention.layer_idx)
+        self._scaling = float(attention.scaling)
+        self._qkv = side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._output = attention.o_proj
+        self._eps, self._head_norms = 0.0, None
+        if getattr(attention, "q_norm", None) is not None:
+            query, key = norm_of(attention.q_norm), norm_of(attention.k_norm)
+            self._eps, self._head_norms = query.eps, (query.gain, key.gain)
+        self.takes_fp8 = isinstance(self._qkv, Fp8Linear)
+
+    @staticmethod
+    def fits(layer: Foreign) -> bool:
+        attention = getattr(layer, "self_attn", None)
+        names = {name for name, _ in attention.named_children()} if attention is not None else set()
+        return PagedAttention._NEEDED <= names <= PagedAttention._KNOWN
+
+    def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
+        ops, layer = self._kernels, step.pool.layer(self._index)
+        qkv, place = self._qkv(x), (step.cos, step.sin, step.batch.slots, layer)
+        query = ops.rope_and_store(qkv, self._head_norms, self._eps, *place, gated=self.is_gated)
+        attended = ops.attend(query, layer, step.batch, self._scaling)
+        rows = ops.gate_heads(attended, qkv) if self.is_gated else attended.flatten(1)
+        out: torch.Tensor = self._output(rows)
+        return out
+
+
+class GatedAttention(PagedAttention):
+    """The query's projection gives queries and gates by turns, a head each."""
+
+    is_gated = True

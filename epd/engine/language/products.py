@@ -1,0 +1,53 @@
+"""Several products of one input as one; gate, up and down of an MLP as two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from epd.engine.kernels.eight_bits import Scaled
+from epd.engine.language.few_rows import FewRowsLinear
+from epd.engine.weights.fp8 import Fp8Linear
+
+Foreign = Any  # a module of transformers, or of kernels: what it has, it has by name only
+Product = Callable[[torch.Tensor | Scaled], torch.Tensor]
+
+
+def side_by_side(*projections: Foreign) -> nn.Module:
+    """One weight (and bias) for several products of one input; the modules keep views."""
+    if isinstance(projections[0], Fp8Linear):
+        return Fp8Linear.side_by_side(projections)
+    weight = torch.cat([p.weight for p in projections])
+    bias = torch.cat([p.bias for p in projections]) if projections[0].bias is not None else None
+    at = 0
+    for projection in projections:
+        end = at + projection.out_features
+        projection.weight.data = weight[at:end]
+        if bias is not None:
+            projection.bias.data = bias[at:end]
+        at = end
+    kind = FewRowsLinear if isinstance(projections[0], FewRowsLinear) else nn.Linear
+    joined = kind(weight.shape[1], len(weight), bias=False, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    joined.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    return joined
+
+
+def is_swiglu(mlp: Foreign) -> bool:
+    parts = {name for name, _ in mlp.named_children()}
+    return parts >= {"gate_proj", "up_proj", "down_proj"} and is_silu(mlp.act_fn)
+
+
+def is_silu(activation: Foreign) -> bool:
+    probe = torch.linspace(-3, 3, 7)
+    return torch.equal(activation(probe), nn.functional.silu(probe))
+
+
+def swiglu(mlp: Foreign, ops: Foreign) -> tuple[Product, bool]:
+    """And whether it takes rows of eight bits."""
+    gate_up, down = side_by_side(mlp.gate_proj, mlp.up_proj), mlp.down_proj
+    fp8 = isinstance(down, Fp8Linear)
+    return (lambda x: down(ops.silu_mul(gate_up(x), fp8=fp8))), isinstance(gate_up, Fp8Linear)

@@ -1,0 +1,78 @@
+"""Embedding rows from wherever they lie to the tokens that they stand for.
+
+Rows wider than the hidden size carry deepstack levels side by side; level d is added to the hidden
+states behind decoder layer d, at the places that the chunk's rows cover.  Rows that are on the
+device are read there.  Others go up beside the step that still runs: from pinned host memory, which
+the device reads itself, or staged by the driver.  Either way they must stay leased until the step's
+future has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from epd.engine.base import Rows, RowSpan, StepSequence
+from epd.engine.device.row_memory import read_bytes, tensor_of
+from epd.engine.device.streams import DeviceStreams
+from epd.engine.language.decoder import AddedRows
+from epd.messages import RowContract
+
+
+class RowSplicer:
+    """Rows of one contract on one device."""
+
+    def __init__(
+        self, contract: RowContract, dtype: torch.dtype, streams: DeviceStreams | None = None
+    ) -> None:
+        """`streams`: of the device that the rows go to; None: they are where they are read."""
+        self._contract = contract
+        self._dtype = dtype
+        self._streams = streams
+
+    @property
+    def num_deepstack(self) -> int:
+        """Levels of rows that are added behind layers."""
+        return self._contract.num_deepstack
+
+    def splice(self, embeds: torch.Tensor, batch: Sequence[StepSequence]) -> list[AddedRows]:
+        """Put rows over placeholders of `embeds`, `[T, H]`, in place; gives what is left to add."""
+        hidden = self._contract.hidden
+        added: list[AddedRows] = []
+        first = 0
+        for sequence in batch:
+            for span in sequence.spans:
+                at = first + span.at
+                rows = self.rows(span)
+                embeds[at : at + len(rows)] = rows[:, :hidden]
+                if self._contract.num_deepstack:
+                    levels = rows[:, hidden:].unflatten(1, (-1, hidden)).transpose(0, 1)
+                    added.append(AddedRows(at, levels))
+            first += len(sequence.token_ids)
+        return added
+
+    def empty(self, count: int, device: torch.device) -> torch.Tensor:
+        """Memory for so many rows."""
+        return torch.empty(count, self._contract.row_width, dtype=self._dtype, device=device)
+
+    def rows(self, span: RowSpan) -> torch.Tensor:
+        """The rows of a span, `[count, row_width]`, where the model is."""
+        pieces = list(self._pieces(span))
+        if self._streams is not None and pieces[0].device.type == "cpu":
+            return self._streams.upload(*pieces)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _pieces(self, span: RowSpan) -> Iterator[torch.Tensor]:
+        """They, where they lie: one tensor, or byte views in host memory."""
+        stop = span.row_start + span.count
+        if isinstance(span.rows, Rows):
+            yield tensor_of(span.rows, self._dtype)[span.row_start : stop]
+            return
+        first = 0  # index of the first row of the view among the item's rows
+        for view in span.rows:
+            data = read_bytes(view).view(-1, self._contract.row_nbytes)
+            low, high = max(first, span.row_start), min(first + len(data), stop)
+            if low < high:
+                yield data[low - first : high - first].view(self._dtype)
+            first += len(data)

@@ -1,0 +1,94 @@
+"""Kinds of state: what the layers of a model keep of a sequence, and how that lies in blocks.
+
+Theory of operation
+-------------------
+There are two kinds.  *Paged rows*: for each token and layer a row that is written once (keys and
+values of each head, or one latent row of which both are made).  A block holds the rows of
+`block_size` tokens; it is final when its last token has been computed, can be shared, and leaves
+for another instance while the prompt is still being computed.  *Sequence tensors*: for each
+sequence and layer a tensor of fixed size that every token overwrites (recurrent and convolution
+states).  It is that of the last token: it can be neither shared nor cut, and leaves last.
+Copies of it are kept behind some blocks for the prefix cache (`scheduling/snapshots.py`).
+
+Both lie in blocks of one pool, and a sequence owns all of its blocks in one table, those of its
+tensors first.  So admission, preemption, conservation and transfer know blocks only, and memory is
+not divided between the kinds beforehand.  How many blocks the tensors take is in the layout, which
+all instances of a cluster must share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from epd.config import ConfigError
+from epd.engine.language.kv_pool import layer_nbytes
+from epd.messages import KvLayout, StateTensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """A row for each token and layer."""
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    num_parts: int = 2  # keys and values; 1: a latent row
+    first_head: int = 0  # of those here, by its place in the model
+
+    def of(self, num_layers: int) -> PagedRows:
+        """Where only so many layers have them."""
+        return replace(self, num_layers=num_layers)
+
+
+def sequence_tensor(
+    name: str,
+    num_layers: int,
+    num_pieces: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    parts: tuple[tuple[int, int], ...] = (),
+) -> StateTensor:
+    """Of each of these layers `[num_pieces, *shape]` for each sequence."""
+    return StateTensor(
+        name=name,
+        num_layers=num_layers,
+        num_pieces=num_pieces,
+        shape=shape,
+        dtype=str(dtype).removeprefix("torch."),
+        piece_nbytes=math.prod(shape) * dtype.itemsize,
+        parts=parts,
+    )
+
+
+def layout_of(
+    rows: PagedRows,
+    tensors: Sequence[StateTensor],
+    dtype: torch.dtype,
+    block_size: int,
+    max_layer_groups: int,
+) -> KvLayout:
+    """`dtype`: of rows.  Raises ConfigError where a block cannot hold a piece of a tensor."""
+    nbytes = layer_nbytes(block_size, rows.num_heads, rows.head_dim, dtype, rows.num_parts)
+    block_nbytes = rows.num_layers * nbytes
+    for tensor in tensors:
+        if tensor.piece_nbytes > block_nbytes:
+            raise ConfigError(
+                f"a block of {block_nbytes} bytes cannot hold {tensor.piece_nbytes} bytes of a "
+                f"{tensor.name} state; raise engine.block_size"
+            )
+    return KvLayout(
+        num_layers=rows.num_layers,
+        block_size=block_size,
+        num_kv_heads=rows.num_heads,
+        head_dim=rows.head_dim,
+        dtype=str(dtype).removeprefix("torch."),
+        block_nbytes=block_nbytes,
+        max_layer_groups=max_layer_groups,
+        first_kv_head=rows.first_head,
+        num_parts=rows.num_parts,
+        tensors=tuple(tensors),
+    )

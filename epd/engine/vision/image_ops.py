@@ -1,0 +1,133 @@
+"""Resize, normalise and patchify on the device: the Hugging Face processor's arithmetic on tensors.
+
+Theory of operation
+-------------------
+Of preparing an image only the decoder (JPEG, PNG) needs a CPU.  The rest is memory-bound
+arithmetic that a GPU does in a tenth of a millisecond, and the image's bytes are a sixteenth of
+its patches in fp32, so decoded pixels are uploaded as they are, one byte per channel.
+
+The processor of the Qwen families resizes with Pillow (bicubic, antialiased, rounded to bytes;
+`image_resize`), then scales, normalises and cuts patches in the order of merge blocks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from epd.engine.vision.image_resize import resized
+from epd.model_files.geometry import NavitSettings, navit_resize
+
+_STRIP_PIXELS = 1 << 18
+
+
+def rgb_bytes(image: Any) -> np.ndarray[Any, Any]:
+    """uint8 `[height, width, 3]` of a PIL image, transparency handled as transformers does.
+
+    In strips, as each step on the way would make a copy of the whole (F67).
+    """
+    width, height = image.size
+    found = np.empty((height, width, 3), dtype=np.uint8)
+    rows = max(1, _STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(height, top + rows)))
+        found[top : top + rows] = _whole_rgb(strip)
+    return found
+
+
+def _whole_rgb(image: Any) -> np.ndarray[Any, Any]:
+    from transformers.image_transforms import convert_to_rgb
+
+    if image.mode == "RGB":
+        return np.asarray(image)
+    if "return_numpy" in inspect.signature(convert_to_rgb).parameters:
+        return np.asarray(convert_to_rgb(image, return_numpy=True))
+    return np.asarray(convert_to_rgb(image))
+
+
+class QwenImageOps:
+    """What the image and video processors of the Qwen families do behind decoding."""
+
+    def __init__(self, processor: Any) -> None:
+        self._patch = int(processor.patch_size)
+        self._frames = int(processor.temporal_patch_size)
+        self._merge = int(processor.merge_size)
+        factor = processor.rescale_factor if processor.do_rescale else 1.0
+        mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
+        if not processor.do_normalize:
+            mean, std = torch.zeros(3), torch.ones(3)
+        self._gain = (factor / std).view(3, 1, 1)
+        self._offset = (-mean / std).view(3, 1, 1)
+        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @staticmethod
+    def fits(processor: Any) -> bool:
+        """Whether the processor resizes as this module does: bicubic."""
+        return bool(processor.do_resize) and int(processor.resample) == 3
+
+    def patches(
+        self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """uint8 `[height, width, 3]` to patches `[num_patches, patch_dim]`, on its device.
+
+        Of a video uint8 `[frames, height, width, 3]`: an odd number of them ends with the last one
+        twice, as an image is a video of one frame.
+        """
+        frames, rows, columns = grid_thw
+        images = pixels if pixels.ndim == 4 else pixels[None]
+        images = resized(images, *self.size_of(grid_thw)).permute(0, 3, 1, 2)
+        gain, offset = self._constants(pixels.device)
+        images = torch.addcmul(offset, images.float(), gain).to(dtype)
+        if missing := frames * self._frames - len(images):
+            last = images[-1:].expand(missing + 1, -1, -1, -1)  # a view: an image is not copied
+            images = torch.cat([images[:-1], last]) if len(images) > 1 else last
+        m, p = self._merge, self._patch
+        split = images.unflatten(0, (frames, -1)).unflatten(-1, (columns // m, m, p))
+        blocks = split.unflatten(3, (rows // m, m, p)).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        return blocks.reshape(frames * rows * columns, 3 * self._frames * p * p)
+
+    def size_of(self, grid_thw: tuple[int, int, int]) -> tuple[int, int]:
+        """Height and width in pixels of what a grid's patches cover."""
+        return grid_thw[1] * self._patch, grid_thw[2] * self._patch
+
+    def num_rows(self, grid_thw: tuple[int, int, int]) -> int:
+        """Embedding rows of a grid."""
+        return grid_thw[0] * grid_thw[1] * grid_thw[2] // self._merge**2
+
+    def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        if device not in self._on:
+            self._on[device] = (self._gain.to(device), self._offset.to(device))
+        return self._on[device]
+
+
+class NavitImageOps:
+    """What Kimi's image processor does behind decoding: resize, pad with black, cut in lines."""
+
+    def __init__(self, settings: NavitSettings) -> None:
+        self._settings = settings
+        each = torch.tensor([settings.image_mean, settings.image_std])
+        self._scale = 255 * each.view(2, 3, 1, 1)
+
+    def patches(
+        self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """uint8 `[height, width, 3]` to patches `[num_patches, 3 * patch_size ** 2]`, on its
+        device."""
+        p, (_, rows, columns) = self._settings.patch_size, grid_thw
+        height, width = navit_resize(self._settings, pixels.shape[1], pixels.shape[0])
+        image = resized(pixels[None], height, width)[0].permute(2, 0, 1)
+        image = pad(image, (0, columns * p - width, 0, rows * p - height)).float()
+        if self._scale.device != pixels.device:
+            self._scale = self._scale.to(pixels.device)
+        mean, std = self._scale
+        image = ((image - mean) / std).to(dtype)
+        return (
+            image.unflatten(2, (-1, p))
+            .unflatten(1, (-1, p))
+            .permute(1, 3, 0, 2, 4)
+            .reshape(rows * columns, -1)
+        )

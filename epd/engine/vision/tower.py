@@ -1,0 +1,164 @@
+"""The vision towers of the Qwen families over packed images, without waiting for the device.
+
+Theory of operation
+-------------------
+transformers derives positions, interpolation weights and segment bounds from the grids inside the
+forward, and reads the bounds back from the device in every layer.  Here they are computed on the
+host, where the grids are known, and handed in; attention knows its segments as numbers.
+
+The patch embedding is a convolution whose kernel covers a patch exactly: a matrix product.  Where
+the activation is the GELU that the matrix library knows, it is applied as the product is written,
+not in a pass of its own over what is four times as wide as the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, linear
+
+from epd.engine.device.copies import upload
+from epd.engine.kernels import kernels_for
+from epd.engine.vision.segments import SegmentAttention
+
+Grid = tuple[int, int, int]
+
+
+class PackedAttention(nn.Module):
+    """A tower's attention module with its weights; `cu_seqlens` must be on the CPU."""
+
+    def __init__(self, attention: Any, attend: SegmentAttention) -> None:
+        super().__init__()
+        self.attend = attend
+        self.qkv = attention.qkv
+        self.proj = attention.proj
+        self.num_heads = attention.num_heads
+        self.scaling = attention.scaling
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_: Any,
+    ) -> torch.Tensor:
+        num_tokens = hidden_states.shape[0]
+        qkv = self.qkv(hidden_states).view(num_tokens, 3, self.num_heads, -1)
+        kernels_for(qkv.device.type).rotate_pair(qkv, *position_embeddings)
+        return self.proj(self.attend(qkv, cu_seqlens, self.scaling))
+
+
+class LinearPatchEmbed(nn.Module):
+    """The patch embedding as one product."""
+
+    def __init__(self, embed: Any) -> None:
+        super().__init__()
+        self.proj = embed.proj
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        weight = self.proj.weight
+        return linear(patches.to(weight.dtype), weight.flatten(1), self.proj.bias)
+
+
+class GeluMlp(nn.Module):
+    """Two products with a tanh GELU between them, which the first one applies on CUDA."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.linear_fc1 = mlp.linear_fc1
+        self.linear_fc2 = mlp.linear_fc2
+
+    @staticmethod
+    def fits(mlp: Any) -> bool:
+        """Whether a module is of this shape."""
+        if {name for name, _ in mlp.named_children()} - {"act_fn"} != {"linear_fc1", "linear_fc2"}:
+            return False
+        probe = torch.linspace(-4, 4, 33)
+        return mlp.linear_fc1.bias is not None and torch.allclose(
+            mlp.act_fn(probe), gelu(probe, approximate="tanh"), atol=1e-6, rtol=0
+        )
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        first = self.linear_fc1
+        if hidden_states.is_cuda:
+            weight = first.weight.t()
+            wide = torch._addmm_activation(  # noqa: SLF001 - it has no public name
+                first.bias, hidden_states, weight, use_gelu=True
+            )
+        else:
+            wide = gelu(first(hidden_states), approximate="tanh")
+        return self.linear_fc2(wide)
+
+
+def adopt(visual: Any) -> None:
+    """Give a loaded tower these modules instead of its own."""
+    visual.patch_embed = LinearPatchEmbed(visual.patch_embed)
+    attend = SegmentAttention()
+    for block in visual.blocks:
+        block.attn = PackedAttention(block.attn, attend)
+        if GeluMlp.fits(block.mlp):
+            block.mlp = GeluMlp(block.mlp)
+
+
+def run(
+    visual: Any, pixels: torch.Tensor, grids: Sequence[Grid], inputs: dict[str, Any]
+) -> torch.Tensor:
+    """Rows of all images, deepstack levels behind each; inputs: those of `tower_inputs`."""
+    output = visual(pixels, grid_thw=torch.tensor(grids), return_dict=True, **inputs)
+    levels = list(getattr(output, "deepstack_features", None) or ())
+    return torch.cat([output.pooler_output, *levels], dim=-1)
+
+
+def tower_inputs(visual: Any, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
+    """What the forward would derive from the grids; segment bounds stay on the host."""
+    windows = (
+        (int(visual.window_size), int(visual.patch_size)) if hasattr(visual, "window_size") else ()
+    )
+    side = int(getattr(visual, "num_grid_per_side", 0))
+    merge = int(visual.spatial_merge_size)
+    each = [_of_grid(grid, merge, side, windows) for grid in grids]
+    inputs: dict[str, Any] = {"cu_seqlens": joined([parts["cu_seqlens"] for parts in each])}
+    for name in ("position_ids", "interp_indices", "interp_weights"):
+        if name in each[0]:
+            inputs[name] = upload(torch.cat([parts[name] for parts in each]), device)
+    if windows:
+        inputs["cu_window_seqlens"] = joined([parts["cu_window_seqlens"] for parts in each])
+        index, rows = [], 0
+        for parts in each:
+            index.append(parts["window_index"] + rows)
+            rows += len(parts["window_index"])
+        inputs["window_index"] = upload(torch.cat(index), device)
+    return inputs
+
+
+def joined(bounds: list[torch.Tensor]) -> torch.Tensor:
+    """Cumulative lengths of all images from those of each."""
+    lengths = torch.cat([bound.diff() for bound in bounds])
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_grid(
+    grid: Grid, merge: int, side: int, windows: tuple[int, ...]
+) -> dict[str, torch.Tensor]:
+    """Of one image, on the host."""
+    from transformers import vision_utils
+
+    thw = torch.tensor([grid])
+    parts = {
+        "cu_seqlens": vision_utils.get_vision_cu_seqlens(thw),
+        "position_ids": vision_utils.get_vision_position_ids(thw, merge),
+    }
+    if side:
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            thw, num_grid_per_side=side, align_corners=True, spatial_merge_size=merge
+        )
+        parts |= {"interp_indices": indices, "interp_weights": weights}
+    if windows:
+        index, bounds = vision_utils.get_vision_window_index(thw, merge, *windows)
+        parts |= {"window_index": index, "cu_window_seqlens": bounds}
+    return parts

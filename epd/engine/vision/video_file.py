@@ -1,0 +1,117 @@
+"""From a video's bytes to the frames that a model sees, on a pool thread.
+
+Frames are decoded in order up to the last one that is wanted (a video is a chain of differences),
+and each wanted one is resized as soon as it is there, so that no more than one full-sized frame is
+held.  transformers resizes frames with PyTorch's filter for bytes, which is Pillow's arithmetic in
+whole numbers; so does this.  A phone's video that lies on its side is turned upright.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from epd.engine.vision.image_ops import rgb_bytes
+from epd.engine.vision.image_pixels import decode_image
+from epd.errors import MediaError
+from epd.media_files.container import open_container
+from epd.media_files.film_header import FilmHeader
+from epd.media_files.video import FRAMES
+from epd.messages import Clip
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.container import InputContainer
+
+Buffer = bytes | memoryview
+Pixels = np.ndarray[Any, Any]
+DECODE_TIMEOUT_S = 60.0
+
+
+def decode_clip(data: Buffer, clip: Clip, height: int, width: int, max_pixels: int) -> Pixels:
+    """uint8 `[frames, height, width, 3]`: the clip's frames, resized.  Raises MediaError."""
+    taken = np.empty((len(clip.frames), height, width, 3), dtype=np.uint8)
+    source = _images if clip.container == FRAMES else _film
+    size: tuple[int, ...] = ()
+    count = 0
+    for pixels in source(data, clip, max_pixels):
+        if size not in ((), pixels.shape):
+            raise MediaError(
+                f"frame {clip.frames[count] + 1} of the video has another size than the first; "
+                "send frames of one size"
+            )
+        size = pixels.shape
+        taken[count] = resized(pixels, height, width)
+        count += 1
+    if count < len(clip.frames):
+        raise MediaError(
+            f"the video has no frame {clip.frames[count] + 1}, though its header says so; "
+            "send the whole file"
+        )
+    return taken
+
+
+def resized(pixels: Pixels, height: int, width: int) -> Pixels:
+    """uint8 `[height, width, 3]` of a frame of another size, antialiased."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+    image = interpolate(image, (height, width), mode="bicubic", antialias=True)
+    return image[0].permute(1, 2, 0).numpy()
+
+
+def _images(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+    """Frames that came as images."""
+    packed = msgspec.msgpack.decode(data, type=list[memoryview])
+    for index in clip.frames:
+        try:
+            yield np.array(rgb_bytes(decode_image(packed[index], max_pixels)))
+        except MediaError as error:
+            raise MediaError(f"frame {index + 1} of the video: {error}") from error
+
+
+def _film(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+    """Frames of a file, each as often as it is wanted."""
+    wanted = iter(clip.frames)
+    index = next(wanted)
+    try:
+        container, header = open_container(data, clip.container, max_pixels, DECODE_TIMEOUT_S)
+        with container:
+            for number, frame in enumerate(_shown(container, header)):
+                if (frame.width, frame.height) != (header.width, header.height):
+                    raise MediaError(
+                        f"has frames of {frame.width} x {frame.height} pixels where its header "
+                        f"says {header.width} x {header.height}; encode it again"
+                    )
+                while index == number:
+                    yield _upright(frame, header)
+                    if (following := next(wanted, None)) is None:
+                        return
+                    index = following
+    except MediaError as error:
+        raise MediaError(f"the video {error}") from error
+    except Exception as error:  # damaged data: decoders raise many types
+        raise MediaError("the video cannot be decoded; encode it again") from error
+
+
+def _shown(container: InputContainer, header: FilmHeader) -> Iterator[VideoFrame]:
+    """Decoded frames, without those that are cut from the film by its edits."""
+    for frame in container.decode(video=0):
+        time = frame.pts or 0
+        if not header.shown or any(begin <= time < end for begin, end in header.shown):
+            yield frame
+
+
+def _upright(frame: VideoFrame, header: FilmHeader) -> Pixels:
+    """RGB bytes of a decoded frame."""
+    plane = frame.reformat(format="rgb24").planes[0]
+    lines = np.frombuffer(memoryview(plane), np.uint8).reshape(
+        plane.height, plane.line_size
+    )  # not copied
+    pixels = lines[:, : 3 * plane.width].reshape(plane.height, plane.width, 3)
+    return np.rot90(pixels, header.turns) if header.turns else pixels

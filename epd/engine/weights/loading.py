@@ -1,0 +1,340 @@
+"""Stage-only loading: an encode worker holds no language model, a prefill worker no vision tower.
+
+Theory of operation
+-------------------
+The whole model class of transformers is built with every parameter on the meta device, the
+submodules of the other stages are dropped, and only the tensors that are left are read from the
+safetensors files.  Parameters go to meta by patching `register_parameter`, not with
+`torch.device("meta")`, which would also ruin the non-persistent buffers (rope frequencies) that no
+checkpoint can restore.
+
+Published checkpoints name their tensors as the model class did when they were saved.  A checkpoint
+name is tried as it is, then through the family's renamings; the first that the model has wins.
+A tensor that no stage of the model has is an error: config.json then describes a smaller model than
+was saved, and that would answer without a word of warning.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from epd.engine.base import Progress, Taker, no_progress
+from epd.engine.sharding import WHOLE, Shard
+from epd.engine.weights import stored as stored_weights
+from epd.engine.weights.pieces import Piece, Sources, missing, sources_of
+from epd.groups.device.tensor_parallel import Cut, TensorParallel, shrink
+from epd.model_files.checkpoint import ModelError
+from epd.model_files.model_directory import check_tensors, some
+
+if TYPE_CHECKING:
+    from epd.engine.adapter import ModelAdapter
+
+Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_patching = threading.Lock()
+_register = nn.Module.register_parameter
+_empty = torch.empty
+LARGE_NBYTES = 64 << 20
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules built inside have shapes but no weights; buffers are real.
+
+    It patches torch's module class, so one thread at a time: others wait.
+    """
+    from transformers.initialization import no_init_weights
+
+    here = threading.get_ident()
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
+        _register(module, name, param)
+
+    def empty(*size: Any, **options: Any) -> torch.Tensor:
+        """Experts of one layer may be more than this host has: what is as large as that is a
+        parameter, and never there.  Of other threads nothing is."""
+        if threading.get_ident() == here:
+            like = _empty(*size, **options | {"device": "meta"})
+            if like.nbytes > LARGE_NBYTES:
+                return like
+        return _empty(*size, **options)
+
+    with _patching, no_init_weights():
+        nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+        torch.empty = empty
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = _register  # type: ignore[method-assign]
+            torch.empty = _empty
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What a stage reads and from where: decided from names and shapes, before any byte is read."""
+
+    model: nn.Module  # on meta, without the modules of the other stage
+    wanted: dict[str, torch.Tensor]  # on meta, by the model's name
+    sources: Sources  # of all stages
+    tied: dict[str, str]  # parameter to the one that it shares memory with
+    cuts: dict[str, Cut]  # what a rank keeps of a parameter, if not all of it
+
+
+def plan_stage(
+    adapter: ModelAdapter,
+    stage: str,
+    *,
+    dummy: bool = False,
+    allow_unused: bool = False,
+    shard: Shard = WHOLE,
+) -> StagePlan:
+    """The plan of one stage ("vision" or "language").
+
+    `dummy`: nothing will be read.  `allow_unused`: tensors that no stage has are left out.  Raises
+    ModelError, naming what is wrong.
+    """
+    checkpoint = adapter.checkpoint
+    if not dummy:
+        check_tensors(checkpoint, (stage,), allow_unused=allow_unused)
+    try:
+        with parameters_on_meta():
+            model = adapter.build()
+    except Exception as error:  # whatever contradictory sizes trip over
+        raise ModelError(
+            f"{checkpoint.directory}/config.json does not describe a {adapter.model_type} "
+            f"model ({error}); restore the file"
+        ) from error
+    held = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    sources, _ = sources_of(checkpoint.tensors, adapter.family, held)
+    for path in adapter.other_modules(stage):
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, None)
+    tied = _tied_names(adapter, model, sources)
+    parallel = TensorParallel(adapter, model, shard)
+    parallel.drop_added_twice()
+    wanted = {n: t for n, t in model.state_dict().items() if n in sources or n not in tied}
+    if not dummy and (lacking := missing(sources, {name: held[name] for name in wanted})):
+        raise ModelError(f"{checkpoint.directory} lacks {some(lacking)}; install another release")
+    cuts = parallel.cuts()
+    shrink(model, cuts)
+    if cuts:
+        adapter.adopt_shard(model, shard)
+    return StagePlan(model, wanted, sources, tied, cuts)
+
+
+def load_stage(
+    adapter: ModelAdapter,
+    stage: str,
+    dtype: torch.dtype,
+    device: str,
+    load_format: str = "auto",
+    *,
+    allow_unused: bool = False,
+    progress: Progress = no_progress,
+    shard: Shard = WHOLE,
+    exchange: Callable[[nn.Module], Takers] = lambda model: {},
+) -> nn.Module:
+    """The model with the weights of one stage, in eval mode; what belongs to the other is None.
+
+    `load_format` "dummy" makes weights on the device instead of reading them.  `shard`: a rank
+    reads only what it keeps.  `exchange`: of modules on meta, before anything is read.  Raises what
+    `plan_stage` raises, and ModelError where a file cannot be read.
+    """
+    dummy = load_format == "dummy"
+    plan = plan_stage(adapter, stage, dummy=dummy, allow_unused=allow_unused, shard=shard)
+    model, wanted = plan.model, plan.wanted
+    joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
+    cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
+    takers = exchange(model)
+    if dummy:
+        state = _dummies(wanted, cuts, takers, dtype, device)
+    else:
+
+        def told(done: int, total: int) -> None:
+            progress(stage, done, total)
+
+        stored = {piece.stored for name in wanted for piece in plan.sources[name]}
+        stored_weights.log_cost(adapter.checkpoint, sorted(stored), dtype)
+        state = _read(adapter, plan.sources, wanted, cuts, takers, dtype, device, told)
+    for name, source in plan.tied.items():
+        # Where both are stored the weights decide, as in transformers: some heads were trained on.
+        if name not in state or torch.equal(state[name], state[source]):
+            state[name] = state[source]
+    state |= {name: plan.cuts[name].of(state[name]) for name in joint & plan.cuts.keys()}
+    model.load_state_dict(state, strict=False, assign=True)
+    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if left:
+        raise ModelError(
+            f"no weights for {some(left)}; the checkpoint is incomplete, copy it again"
+        )
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+    return model.eval().requires_grad_(False)
+
+
+def _tied_names(
+    adapter: ModelAdapter, model: nn.Module, sources: Collection[str]
+) -> dict[str, str]:
+    """Parameter to the one that it shares memory with (the head and the embedding, usually)."""
+    names: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    held = model.state_dict().keys()
+    if (
+        getattr(adapter.text_config, "tie_word_embeddings", False)
+        and "lm_head.weight" in held
+        and "lm_head.weight" not in sources
+    ):
+        # Some composite configs say it of the text part alone.
+        (embedding,) = (name for name in held if name.endswith(".embed_tokens.weight"))
+        names.setdefault("lm_head.weight", embedding)
+    ties = {name: source for name, source in names.items() if name in held and source in held}
+    # Whichever is stored gives its weights to the other.
+    return dict(
+        (source, name) if name in sources and source not in sources else (name, source)
+        for name, source in ties.items()
+    )
+
+
+def _read(
+    adapter: ModelAdapter,
+    sources: Sources,
+    wanted: Mapping[str, torch.Tensor],
+    cuts: Mapping[str, Cut],
+    takers: Takers,
+    dtype: torch.dtype,
+    device: str,
+    progress: Callable[[int, int], None],
+) -> dict[str, torch.Tensor]:
+    """The tensors, file by file, in what `_dtype_of` says.  Raises ModelError."""
+    from safetensors import safe_open
+
+    checkpoint = adapter.checkpoint
+    by_file: dict[Path, list[tuple[str, Piece]]] = defaultdict(list)
+    for name in wanted:
+        for piece in sources[name]:
+            by_file[checkpoint.tensors[piece.stored].file].append((name, piece))
+    state: dict[str, torch.Tensor] = {}
+    done, total = 0, sum(_nbytes(wanted[n], dtype, cuts.get(n)) for n in wanted)
+    for file, parts in by_file.items():
+        try:
+            with safe_open(file, framework="pt") as reader:
+                for name, piece in parts:
+                    like, cut = wanted[name], cuts.get(name)
+                    if name not in state:
+                        kept = like if cut is None else cut.of(like)
+                        kind = _dtype_of(like, dtype)
+                        state[name] = torch.empty(kept.shape, dtype=kind, device=device)
+                    place = piece.of(state[name])
+                    place.copy_(_stored(reader, adapter, name, piece, like, cut, dtype, device))
+                    done += place.nbytes
+                    progress(done, total)
+                    if name in takers:
+                        del place
+                        _give(state.pop(name), takers[name])
+        except (MemoryError, torch.OutOfMemoryError):  # the file is as it should be
+            raise
+        except Exception as error:  # safetensors raises its own error type from Rust, and OSError
+            raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
+    return state
+
+
+def _stored(
+    reader: Any,
+    adapter: ModelAdapter,
+    name: str,
+    piece: Piece,
+    like: torch.Tensor,
+    cut: Cut | None,
+    dtype: torch.dtype,
+    device: str,
+) -> torch.Tensor:
+    """What is kept of a piece that lies in an open file; what is widened is so on the device."""
+    checkpoint, stored = adapter.checkpoint, piece.stored
+    here = checkpoint.tensors[stored].file
+
+    def tensor_of(other: str) -> torch.Tensor:
+        from safetensors import safe_open
+
+        file = checkpoint.tensors[other].file
+        if file == here:
+            return reader.get_tensor(other).to(device)  # type: ignore[no-any-return]
+        with safe_open(file, framework="pt") as elsewhere:
+            return elsewhere.get_tensor(other).to(device)  # type: ignore[no-any-return]
+
+    is_transposed = stored_weights.shape_of(checkpoint, stored) != piece.fits(tuple(like.shape))
+    if cut is not None and piece.expert >= 0:  # of gate and up a rank keeps the same
+        cut = Cut(cut.dim - 1, cut.kept[:1])
+    if cut is not None and is_transposed:
+        cut = cut.transposed()
+    tensor = stored_weights.read(checkpoint, stored, tensor_of, dtype)
+    if tensor is not None:  # whole, since its scales may be of blocks
+        tensor = tensor if cut is None else cut.of(tensor)
+    elif cut is not None:
+        tensor = cut.read(reader.get_slice(stored))
+    else:
+        tensor = reader.get_tensor(stored)
+    if piece.num_parts > 1:
+        return adapter.of_joint(name, tensor.chunk(piece.num_parts)[piece.part])
+    return tensor.transpose(1, 2) if is_transposed else tensor
+
+
+def _dtype_of(like: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Buffers, which are not on meta, stay in the dtype that the model gives them."""
+    return dtype if like.is_floating_point() and like.is_meta else like.dtype
+
+
+def _nbytes(like: torch.Tensor, dtype: torch.dtype, cut: Cut | None) -> int:
+    kept = like if cut is None else cut.of(like)
+    return kept.numel() * _dtype_of(like, dtype).itemsize
+
+
+def _give(tensor: torch.Tensor, taker: Taker) -> None:
+    taker(tensor)
+    del tensor
+    torch.cuda.empty_cache()  # or what comes next would be put into pieces of it
+
+
+def _dummies(
+    wanted: Mapping[str, torch.Tensor],
+    cuts: Mapping[str, Cut],
+    takers: Takers,
+    dtype: torch.dtype,
+    device: str,
+) -> dict[str, torch.Tensor]:
+    """What is not kept as it is made, is made in one place, so that torch's allocator is left no
+    holes."""
+    passing = cuts.keys() | takers.keys()
+    largest = max((like.numel() for n, like in wanted.items() if n in passing), default=0)
+    place = torch.empty(largest, dtype=dtype, device=device)
+    state: dict[str, torch.Tensor] = {}
+    for name, like in wanted.items():
+        if name in passing:
+            whole = _dummy(name, place[: like.numel()].view(like.shape))
+            kept = cuts[name].of(whole) if name in cuts else whole
+            if name in takers:
+                _give(kept, takers[name])
+            else:
+                state[name] = kept.clone()
+        else:
+            own = torch.empty(like.shape, dtype=_dtype_of(like, dtype), device=device)
+            state[name] = _dummy(name, own)
+    return state
+
+
+def _dummy(name: str, out: torch.Tensor) -> torch.Tensor:
+    """Random weights, the same in every process: norms of one, no biases, the rest N(0, 0.02)."""
+    if not out.is_floating_point() or out.ndim < 2:
+        return out.fill_(1.0 if name.endswith("weight") else 0.0)
+    generator = torch.Generator(out.device).manual_seed(zlib.crc32(name.encode()))
+    return out.normal_(0.0, 0.02, generator=generator)

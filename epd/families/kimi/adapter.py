@@ -1,0 +1,88 @@
+"""Kimi-K2.5: MoonViT at native resolution, latent attention, experts chosen by groups, linear rope.
+
+The language model is DeepSeek-V3's.  Every rank of a group keeps all latent rows and has a part of
+the heads.  Videos are not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from epd.engine.adapter import ModelAdapter
+from epd.engine.base import Patches
+from epd.engine.kernels.routing import Routing
+from epd.engine.language.experts import by_groups
+from epd.engine.language.products import Foreign
+from epd.engine.language.state_kinds import PagedRows
+from epd.engine.sharding import WHOLE, Shard
+from epd.engine.vision.image_ops import NavitImageOps, rgb_bytes
+from epd.families.kimi import tower as kimi_tower
+from epd.families.kimi.latent_attention import LatentAttention
+from epd.messages import PixelBounds
+from epd.model_files.geometry import image_geometry, navit_settings
+
+_HEADS = {
+    f"model.language_model.layers.*.self_attn.{name}": how
+    for name, how in (
+        ("q_proj", "colwise"),
+        ("q_b_proj", "colwise"),
+        ("kv_b_proj", "colwise"),
+        ("o_proj", "rowwise"),
+    )
+}
+
+
+class KimiK25(ModelAdapter):
+    model_type = "kimi_k25"
+    modelling = "kimi_k25.modeling_kimi_k25"
+    class_name = "Kimi_K25ForConditionalGeneration"
+    tp_plan = _HEADS
+    mixers = (LatentAttention,)
+
+    def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """Published towers rotate neighbours, transformers' rotates halves."""
+        if ".v_proj." in name:
+            return stored
+        heads = int(self.config.vision_config.num_attention_heads)
+        return stored.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+    # --- language ---------------------------------------------------------------------------------
+
+    def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
+        """A latent and a rotated key that all heads share: the same at every rank."""
+        text = self.text_config
+        width = int(text.kv_lora_rank) + int(text.qk_rope_head_dim)
+        return PagedRows(int(text.num_hidden_layers), 1, width, num_parts=1)
+
+    def routing(self, router: Foreign) -> Routing:
+        return by_groups(router)
+
+    # --- vision -----------------------------------------------------------------------------------
+
+    def image_processor(self) -> Any:
+        return navit_settings(self.checkpoint.preprocessor)
+
+    def image_ops(self, processor: Any) -> NavitImageOps:
+        return NavitImageOps(processor)
+
+    def adopt_vision(self, model: Any) -> None:
+        kimi_tower.adopt(model.model.vision_tower)
+
+    def tower_layers(self, model: Any) -> Sequence[Any]:
+        return list(model.model.vision_tower.layers)
+
+    def to_patches(
+        self, processor: Any, image: Any, bounds: PixelBounds | None = None
+    ) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        checkpoint = self.checkpoint
+        grid = image_geometry(checkpoint.config, checkpoint.preprocessor, *image.size).grid_thw
+        pixels = torch.from_numpy(rgb_bytes(image).copy())
+        return NavitImageOps(processor).patches(pixels, grid, torch.float32), grid
+
+    def encode(self, model: Any, batch: Sequence[Patches], dtype: torch.dtype) -> torch.Tensor:
+        device = next(model.model.vision_tower.parameters()).device
+        pixels = torch.cat([patches.pixels for patches in batch]).to(device=device, dtype=dtype)
+        return kimi_tower.run(model.model, pixels, [patches.grid_thw for patches in batch])

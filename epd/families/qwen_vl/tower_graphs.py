@@ -1,0 +1,105 @@
+"""Captured runs of a tower: a launch for each slice instead of three hundred for all.
+
+Theory of operation
+-------------------
+A small image takes less time on the device than launching its kernels takes on the host, and under
+load the host is late for large ones, too: threads that decode images hold the interpreter.  So runs
+are captured once for some numbers of patches; one is then a copy of what it reads into the next
+larger shape, and replays.  What pads it belongs to no segment: no tile of attention covers it, and
+everything else in a tower looks at one patch, or the patches of one row, at a time.
+
+A run that is cut into slices (`slices`) is captured as these slices, one graph each.  What one
+leaves for the next lies in memory that all graphs share: no other run comes between them.
+
+Runs of more segments than there are tiles for, and towers with windows, stay as they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from epd.engine.device.copies import upload
+from epd.engine.device.slices import Slices
+from epd.engine.language.graphs import OnePlace, PartsRecorder
+from epd.engine.vision.segments import SegmentAttention
+from epd.engine.vision.tower import Grid, run, tower_inputs
+
+STEP = 128  # between the sizes: what pads is computed, too
+MAX_SEGMENTS = 16  # each may end in a tile of its own
+
+
+class TowerGraphs:
+    """Of one tower; on the launch thread."""
+
+    def __init__(
+        self,
+        visual: Any,
+        pixels: torch.Tensor,
+        max_patches: int,
+        record: PartsRecorder,
+        slices: Slices,
+    ) -> None:
+        """`pixels`: of one row's patches; `slices`: of this tower."""
+        self._visual = visual
+        attention = visual.blocks[0].attn
+        self._attend: SegmentAttention = attention.attend
+        self._head_dim = attention.qkv.out_features // 3 // attention.num_heads
+        self._slices = slices
+        self._device = pixels.device
+        self._merged = len(pixels)  # patches of a row
+        most = max(1, max_patches // STEP) * STEP
+        self._sizes = range(STEP, most + 1, STEP)
+        side = round(self._merged**0.5)
+        given = tower_inputs(visual, [(1, side, side)], self._device)
+        del given["cu_seqlens"]
+        self._pixels = pixels.new_zeros(most, pixels.shape[1])
+        self._inputs = {name: t.new_zeros(most, *t.shape[1:]) for name, t in given.items()}
+        self._tiles = torch.zeros(self._room(most), 3, dtype=torch.int32, device=self._device)
+        self._rows = OnePlace()
+        slices.on_cut = record.cut
+        self._graphs = {
+            size: record.parts(partial(self._run, size)) for size in reversed(self._sizes)
+        }
+        slices.on_cut = None
+
+    def __call__(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor | None:
+        """Rows of all images; None: no graph fits."""
+        at = bisect_left(self._sizes, len(pixels))
+        if at == len(self._sizes):
+            return None
+        size = self._sizes[at]
+        given = tower_inputs(self._visual, grids, self._device)
+        bounds = given.pop("cu_seqlens").tolist()
+        tiles = self._attend.kernels.tiles_of(bounds, self._head_dim)
+        if len(tiles) > self._room(size):
+            return None
+        padded = torch.zeros(self._room(size), 3, dtype=torch.int32)
+        padded[: len(tiles)] = tiles
+        parts, rows = self._graphs[size]
+        self._slices.cut()
+        self._tiles[: len(padded)].copy_(upload(padded, self._device))
+        self._pixels[: len(pixels)].copy_(pixels)
+        for name, tensor in given.items():
+            self._inputs[name][: len(tensor)].copy_(tensor)
+        parts[0]()
+        for part in parts[1:]:
+            self._slices.cut()
+            part()
+        return rows[: len(pixels) // self._merged].clone()  # the next replay writes there
+
+    def _run(self, size: int) -> torch.Tensor:
+        self._slices.begin(size)
+        bounds = torch.tensor([0, size], dtype=torch.int32)
+        self._attend.preset(bounds, self._tiles[: self._room(size)])
+        inputs = {name: tensor[:size] for name, tensor in self._inputs.items()}
+        inputs["cu_seqlens"] = bounds
+        return self._rows(run(self._visual, self._pixels[:size], [(1, 1, size)], inputs))
+
+    def _room(self, size: int) -> int:
+        """Tiles of so many patches, at most."""
+        return size // self._attend.kernels.tiling_for(self._head_dim).block_m + MAX_SEGMENTS

@@ -1,0 +1,396 @@
+"""Where an attempt runs, and sending it there.
+
+A policy chooses a placement over the registry's view and the gateway's own records: heartbeats
+report late what the gateway itself has just assigned, and instances that failed a generation are
+avoided. Equal images meet in one encoder while an attempt with one of them is open; afterwards they
+find the encoder that reported to have their rows. An attempt goes out as one `EncodeRequest` for
+each image, to its encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them. The
+attempt's own time-out covers the silence of prefill.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from math import inf, prod
+
+from epd.config import Timing
+from epd.failure import FailureKind
+from epd.frontend import JsonObject, PreparedItem, TransferParams
+from epd.fsm.generation import Generation, TokenTimedOut
+from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest, RoomAdded
+from epd.observed import StageLoad
+from epd.roles.base import Actor
+from epd.roles.gateway.affinity import Affinity
+from epd.roles.gateway.holds import Holds
+from epd.roles.gateway.offers import Image as Offered
+from epd.roles.gateway.offers import Offers
+from epd.roles.gateway.registry import Registry
+from epd.roles.gateway.suspects import Suspects
+from epd.scheduling.backlog import Books
+from epd.scheduling.hedging import pays
+from epd.scheduling.placement import (
+    Asked,
+    Candidate,
+    Image,
+    MakeRule,
+    PickEncoder,
+    Placement,
+    Unplaceable,
+    another_encoder,
+    lacking,
+    place,
+)
+from epd.scheduling.predicted_rule import PredictedRule, predicted_loads
+from epd.scheduling.residency import CacheIndex, Flights, Said
+
+DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
+
+
+class Dispatcher:
+    """The books of one gateway's attempts: what is assigned where."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        registry: Registry,
+        timing: Timing,
+        index: CacheIndex,
+        affinity: Affinity | None = None,
+        pick: PickEncoder | None = None,
+        silent: Callable[[], Iterable[str]] = tuple,
+        make_rule: MakeRule = PredictedRule,
+    ) -> None:
+        """`affinity`: None places without regard to prefixes; `pick`: see `place`; `silent`: who
+        answers us nothing."""
+        self._actor = actor
+        self._registry = registry
+        self._timing = timing
+        self._index = index
+        self._affinity = affinity
+        self._pick = pick
+        self.holds = Holds(actor, timing)
+        self.offers = Offers(actor, timing)
+        self._silent = silent
+        self._make_rule = make_rule
+        self._work = Books()
+        self._shares_held: dict[str, float] = {}  # by generation: of its prompt, at prefill
+        self._flights = Flights()
+        self.suspects = Suspects(actor, registry, silent)
+        self._assigned: Counter[str] = Counter()
+        self._booked: dict[str, tuple[str, ...]] = {}  # by generation: of its present attempt
+        self._started_s = actor.clock.now_s()
+        self.first_join_within_s = inf  # of the start; later no first instance is waited for
+
+    # --- placement --------------------------------------------------------------------------------
+
+    @property
+    def num_assigned(self) -> int:
+        return sum(self._assigned.values())
+
+    def assigned_to(self, instance_id: str) -> int:
+        """Open attempts that use this instance."""
+        return self._assigned[instance_id]
+
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(i.info, i.load, self._assigned[name], self._work.at(name))
+            for i in self._registry.takers()
+            for name in (i.info.address.instance_id,)
+        ]
+
+    def loads(self) -> tuple[StageLoad, ...]:
+        """What waits at each instance, in seconds."""
+        return tuple(predicted_loads(self.candidates()))
+
+    def is_vacant(self) -> bool:
+        """No instance has ever joined, and none is about to."""
+        age_s = self._actor.clock.now_s() - self._started_s
+        return not self._registry.instances and age_s >= self.first_join_within_s
+
+    def lacking(self, *, with_images: bool) -> str:
+        """Why nothing could be placed now; empty if it could."""
+        infos = [i.info for i in self._registry.takers()]
+        return lacking(infos, with_images=with_images, finds=True)
+
+    def choose(self, machine: Generation) -> Placement | Unplaceable:
+        """Instances for the next attempt of this generation."""
+        if self.suspects.is_barred(machine):
+            return Unplaceable("what an instance may have died of is being computed elsewhere")
+        candidates = self.candidates()
+        avoid = machine.avoided.union(self._silent())
+        held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
+        asked = Asked(
+            tuple(map(_image, machine.prompt.items)),
+            len(machine.prompt.token_ids) + len(machine.token_ids),
+            machine.prompt.sampling.max_tokens,
+            Said(self, machine.prompt.encoded_at),
+            held,
+        )
+        is_absent = _is_absent(machine)
+        chosen = place(
+            candidates,
+            asked,
+            self._make_rule,
+            avoid,
+            finds=not is_absent,
+            at=self.holds.claimed_by(machine),
+            pick=self._pick,
+        )
+        if is_absent and isinstance(chosen, Unplaceable):
+            told = f"the rows of an image are not in the shared storage, and {chosen.reason}"
+            return Unplaceable(told)
+        if isinstance(chosen, Placement):
+            self._shares_held[machine.key] = held.get(chosen.prefill.instance_id, 0.0)
+        return chosen
+
+    def another_encoder(
+        self, machine: Generation, index: int, but: Collection[str]
+    ) -> Address | None:
+        """For the image of that index of the present attempt: whom to ask instead of `but`."""
+        image, at = _image(machine.prompt.items[index]), machine.placement.prefill
+        candidates = self.candidates()
+        barred = self.suspects.barred(image.mm_hash, (c.info.address for c in candidates))
+        avoid = {*but, *machine.avoided, *self._silent(), *barred}
+        return another_encoder(candidates, image, self._make_rule, at, avoid, self)
+
+    def rival(
+        self, machine: Generation, index: int, late: Address, waited_s: float
+    ) -> Address | None:
+        """For an image that is late: who would be done with it soon."""
+        if not self.suspects.deaths.may_hedge(machine.prompt.items[index].mm_hash):
+            return None
+        encoder = self.another_encoder(machine, index, {late.instance_id})
+        one = next((c for c in self.candidates() if c.info.address == encoder), None)
+        num_patches = prod(machine.prompt.items[index].grid_thw)
+        if one is None or not pays(one.backlog, one.load.costs, num_patches, waited_s):
+            return None
+        return encoder
+
+    def in_flight(self, mm_hash: str) -> tuple[str, ...]:
+        """See `Whereabouts`."""
+        return self._flights.encoders(mm_hash)
+
+    def resident(self, mm_hash: str) -> tuple[str, ...]:
+        """See `Whereabouts`."""
+        return self._index.resident(mm_hash)
+
+    def num_resident(self, instance_id: str) -> int:
+        """Images whose rows this encoder said that it holds."""
+        return len(self._index.held(instance_id))
+
+    def may_come(self, machine: Generation) -> bool:
+        """Whether what could not be placed may be placed one day."""
+        return not _is_absent(machine) or self._registry.has_known("encode")
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def send(self, machine: Generation) -> bool:
+        """Send the present attempt to its instances.  False: prefill takes no messages."""
+        placement = machine.placement
+        self._book(machine, placement)
+        deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
+        patience_ends_s = self._actor.timers.due_s(machine, (TokenTimedOut,))
+        token_due_s = min(deadline_s, self._at(patience_ends_s + DEADLINE_GRACE_S))
+        items = self._send_encodes(machine, placement, token_due_s)
+        prompt = machine.prompt
+        if prompt.stage == "encode":
+            return True
+        if self._affinity is not None:
+            self._affinity.sent(machine)
+        message = PrefillRequest(
+            request_id=machine.key,
+            attempt=machine.attempt,
+            token_ids=(*prompt.token_ids, *machine.token_ids),
+            num_emitted=len(machine.token_ids),
+            items=items,
+            sampling=prompt.sampling,
+            decode=placement.decode,
+            gateway=self._actor.address,
+            deadline_s=deadline_s,
+            reports=prompt.wants_timeline,
+            scope=prompt.scope,
+            first_token_deadline_s=token_due_s,
+            lease_s=self.holds.lease_s(machine),
+            is_suspect=self.suspects.is_suspect(machine),
+        )
+        return self._actor.send(placement.prefill, message)
+
+    def _at(self, when_s: float) -> float:
+        """A time of this process's clock, as instances are told it."""
+        return when_s + self._actor.cluster_offset_s
+
+    def _send_encodes(
+        self, machine: Generation, placement: Placement, deadline_s: float
+    ) -> tuple[MediaItem, ...]:
+        items = []
+        images: dict[str, Offered] = {}
+        pairs = zip(machine.prompt.items, placement.encoders, strict=True)
+        for index, (item, encoder) in enumerate(pairs):
+            room = f"{machine.key}/{machine.attempt}/{index}"
+            request = EncodeRequest(
+                request_id=machine.key,
+                attempt=machine.attempt,
+                room=room,
+                mm_hash=item.mm_hash,
+                num_rows=item.num_rows,
+                grid_thw=item.grid_thw,
+                consumer=None if machine.prompt.stage == "encode" else placement.prefill,
+                deadline_s=deadline_s,
+                reports=machine.prompt.wants_timeline,
+                clip=item.clip,
+                bounds=item.bounds,
+                is_suspect=self.suspects.deaths.is_suspect(item.mm_hash),
+            )
+            images[room] = Offered(index, encoder, request, item.image)
+            items.append(
+                MediaItem(
+                    index=index,
+                    mm_hash=item.mm_hash,
+                    offset=item.offset,
+                    num_rows=item.num_rows,
+                    grid_thw=item.grid_thw,
+                    room=room,
+                    encoder=encoder,
+                    offsets=item.offsets,
+                    second_per_grid=item.second_per_grid,
+                )
+            )
+        self.offers.begin(machine, images)
+        return tuple(items)
+
+    def move(self, machine: Generation, index: int, encoder: Address) -> None:
+        """Send an image to this encoder; its placement says so."""
+        self._book(machine, machine.placement)
+        mm_hash = machine.prompt.items[index].mm_hash
+        is_suspect = self.suspects.deaths.is_suspect(mm_hash)
+        further = self.offers.move(machine, index, encoder, is_suspect=is_suspect)
+        if machine.prompt.stage != "encode":
+            self.tell_room(machine, further)
+
+    def hedge(self, machine: Generation, index: int, encoder: Address) -> None:
+        """Send an image to this encoder, too; who has it is not done with it."""
+        former = self.offers.latest(machine, index)
+        self._book(machine, machine.placement)
+        if former is not None:
+            mm_hash, num_patches = former.request.mm_hash, prod(former.request.grid_thw)
+            self._work.also(machine.key, former.encoder.instance_id, mm_hash, num_patches)
+        self.tell_room(machine, self.offers.hedge(machine, index, encoder), is_rival=True)
+
+    def tell_room(self, machine: Generation, image: Offered, *, is_rival: bool = False) -> None:
+        """Prefill may have the rows of this image in its room."""
+        added = RoomAdded(
+            request_id=machine.key,
+            attempt=machine.attempt,
+            index=image.index,
+            room=image.request.room,
+            encoder=image.encoder,
+            is_rival=is_rival,
+        )
+        self._actor.send(machine.placement.prefill, added)
+
+    def needed(self, machine: Generation) -> tuple[Address, ...]:
+        """Instances whose loss ends the attempt; that of others is told by these."""
+        placement = machine.placement
+        if machine.prompt.stage == "encode":
+            return placement.encoders
+        return placement.prefill, placement.decode
+
+    def transfer_params(self, machine: Generation) -> TransferParams:
+        """How rows and KV of the latest attempt move."""
+        placement = machine.placed
+        if placement is None:
+            return TransferParams()
+        prefill, decode = placement.prefill, placement.decode
+        over = self._registry.transport_between
+        ec: dict[str, JsonObject] = {
+            item.mm_hash: {
+                "remote_engine_id": encoder.instance_id,
+                "transport": over(encoder, prefill),
+                "num_rows": item.num_rows,
+            }
+            for item, encoder in zip(machine.prompt.items, placement.encoders, strict=True)
+        }
+        kv: JsonObject = {
+            "do_remote_prefill": prefill.instance_id != decode.instance_id,
+            "remote_engine_id": prefill.instance_id,
+            "remote_request_id": machine.key,
+            "decode_engine_id": decode.instance_id,
+            "transport": over(prefill, decode),
+            "num_prompt_tokens": len(machine.prompt.token_ids),
+        }
+        if machine.prompt.stage == "encode":
+            kv = {}
+        elif lease_s := self.holds.lease_s(machine):
+            kv |= {"do_remote_prefill": True, "do_remote_decode": False, "lease_s": lease_s}
+        return TransferParams(ec, kv)
+
+    # --- what is done of an attempt ---------------------------------------------------------------
+
+    def encoded(self, instance_id: str, mm_hash: str) -> None:
+        """An encoder says that it holds these rows."""
+        self._work.encoded(instance_id, mm_hash)
+        self.suspects.deaths.acquit(mm_hash)
+
+    def began(self, machine: Generation) -> None:
+        """The first token of the present attempt is here."""
+        self._work.prefilled(machine.key)
+        if not machine.token_ids:
+            self.holds.taken(machine)
+
+    # --- the end of an attempt --------------------------------------------------------------------
+
+    def withdraw(self, machine: Generation) -> None:
+        """The attempt is given up: its encoders hear of it, nothing is offered again."""
+        self.offers.given_up(machine)
+        self._unbook(machine)
+
+    def forget(self, machine: Generation) -> None:
+        """The generation has ended."""
+        self.holds.ended(machine)
+        if self._affinity is not None:
+            self._affinity.ended(machine)
+        self.offers.answered(machine)
+        self._unbook(machine)
+        self._shares_held.pop(machine.key, None)
+
+    def _book(self, machine: Generation, placement: Placement) -> None:
+        self._unbook(machine)
+        names = self._booked[machine.key] = tuple(sorted(placement.instances()))
+        pairs = [
+            (item.mm_hash, encoder.instance_id)
+            for item, encoder in zip(machine.prompt.items, placement.encoders, strict=True)
+        ]
+        self._flights.begin(machine.key, pairs)
+        self._assigned.update(names)
+        self._book_work(machine, placement, pairs)
+
+    def _book_work(
+        self, machine: Generation, placement: Placement, pairs: Iterable[tuple[str, str]]
+    ) -> None:
+        """What has to be encoded, computed and decoded, and where."""
+        images = [
+            (encoder, mm_hash, prod(item.grid_thw))
+            for item, (mm_hash, encoder) in zip(machine.prompt.items, pairs, strict=True)
+            if encoder not in self._index.resident(mm_hash)
+        ]
+        is_encode = machine.prompt.stage == "encode"
+        prefill = "" if is_encode else placement.prefill.instance_id
+        decode = "" if is_encode else placement.decode.instance_id
+        num_tokens = len(machine.prompt.token_ids) + len(machine.token_ids)
+        left = round(num_tokens * (1.0 - self._shares_held.get(machine.key, 0.0)))
+        self._work.sent(machine.key, images, prefill, left, decode)
+
+    def _unbook(self, machine: Generation) -> None:
+        self._work.ended(machine.key)
+        self._flights.end(machine.key)
+        self._assigned.subtract(self._booked.pop(machine.key, ()))
+
+
+def _image(item: PreparedItem) -> Image:
+    return Image(item.mm_hash, prod(item.grid_thw), item.num_rows)
+
+
+def _is_absent(machine: Generation) -> bool:
+    """Storage did not have one of its images: encoders are asked."""
+    return FailureKind.ABSENT in machine.failures

@@ -1,0 +1,259 @@
+"""The producer of KV: what prefill computes moves to decode while it is being computed.
+
+When a prompt's first chunk is scheduled, blocks are requested at the decode instance. As soon as it
+has granted them, finished KV is sent, in the order of `scheduling/kv_order.py`: full blocks when
+their chunk has been computed, and while the last chunk runs, one group of its layers after another.
+There is one write at a time; KV that becomes ready meanwhile goes with the next. So when the first
+token is there, only the last layers are still to be sent.
+
+Until then the request owns its blocks.  It may give them up (preempted, aborted) while a write
+reads them, so parts are held by a reference of their own, from when they are ready until they have
+landed.  With the first token the transfer takes all blocks over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epd.failure import Failure, FailureKind
+from epd.fsm.kernel import Event
+from epd.fsm.outgoing import BytesReady, Manifest, Outgoing, PartReady, SourceFailed
+from epd.fsm.request import Do, KvDelivered, KvFailed, LayersComputed, Request
+from epd.groups.kv import Sent
+from epd.messages import Grant, KvOffer, KvState, PrefillRequest
+from epd.roles.base import Actor, Component, performs
+from epd.roles.outgoing import OutgoingRooms, Spread, Staged
+from epd.roles.steps.requests import Requests
+from epd.scheduling.kv_order import KvOrder
+
+
+class KvProducer(Component[Request]):
+    """Performs what REQUEST says of KV at a prefill instance."""
+
+    def __init__(self, actor: Actor, outgoing: OutgoingRooms, requests: Requests) -> None:
+        super().__init__(actor)
+        self._rooms = outgoing
+        self._requests = requests
+        self._layout = requests.engine.kv_layout
+        self._whole = self._layout.whole  # of which rooms count the bytes
+        self._held: dict[str, dict[int, int]] = {}  # by room: parts, place in prompt to block
+        self._handed_over: dict[str, tuple[Request, int | None]] = {}  # by room: all blocks
+        requests.extend(self)
+
+    def live(self) -> dict[str, int]:
+        return {"kv_handed_over": len(self._handed_over), "kv_parts_held": len(self._held)}
+
+    def find(self, request: Request) -> Outgoing | None:
+        return self._rooms.find(request.kv_room)
+
+    # --- effects of REQUEST -----------------------------------------------------------------------
+
+    @performs(Do.OFFER_KV)
+    def offer_kv(self, request: Request, event: Event) -> None:
+        message = request.message
+        assert isinstance(message, PrefillRequest)  # what came as KV is decoded here
+        offer = KvOffer(
+            room=request.kv_room,
+            request_id=message.request_id,
+            attempt=message.attempt,
+            num_prompt_tokens=len(message.token_ids),
+            num_emitted=message.num_emitted,
+            token_ids=message.token_ids,
+            sampling=message.sampling,
+            layout=self._layout,
+            gateway=message.gateway,
+            deadline_s=message.deadline_s,
+            items=message.items,
+            reports=message.reports,
+            scope=message.scope,
+            first_token_deadline_s=message.first_token_deadline_s,
+            is_suspect=message.is_suspect,
+        )
+        self._rooms.open(
+            request.kv_room,
+            message.attempt,
+            message.decode,
+            self,
+            request.key,
+            Manifest(None, len(message.token_ids), offer),
+            message.first_token_deadline_s,
+        )
+        self.actor.send(message.decode, offer)
+
+    @performs(Do.WITHDRAW_OFFER)
+    def withdraw_offer(self, request: Request, event: Event) -> None:
+        if (outgoing := self.find(request)) is not None:
+            failure = Failure(FailureKind.WITHDRAWN, "prefill ended the request")
+            self._rooms.fire(outgoing, SourceFailed(failure))
+
+    @performs(Do.PUSH_KV)
+    def push_kv(self, request: Request, event: Event) -> None:
+        self._push(request, event if isinstance(event, LayersComputed) else None)
+
+    def _push(self, request: Request, layers: LayersComputed | None = None) -> None:
+        """Let decode have what is final now, if it has room for it already."""
+        outgoing = self.find(request)
+        if outgoing is None or outgoing.grant is None:
+            return
+        num_groups = 0
+        if layers is not None:
+            num_full = layers.start // self._layout.block_size
+            num_groups = layers.num_layers // self._layout.layers_per_slot
+            num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._whole.block_nbytes
+            record = self._requests.record(request)
+            if record.num_whole is None:  # computed again, it may begin before what was sent
+                record.num_whole = max(num_full, num_said)
+        else:
+            num_full = request.num_computed // self._layout.block_size
+        num_owned = len(self._by_place(request)) if request.has_blocks else 0
+        order = self._order(outgoing, request, min(num_full, num_owned))
+        if num_ready := order.num_ready(num_groups):
+            self._rooms.fire(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
+
+    @performs(Do.HAND_OVER_KV)
+    def hand_over_kv(self, request: Request, event: Event) -> None:
+        outgoing = self.find(request)
+        assert outgoing is not None  # opened when the first chunk was scheduled
+        self._handed_over[request.kv_room] = request, self._num_whole(request)
+        num_kv_blocks = len(request.block_table) - self._layout.num_state_blocks
+        nbytes = (num_kv_blocks + self._num_state_blocks(outgoing)) * self._whole.block_nbytes
+        self._rooms.fire(outgoing, BytesReady(nbytes))
+
+    # --- the order of sending ---------------------------------------------------------------------
+
+    def _num_held(self, outgoing: Outgoing) -> int:
+        """Blocks that decode has already."""
+        assert outgoing.grant is not None  # or nothing would be sent yet
+        return outgoing.grant.num_held // self._layout.slots_per_block
+
+    def _order(self, outgoing: Outgoing, request: Request, num_full: int) -> KvOrder:
+        """`num_full`: blocks that can be sent whole, as far as is known."""
+        num_held = self._num_held(outgoing)
+        num_blocks = self._requests.num_blocks_for(len(request.prompt))
+        whole = self._num_whole(request)
+        num_whole = num_full if whole is None else whole
+        num_whole = min(max(num_whole, num_held), num_blocks)
+        size, num_state_blocks = self._layout.slots_per_block, self._num_state_blocks(outgoing)
+        return KvOrder(num_held, num_whole, num_blocks, size, num_state_blocks)
+
+    def _num_whole(self, request: Request) -> int | None:
+        """Blocks that were sent before its last chunk began, if it has."""
+        if (handed := self._handed_over.get(request.kv_room)) is not None:
+            return handed[1]
+        return self._requests.record(request).num_whole
+
+    def _num_state_blocks(self, outgoing: Outgoing) -> int:
+        """Blocks that decode has for a state: other ones than here, where ranks share otherwise."""
+        grant, info = outgoing.grant, self.actor.peer_info(outgoing.peer)
+        granted = grant.layout if grant is not None else None
+        theirs = granted or (info.kv_layout if info is not None else None)
+        return (theirs or self._layout).num_state_blocks
+
+    def _by_place(self, request: Request) -> tuple[int, ...]:
+        """Its blocks as they are counted here: those of its state last."""
+        first = self._layout.num_state_blocks
+        return request.block_table[first:] + request.block_table[:first]
+
+    def _places(self, outgoing: Outgoing, request: Request, start: int, stop: int) -> list[int]:
+        """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
+        order = self._order(outgoing, request, self._requests.num_blocks_for(len(request.prompt)))
+        size = self._whole.slot_nbytes
+        return order.places(start // size, stop // size)
+
+    def _of_rows(self, request: Request, places: Sequence[int]) -> list[int]:
+        """Without those of its state, which are the last."""
+        last = self._requests.num_blocks_for(len(request.prompt)) * self._layout.slots_per_block
+        return [place for place in places if place < last]
+
+    def _indices(self, request: Request, places: Sequence[int]) -> list[int]:
+        """Of its blocks as they are counted here; a state is sent as one, whatever blocks decode
+        has for it."""
+        rows = self._of_rows(request, places)
+        found = list(dict.fromkeys(place // self._layout.slots_per_block for place in rows))
+        if len(rows) < len(places):
+            num_blocks = self._requests.num_blocks_for(len(request.prompt))
+            found += range(num_blocks, num_blocks + self._layout.num_state_blocks)
+        return found
+
+    # --- producer of KV ---------------------------------------------------------------------------
+
+    def commit_state(self, outgoing: Outgoing) -> KvState | None:
+        if (handed := self._handed_over.get(outgoing.key)) is None:
+            return None
+        request, num_whole = handed
+        num_blocks = len(request.block_table) - self._layout.num_state_blocks
+        return KvState(
+            num_tokens=len(request.prompt),
+            first_token=request.output[0],
+            rope_delta=request.rope_delta,
+            num_layers=self._layout.num_layers,
+            num_blocks=num_blocks,
+            num_whole=num_blocks if num_whole is None else num_whole,
+            num_cached=request.num_cached or 0,
+        )
+
+    def granted(self, outgoing: Outgoing) -> None:
+        """What was computed before the grant came need not wait for the next chunk."""
+        request = self._requests.get(outgoing.owner)
+        if request is not None:
+            self._push(request)
+
+    def hold_part(self, outgoing: Outgoing) -> None:
+        """Own what is ready and has not landed, whatever the request does with its blocks."""
+        request = self._requests.get(outgoing.owner)
+        held = self._held.setdefault(outgoing.key, {})
+        if request is None:  # what is ready was held when it became so
+            return
+        places = self._places(outgoing, request, outgoing.written_nbytes, outgoing.ready_nbytes)
+        wanted = dict.fromkeys(self._indices(request, places))
+        landed = [held.pop(index) for index in list(held) if index not in wanted]
+        table = self._by_place(request)
+        new = {i: table[i] for i in wanted if i not in held}
+        self._requests.pool.share(new.values())
+        held.update(new)
+        self._requests.return_blocks(tuple(landed))
+
+    def lease(self, outgoing: Outgoing) -> bool:
+        """It is written from the pool, or from memory of the engine's own."""
+        return False
+
+    def release_slots(self, outgoing: Outgoing) -> None:
+        """There are none."""
+
+    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | Spread | None:
+        """The part's bytes: views of the pool on a CPU; of a device's where they lie, for a
+        transport that reads it, or a copy in host memory.  Of groups what each rank has of them."""
+        start = outgoing.written_nbytes
+        handed = self._handed_over.get(outgoing.key)
+        request = handed[0] if handed is not None else self._requests.get(outgoing.owner)
+        if request is None:
+            return None
+        places = self._places(outgoing, request, start, start + outgoing.part_nbytes)
+        size, held = self._layout.slots_per_block, self._held.get(outgoing.key, {})
+        table = {**dict(enumerate(self._by_place(request))), **held}
+        target = [grant.slots[place - grant.num_held] for place in places]
+        if self._layout.ranks or (grant.layout is not None and grant.layout.ranks):
+            num_slots = len(self._of_rows(request, places))
+            source = [table[place // size] * size + place % size for place in places[:num_slots]]
+            state = [table[i] for i in self._indices(request, places[num_slots:])]
+            sent = Sent(source, target[:num_slots], state, target[num_slots:])
+            return Spread(self._requests.kv.writes(sent, grant))
+        source = [table[place // size] * size + place % size for place in places]
+        in_place = self.actor.ports.transfers.takes_references(grant.region)
+        return Staged(await self._requests.engine.fetch_kv(source, in_place=in_place), target)
+
+    def release_source(self, outgoing: Outgoing) -> None:
+        held = self._held.pop(outgoing.key, None)
+        if held:
+            self._requests.return_blocks(tuple(held.values()))
+        if (handed := self._handed_over.pop(outgoing.key, None)) is not None:
+            self._requests.return_blocks(handed[0].block_table)
+
+    def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
+        request = self._requests.get(outgoing.owner)
+        if request is None:
+            return
+        if failure is None:
+            self._requests.fire(request, KvDelivered())
+        else:
+            self._requests.fire(request, KvFailed(failure.of(outgoing.peer.instance_id)))

@@ -1,0 +1,64 @@
+"""What blocks contain, as others can find it: keys of full blocks, and states behind them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from epd.fsm.request import Request
+from epd.messages import KvLayout
+from epd.roles.steps.record import Record
+from epd.scheduling.block_pool import BlockPool, Key
+from epd.scheduling.snapshots import Snapshots
+
+
+class Blocks(Protocol):
+    """Who owns them."""
+
+    pool: BlockPool
+    totals: Counter[str]
+    caching: bool
+
+    def return_blocks(self, blocks: tuple[int, ...]) -> None: ...
+
+
+class Contents:
+    """Of the blocks of one instance."""
+
+    def __init__(self, owner: Blocks, layout: KvLayout) -> None:
+        self._owner = owner
+        self._layout = layout
+        self._snapshots = Snapshots(owner.pool, layout.num_state_blocks)
+
+    def publish(self, request: Request, record: Record, num_computed: int) -> None:
+        """Its new full blocks can be found by others: a token was sampled behind them, so that they
+        are finite is known; a bad one would fail everybody who finds it."""
+        first, num_full = record.num_published, num_computed // self._layout.block_size
+        if self._owner.caching and num_full > first:
+            keys = self.keys(request, record, num_computed)[first:num_full]
+            table = request.block_table[self._layout.num_state_blocks :]
+            for block, key in zip(table[first:], keys, strict=False):
+                self._owner.pool.publish(block, key)
+            record.num_published = num_full
+            if record.states:
+                for num_tokens, blocks in request.states_kept.items():
+                    key = self._key_before(request, record, num_tokens)
+                    self._snapshots.publish(key, blocks)
+                    self._owner.totals["state_snapshots"] += 1
+            self.let_go_of_states(record)
+
+    def _key_before(self, request: Request, record: Record, num_tokens: int) -> Key:
+        return self.keys(request, record, num_tokens)[-1]
+
+    def let_go_of_states(self, record: Record) -> None:
+        """They are read and written; what is not published is forgotten."""
+        states, record.states = record.states, []
+        self.let_go(*states)
+
+    def let_go(self, *states: tuple[int, ...]) -> None:
+        for blocks in filter(None, states):
+            self._owner.return_blocks(blocks)
+
+    def keys(self, request: Request, record: Record, num_tokens: int) -> Sequence[Key]:
+        return record.keys.extend(request.tokens, num_tokens) if self._owner.caching else ()

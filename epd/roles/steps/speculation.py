@@ -1,0 +1,79 @@
+"""Drafts of the requests of one instance: which request may draft what, and the result.
+
+Where steps run ahead of their results, the last token of a text is not known while the next step is
+planned, and drafts need it. So a text that repeats itself already, and will have more than one
+draft, waits a step for it; the others run ahead. A request that waited in vain has lost one step.
+The tokens after a sequence with drafts are not known before the drafts are verified.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from epd.config import SpeculativeConfig
+from epd.fsm.request import Request
+from epd.messages import TokenLogprobs
+from epd.roles.steps.record import Record
+from epd.scheduling.batching import BatchScheduler
+from epd.scheduling.speculation import PromptLookup
+
+
+class Speculation:
+    """Fills the drafts of requests that decode, and counts what they were worth."""
+
+    def __init__(
+        self, config: SpeculativeConfig, totals: Counter[str], records: dict[str, Record]
+    ) -> None:
+        """`records`: of all requests, by key."""
+        self._config = config
+        self._records = records
+        self._totals = totals
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._config.method)
+
+    def drafts_of(self, request: Request) -> Sequence[int]:
+        return self._records[request.key].drafts
+
+    def draft_all(self, batch: BatchScheduler[Request]) -> list[str]:
+        """What all who decode may say next; asked before each step is planned.  Returns who waits
+        for its last token.  Without room for drafts in steps nobody does."""
+        if not self.is_on:
+            return []
+        has_room, waiting = batch.has_spare_places, []
+        for request in batch.decoding:
+            batch.at_hand = request
+            if self.draft(request, self._records[request.key], has_room=has_room):
+                waiting.append(request.key)
+        return waiting
+
+    def draft(self, request: Request, record: Record, *, has_room: bool) -> bool:
+        """What it may say next.  True: its next step waits until its last token is known.
+
+        Fewer than it may still say: a token of the model's own follows the last draft.
+        """
+        if request.num_left < 0:  # its drafts are under way
+            return False
+        if record.lookup is None:
+            placeholders = {request.prompt[item.offset] for item in request.message.items}
+            shortest, longest = self._config.prompt_lookup_min, self._config.prompt_lookup_max
+            record.lookup = PromptLookup(shortest, longest, placeholders)
+        left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
+        on_its_way = request.num_coming
+        limit = min(self._config.num_speculative_tokens + on_its_way, left - 1)
+        drafts = record.lookup.draft(request.tokens, request.num_tokens, limit)
+        record.drafts = () if on_its_way else drafts
+        return bool(on_its_way) and has_room and len(drafts) > 1
+
+    def verified(self, record: Record, count: int, said: Sequence[TokenLogprobs]) -> None:
+        """A step has computed the first `count` drafts, and this is what the request says."""
+        drafts = record.drafts[:count]
+        right = zip(drafts, said, strict=False)
+        accepted = sum(draft == token.token_id for draft, token in right)
+        record.num_accepted += accepted
+        record.num_rejected += count - accepted
+        self._totals["spec_decode_num_drafts"] += 1
+        self._totals["spec_decode_num_draft_tokens"] += count
+        self._totals["spec_decode_num_accepted_tokens"] += accepted

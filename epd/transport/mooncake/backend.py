@@ -1,0 +1,221 @@
+"""Data plane over mooncake's transfer engine: one-sided writes between hosts.
+
+Mooncake moves bytes and nothing more: any process that knows port and address may write, a failed
+write may still land, and nobody can be turned away.  So every write asks first, over a connection
+of our own (`links`: authenticated, of one life of a peer): the owner checks region, epoch and
+slots, and notes the write as begun; the writer says when it has ended.  The owner therefore knows
+at any time who may be writing.
+
+Outcomes.  Not begun, or declined: `WriteFailed`.  All pieces done: `Written`.  Anything else:
+`WriteUnknown`.
+
+Fence.  A peer is barred: it begins nothing any more.  If it has begun nothing that has not ended,
+that is all.  Otherwise it must have died on this host, and the library must have read its
+connections to their ends.  A writer in doubt whose connections broke can also ask a living owner
+whether they have been read to the end.  What neither covers stays owned: a host that vanished in
+the middle of a write leaves its slots owned until this process ends.
+
+Protocol TCP: any source memory will do.  RDMA reads sources from registered memory only: KV blocks
+lie in it, rows go through the encoder's ring of send slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import re
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+from epd.messages import Address, Message, RemoteRegion
+from epd.transport.backend import Backend, BackendSettings
+from epd.transport.base import Life, WriteOutcome, WriteUnknown, Written
+from epd.transport.endpoint import is_loopback, is_tcp
+from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
+from epd.transport.host_engine import LinkedEngine, Write
+from epd.transport.host_memory import address_of
+from epd.transport.linked.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
+from epd.transport.linked.wire import Wire, WireLost
+from epd.transport.mooncake.library import End, Library, Piece, missing
+from epd.transport.region import SlotRegion, WriteRefused
+
+BEGIN_TIMEOUT_S = 10.0
+NUM_THREADS = 16  # writes under way at once; a frozen peer does not get as far as here
+LOCATOR = re.compile(r"(?P<control>[^/]+)/(?P<engine>[^/]+)/(?P<base>[0-9a-f]{1,16})")
+
+_kept: list[memoryview] = []  # memory that a peer may still write to: never given back
+
+
+class MooncakeTransferEngine(LinkedEngine):
+    """One instance's data plane over mooncake.  Raises TransportError when the library is missing,
+    too."""
+
+    kind = "mooncake"
+
+    def __init__(self, its: BackendSettings) -> None:
+        super().__init__(its)
+        self._begin_timeout_s = BEGIN_TIMEOUT_S
+        self._library = Library.acquire(its.host, its.mooncake)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-mooncake")
+        self._barred: set[Life] = set()
+        self._begun: dict[bytes, tuple[Life, memoryview]] = {}  # by peers, into our memory
+        self._ended: dict[Life, list[bytes]] = {}  # own writes whose end the owner may not know
+        self._doubts: dict[Life, dict[bytes, tuple[str, End]]] = {}  # own writes, ended unknown
+
+    def _locator(self, memory: memoryview) -> str:
+        """And registered with mooncake."""
+        base = address_of(memory)
+        self._library.register(base, memory.nbytes)
+        return f"{super()._locator(memory)}/{self._library.host}:{self._library.port}/{base:x}"
+
+    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        if self._own.pop(remote.region_id, None) is not None:
+            self._library.unregister(address_of(region.buffer))
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def _write(self, write: Write) -> WriteOutcome:
+        target, life = write.target, write.life
+        found = LOCATOR.fullmatch(target.locator)
+        if found is None:
+            raise WriteRefused(f"{target.locator!r} is not a place that mooncake can write to")
+        base, control, engine = int(found["base"], 16), found["control"], found["engine"]
+        moves = [
+            Piece(address_of(view), base + offset, view.nbytes) for offset, view in write.pieces
+        ]
+        token = secrets.token_bytes(12)
+        wire = await self._begin(write, control, token)
+        transfer = functools.partial(self._library.transfer, engine, moves)
+        end = await asyncio.get_running_loop().run_in_executor(self._threads, transfer)
+        if end in {End.BROKEN, End.ENDLESS}:
+            self._doubts.setdefault(life, {})[token] = (control, end)
+            return WriteUnknown(f"mooncake to {target.instance_id}: {end.value}")
+        self._ended.setdefault(life, []).append(token)
+        wire.post(EndFrame(tokens=(token,)))
+        if end is End.REFUSED:
+            raise WriteRefused(f"mooncake does not reach {target.instance_id} at {engine}")
+        checksum = await self._copier.checksum(write.views) if self._copier.checksums else 0
+        return Written(write.nbytes, checksum)
+
+    async def _begin(self, write: Write, control: str, token: bytes) -> Wire:
+        """The owner's leave to write.  Raises WriteRefused: nothing was submitted."""
+        target, life = write.target, write.life
+        wire = await self._links.to(life, control)
+        number, answer = wire.ask()
+        ended = tuple(self._ended.get(life, ()))
+        wire.post(BeginFrame(number=number, token=token, ended=ended, **write.announced()))
+        await asyncio.wait((answer,), timeout=self._begin_timeout_s)
+        try:
+            if not answer.done():
+                wire.sever()
+                raise WireLost(f"it did not answer for {self._begin_timeout_s:g} s")
+            said = answer.result()
+        except WireLost as lost:
+            self._ended.setdefault(life, []).append(token)  # should it have been noted as begun
+            raise WriteRefused(f"{target.instance_id}: {lost}") from None
+        self._ended[life] = [t for t in self._ended.get(life, ()) if t not in ended]
+        if isinstance(said, Declined):
+            raise WriteRefused(f"{target.instance_id} refused: {said.reason}")
+        return wire
+
+    # --- being written to -------------------------------------------------------------------------
+
+    def _on_frame(self, wire: Wire, frame: object) -> None:
+        if isinstance(frame, BeginFrame):
+            self._end(frame.ended)
+            wire.post(self._answer(wire, frame))
+        elif isinstance(frame, EndFrame):
+            self._end(frame.tokens)
+        elif isinstance(frame, SettleFrame):
+            self._answer_later(self._settle(wire, frame))
+        else:
+            wire.sever()
+
+    def _answer(self, wire: Wire, frame: BeginFrame) -> Message:
+        if wire.peer in self._barred:
+            return Declined(number=frame.number, reason="this instance is fenced")
+        try:
+            region = self._granted(frame, wire.peer)
+        except WriteRefused as refused:
+            return Declined(number=frame.number, reason=str(refused))
+        self._begun[frame.token] = (wire.peer, region.buffer)
+        return Done(number=frame.number)
+
+    def _end(self, tokens: tuple[bytes, ...]) -> None:
+        for token in tokens:
+            self._begun.pop(token, None)
+
+    async def _settle(self, wire: Wire, frame: SettleFrame) -> None:
+        """The writer has closed what carried these; have we read it to the end?"""
+        if await asyncio.to_thread(has_half_closed_arrivals):
+            wire.post(Declined(number=frame.number, reason="bytes may still be arriving"))
+            return
+        self._end(frame.tokens)
+        wire.post(Done(number=frame.number))
+
+    # --- the end of things ------------------------------------------------------------------------
+
+    async def settle(self, peer: Address) -> bool:
+        """Ask the peer about our writes that ended in doubt; those that did not end stay so."""
+        if not await super().settle(peer):
+            return False
+        life = (peer.instance_id, peer.epoch)
+        return await self._resolve(life, self._doubts.get(life, {}))
+
+    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+        """Bar that life; True once nothing that it or we have begun can still move."""
+        life = (peer.instance_id, peer.epoch)
+        self._barred.add(life)  # but still heard: it may say what has ended
+        begun = [token for token, (writer, _) in self._begun.items() if writer == life]
+        doubts = self._doubts.get(life, {})
+        if not begun and not doubts:
+            return True
+        if host_id == this_host_id() and is_process_dead(pid):
+            self._doubts.pop(life, None)  # its memory is gone
+            arriving = await asyncio.to_thread(has_half_closed_arrivals)
+            if begun and arriving:
+                return False
+            self._end(tuple(begun))
+            return True
+        return not begun and await self._resolve(life, doubts)
+
+    async def _resolve(self, life: Life, doubts: dict[bytes, tuple[str, End]]) -> bool:
+        if any(end is End.ENDLESS for _, end in doubts.values()):
+            return False
+        for control in sorted({control for control, _ in doubts.values()}):
+            tokens = tuple(token for token, (where, _) in doubts.items() if where == control)
+
+            def settle(number: int, tokens: tuple[bytes, ...] = tokens) -> Message:
+                return SettleFrame(number=number, tokens=tokens)
+
+            if not await self._links.ask_apart(life, control, settle):
+                return False
+            for token in tokens:  # whoever asks: others may have asked meanwhile
+                doubts.pop(token, None)
+        return not doubts  # nor those that came meanwhile
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        await super().close()
+        # Memory that somebody may still write to is not given back.
+        _kept.extend(memory for _, memory in self._begun.values())
+        self._threads.shutdown(wait=False)
+        if not (self._writes or self._begun or any(self._doubts.values())):
+            self._library.give_back()
+
+
+def _is_offered(endpoint: str, directory: str) -> bool:
+    """The package is imported only where it is there and would be of use."""
+    if not is_tcp(endpoint) or is_loopback(endpoint):
+        return False
+    return importlib.util.find_spec("mooncake") is not None and not missing()
+
+
+BACKEND = Backend(
+    "mooncake", rank=20, leaves_host=True, make=MooncakeTransferEngine, is_offered=_is_offered,
+    domain="none, beyond loopback; on loopback the network namespace",
+    offered="if the bus listens where other hosts reach it, and the package works",
+    lacks=missing,
+)  # fmt: skip
