@@ -25,7 +25,9 @@ MAX_FUNCTION_LINES = 60
 ROWS = ("    Row(", "    Ignore(")  # as tables in epd/fsm have them
 # where a whole process ends, or where nothing but the end of a child is waited for
 MAY_CANCEL_TASKS = ("epd/roles/base.py", "epd/cli/", "epd/runtime/", "epd_lab/sim/")
-PURE = ("epd/roles/", "epd/fsm/", "epd/scheduling/", "epd/groups/")
+COMPOSES = {"commands.py", "processes.py"}  # of groups: a rank's own process
+GROUPS = [str(p.relative_to(ROOT)) for p in ROOT.glob("epd/groups/*.py") if p.name not in COMPOSES]
+PURE = ("epd/roles/", "epd/fsm/", "epd/scheduling/", *sorted(GROUPS))
 # Lines that say `Any`, at most, and why: what has no type must not spread to what has one.
 ANY = {
     "epd/api/http/shapes.py": (1, "of a shape msgspec knows any JSON value by no other name"),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from epd.engine.kernels import delta_rule
-from epd.engine.kernels.delta_rule import Tokens
+from epd.engine.kernels import torch_delta
+from epd.engine.kernels.torch_delta import Tokens
 from tests.engine.conftest import chat
 from tests.engine.driver import Driver, Request
 
@@ -91,12 +91,12 @@ def test_spans_equal_the_recurrence() -> None:
     first = torch.randn(heads, key_dim, value_dim)
     state, each = first[None], []
     for at in range(count):
-        said, state = delta_rule.step(tokens.at(slice(at, at + 1)), state)
+        said, state = torch_delta.step(tokens.at(slice(at, at + 1)), state)
         each.append(said[0])
     for cut in (1, 64, 65, count):
-        said, after = delta_rule.chunk(tokens.at(slice(0, cut)), first)
+        said, after = torch_delta.chunk(tokens.at(slice(0, cut)), first)
         rest, after = (
-            delta_rule.chunk(tokens.at(slice(cut, count)), after)
+            torch_delta.chunk(tokens.at(slice(cut, count)), after)
             if cut < count
             else (
                 said[:0],

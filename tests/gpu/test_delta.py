@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from epd.engine.kernels import kernels_for, torch_ops
-from epd.engine.kernels.delta_rule import Heads
+from epd.engine.kernels.torch_delta import Heads
 from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, pack, view
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.state_kinds import PagedRows, layout_of, sequence_tensor

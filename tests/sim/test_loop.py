@@ -149,7 +149,7 @@ def test_real_io_raises(loop: SimLoop, reach: Callable[[SimLoop], Any]) -> None:
 def test_the_real_world_raises_for_roles_and_not_for_others(code: str) -> None:
     with no_escape():
         exec(code.replace("target=print", "target=str"), {"__name__": "logging"})
-        with pytest.raises(SimulationEscape, match=r"epd\.roles\.decode called"):
+        with pytest.raises(SimulationEscape, match=r"epd\.roles\.decode\.role called"):
             exec(code, {"__name__": "epd.roles.decode.role"})
     exec(code.replace("target=print", "target=str"), {"__name__": "epd.roles.decode.role"})
 

@@ -20,7 +20,7 @@ from epd.engine.kernels.triton_spans import convolve_chunks, recall_chunks
 from epd.engine.kernels.triton_state import EPS, places, strengths_of, where_piece
 
 if TYPE_CHECKING:
-    from epd.engine.kernels.delta_rule import Heads
+    from epd.engine.kernels.torch_delta import Heads
     from epd.engine.language.flat_batch import FlatBatch
     from epd.engine.language.kv_pool import SequenceTensor
 

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The algorithm is that of `delta_rule.chunk`.  What the tokens of a span do to each other is a unit
+The algorithm is that of `torch_delta.chunk`.  What the tokens of a span do to each other is a unit
 triangular system, whose inverse (`_solve`) depends on no state: all spans at once.  `_scan` goes
 from span to span with the state of a head in registers, some columns a program.  `_gate` norms and
 gates what it has told, once all columns of a head are there.
@@ -26,11 +26,11 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels.delta_rule import SPAN
+from epd.engine.kernels.torch_delta import SPAN
 from epd.engine.kernels.triton_state import EPS, places, strengths_of, where_piece
 
 if TYPE_CHECKING:
-    from epd.engine.kernels.delta_rule import Heads
+    from epd.engine.kernels.torch_delta import Heads
     from epd.engine.language.flat_batch import FlatBatch
     from epd.engine.language.kv_pool import SequenceTensor
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from epd.engine.kernels.delta_rule import Heads
 from epd.engine.kernels.eight_bits import Scaled
+from epd.engine.kernels.torch_delta import Heads
 from epd.engine.language.mixers import NormOf, Step
 from epd.engine.language.products import Foreign, side_by_side
 from epd.engine.weights.fp8 import Fp8Linear
