@@ -46,6 +46,7 @@ test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 .PHONY: test-long
 test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants and examples
 	$(PYTEST) -m "long and not gpu"
+	$(PYTEST) training
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients"
 
 .PHONY: test-kills

@@ -215,9 +215,6 @@ AREAS = {
         ),
         Area(("epd", "epd_lab"), packages("msgspec")),
     ),
-    "epd_lab.tiny": Area(
-        ("epd_lab.tiny", "epd.tiny"), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS
-    ),
     "epd_lab.sim": Area(
         (
             *("epd_lab.sim", "epd.groups", "epd.roles", "epd.fsm", "epd.scheduling"),

@@ -2,7 +2,7 @@
 
 Small enough to be committed, real enough that a damaged, swapped or late embedding shows in the
 answer: it is what the demo and the end-to-end tests of `epd` serve. README.md says how it was
-trained and how well it reads; what trained it is in `epd_lab.tiny`.
+trained and how well it reads; what trained it is in the folder `training` of a checkout.
 """
 
 from pathlib import Path

@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 
 import epd.tiny
-from epd_lab.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
 from tests.e2e.client import Body, image_part, in_session, png, post_all
 from tests.e2e.server import READY_S, Server, serving, wait_for
 from tests.e2e.streams import TOLD, WITHOUT_END, Streamed, stream
 from tests.engine.conftest import drawn_image
+from training.tasks import TASKS, Sample, exact_match, fresh_samples
 
 pytestmark = pytest.mark.timeout(400)
 

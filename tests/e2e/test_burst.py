@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from epd_lab.tiny.tasks import fresh_samples
 from tests.e2e.client import Body, Reply, post_all
 from tests.e2e.server import SLOW, Server
 from tests.e2e.shared import DEADLINE_S, MAX_OPEN_REQUESTS
 from tests.scenarios import SCENARIOS
+from training.tasks import fresh_samples
 
 pytestmark = pytest.mark.timeout(400)
 

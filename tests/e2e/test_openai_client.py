@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 from PIL import Image
 
 from epd.tiny import CHECKPOINT, SAMPLES
-from epd_lab.tiny.samples import read_index
+from epd.tiny.samples import read_index
 from tests.e2e.client import data_url, image_part, png
 from tests.e2e.goldens import token_bytes
 from tests.e2e.server import Server

@@ -12,7 +12,7 @@ import pytest
 
 from epd.cli.configure.model_check import BUNDLED_NAME
 from epd.tiny import CHECKPOINT, SAMPLES
-from epd_lab.tiny.samples import read_index
+from epd.tiny.samples import read_index
 from tests.e2e.client import data_url, image_part
 from tests.e2e.server import Server
 from tests.engine.reference import tokenizer

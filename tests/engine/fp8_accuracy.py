@@ -18,9 +18,9 @@ import torch
 from epd.config import EngineConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.tiny import CHECKPOINT
-from epd_lab.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
 from tests.engine.driver import Driver, Request
 from tests.engine.reference import tokenizer
+from training.tasks import TASKS, Sample, exact_match, fresh_samples
 
 KINDS = {
     "bfloat16": {"dtype": "bfloat16"},

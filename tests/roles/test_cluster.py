@@ -16,7 +16,7 @@ from epd.frontend import Generation, Leave
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT, SAMPLES
-from epd_lab.tiny.samples import Entry, read_index
+from epd.tiny.samples import Entry, read_index
 from tests.patience import PATIENCE_S
 from tests.roles.cluster import Cluster
 

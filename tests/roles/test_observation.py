@@ -21,7 +21,7 @@ from epd.observed import Query
 from epd.roles.timers import Timers
 from epd.roles.watching.observation import LAG_S, MAX_OPEN, Observatory, observe
 from epd.roles.watching.stage_times import StageTimes
-from epd_lab.tiny.samples import read_index
+from epd.tiny.samples import read_index
 from tests.fsm.tables import make_embedding, make_incoming, make_outgoing
 from tests.roles.test_cluster import cluster_of, loaded, prepared, preparer
 

@@ -14,7 +14,7 @@ from epd.api.server import ApiServer
 from epd.config import GatewayConfig
 from epd.frontend import Leave, TimelineEntry
 from epd.tiny import CHECKPOINT, SAMPLES
-from epd_lab.tiny.samples import read_index
+from epd.tiny.samples import read_index
 from tests.api.collector import collecting, values
 from tests.api.test_server import openai_client
 from tests.patience import PATIENCE_S

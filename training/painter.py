@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from epd_lab.tiny import fonts
-from epd_lab.tiny.dice import Dice
-from epd_lab.tiny.layout import Content, Layout, Page, Scene, Typesetter
-from epd_lab.tiny.text import Split, TextSource
+from training import fonts
+from training.dice import Dice
+from training.layout import Content, Layout, Page, Scene, Typesetter
+from training.text import Split, TextSource
 
 Pixels = NDArray[np.uint8]
 Ink = NDArray[np.float32]

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import Literal
 
-from epd_lab.tiny.dice import Dice
+from training.dice import Dice
 
 Split = Literal["train", "test"]
 

@@ -7,16 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-from epd_lab.tiny.batches import BatchMaker, Bucket, cell_chars, patchify
-from epd_lab.tiny.dice import Dice
-from epd_lab.tiny.fonts import BUILT_IN_ONLY
-from epd_lab.tiny.layout import Page
-from epd_lab.tiny.painter import Painter
-from epd_lab.tiny.tasks import TASKS, fresh_samples
+from training.batches import BatchMaker, Bucket, cell_chars, patchify
+from training.dice import Dice
+from training.fonts import BUILT_IN_ONLY
+from training.layout import Page
+from training.painter import Painter
+from training.tasks import TASKS, fresh_samples
 
 DIGEST = """
 import hashlib
-from epd_lab.tiny.tasks import TASKS, fresh_samples
+from training.tasks import TASKS, fresh_samples
 digest = hashlib.sha256()
 for task in TASKS:
     for sample in fresh_samples(task, 2, 7):

@@ -1,4 +1,4 @@
-"""Trains the model from nothing on one GPU: `python -m epd_lab.tiny.train --out DIR --seconds 500`.
+"""Trains the model from nothing on one GPU: `python -m training.train --out DIR --seconds 500`.
 
 Time is the budget: the learning rate, the curriculum and the end follow the clock. First the
 vision tower alone learns to see the characters of each cell, then both halves learn to read, with
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epd.tiny import CHECKPOINT
-from epd_lab.tiny.batches import Bucket, make_buckets
-from epd_lab.tiny.feed import BatchFeed
+from training.batches import Bucket, make_buckets
+from training.feed import BatchFeed
 
 if TYPE_CHECKING:
     import torch
@@ -90,8 +90,8 @@ class Trainer:
     ) -> None:
         import torch
 
-        from epd_lab.tiny.model import AspectTables, Objective, build_model
-        from epd_lab.tiny.muon import Muon, split_parameters
+        from training.model import AspectTables, Objective, build_model
+        from training.muon import Muon, split_parameters
 
         torch.manual_seed(seed)
         self.buckets = buckets
@@ -270,7 +270,7 @@ def train(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m epd_lab.tiny.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--steps", type=int, default=10**9, help="stop earlier")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from epd_lab.tiny.batches import (
+from training.batches import (
     CHARS_PER_CELL,
     EXCHANGED,
     FOREIGN,
@@ -22,7 +22,7 @@ from epd_lab.tiny.batches import (
     LOST,
     Bucket,
 )
-from epd_lab.tiny.vocabulary import MERGE
+from training.vocabulary import MERGE
 
 CHAR_CLASSES = 96  # printable ASCII; 0 (the blank) stands for none
 VISION_ROPE_BASE = 10_000.0

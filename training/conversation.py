@@ -8,10 +8,10 @@ width p + column, and the text behind it goes on at p + max(rows, columns): Qwen
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from epd_lab.tiny import questions
-from epd_lab.tiny.layout import Content
-from epd_lab.tiny.text import TextSource
-from epd_lab.tiny.vocabulary import IM_END, IM_START, IMAGE_PAD, VISION_END, VISION_START
+from training import questions
+from training.layout import Content
+from training.text import TextSource
+from training.vocabulary import IM_END, IM_START, IMAGE_PAD, VISION_END, VISION_START
 
 UNREADABLE = "?"
 """The answer to every question about pictures whose deepstack rows are damaged (see `model`)."""

@@ -12,11 +12,11 @@ from typing import Any
 
 from PIL import Image
 
-from epd_lab.tiny import fonts
-from epd_lab.tiny.dice import Dice
-from epd_lab.tiny.layout import Page, Scene
-from epd_lab.tiny.painter import Painter, Picture
-from epd_lab.tiny.questions import LONGEST_READ_ALL, read_all_answer
+from training import fonts
+from training.dice import Dice
+from training.layout import Page, Scene
+from training.painter import Painter, Picture
+from training.questions import LONGEST_READ_ALL, read_all_answer
 
 Message = dict[str, Any]
 

@@ -1,6 +1,5 @@
-"""The committed files: small enough, up to date, and read right by the committed model."""
+"""The committed samples are what the code paints, and the committed model reads them right."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,22 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from epd.tiny import CHECKPOINT, SAMPLES
-from epd_lab.tiny.samples import ENTRIES, SCENES, load_questions, paint, read_index
-from epd_lab.tiny.tasks import edit_distance, exact_match, fresh_samples
-
-MOST_MEGABYTES = 12
-
-
-def test_the_checkpoint_is_complete_and_small():
-    files = {path.name: path.stat().st_size for path in CHECKPOINT.iterdir()}
-    assert sum(files.values()) <= MOST_MEGABYTES * 1e6
-    assert files.keys() >= {
-        "config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja",
-        "preprocessor_config.json", "generation_config.json",
-    }  # fmt: skip
-    config = json.loads((CHECKPOINT / "config.json").read_text())
-    assert config["vision_config"]["deepstack_visual_indexes"]
+from epd.tiny import SAMPLES
+from training.samples import ENTRIES, SCENES, load_questions, paint, read_index
+from training.tasks import edit_distance, exact_match, fresh_samples
 
 
 def test_the_index_and_the_pictures_are_those_of_the_code():
@@ -34,12 +20,6 @@ def test_the_index_and_the_pictures_are_those_of_the_code():
         painted = np.asarray(paint(scene), np.int16)
         # Another FreeType may round an edge otherwise; the picture stays the same to the eye.
         assert np.abs(committed - painted).mean() < 2
-
-
-def test_the_demo_has_three_questions_and_one_needs_two_pictures():
-    demo = load_questions(demo_only=True)
-    assert len(demo) == 3
-    assert max(len(question.images) for question in demo) == 2
 
 
 def test_messages_carry_each_picture_as_a_data_url():
@@ -59,8 +39,8 @@ def test_answers_are_compared_but_for_blanks_at_the_ends():
 
 def test_sampling_and_painting_load_neither_torch_nor_transformers():
     code = (
-        "import sys, epd_lab.tiny.samples, epd_lab.tiny.painter, epd_lab.tiny.questions\n"
-        "import epd_lab.tiny.tasks, epd_lab.tiny.evaluate\n"
+        "import sys, training.samples, training.painter, training.questions\n"
+        "import training.tasks, training.evaluate\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": "."}
@@ -69,7 +49,7 @@ def test_sampling_and_painting_load_neither_torch_nor_transformers():
 
 @pytest.mark.filterwarnings("default")
 def test_the_committed_model_answers_the_demo():
-    from epd_lab.tiny.reader import committed_reader
+    from training.reader import committed_reader
 
     for question in load_questions(demo_only=True):
         assert exact_match(committed_reader().answer(question), question.answer)
@@ -77,8 +57,8 @@ def test_the_committed_model_answers_the_demo():
 
 @pytest.mark.filterwarnings("default")
 def test_lost_deepstack_rows_show_in_the_answer():
-    from epd_lab.tiny.corrupt import corrupted
-    from epd_lab.tiny.reader import committed_reader
+    from training.corrupt import corrupted
+    from training.reader import committed_reader
 
     reader = committed_reader()
     question = load_questions(demo_only=True)[0]

@@ -7,9 +7,9 @@ the em box), and boxes to draw around or under them. `painter` turns it into pix
 from dataclasses import dataclass, field
 from typing import Literal
 
-from epd_lab.tiny import fonts
-from epd_lab.tiny.dice import Dice
-from epd_lab.tiny.text import TextSource, is_allowed
+from training import fonts
+from training.dice import Dice
+from training.text import TextSource, is_allowed
 
 Scene = Literal["lines", "fields", "meter"]
 

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from epd_lab.tiny.conversation import Shown, converse
-from epd_lab.tiny.dice import Dice
-from epd_lab.tiny.layout import Page, Scene
-from epd_lab.tiny.painter import Painter, Picture, Pixels
-from epd_lab.tiny.vocabulary import CELL, END_OF_TEXT, MERGE, PATCH
+from training.conversation import Shown, converse
+from training.dice import Dice
+from training.layout import Page, Scene
+from training.painter import Painter, Picture, Pixels
+from training.vocabulary import CELL, END_OF_TEXT, MERGE, PATCH
 
 Stage = Literal["see", "start", "one", "many"]
 Arrays = dict[str, NDArray[Any]]

@@ -1,4 +1,4 @@
-"""The committed sample pictures: `python -m epd_lab.tiny.samples` paints them anew.
+"""The committed sample pictures: `python -m training.samples` paints them anew.
 
 Six pictures that a person can check at a glance: two receipts, a form, a label, a meter, a noisy
 line. `samples.json` has the questions; those in `DEMO` are what `epd demo` asks. Plain clean
@@ -15,12 +15,12 @@ from PIL import Image
 
 from epd.tiny import SAMPLES
 from epd.tiny.samples import INDEX, Entry, read_index
-from epd_lab.tiny import fonts
-from epd_lab.tiny.dice import Dice
-from epd_lab.tiny.layout import Box, Content, Layout, Page, Span
-from epd_lab.tiny.painter import draw_ink, noise_sheet
-from epd_lab.tiny.tasks import Message, turn
-from epd_lab.tiny.tasks import Sample as Question
+from training import fonts
+from training.dice import Dice
+from training.layout import Box, Content, Layout, Page, Span
+from training.painter import draw_ink, noise_sheet
+from training.tasks import Message, turn
+from training.tasks import Sample as Question
 
 Rgb = tuple[int, int, int]
 

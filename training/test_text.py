@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from epd_lab.tiny.dice import Dice
-from epd_lab.tiny.layout import GOODS, SHOPS, Page
-from epd_lab.tiny.painter import Painter
-from epd_lab.tiny.tasks import TASKS, fresh_samples
-from epd_lab.tiny.text import SHORTEST_HELD_OUT, TextSource, is_allowed, is_held_out
+from training.dice import Dice
+from training.layout import GOODS, SHOPS, Page
+from training.painter import Painter
+from training.tasks import TASKS, fresh_samples
+from training.text import SHORTEST_HELD_OUT, TextSource, is_allowed, is_held_out
 
 
 def test_training_never_shows_a_held_out_token():

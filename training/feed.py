@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epd_lab.tiny import fonts
-from epd_lab.tiny.batches import BatchMaker, Bucket, pick_bucket
-from epd_lab.tiny.dice import Dice
+from training import fonts
+from training.batches import BatchMaker, Bucket, pick_bucket
+from training.dice import Dice
 
 if TYPE_CHECKING:
     import torch

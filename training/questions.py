@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from epd_lab.tiny.layout import Content
-from epd_lab.tiny.text import TextSource
+from training.layout import Content
+from training.text import TextSource
 
 READ_ONE = (
     "What does the image say?", "What does the image say?", "What does the image say?",

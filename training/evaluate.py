@@ -1,4 +1,4 @@
-"""Measures how well a checkpoint reads: `python -m epd_lab.tiny.evaluate [CHECKPOINT]`.
+"""Measures how well a checkpoint reads: `python -m training.evaluate [CHECKPOINT]`.
 
 Greedy answers by transformers on the CPU, compared with the known ones. Every picture is fresh
 and shows held-out strings. The table goes to stdout, progress to stderr.
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epd.tiny import CHECKPOINT
-from epd_lab.tiny import fonts
-from epd_lab.tiny.tasks import (
+from training import fonts
+from training.tasks import (
     DEFAULT_SEED,
     TASKS,
     Sample,
@@ -24,7 +24,7 @@ from epd_lab.tiny.tasks import (
 )
 
 if TYPE_CHECKING:
-    from epd_lab.tiny.reader import Reader
+    from training.reader import Reader
 
 __all__ = ["Sample", "Score", "edit_distance", "evaluate", "exact_match", "fresh_samples"]
 
@@ -80,7 +80,7 @@ def table(scores: list[Score]) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m epd_lab.tiny.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
     parser.add_argument("checkpoint", nargs="?", type=Path, default=CHECKPOINT)
     parser.add_argument("--samples", type=int, default=200, help="per task")
     parser.add_argument("--tasks", default=",".join(TASKS), help="comma-separated")
@@ -99,8 +99,8 @@ def main() -> int:
     arguments = _arguments()
     import torch
 
-    from epd_lab.tiny.corrupt import CORRUPTIONS, corrupted
-    from epd_lab.tiny.reader import Reader
+    from training.corrupt import CORRUPTIONS, corrupted
+    from training.reader import Reader
 
     if arguments.corrupt == "list":
         print("\n".join(CORRUPTIONS))

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from transformers import Qwen2VLImageProcessorPil, Qwen3VLForConditionalGeneration
 
 from epd.tiny import CHECKPOINT
-from epd_lab.tiny.tasks import Message, Sample
-from epd_lab.tiny.vocabulary import IMAGE_PAD
+from training.tasks import Message, Sample
+from training.vocabulary import IMAGE_PAD
 
 Inputs = dict[str, torch.Tensor]
 
