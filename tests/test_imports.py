@@ -218,7 +218,7 @@ AREAS = {
     "epd_lab.sim": Area(
         (
             *("epd_lab.sim", "epd.groups", "epd.roles", "epd.fsm", "epd.scheduling"),
-            *("epd.transport", *LEAVES, *PORTS),
+            *("epd.transport", "epd_lab.trace_events", *LEAVES, *PORTS),
         ),
         packages("msgspec", "numpy"),
     ),

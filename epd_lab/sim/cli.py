@@ -102,7 +102,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write the run as a page for a browser"
     )
-    _add_image(parser, "write timeline (SVG), sequence diagram and event log there")
+    _add_image(parser, "write timeline (for Perfetto), sequence diagram and event log there")
 
 
 def _add_seeds(parser: argparse.ArgumentParser, seeds: int) -> None:

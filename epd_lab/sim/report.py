@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from epd_lab.sim import sequence, svg
+from epd_lab.sim import sequence, tracks
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.timeline import Timeline
 
@@ -18,7 +18,7 @@ IDENTITY = re.compile(r"gateway-\d+-\d+(/\d+)*(/kv)?")
 
 
 def write_report(plan: Plan, name: str, out: Path, focus: str = "") -> list[Path]:
-    """Write `name`.svg, `name`.md and `name`.log into `out`; returns their paths.
+    """Write `name`.json, `name`.md and `name`.log into `out`; returns their paths.
 
     `focus`: a request id or room to which the sequence diagram keeps; without it, the first one
     that a violation names.
@@ -37,7 +37,7 @@ def write_report(plan: Plan, name: str, out: Path, focus: str = "") -> list[Path
     out.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     pages = {
-        "svg": svg.draw(timeline, title, until_s),
+        "json": tracks.draw(timeline),
         "md": sequence.draw(world, timeline.lanes, title, focus, until_s),
         "log": "\n".join([*world.lines(), *result.violations, ""]),
     }

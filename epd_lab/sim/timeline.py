@@ -1,6 +1,6 @@
 """What a run looked like over time: every machine's states as bars, slots, marks of faults.
 
-A `Timeline` watches a run (`watch_run` is a `prepare` of `run`); `epd_lab.sim.svg` draws it.
+A `Timeline` watches a run (`watch_run` is a `prepare` of `run`); `epd_lab.sim.tracks` draws it.
 Bars are pieces of one machine's life in one state; a slot's bar lasts from its lease to the end of
 the transfer that holds it, which is what F6 and F7 are about.
 """
