@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from epd_lab.sim import sequence, tracks
+from epd_lab.sim import sequence
 from epd_lab.sim.run import Plan, run
-from epd_lab.sim.timeline import Timeline
+from epd_lab.sim.tracks import Tracks
 
 AFTER_S = 0.3  # shown after the last answer
 IDENTITY = re.compile(r"gateway-\d+-\d+(/\d+)*(/kv)?")
@@ -23,11 +23,10 @@ def write_report(plan: Plan, name: str, out: Path, focus: str = "") -> list[Path
     `focus`: a request id or room to which the sequence diagram keeps; without it, the first one
     that a violation names.
     """
-    timeline = Timeline()
-    result = run(plan, keep=True, prepare=timeline.watch_run)
+    tracks = Tracks()
+    result = run(plan, keep=True, prepare=tracks.watch_run)
     world = result.world
     assert world is not None
-    timeline.close()
     if not focus and result.violations:
         found = IDENTITY.search(result.violations[0])
         focus = found.group() if found else ""
@@ -37,8 +36,8 @@ def write_report(plan: Plan, name: str, out: Path, focus: str = "") -> list[Path
     out.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     pages = {
-        "json": tracks.draw(timeline),
-        "md": sequence.draw(world, timeline.lanes, title, focus, until_s),
+        "json": tracks.draw(world.events, world.loop.now_s),
+        "md": sequence.draw(world, tracks.lanes, title, focus, until_s),
         "log": "\n".join([*world.lines(), *result.violations, ""]),
     }
     world.close()
