@@ -19,7 +19,6 @@ from epd.fsm.tables import TABLES
 from epd_lab import diagrams
 from epd_lab.diagrams import check_diagrams, drawings, render, write_diagrams
 from epd_lab.diagrams.edges import Graph, state_graph
-from epd_lab.diagrams.mermaid import mermaid
 from epd_lab.diagrams.messages import message_graph, message_page, speakers, vocabulary
 from epd_lab.diagrams.page import page
 from epd_lab.diagrams.rails import CARD_X, EVENT_SIZE, RailMap
@@ -157,16 +156,6 @@ def test_the_matrix_has_a_cell_for_every_state_and_event(table: Table) -> None:
         for cell, state in zip(cells, table.states, strict=True):
             legal = table.rows_of(state, event) or table.ignore_of(state, event)
             assert bool(cell.strip()) is bool(legal), f"{state.name} x {event.__name__}"
-
-
-@each_table
-def test_mermaid_has_every_edge(table: Table) -> None:
-    text = mermaid(table)
-    for row in table.rows:
-        for source in row.sources:
-            target = row.target or source
-            line = next(x for x in text.splitlines() if f"{source.name} --> {target.name}:" in x)
-            assert all(event.__name__ in line for event in row.events)
 
 
 @each_table

@@ -7,7 +7,6 @@ from enum import Enum
 
 from epd.fsm.kernel import Event, Row, State, Table
 from epd_lab.diagrams.edges import headline
-from epd_lab.diagrams.mermaid import mermaid
 
 NOTICE = "<!-- Written by `python -m epd diagrams` from the tables in epd/fsm; do not edit. -->"
 STAYS = "\u21bb"
@@ -56,8 +55,6 @@ def page(table: Table) -> str:
         _matrix(table),
         "## Rows",
         _rows(table),
-        "## The same as a mermaid diagram",
-        f"```mermaid\n{mermaid(table)}```",
     ]
     return "\n\n".join(parts) + "\n"
 
