@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 STDLIB = sys.stdlib_module_names
 
 MAX_FILES = 25
+LATER = re.compile(r"epd(_lab)?(\.\w+)+:\w+")  # a place by which `epd.later` imports
 
 NOT_PURE = frozenset({"asyncio", "logging", "random", "secrets", "threading", "time", "uuid"})
 NOT_IN_ROLES = NOT_PURE - {"asyncio"}
@@ -56,7 +58,7 @@ DATA = (
     "epd.shares",
     "epd.wire",
 )
-LEAVES = ("epd.config", "epd.dropped", "epd.errors", "epd.topology", *DATA)
+LEAVES = ("epd.config", "epd.dropped", "epd.errors", "epd.later", "epd.topology", *DATA)
 FILES = ("epd.media_files", "epd.model_files", "epd.engine.weights.pieces")
 STORED = ("epd.engine.weights.stored", "epd.engine.weights.stored_formats")
 TREE = packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS  # of what computes
@@ -92,6 +94,7 @@ def family(*parents: str) -> Area:
 # The longest prefix of a module's name decides.
 AREAS = {
     "epd.errors": Area((), not_stdlib=NOT_PURE),
+    "epd.later": Area((), not_stdlib=NOT_PURE),
     "epd.setting": Area((), packages("msgspec"), NOT_PURE),
     "epd.config": Area(("epd.errors", "epd.setting"), packages("msgspec"), NOT_PURE),
     "epd.wire": Area((), packages("msgspec"), NOT_PURE),
@@ -240,7 +243,7 @@ class Import:
     module: str  # who imports
     name: str  # what, with the imported name: `epd.fsm.kernel.Row`
     line: int
-    lazy: bool  # inside a function
+    lazy: bool  # inside a function, or by `epd.later`
 
 
 def module_name(path: Path) -> str:
@@ -258,9 +261,12 @@ def imports_of(module: str, text: str) -> list[Import]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: write absolute imports"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and LATER.fullmatch(str(node.value)):
+            names = [node.value.replace(":", ".")]
         else:
             continue
-        found += [Import(module, name, node.lineno, id(node) in lazy) for name in names]
+        is_lazy = id(node) in lazy or isinstance(node, ast.Constant)
+        found += [Import(module, name, node.lineno, is_lazy) for name in names]
     return found
 
 

@@ -32,6 +32,7 @@ PURE = ("epd/roles/", "epd/fsm/", "epd/scheduling/", *sorted(GROUPS))
 ANY = {
     "epd/api/http/shapes.py": (1, "of a shape msgspec knows any JSON value by no other name"),
     "epd/setting.py": (6, "values of settings, whose kinds are checked by msgspec"),
+    "epd/later.py": (1, "a function of any module"),
     "epd/cli/": (42, "JSON of other servers, and values of settings"),
     "epd/engine/": (119, "tensors, modules and configurations of torch and transformers"),
     "epd/families/": (26, "modules and configurations of torch and transformers"),

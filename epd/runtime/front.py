@@ -29,7 +29,6 @@ from epd.runtime.worker import (
     open_storage,
 )
 from epd.transport.backend import BackendSettings
-from epd.transport.bus.local import LocalBus, LocalBusHub
 from epd.transport.bus.zmq import ZmqBus
 from epd.transport.endpoint import ipc_path
 from epd.transport.host import this_host_id
@@ -59,6 +58,8 @@ async def serve_all(
     status: Status,
 ) -> int:
     """Gateway and one instance of all roles in this process, without sockets between stages."""
+    from epd.transport.bus.local import LocalBus, LocalBusHub
+
     hub, memory, epoch = LocalBusHub(), LocalMemory(), new_epoch()
     fingerprint = model_fingerprint(config.model_dir, config.engine.quantization)
     gateway_ports = make_ports(

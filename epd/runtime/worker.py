@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from epd.config import InstanceConfig
 from epd.fsm.instance import named
@@ -32,14 +33,13 @@ from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Bus, DataPlane, Storage
-from epd.transport.bus.curve import ClusterKey
 from epd.transport.bus.zmq import ZmqBus
-from epd.transport.files.store import FileStore
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.local import LocalMemory
-from epd.transport.mooncake.store import MooncakeStore
 from epd.transport.routing import RoutingTransferEngine, data_host
-from epd.transport.storage import ThreadedStorage
+
+if TYPE_CHECKING:
+    from epd.transport.bus.curve import ClusterKey
 
 logger = logging.getLogger(__name__)
 EXIT_DEVICE_LOST = 74  # EX_IOERR
@@ -98,17 +98,27 @@ def open_storage(config: InstanceConfig) -> Storage | None:
     """
     encode, encodes = config.encode, "encode" in config.roles
     if encode.cache_store and encodes:
+        from epd.transport.mooncake.store import MooncakeStore
+        from epd.transport.storage import ThreadedStorage
+
         host = data_host(config.endpoint)
         return ThreadedStorage(
             MooncakeStore(encode.cache_store, host, encode.cache_store_nbytes, config.mooncake)
         )
     if encode.cache_dir and (encodes or "prefill" in config.roles):
+        from epd.transport.files.store import FileStore
+        from epd.transport.storage import ThreadedStorage
+
         return ThreadedStorage(FileStore(encode.cache_dir, encode.cache_disk_nbytes))
     return None
 
 
 def load_cluster_key(path: str) -> ClusterKey | None:
-    return ClusterKey.load(path) if path else None
+    if not path:
+        return None
+    from epd.transport.bus.curve import ClusterKey
+
+    return ClusterKey.load(path)
 
 
 class Ending:

@@ -1,39 +1,85 @@
-"""All transfer backends: those of `epd`, a line each, and those of others, by their names.
+"""All transfer backends: those of `epd`, an entry each, and those of others, by their names.
 
 Order, choices, checks, what `auto` offers, what `epd doctor` looks at and the table in
-docs/transports.md follow from what each says of itself.
+docs/transports.md follow from the entries.  A backend's modules are imported when one is made.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import re
 
-from epd.transport import foreign, tcp
+from epd.later import later
 from epd.transport.backend import Backend
 from epd.transport.base import TransportError
-from epd.transport.cuda import backend as cuda
-from epd.transport.files import backend as file
-from epd.transport.mooncake import backend as mooncake
-from epd.transport.shm import backend as shm
+from epd.transport.endpoint import is_loopback, is_tcp
 
-BACKENDS = {
-    backend.name: backend
-    for backend in (
-        cuda.BACKEND,
-        shm.BACKEND,
-        mooncake.BACKEND,
-        tcp.BACKEND,
-        file.BACKEND,
-    )
-}
+_FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_cuda_lacks = later("epd.transport.cuda.backend:missing")
+_mooncake_lacks = later("epd.transport.mooncake.backend:missing")
+
+
+def _can_use_mooncake(endpoint: str, directory: str) -> bool:
+    """The package is imported only where it is there and would be of use."""
+    if not is_tcp(endpoint) or is_loopback(endpoint):
+        return False
+    return importlib.util.find_spec("mooncake") is not None and not _mooncake_lacks()
+
+
+_ALL = (
+    Backend(
+        "cuda", rank=8, leaves_host=False, on_device=True,
+        make=later("epd.transport.cuda.backend:make"),
+        is_offered=lambda endpoint, directory: not _cuda_lacks(),
+        domain="this boot of the host, its user's sockets, and the GPUs that reach each other",
+        offered="if the instance computes on a GPU that can export memory",
+        lacks=_cuda_lacks,
+    ),
+    Backend(
+        "shm", rank=10, leaves_host=False,
+        make=later("epd.transport.shm.backend:ShmTransferEngine"),
+        is_offered=lambda endpoint, directory: True,
+        domain="this boot of the host, its pid namespace and its mount of /dev/shm",
+        offered="always",
+    ),
+    Backend(
+        "mooncake", rank=20, leaves_host=True,
+        make=later("epd.transport.mooncake.backend:MooncakeTransferEngine"),
+        is_offered=_can_use_mooncake,
+        domain="none, beyond loopback; on loopback the network namespace",
+        offered="if the bus listens where other hosts reach it, and the package works",
+        lacks=_mooncake_lacks,
+    ),
+    Backend(
+        "tcp", rank=30, leaves_host=True, make=later("epd.transport.tcp:TcpTransferEngine"),
+        is_offered=lambda endpoint, directory: is_tcp(endpoint),
+        domain="none, beyond loopback; on loopback the network namespace",
+        offered="if the bus is on tcp",
+    ),
+    Backend(
+        "file", rank=40, leaves_host=True,
+        make=later("epd.transport.files.backend:FileTransferEngine"),
+        is_offered=lambda endpoint, directory: bool(directory),
+        domain="a token that lies in the directory",
+        offered="if `--transport-dir` is given",
+    ),
+)  # fmt: skip
+BACKENDS = {backend.name: backend for backend in _ALL}
+_foreign = later("epd.transport.foreign:backend")
 NAMES = ("auto", *BACKENDS)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a transport's name is `package.module:factory`, code of others."""
+    return _FOREIGN.fullmatch(name) is not None
 
 
 def problem(transport: str) -> str:
     """What is wrong with `auto`, or some names with commas between them; empty if nothing."""
     names = transport.split(",")
     known = NAMES if len(names) == 1 else tuple(BACKENDS)
-    wrong = [name for name in names if name not in known and not foreign.is_foreign(name)]
+    wrong = [name for name in names if name not in known and not is_foreign(name)]
     if not wrong and len(set(names)) == len(names):
         return ""
     close = difflib.get_close_matches((wrong or [""])[0], NAMES, n=1)
@@ -61,9 +107,9 @@ def chosen(
 
 def named(name: str) -> Backend:
     """Raises TransportError if there is no such backend."""
-    if name not in BACKENDS and not foreign.is_foreign(name):
+    if name not in BACKENDS and not is_foreign(name):
         raise TransportError(f"there is no transport {name!r}: choose one of {', '.join(BACKENDS)}")
-    return BACKENDS.get(name) or foreign.backend(name)
+    return BACKENDS.get(name) or _foreign(name)
 
 
 def table() -> str:

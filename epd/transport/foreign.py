@@ -8,20 +8,13 @@ it to that.  Its module is imported when an instance starts that names it, and a
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable
 from functools import partial
 
 from epd.transport.backend import Backend, BackendEngine, BackendSettings
 from epd.transport.base import TransportError
 
-NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 PROMISED = ("allocate", "write", "settle", "fence", "domain")
-
-
-def is_foreign(name: str) -> bool:
-    """Whether a transport's name is `package.module:factory`, code of others."""
-    return NAME.fullmatch(name) is not None
 
 
 def backend(name: str) -> Backend:
@@ -35,11 +28,11 @@ def backend(name: str) -> Backend:
 
 def load_factory(name: str) -> Callable[[BackendSettings], BackendEngine]:
     """Raises TransportError if there is no such thing."""
-    if not is_foreign(name):
+    path, _, attribute = name.partition(":")
+    if not attribute:
         raise TransportError(
             f"there is no transfer backend {name!r}: others are named package.module:factory"
         )
-    path, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(path)
     except Exception as error:  # whatever a stranger's module does while it is imported

@@ -1,31 +1,22 @@
-"""What data planes between processes share: one life's memory, and writes that outlive callers."""
+"""What data planes between processes share: writes that outlive their callers."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Life, Region, WriteFailed, WriteOutcome
-from epd.transport.codec import check_instance_id
-from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
-from epd.transport.host_memory import anonymous
-from epd.transport.linked.frames import Announced
-from epd.transport.linked.links import Links
-from epd.transport.linked.wire import Wire
-from epd.transport.region import (
-    Piece,
-    RegionIds,
-    SlotRegion,
-    WriteRefused,
-    byte_views,
-    check_shape,
-    plan,
-)
+from epd.transport.copying import SETTLE_TIMEOUT_S
+from epd.transport.own_memory import OwnMemory
+from epd.transport.region import Piece, SlotRegion, WriteRefused, byte_views, plan
+
+if TYPE_CHECKING:
+    from epd.transport.linked.frames import Announced
+    from epd.transport.linked.links import Links
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -57,36 +48,6 @@ class Write(NamedTuple):
             "slots": self.slots,
             "nbytes": self.nbytes,
         }
-
-
-class OwnMemory:
-    """What is common to all: one life's regions of one kind, copies and sums."""
-
-    kind: str  # of its regions' descriptors
-
-    def __init__(self, its: BackendSettings) -> None:
-        check_instance_id(its.instance_id)
-        self._life: Life = (its.instance_id, its.epoch)
-        self._copier = Copier(checksums=its.checksums)
-        self._region_ids = RegionIds()
-        self._closed = False
-
-    def _remote(
-        self, region_id: str, locator: str, num_slots: int, slot_nbytes: int
-    ) -> RemoteRegion:
-        return RemoteRegion(
-            backend=self.kind,
-            instance_id=self._life[0],
-            epoch=self._life[1],
-            region_id=region_id,
-            locator=locator,
-            slot_nbytes=slot_nbytes,
-            num_slots=num_slots,
-        )
-
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        """See `TransferEngine.checksum`: CRC-32."""
-        return await self._copier.checksum(byte_views(views))
 
 
 class HostEngine(OwnMemory, ABC):
@@ -182,43 +143,3 @@ async def _outcome(write: Coroutine[Any, Any, WriteOutcome]) -> WriteOutcome:
         return await write
     except WriteRefused as refused:
         return WriteFailed(str(refused))
-
-
-class LinkedEngine(HostEngine):
-    """One that asks peers over `Links`.  Raises TransportError when the address cannot be used."""
-
-    def __init__(self, its: BackendSettings) -> None:
-        super().__init__(its)
-        self._links: Links = Links(self._life, its.host, its.secret, self._on_frame)
-
-    @property
-    def domain(self) -> str:
-        return self._links.domain
-
-    @property
-    def refused(self) -> Counter[str]:
-        return self._links.refused
-
-    def allocate(
-        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
-    ) -> SlotRegion:
-        """Zeroed, resident memory behind this instance's listener."""
-        memory = anonymous(check_shape(name, num_slots, slot_nbytes))
-        region_id = self._region_ids.new(name)
-        remote = self._remote(region_id, self._locator(memory), num_slots, slot_nbytes)
-        region = self._own[region_id] = SlotRegion(remote, memory, by_reference=by_reference)
-        return region
-
-    def expose(self, region: SlotRegion) -> RemoteRegion:
-        own = region.remote
-        locator = self._locator(region.buffer)
-        self._own[own.region_id] = region
-        return self._remote(own.region_id, locator, own.num_slots, own.slot_nbytes)
-
-    def _locator(self, memory: memoryview) -> str:
-        """Where peers ask for what lies here."""
-        return self._links.listen()
-
-    @abstractmethod
-    def _on_frame(self, wire: Wire, frame: object) -> None:
-        """What a peer says."""

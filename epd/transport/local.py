@@ -22,7 +22,7 @@ from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Life, Reference, Region, WriteFailed, WriteOutcome, Written
 from epd.transport.host import this_host_id
-from epd.transport.host_engine import OwnMemory
+from epd.transport.own_memory import OwnMemory
 from epd.transport.region import (
     Piece,
     RegionKey,

@@ -17,11 +17,11 @@ import asyncio
 import functools
 
 from epd.messages import Address
-from epd.transport.backend import Backend, BackendSettings
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Life, WriteFailed, WriteOutcome, WriteUnknown, Written
-from epd.transport.endpoint import is_tcp
 from epd.transport.host import is_process_dead, this_host_id
-from epd.transport.host_engine import LinkedEngine, Write
+from epd.transport.host_engine import Write
+from epd.transport.linked.engine import LinkedEngine
 from epd.transport.linked.frames import Declined, Done, WriteFrame
 from epd.transport.linked.wire import Wire, WireLost
 from epd.transport.region import SlotRegion, WriteRefused, runs
@@ -136,11 +136,3 @@ def _verdict(frame: WriteFrame, region: SlotRegion, checksum: int = 0) -> Done |
         reason = f"region {frame.region_id!r} was revoked meanwhile"
         return Declined(number=frame.number, reason=reason)
     return Done(number=frame.number, checksum=checksum)
-
-
-BACKEND = Backend(
-    "tcp", rank=30, leaves_host=True, make=TcpTransferEngine,
-    is_offered=lambda endpoint, directory: is_tcp(endpoint),
-    domain="none, beyond loopback; on loopback the network namespace",
-    offered="if the bus is on tcp",
-)  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import pkgutil
 import re
 import shutil
 from pathlib import Path
@@ -52,6 +53,7 @@ def stages(adapter: ModelAdapter) -> list[str]:
 
 
 def test_every_family_is_on_record() -> None:
+    assert all(pkgutil.resolve_name(place).model_type == kind for kind, place in ADAPTERS.items())
     assert set(LAYOUTS) == set(ADAPTERS) == {p.family for p in PUBLISHED.values()}
 
 

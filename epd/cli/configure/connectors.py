@@ -19,7 +19,7 @@ from epd.cli.configure.connector_names import BUFFER_DEVICES, EC, KV, REMEDIES, 
 from epd.cli.configure.settings import check_send_ring, checked, flatten, nested
 from epd.cli.parser import json_object, suggestion
 from epd.config import ConfigError, Settings
-from epd.transport.foreign import is_foreign
+from epd.transport.backends import is_foreign
 
 KEYS = (  # behind the prefix of their hop
     "connector", "role", "connector_extra_config", "buffer_size", "buffer_device", "ip", "port",

@@ -31,14 +31,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from epd.dropped import DropLog
 from epd.messages import Address, Message
 from epd.transport.base import Buffer, Received, TransportError, Unsendable
-from epd.transport.bus.curve import Admission, ClusterKey
 from epd.transport.bus.zmq_sockets import MessageReader, Outbox
 from epd.transport.codec import (
     FrameLimits,
@@ -48,6 +47,9 @@ from epd.transport.codec import (
     unpack,
 )
 from epd.transport.endpoint import check_reach, ipc_path, is_tcp, prepare_ipc, split_tcp
+
+if TYPE_CHECKING:
+    from epd.transport.bus.curve import Admission, ClusterKey
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +198,8 @@ class ZmqBus:
     def _open_admission(self, endpoint: str) -> Admission | None:
         if self._key is None or not is_tcp(endpoint):
             return None
+        from epd.transport.bus.curve import Admission
+
         return Admission(self._context, self._key, self.dropped)
 
     def _open_router(self) -> zmq.Socket[bytes]:

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from epd.messages import Address, RemoteRegion
-from epd.transport.backend import Backend, BackendSettings
+from epd.transport.backend import BackendSettings
 from epd.transport.base import (
     Buffer,
     Life,
@@ -289,7 +289,7 @@ class CudaTransferEngine(HostEngine):
         self._ends.close()
 
 
-def _make(its: BackendSettings) -> CudaTransferEngine:
+def make(its: BackendSettings) -> CudaTransferEngine:
     if reason := missing():
         raise TransportError(f"transport cuda cannot be used: {reason}")
     if not its.device.startswith("cuda"):
@@ -305,12 +305,3 @@ def _make(its: BackendSettings) -> CudaTransferEngine:
             f"transport cuda cannot use {its.device}: {error}; use another --transport"
         ) from None
     return CudaTransferEngine(its, device)
-
-
-BACKEND = Backend(
-    "cuda", rank=8, leaves_host=False, on_device=True, make=_make,
-    is_offered=lambda endpoint, directory: not missing(),
-    domain="this boot of the host, its user's sockets, and the GPUs that reach each other",
-    offered="if the instance computes on a GPU that can export memory",
-    lacks=missing,
-)  # fmt: skip

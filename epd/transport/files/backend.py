@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from epd.messages import Address, RemoteRegion
-from epd.transport.backend import Backend, BackendSettings
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Life, TransportError, WriteOutcome, Written
 from epd.transport.files.whole_file import open_whole, write_whole
 from epd.transport.host_engine import HostEngine, Write
@@ -228,11 +228,3 @@ class FileTransferEngine(HostEngine):
 
 def _mark(life: Life) -> str:
     return f"{life[0]}-{life[1]}.barred"
-
-
-BACKEND = Backend(
-    "file", rank=40, leaves_host=True, make=FileTransferEngine,
-    is_offered=lambda endpoint, directory: bool(directory),
-    domain="a token that lies in the directory",
-    offered="if `--transport-dir` is given",
-)  # fmt: skip

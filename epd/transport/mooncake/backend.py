@@ -23,21 +23,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 
 from epd.messages import Address, Message, RemoteRegion
-from epd.transport.backend import Backend, BackendSettings
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Life, WriteOutcome, WriteUnknown, Written
-from epd.transport.endpoint import is_loopback, is_tcp
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
-from epd.transport.host_engine import LinkedEngine, Write
+from epd.transport.host_engine import Write
 from epd.transport.host_memory import address_of
+from epd.transport.linked.engine import LinkedEngine
 from epd.transport.linked.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
 from epd.transport.linked.wire import Wire, WireLost
-from epd.transport.mooncake.library import End, Library, Piece, missing
+from epd.transport.mooncake.library import End, Library, Piece
 from epd.transport.region import SlotRegion, WriteRefused
 
 BEGIN_TIMEOUT_S = 10.0
@@ -204,18 +203,3 @@ class MooncakeTransferEngine(LinkedEngine):
         self._threads.shutdown(wait=False)
         if not (self._writes or self._begun or any(self._doubts.values())):
             self._library.give_back()
-
-
-def _is_offered(endpoint: str, directory: str) -> bool:
-    """The package is imported only where it is there and would be of use."""
-    if not is_tcp(endpoint) or is_loopback(endpoint):
-        return False
-    return importlib.util.find_spec("mooncake") is not None and not missing()
-
-
-BACKEND = Backend(
-    "mooncake", rank=20, leaves_host=True, make=MooncakeTransferEngine, is_offered=_is_offered,
-    domain="none, beyond loopback; on loopback the network namespace",
-    offered="if the bus listens where other hosts reach it, and the package works",
-    lacks=missing,
-)  # fmt: skip

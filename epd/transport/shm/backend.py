@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from epd.messages import Address, RemoteRegion
-from epd.transport.backend import Backend, BackendSettings
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Buffer, Region, TransportError, WriteFailed, WriteOutcome, Written
 from epd.transport.codec import INSTANCE_ID
 from epd.transport.copying import SETTLE_TIMEOUT_S
 from epd.transport.host import is_process_dead, this_host_id
-from epd.transport.host_engine import OwnMemory
+from epd.transport.own_memory import OwnMemory
 from epd.transport.region import (
     RECUT,
     RegionKey,
@@ -182,11 +182,3 @@ class ShmTransferEngine(OwnMemory):
             if which(remote):
                 del self._mapped[key]
                 segment.close()
-
-
-BACKEND = Backend(
-    "shm", rank=10, leaves_host=False, make=ShmTransferEngine,
-    is_offered=lambda endpoint, directory: True,
-    domain="this boot of the host, its pid namespace and its mount of /dev/shm",
-    offered="always",
-)  # fmt: skip
