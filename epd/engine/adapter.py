@@ -11,27 +11,29 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from msgspec import structs
 from torch import nn
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
-from epd.engine.delta_heads import DeltaHeads
 from epd.engine.device.slices import Slices
-from epd.engine.kernels.routing import Routing
-from epd.engine.language.graphs import PartsRecorder
-from epd.engine.language.mixers import Mixer, Norm, PagedAttention, plain_norm
-from epd.engine.language.products import Foreign
 from epd.engine.language.state_kinds import PagedRows, layout_of
 from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.layouts import blocks_of_runs
 from epd.messages import KvLayout, PixelBounds, RowContract, StateTensor
 from epd.model_files.checkpoint import Checkpoint, ModelError
 from epd.model_files.families import FAMILIES
+
+if TYPE_CHECKING:
+    from epd.engine.delta_heads import DeltaHeads
+    from epd.engine.kernels.routing import Routing
+    from epd.engine.language.graphs import PartsRecorder
+    from epd.engine.language.mixers import Mixer, Norm
+    from epd.engine.language.products import Foreign
 
 MOST_RANKS = 8  # of a group from which states are certain to fit
 
@@ -43,8 +45,6 @@ class ModelAdapter:
     modelling: ClassVar[str]  # module under transformers.models
     class_name: ClassVar[str]
     language_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
-    # What mixers its layers may have; a stack with others runs through transformers' layers.
-    mixers: ClassVar[tuple[type[Mixer], ...]] = (PagedAttention,)
 
     # How weights are cut for tensor parallelism, where transformers does not say so itself: by
     # name, with * for the index of a layer.
@@ -197,12 +197,22 @@ class ModelAdapter:
     def adopt_shard(self, model: nn.Module, shard: Shard) -> None:
         """Let modules of a language model on meta, whose weights are a rank's, say their sizes."""
 
+    @property
+    def mixers(self) -> Sequence[type[Mixer]]:
+        """That its layers may have; a stack with others runs through transformers' layers."""
+        from epd.engine.language.mixers import PagedAttention
+
+        return (PagedAttention,)
+
     def fused_norm(self, module: Any) -> Norm:
         """Of an RMS norm of the stack."""
+        from epd.engine.language.mixers import plain_norm
+
         return plain_norm(module)
 
-    def routing(self, router: Foreign) -> Routing | None:
-        """How a mixture's router chooses; None: experts run through transformers' module."""
+    @property
+    def routing(self) -> Callable[[Foreign], Routing] | None:
+        """How the router of a mixture chooses; None: the family has no mixtures."""
         return None
 
     # --- vision -----------------------------------------------------------------------------------

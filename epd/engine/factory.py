@@ -11,24 +11,23 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Progress, StepSequence, no_progress
-from epd.engine.device.cuda_events import CudaEventBridge
 from epd.engine.device.executor import DeviceExecutor
 from epd.engine.device.memory_plan import Mirrored, held_nbytes, kv_plan, log_table
-from epd.engine.device.streams import DeviceStreams
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8
-from epd.engine.language import attention, experts, few_rows
-from epd.engine.language.decoder import FusedDecoder
+from epd.engine.language import (
+    attention,
+    few_rows,
+)
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.language.forward import Forward, FusedForward, SeamForward
-from epd.engine.language.graphs import CudaRecorder
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.logit_rules import SampleRequest
 from epd.engine.language.row_splice import RowSplicer
@@ -36,12 +35,13 @@ from epd.engine.language.sampler import Draft
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.image_pixels import MAX_PIXELS
-from epd.engine.weights import fp8
 from epd.engine.weights.loading import DTYPES, Takers, load_stage
 from epd.families.registry import adapter_for
-from epd.groups.device.tensor_parallel import TensorParallel
 from epd.messages import KvLayout, SamplingParams
 from epd.model_files.checkpoint import ModelError, read_checkpoint
+
+if TYPE_CHECKING:
+    from epd.engine.device.streams import DeviceStreams
 
 logger = logging.getLogger(__name__)
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
@@ -67,6 +67,9 @@ def build_executor(engine_config: EngineConfig, num_ranks: int = 1) -> DeviceExe
         return DeviceExecutor(device, num_pool_threads=threads)
     if not torch.cuda.is_available():
         raise ConfigError(f"engine.device is {device} but torch finds no CUDA device; use cpu")
+    from epd.engine.device.cuda_events import CudaEventBridge
+    from epd.engine.device.streams import DeviceStreams
+
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # a plan for each new shape, in service
     index = torch.device(device).index or 0
@@ -97,6 +100,8 @@ def build_vision(
     for so many is touched.  `shard`: the images of a batch are shared out to the ranks of a group.
     Raises ModelError and ConfigError.
     """
+    from epd.engine.language.graphs import CudaRecorder
+
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config))
@@ -157,8 +162,14 @@ def build_language(
         kv_plan(engine_config, layout, Mirrored())  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
     few_rows.exchange(adapter.language_model(model).layers)
-    experts.adopt(adapter.language_model(model).layers, adapter.routing)  # type: ignore[arg-type]
-    TensorParallel(adapter, model, shard).join()
+    if adapter.routing is not None:
+        from epd.engine.language import experts
+
+        experts.adopt(adapter.language_model(model).layers, adapter.routing)  # type: ignore[arg-type]
+    if shard.size > 1:
+        from epd.groups.device.tensor_parallel import TensorParallel
+
+        TensorParallel(adapter, model, shard).join()
     adapter.adopt_language(model)
     small = KvPool(layout, 1, kv_dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
@@ -185,6 +196,8 @@ def build_language(
     engine.warm_up()
     if on_gpu:
         if engine_config.cuda_graphs and isinstance(forward, FusedForward):
+            from epd.engine.language.graphs import CudaRecorder
+
             most = min(engine_config.max_captured_tokens, engine_config.max_step_tokens)
             forward.capture(CudaRecorder(), max_running, most)
         _log_memory(engine_config, model, forward.pool, executor.streams)
@@ -201,6 +214,8 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     """Of paged rows.  Raises ConfigError."""
     if config.kv_cache_dtype != "fp8":
         return dtype
+    from epd.engine.weights import fp8
+
     fp8.check_kv(config.device, dtype)
     if adapter.paged_rows().num_parts == 1:
         raise ConfigError(
@@ -241,12 +256,12 @@ def _load(
     progress: Progress,
     shard: Shard = WHOLE,
 ) -> Any:
-    if config.quantization:
-        fp8.check(config.device, dtype)
-
     def exchange(model: torch.nn.Module) -> Takers:
         if not config.quantization or stage != "language":
             return {}
+        from epd.engine.weights import fp8
+
+        fp8.check(config.device, dtype)
         return fp8.exchange(model, adapter.language_model(model).layers, dtype)
 
     return load_stage(
@@ -279,9 +294,12 @@ def _forward(
         splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
     seam_knows = not pool.layout.tensors and pool.layout.num_parts == 2
-    if (device.type == "cuda" or not seam_knows) and FusedDecoder.fits(stack, adapter):
-        decoder = FusedDecoder(stack, kernels_for(device.type), adapter)
-        return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
+    if device.type == "cuda" or not seam_knows:
+        from epd.engine.language.decoder import FusedDecoder
+
+        if FusedDecoder.fits(stack, adapter):
+            decoder = FusedDecoder(stack, kernels_for(device.type), adapter)
+            return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
     if not seam_knows:
         raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")
     if device.type == "cuda":

@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
 from epd.fsm.kernel import Journal
 from epd.groups.asks import OtherRanks
-from epd.groups.leader import Leader
+from epd.later import later
 from epd.messages import Address, InstanceInfo, Load, StageCosts
 from epd.observed import Memory
 from epd.roles.at_hand import HandsReport
 from epd.roles.base import Actor
 from epd.roles.cache_events import CacheDirectory, CachePublisher
 from epd.roles.decode.role import DecodeRole
-from epd.roles.encode.finder import NoTower, StorageWatch
 from epd.roles.encode.role import EncodeRole
 from epd.roles.gateway.affinity import Affinity
 from epd.roles.gateway.dispatch import Dispatcher
@@ -39,13 +39,18 @@ from epd.roles.unsent import fail_at_instance
 from epd.roles.watching.observation import Observable
 from epd.roles.watching.profiling import Profiled
 from epd.scheduling.encode_policy import pick_encoder
-from epd.scheduling.fixed_rule import FixedRule
 from epd.scheduling.placement import MakeRule
 from epd.scheduling.predicted_rule import PredictedRule
 from epd.scheduling.step_cost import Measured
 
+if TYPE_CHECKING:
+    from epd.groups.leader import Leader
+
 IDLE_CHECK_S = 0.05
-RULES: dict[str, MakeRule] = {"auto": PredictedRule, "fixed": FixedRule}
+RULES: dict[str, MakeRule] = {
+    "auto": PredictedRule,
+    "fixed": later("epd.scheduling.fixed_rule:FixedRule"),
+}
 
 
 @dataclass(slots=True)
@@ -152,6 +157,8 @@ class Instance:
 
     def _add_finder(self, gateway: Address) -> None:
         """Rows that encoders have put into a shared storage are found here without them."""
+        from epd.roles.encode.finder import NoTower, StorageWatch
+
         actor, config, embeddings = self.actor, self.config, self.embeddings
         storage = actor.ports.storage
         if self.encode is not None or embeddings is None or storage is None:

@@ -15,18 +15,20 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from epd.config import GatewayConfig, InstanceConfig
-from epd.groups.processes import ForkedRanks, fork_ranks
 from epd.runtime import lines
 from epd.runtime.claim import Life, claimed
 from epd.runtime.cpus import pin
 from epd.runtime.loading import load_engines
 from epd.runtime.logs import set_up_logging
 from epd.runtime.worker import ALIVE, Ending, Status, serve_instance
+
+if TYPE_CHECKING:
+    from epd.groups.processes import ForkedRanks
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -115,6 +117,8 @@ def _fork_ranks(spec: ChildSpec) -> ForkedRanks | None:
     instance = spec.instance
     if instance is None or not instance.rank_devices:
         return None
+    from epd.groups.processes import fork_ranks
+
     return fork_ranks(instance, spec.log_level, log_json=spec.log_json)
 
 

@@ -20,8 +20,6 @@ from epd.engine.base import (
     no_progress,
 )
 from epd.groups.asks import OtherRanks
-from epd.groups.engines import GroupLanguageEngine, GroupVisionEngine
-from epd.groups.leader import Batch, Leader
 from epd.roles.compose import Engines
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from epd.engine.sharding import Shard
     from epd.engine.vision.engine import TorchVisionEngine
     from epd.groups.device.shared_rows import SharedRows
+    from epd.groups.leader import Batch, Leader
 
 
 class FormedRanks(OtherRanks, Protocol):
@@ -80,6 +79,8 @@ def load_engines(
     if own.language is not None:
         engines.language = own.language.engine
     if ranks is not None:
+        from epd.groups.engines import GroupLanguageEngine, GroupVisionEngine
+
         engines.leader = leader = ranks.leader
         engines.ranks, engines.epoch = ranks, ranks.epoch
         engines.close = partial(_close_all, leader, executor.close)

@@ -22,7 +22,6 @@ from epd.config import InstanceConfig
 from epd.fsm.instance import named
 from epd.fsm.kernel import Journal
 from epd.fsm.story import RecordingJournal
-from epd.groups.data import GroupDataPlane
 from epd.messages import Address, InstanceInfo
 from epd.roles.compose import Engines, Instance
 from epd.roles.ports import Ports
@@ -161,6 +160,8 @@ async def serve_instance(
     try:
         transfers: DataPlane = open_transfers(config, config.instance_id, epoch)
         if engines.ranks is not None:
+            from epd.groups.data import GroupDataPlane
+
             transfers = GroupDataPlane(transfers, engines.ranks)
         ports = make_ports(bus, transfers, open_storage(config), engines.journal)
     except BaseException:

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from epd.engine.kernels import torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.kernels.routing import Routing
 from epd.engine.language.decoder import FusedDecoder
 from epd.engine.language.experts import Mixture, adopt
 from epd.engine.weights.loading import load_stage
 from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
+
+SPECIFIED = kernels_for("cpu")
 
 MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe", "kimi_k25")
 
@@ -53,12 +55,12 @@ def test_equals_the_module_in_its_place(family: str, model_dir: Callable[[str], 
 def test_what_pads_is_no_experts_pair() -> None:
     logits = torch.randn(5, 4)
     slots = torch.tensor([7, -1, 3, -1, -1])
-    routed = torch_ops.route(logits, Routing(2), slots)
+    routed = SPECIFIED.route(logits, Routing(2), slots)
     assert int(routed.counts.sum()) == 2 * 2
     assert routed.experts[[1, 3, 4]].tolist() == [[-1, -1]] * 3
     x = torch.randn(5, 8)
     x[1] = torch.nan
-    out = torch_ops.multiply_experts(x, torch.randn(4, 12, 8), torch.randn(4, 8, 6), routed)
+    out = SPECIFIED.multiply_experts(x, torch.randn(4, 12, 8), torch.randn(4, 8, 6), routed)
     assert out[[1, 3, 4]].count_nonzero() == 0 and out.isfinite().all()
 
 
@@ -81,4 +83,4 @@ def _decoder(adapter: Any, layers: list[Any]) -> FusedDecoder:
 
     stack: Any = Stack()
     stack.layers = layers
-    return FusedDecoder(stack, torch_ops, adapter)
+    return FusedDecoder(stack, SPECIFIED, adapter)

@@ -12,12 +12,14 @@ from torch import nn
 from epd.config import EngineConfig
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language
-from epd.engine.kernels import torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.language import few_rows
 from epd.engine.language.few_rows import MOST_ROWS, FewRowsLinear, exchange
 from epd.engine.language.products import side_by_side
 from epd.messages import SamplingParams
 from tests.engine.test_decoder import fuse
+
+SPECIFIED = kernels_for("cpu")
 
 CONFIG = EngineConfig(threads=1, kv_nbytes=16 << 20, dtype="bfloat16")
 
@@ -35,13 +37,13 @@ def test_few_rows_of_16_bits_go_to_the_kernel_and_all_others_to_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[int, ...]] = []
-    spec = torch_ops.product_of_few
+    spec = SPECIFIED.product_of_few
 
     def noted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         seen.append((*x.shape, len(weight)))
         return spec(x, weight, bias)
 
-    monkeypatch.setattr(torch_ops, "product_of_few", noted)
+    monkeypatch.setattr(SPECIFIED, "product_of_few", noted)
     layer = Layer()
     plain = side_by_side(layer.attention.q_proj, layer.attention.k_proj)
     exchange(nn.ModuleList([layer]))
@@ -62,13 +64,13 @@ def test_steps_of_few_decodes_are_the_kernels(
     model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of one token with and without, in the fused decoder: the same logits."""
-    calls, spec = [0], torch_ops.product_of_few
+    calls, spec = [0], SPECIFIED.product_of_few
 
     def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         calls[0] += 1
         return spec(x, weight, bias)
 
-    monkeypatch.setattr(torch_ops, "product_of_few", counted)
+    monkeypatch.setattr(SPECIFIED, "product_of_few", counted)
     found = []
     for is_ours in (True, False):
         calls[0] = 0

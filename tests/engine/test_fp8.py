@@ -13,7 +13,7 @@ from torch import nn
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.kernels import torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.language.kv_pool import SCALE_NBYTES
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights import fp8
@@ -25,6 +25,8 @@ from tests.engine.driver import Driver
 from tests.engine.test_decoder import fuse
 from tests.engine.test_equality import NEW_TOKENS, SLOWEST, cases
 from tests.engine.tiny_models import VISION_FAMILIES
+
+SPECIFIED = kernels_for("cpu")
 
 CONFIG = EngineConfig(threads=1, kv_nbytes=16 << 20, quantization="fp8")
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava_onevision", "qwen3_vl_moe", SLOWEST)
@@ -39,7 +41,7 @@ def eight_bits_of(plain: nn.Linear) -> Fp8Linear:
 def test_rows_keep_their_largest_and_round_the_rest() -> None:
     """Each row by itself; its largest number is exact, and the others are within half a step."""
     x = torch.randn(5, 64) * torch.tensor([1e-6, 1e-2, 1.0, 1e3, 0.0])[:, None]
-    rows = torch_ops.scaled(x)
+    rows = SPECIFIED.scaled(x)
     assert rows.values.dtype == torch.float8_e4m3fn and rows.scales.shape == (5, 1)
     back = rows.values.float() * rows.scales
     peaks = x.abs().argmax(-1, keepdim=True)
@@ -48,15 +50,15 @@ def test_rows_keep_their_largest_and_round_the_rest() -> None:
     # three bits of mantissa; below the smallest normal number a step has a fixed size
     assert bool((error <= (x.abs() / 16).maximum(rows.scales * 2**-10) * 1.001).all())
     assert not rows.values[4].float().any()
-    alone = torch_ops.scaled(x[2:3])
+    alone = SPECIFIED.scaled(x[2:3])
     assert torch.equal(alone.values.float(), rows.values[2:3].float())
 
 
 def test_what_is_not_finite_stays_so() -> None:
     x = torch.randn(3, 32)
     x[1, 3], x[2, 5] = torch.nan, torch.inf
-    weight = torch_ops.scaled(torch.randn(16, 32))
-    out = torch_ops.scaled_product(torch_ops.scaled(x), weight, None, torch.float32)
+    weight = SPECIFIED.scaled(torch.randn(16, 32))
+    out = SPECIFIED.scaled_product(SPECIFIED.scaled(x), weight, None, torch.float32)
     assert out[0].isfinite().all()
     assert not out[1].isfinite().any() and not out[2].isfinite().any()
 
@@ -70,8 +72,8 @@ def test_a_layer_is_close_to_the_plain_one(bias: bool) -> None:
     expected = plain(x)
     assert float((changed(x) - expected).norm() / expected.norm()) < 0.05
     torch.testing.assert_close(changed(x[:, :1]), changed(x)[:, :1])  # no row sees a neighbour
-    exact = torch_ops.scaled(plain.weight.data)
-    rows = torch_ops.scaled(x.flatten(0, 1))
+    exact = SPECIFIED.scaled(plain.weight.data)
+    rows = SPECIFIED.scaled(x.flatten(0, 1))
     wide = (rows.values.double() * rows.scales) @ (exact.values.double() * exact.scales).t()
     wide = wide + plain.bias.double() if bias else wide
     torch.testing.assert_close(changed(x).flatten(0, 1), wide.float(), rtol=1e-5, atol=1e-5)
@@ -127,7 +129,7 @@ def test_weights_are_converted_one_by_one(
     changed = {name: m for name, m in eight.named_modules() if isinstance(m, Fp8Linear)}
     assert len(changed) == len(taken) == 7 * len(adapter.language_model(eight).layers)
     for name, module in changed.items():
-        expected = torch_ops.scaled(plain.get_submodule(name).weight)
+        expected = SPECIFIED.scaled(plain.get_submodule(name).weight)
         assert torch.equal(module.weight.view(torch.uint8), expected.values.view(torch.uint8))
         assert torch.equal(module.scales, expected.scales) and module.dtype == torch.bfloat16
     changed_weights = {f"{name}.weight" for name in changed}

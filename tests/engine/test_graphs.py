@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from epd.engine.base import StepSequence
-from epd.engine.language.decoder import AddedRows
 from epd.engine.language.flat_batch import (
     FlatBatch,
     FlatChunk,
@@ -36,6 +35,7 @@ from epd.engine.language.graphs import (
     PromptGraphs,
     Rooms,
 )
+from epd.engine.language.row_splice import AddedRows
 from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate
 from tests.engine.test_decoder import fuse, fused  # noqa: F401  (a fixture)

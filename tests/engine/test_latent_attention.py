@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from epd.engine.factory import build_executor, build_language
-from epd.engine.kernels import torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.kernels.torch_latent import Expanded
 from epd.engine.language.forward import FEW_TOKENS, FusedForward
 from epd.families.kimi import latent_attention
@@ -20,6 +20,8 @@ from tests.engine.reference import reference_generate
 from tests.engine.test_graphs import Again
 from tests.engine.test_speculation import oracle
 from tests.engine.tiny_models import make_model
+
+SPECIFIED = kernels_for("cpu")
 
 PROMPTS = (chat("a text that fills more than one block"), chat("hello"), chat("2 + 2?", "4", "3?"))
 
@@ -45,13 +47,13 @@ async def test_chunks_and_heads_take_turns_over_long_histories(
 async def test_decodes_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dense stack, whose keys turn in halves, in a pool full of NaN, which no kernel of prompts
     is given, since one that sums tiles would read it."""
-    attend = torch_ops.attend_expanded
+    attend = SPECIFIED.attend_expanded
 
     def told(query: Any, turned: Any, expanded: Expanded, *others: Any) -> None:
         assert expanded.rows.isfinite().all() and expanded.numbers.isfinite().all()
         attend(query, turned, expanded, *others)
 
-    monkeypatch.setattr(torch_ops, "attend_expanded", told)
+    monkeypatch.setattr(SPECIFIED, "attend_expanded", told)
     text = {"first_k_dense_replace": 9, "rope_interleave": False}
     directory = make_model("kimi_k25", tmp_path, text)
     language, again = build_language(directory, CONFIG, build_executor(CONFIG)), Again()

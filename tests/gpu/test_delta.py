@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.kernels import kernels_for, torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.kernels.torch_delta import Heads
 from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, pack, view
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.state_kinds import PagedRows, layout_of, sequence_tensor
 from tests.gpu.test_kernels import dtypes, relative
+
+SPECIFIED = kernels_for("cpu")
 
 BLOCK, TILE, INPUTS, LAYERS = 16, 64, 4, 3
 SIZES = {"cpu": [(2, 4, 16, 12), (1, 3, 8, 32)], "cuda": [(16, 32, 128, 128), (2, 4, 16, 12)]}
@@ -88,7 +90,7 @@ def test_states_are_read_and_written_in_place(padded: int, alike: bool, kernel_d
         rows, gates, strengths = whole.tensor_split([channels, channels + heads.values], -1)
         taps = torch.randn(INPUTS, channels, device=kernel_device).to(dtype)
         found = []
-        for ops, kept in ((kernels_for("cuda"), pool), (torch_ops, other)):
+        for ops, kept in ((kernels_for("cuda"), pool), (SPECIFIED, other)):
             inputs, matrices = kept.sequence_tensors()
             mixed = ops.convolve(rows, taps, inputs, 1, batch)
             answers = ops.recall(mixed, gates, strengths, heads, matrices, 1, batch)
@@ -140,13 +142,13 @@ def test_heads_with_gates(
                 kv.layer(1), gated=True,
             )
             for kernels, d, w, kv in (
-                (ops, dtype, torch.float32, pool), (torch_ops, torch.float64, torch.float64, wide)
+                (ops, dtype, torch.float32, pool), (SPECIFIED, torch.float64, torch.float64, wide)
             )
         )  # fmt: skip
         assert relative(found, expected) < 2 * limit
         assert relative(pool.tensor, wide.tensor) < 2 * limit
-        gated = torch_ops.gate_heads(expected, qkv.double())
+        gated = SPECIFIED.gate_heads(expected, qkv.double())
         assert relative(ops.gate_heads(found, qkv), gated) < 3 * limit
         weight = norms[0]
-        normed = torch_ops.rms_norm(qkv[:, :dim].double(), weight.double(), 1e-6)
+        normed = SPECIFIED.rms_norm(qkv[:, :dim].double(), weight.double(), 1e-6)
         assert relative(ops.rms_norm(qkv[:, :dim].contiguous(), weight, 1e-6), normed) < limit

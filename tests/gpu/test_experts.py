@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epd.engine.kernels import kernels_for, torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.kernels.routing import Routed, Routing
 from epd.engine.kernels.torch_experts import ranked
 from tests.gpu.test_kernels import dtypes, relative
+
+SPECIFIED = kernels_for("cpu")
 
 ROUTINGS = {
     "softmax": (Routing(2), 6),
@@ -39,7 +41,7 @@ def test_routes_are_those_of_the_specification(name: str, kernel_device: str) ->
         slots[padded] = -1
         for given in (slots, None):
             found = kernels_for("cuda").route(logits, routing, given)
-            expected = torch_ops.route(logits, routing, given)
+            expected = SPECIFIED.route(logits, routing, given)
             assert torch.equal(found.counts, expected.counts)
             for one, other in zip(pairs(found), pairs(expected), strict=True):
                 assert [e for e, _ in one] == [e for e, _ in other]
@@ -58,7 +60,7 @@ def test_routes_are_those_of_the_specification(name: str, kernel_device: str) ->
 def test_a_row_without_numbers_goes_somewhere(kernel_device: str) -> None:
     """Indices stay inside, and rows beside it are as they were."""
     logits = torch.randn(3, 6, device=kernel_device)
-    expected = torch_ops.route(logits, Routing(2))
+    expected = SPECIFIED.route(logits, Routing(2))
     logits[1] = torch.nan
     found = kernels_for("cuda").route(logits, Routing(2))
     assert ((found.experts >= 0) & (found.experts < 6)).all()
@@ -87,13 +89,13 @@ def test_products(case: str, choice: str, kernel_device: str) -> None:
         slots = torch.arange(num_tokens)
         if choice == "some pad":
             slots[num_tokens // 2 :] = -1
-        routed = torch_ops.route(logits, Routing(min(top_k, num_experts - 1)), slots)
+        routed = SPECIFIED.route(logits, Routing(min(top_k, num_experts - 1)), slots)
         x = torch.randn(num_tokens, hidden).to(dtype)
         x[slots < 0] = torch.nan
         gate_up = torch.randn(num_experts, 2 * inner, hidden).to(dtype) / 4
         down = torch.randn(num_experts, hidden, inner).to(dtype) / 4
         wide = [t.double() for t in (x, gate_up, down)]
-        expected = torch_ops.multiply_experts(*wide, routed)
+        expected = SPECIFIED.multiply_experts(*wide, routed)
         there = [t.to(kernel_device) for t in (x, gate_up, down)]
         routed = Routed(*(t.to(kernel_device) for t in routed))
         found = kernels_for("cuda").multiply_experts(*there, routed)
@@ -116,7 +118,7 @@ def test_shapes_of_models(kernel_device: str) -> None:
         logits = torch.randn(num_tokens, num_experts, device="cuda")
         routed = kernels_for("cuda").route(logits, Routing(8))
         found = kernels_for("cuda").multiply_experts(x, *weights, routed)
-        expected = torch_ops.multiply_experts(x.float(), *(w.float() for w in weights), routed)
+        expected = SPECIFIED.multiply_experts(x.float(), *(w.float() for w in weights), routed)
         assert relative(found, expected) < 2e-2
         again = kernels_for("cuda").multiply_experts(
             x, *weights, ranked(routed.experts, routed.weights, num_experts)
@@ -129,6 +131,6 @@ def test_shared_rows_are_added(kernel_device: str) -> None:
         out, rows = torch.randn(2, 5, 200, dtype=dtype, device=kernel_device)
         gate = torch.randn(5, 1, dtype=dtype, device=kernel_device)
         expected = out.double()
-        torch_ops.add_gated(expected, rows.double(), gate.double())
+        SPECIFIED.add_gated(expected, rows.double(), gate.double())
         kernels_for("cuda").add_gated(out, rows, gate)
         assert relative(out, expected) < limit

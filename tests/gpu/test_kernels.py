@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.kernels import kernels_for, torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8
 from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, pack, shape_of, view
 from epd.engine.language.kv_pool import KvPart, KvPool, layer_nbytes
 from epd.messages import KvLayout
 from tests.gpu.conftest import INTERPRETED
+
+SPECIFIED = kernels_for("cpu")
 
 DTYPES = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # to relative error of the result
 BLOCK = 16
@@ -38,13 +40,13 @@ def test_norm_and_gate(kernel_device: str) -> None:
     for dtype, limit in dtypes(kernel_device):
         x, residual = torch.randn(2, 5, 200, dtype=dtype, device=kernel_device)
         weight = torch.randn(200, dtype=dtype, device=kernel_device)
-        expected = torch_ops.rms_norm(x.double(), weight.double(), 1e-6)
+        expected = SPECIFIED.rms_norm(x.double(), weight.double(), 1e-6)
         assert relative(ops.rms_norm(x, weight, 1e-6), expected) < limit
         total = (x.float() + residual.float()).to(dtype)
-        expected = torch_ops.rms_norm(total.double(), weight.double(), 1e-6)
+        expected = SPECIFIED.rms_norm(total.double(), weight.double(), 1e-6)
         assert relative(ops.add_rms_norm(x, residual, weight, 1e-6), expected) < limit
         assert torch.equal(residual, total)
-        expected = torch_ops.silu_mul(x.double())
+        expected = SPECIFIED.silu_mul(x.double())
         assert relative(ops.silu_mul(x), expected) < limit
 
 
@@ -65,10 +67,10 @@ def test_rows_of_eight_bits(kernel_device: str) -> None:
                 ops.silu_mul(x, fp8=True),
             ]
             expected = [
-                torch_ops.scaled(x),
-                torch_ops.rms_norm(x, weight, 1e-6, fp8=True),
-                torch_ops.add_rms_norm(x, again, weight, 1e-6, fp8=True),
-                torch_ops.silu_mul(x, fp8=True),
+                SPECIFIED.scaled(x),
+                SPECIFIED.rms_norm(x, weight, 1e-6, fp8=True),
+                SPECIFIED.add_rms_norm(x, again, weight, 1e-6, fp8=True),
+                SPECIFIED.silu_mul(x, fp8=True),
             ]
             assert torch.equal(residual, again)
             if kernel_device == "cuda":
@@ -92,7 +94,7 @@ def test_products_of_eight_bits(rows: int, kernel_device: str) -> None:
         x = ops.scaled(torch.randn(rows, depth, dtype=dtype, device=kernel_device))
         weight = ops.scaled(torch.randn(size, depth, dtype=dtype, device=kernel_device))
         for bias in (None, torch.randn(size, dtype=dtype, device=kernel_device)):
-            expected = torch_ops.scaled_product(x, weight, bias, torch.float64)
+            expected = SPECIFIED.scaled_product(x, weight, bias, torch.float64)
             for _ in range(3):
                 out = ops.scaled_product(x, weight, bias, dtype)
                 assert out.dtype == dtype and relative(out, expected) < 4e-3
@@ -113,7 +115,7 @@ def test_products_of_few_rows_in_16_bits(rows: int, kernel_device: str) -> None:
             weight = torch.randn(size, depth, dtype=dtype, device=kernel_device)
             for bias in (None, torch.randn(size, dtype=dtype, device=kernel_device)):
                 wide = None if bias is None else bias.double()
-                expected = torch_ops.product_of_few(x.double(), weight.double(), wide)
+                expected = SPECIFIED.product_of_few(x.double(), weight.double(), wide)
                 out = ops.product_of_few(x, weight, bias)
                 assert out.dtype == dtype and relative(out, expected) < limit
                 assert torch.equal(out, ops.product_of_few(x, weight, bias))
@@ -135,7 +137,7 @@ def test_rope_and_store(
         pool = make_pool(dtype, kv_heads, dim, kernel_device)
         wide = make_pool(torch.float64, kv_heads, dim, kernel_device)
         found = ops.rope_and_store(qkv, norms, 1e-6, cos, sin, slots, pool.layer(1))
-        expected = torch_ops.rope_and_store(
+        expected = SPECIFIED.rope_and_store(
             qkv.double(),
             (norms[0].double(), norms[1].double()) if norms else None,
             1e-6,
@@ -159,7 +161,7 @@ def test_eight_bits_are_stored(heads: int, kv_heads: int, dim: int, kernel_devic
         qkv = make(7, (heads + 2 * kv_heads) * dim)
         cos, sin = make(7, dim), make(7, dim)
         pools = [make_pool(FP8, kv_heads, dim, kernel_device) for _ in range(2)]
-        for kernels, pool in zip((ops, torch_ops), pools, strict=True):
+        for kernels, pool in zip((ops, SPECIFIED), pools, strict=True):
             kernels.rope_and_store(qkv, None, 1e-6, cos, sin, slots, pool.layer(1))
         for found, expected in zip(*(pool.layer(1) for pool in pools), strict=True):
             limit = 3e-2 if kernel_device == "cuda" else 0.1  # the interpreter cuts
@@ -177,7 +179,7 @@ def test_rope_of_a_tower(heads: int, dim: int, kernel_device: str) -> None:
         qkv = torch.randn(9, 3, heads, dim, dtype=dtype, device=kernel_device)
         cos, sin = torch.randn(2, 9, dim, device=kernel_device)
         expected = qkv.double()
-        torch_ops.rotate_pair(expected, cos.double(), sin.double())
+        SPECIFIED.rotate_pair(expected, cos.double(), sin.double())
         kernels_for("cuda").rotate_pair(qkv, cos, sin)
         assert relative(qkv, expected) < limit
 
@@ -239,7 +241,7 @@ def test_attention(heads: int, kv_heads: int, dim: int, padded: int, kernel_devi
         fill(pool, wide, batch)
         query = torch.randn(len(batch.ids), heads, dim, dtype=dtype, device=kernel_device)
         found = ops.attend(query, pool.layer(1), batch, dim**-0.5)
-        expected = torch_ops.attend(query.double(), wide.layer(1), batch, dim**-0.5)
+        expected = SPECIFIED.attend(query.double(), wide.layer(1), batch, dim**-0.5)
         known = sum(count for _, count in extents)
         assert len(found) == known + padded
         assert relative(found[:known], expected[:known]) < limit, (dtype, extents)
@@ -261,7 +263,7 @@ def test_attention_over_eight_bits(
         fill_eight_bits(pool, batch)
         query = torch.randn(len(batch.ids), heads, dim, dtype=dtype, device=kernel_device)
         found = ops.attend(query, pool.layer(1), batch, dim**-0.5)
-        expected = torch_ops.attend(query.double(), pool.layer(1), batch, dim**-0.5)
+        expected = SPECIFIED.attend(query.double(), pool.layer(1), batch, dim**-0.5)
         known = sum(count for _, count in extents)
         assert relative(found[:known], expected[:known]) < limit, (dtype, extents)
 
@@ -293,7 +295,7 @@ def test_prompts_that_find_no_room_are_read_in_their_blocks(
     wide = make_pool(torch.float64, 2, 64, kernel_device, num_blocks)
     fill(pool, wide, batch)
     query = torch.randn(len(batch.ids), 4, 64, dtype=dtype, device=kernel_device)
-    expected = torch_ops.attend(query.double(), wide.layer(1), batch, 0.125)
+    expected = SPECIFIED.attend(query.double(), wide.layer(1), batch, 0.125)
     gathered = []
     for rows in (4096, 384, 100):
         monkeypatch.setattr(triton_prompts, "MAX_NBYTES", 2 * rows * 2 * 64 * dtype.itemsize)
@@ -328,7 +330,7 @@ def test_one_tile_of_every_length(kernel_device: str) -> None:
         fill(pool, wide, batch)
         query = torch.randn(len(batch.ids), 4, 64, device=kernel_device)
         found = ops.attend(query, pool.layer(1), batch, 0.125)
-        expected = torch_ops.attend(query.double(), wide.layer(1), batch, 0.125)
+        expected = SPECIFIED.attend(query.double(), wide.layer(1), batch, 0.125)
         assert relative(found, expected) < 2e-6, extents
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.kernels import kernels_for, torch_ops
+from epd.engine.kernels import kernels_for
 from epd.engine.kernels.torch_latent import Expanded
 from epd.engine.language.flat_batch import (
     FlatBatch,
@@ -25,6 +25,8 @@ from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.mixers import Norm
 from epd.engine.language.state_kinds import PagedRows, layout_of
 from tests.gpu.test_kernels import dtypes, relative
+
+SPECIFIED = kernels_for("cpu")
 
 BLOCK = 16
 
@@ -115,7 +117,7 @@ def test_rows_are_normed_turned_and_stored(interleaved: bool, kernel_device: str
             cos, sin = make(2, 7, sizes.turned // 2).repeat(1, 1, 2)
             query = make(7, sizes.heads, sizes.key + sizes.turned)
             found, expected = [], []
-            for kernels, into, kind in ((ops, found, dtype), (torch_ops, expected, torch.float32)):
+            for kernels, into, kind in ((ops, found, dtype), (SPECIFIED, expected, torch.float32)):
                 pool = make_pool(sizes, kind, kernel_device, 8)
                 pool.tensor.zero_()
                 turns = {"cos": cos.to(kind), "sin": sin.to(kind), "interleaved": interleaved}
@@ -147,7 +149,7 @@ def test_decodes_in_many_parts_and_few(padded: int, at_once: int, kernel_device:
             turned = torch.randn(*query.shape[:2], sizes.turned, device=kernel_device).to(dtype)
             scale = (sizes.latent + sizes.turned) ** -0.5
             found = ops.attend_latent(query, turned, pool.latent(1), batch, scale)
-            expected = torch_ops.attend_latent(
+            expected = SPECIFIED.attend_latent(
                 query.double(), turned.double(), wide(pool).latent(1), batch, scale
             )
             assert relative(found, expected) < limit, (sizes, dtype)
@@ -191,7 +193,7 @@ def test_prompts_over_what_is_expanded(kernel_device: str) -> None:
                     expanded = expanded._replace(
                         numbers=expanded.numbers.double(), rows=expanded.rows.double()
                     )
-                    torch_ops.attend_expanded(
+                    SPECIFIED.attend_expanded(
                         query.double(), turned.double(), expanded, batch, scale, expected
                     )
             assert out[:2].isnan().all(), "decodes are another kernel's"

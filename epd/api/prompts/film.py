@@ -13,7 +13,6 @@ from epd.api.http.errors import bad_request
 from epd.api.prompts.image_size import check_size
 from epd.config import Limits
 from epd.errors import MediaError
-from epd.media_files.container import container_of, read_header
 from epd.media_files.video import ASSUMED_FPS, CONTAINERS
 
 
@@ -30,6 +29,8 @@ class Film:
 
 def read_film(data: bytes, limits: Limits, param: str) -> Film:
     """Raises ApiError 400 for what is no video, is damaged, too large, too thin or too long."""
+    from epd.media_files.container import container_of, read_header
+
     container = container_of(data)
     if not container:
         known = ", ".join(CONTAINERS.values())

@@ -16,7 +16,6 @@ import msgspec
 from epd.api.http.data_url import image_bound, read_data_url, too_large, video_bound
 from epd.api.http.errors import bad_request
 from epd.api.http.identity import mm_hash
-from epd.api.prompts.film import read_film
 from epd.api.prompts.image_size import read_size
 from epd.config import Limits
 from epd.errors import MediaError
@@ -99,6 +98,8 @@ class Measurer:
 
     def file(self, source: Source, sampling: Sampling, param: str, scope: str) -> Medium:
         """A video of which frames are taken.  Raises ApiError."""
+        from epd.api.prompts.film import read_film
+
         bound = video_bound(self._limits)
         data = read_data_url(source, bound, param) if isinstance(source, str) else source
         film = read_film(data, self._limits, param)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from epd.cli.configure.hub import find_model, is_hub_name
 from epd.model_files.checkpoint import Checkpoint, ModelError, is_there, read_checkpoint
 from epd.model_files.families import family_of
 from epd.model_files.model_directory import check_config, check_processors, check_tensors
@@ -26,6 +25,8 @@ def bundled_model() -> Path:
 
 def served_name(model_dir: str) -> str:
     """In the API, if nothing else is asked for; empty: like the directory."""
+    from epd.cli.configure.hub import is_hub_name
+
     if not model_dir:
         return BUNDLED_NAME
     return model_dir if is_hub_name(model_dir) else ""
@@ -57,6 +58,8 @@ def check_model(
 
     Raises ModelError: one sentence with the file and the remedy.
     """
+    from epd.cli.configure.hub import find_model
+
     needs_weights = bool(roles) and weights
     directory = find_model(model_dir, weights=needs_weights) if model_dir else bundled_model()
     checkpoint = read_checkpoint(directory, weights=needs_weights)

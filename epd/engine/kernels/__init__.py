@@ -1,23 +1,50 @@
 """Kernels of the decoder: one interface, in torch for any device and in Triton for CUDA.
 
-`torch_ops` is the specification: plain, slow, right on every device and dtype.  `triton_ops` and
-`triton_attention` compute the same functions on CUDA; a test holds each against the specification.
-Triton is imported only by `kernels_for("cuda")`: machines without a GPU need not have it.
+The torch form of an operation is its specification: plain, slow, right on every device and dtype.
+The other computes the same function on CUDA; a test holds each against its specification.  A file
+is imported when one of its operations is first used: machines without a GPU need no Triton, and a
+model without experts has no file of theirs.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 __all__ = ["kernels_for"]
 
+FILES = {  # of the specification, and on CUDA
+    ("torch_ops", "triton_ops"): (
+        "add_rms_norm gate_heads rms_norm rope_and_store rotate_pair silu_mul"
+    ),
+    ("torch_ops", "triton_attention"): "attend",
+    ("torch_ops", "triton_few"): "product_of_few",
+    ("torch_ops", "triton_fp8"): "scaled_product",
+    ("eight_bits", "triton_fp8"): "scaled",
+    ("torch_delta", "triton_delta"): "convolve recall",
+    ("torch_experts", "triton_experts"): "add_gated multiply_experts route",
+    ("torch_latent", "triton_latent"): "attend_expanded attend_latent store_latent turn_queries",
+}
+OPERATIONS = {name: files for files, names in FILES.items() for name in names.split()}
 
-def kernels_for(device_type: str) -> Any:
-    """The module of kernels for "cpu" or "cuda"; both have the functions of `torch_ops`."""
-    if device_type == "cuda":
-        from epd.engine.kernels import triton_ops
 
-        return triton_ops
-    from epd.engine.kernels import torch_ops
+class Kernels:
+    """The operations as one kind of device computes them."""
 
-    return torch_ops
+    def __init__(self, *, on_cuda: bool) -> None:
+        self._on_cuda = on_cuda
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in OPERATIONS:
+            raise AttributeError(f"no kernel {name}: there are {', '.join(OPERATIONS)}")
+        file = OPERATIONS[name][self._on_cuda]
+        kernel = getattr(import_module(f"{__name__}.{file}"), name)
+        setattr(self, name, kernel)  # found without this method from now on
+        return kernel
+
+
+@cache
+def kernels_for(device_type: str) -> Kernels:
+    """Of "cpu" or "cuda"."""
+    return Kernels(on_cuda=device_type == "cuda")

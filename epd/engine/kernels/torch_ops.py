@@ -14,24 +14,10 @@ import torch
 from torch.nn import functional
 
 from epd.engine.kernels.eight_bits import Scaled, scaled
-from epd.engine.kernels.torch_delta import convolve, recall
-from epd.engine.kernels.torch_experts import add_gated, multiply_experts, route
-from epd.engine.kernels.torch_latent import (
-    attend_expanded,
-    attend_latent,
-    store_latent,
-    turn_queries,
-)
 
 if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
     from epd.engine.language.kv_pool import KvLayer
-
-__all__ = [
-    "add_gated", "add_rms_norm", "attend", "attend_expanded", "attend_latent", "convolve",
-    "gate_heads", "multiply_experts", "product_of_few", "recall", "rms_norm", "rope_and_store",
-    "rotate_pair", "route", "scaled", "scaled_product", "silu_mul", "store_latent", "turn_queries",
-]  # fmt: skip
 
 
 def scaled_product(

@@ -16,34 +16,11 @@ import triton
 import triton.language as tl
 
 from epd.engine.kernels.eight_bits import Scaled
-from epd.engine.kernels.triton_attention import attend
-from epd.engine.kernels.triton_delta import convolve, recall
-from epd.engine.kernels.triton_experts import add_gated, multiply_experts, route
-from epd.engine.kernels.triton_few import product_of_few
-from epd.engine.kernels.triton_fp8 import (
-    PART,
-    SMALLEST,
-    empty,
-    scaled,
-    scaled_product,
-    store_scaled,
-)
-from epd.engine.kernels.triton_latent import (
-    attend_expanded,
-    attend_latent,
-    store_latent,
-    turn_queries,
-)
+from epd.engine.kernels.triton_fp8 import PART, SMALLEST, empty, store_scaled
 from epd.engine.kernels.triton_paged import pointers, strides
 
 if TYPE_CHECKING:
     from epd.engine.language.kv_pool import KvLayer
-
-__all__ = [
-    "add_gated", "add_rms_norm", "attend", "attend_expanded", "attend_latent", "convolve",
-    "gate_heads", "multiply_experts", "product_of_few", "recall", "rms_norm", "rope_and_store",
-    "rotate_pair", "route", "scaled", "scaled_product", "silu_mul", "store_latent", "turn_queries",
-]  # fmt: skip
 
 
 @triton.jit

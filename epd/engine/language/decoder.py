@@ -30,18 +30,11 @@ from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.mixers import Family, Mixer, Norm, Step
 from epd.engine.language.products import Foreign, is_swiglu, swiglu
+from epd.engine.language.row_splice import AddedRows
 
 # Of rows and their tokens' slots: those of tokens that pad are below 0, and need not be computed.
 Mlp = Callable[[Foreign, torch.Tensor], torch.Tensor]
 _BESIDE = frozenset({"mlp", "input_layernorm", "post_attention_layernorm"})  # the mixer
-
-
-@dataclass(frozen=True, slots=True)
-class AddedRows:
-    """Deepstack: `rows[level]` are added behind layer `level` at tokens `[at, at + len)`."""
-
-    at: int
-    rows: torch.Tensor  # [levels, count, H]
 
 
 @dataclass(frozen=True, slots=True)

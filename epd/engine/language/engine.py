@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,17 +50,17 @@ from epd.engine.device.pinned import register
 from epd.engine.device.slices import HUNG_S
 from epd.engine.device.stopwatch import stopwatch_of
 from epd.engine.language.forward import Forward
-from epd.engine.language.kv_hop import KvHop
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.logit_rules import Bits, SampleRequest
 from epd.engine.language.sampler import Draft, Told
-from epd.engine.language.scoring import Scores
 from epd.engine.language.step_check import StepCheck
 from epd.engine.sharding import WHOLE, Shard
-from epd.groups.device.kv_heads import put_blocks, take_heads
-from epd.groups.device.state_moves import put_states, take_states
 from epd.messages import TokenLogprobs
 from epd.model_files.grammar import Grammars
+
+if TYPE_CHECKING:
+    from epd.engine.language.kv_hop import KvHop
+    from epd.engine.language.scoring import Scores
 
 
 class TorchLanguageEngine:
@@ -79,6 +79,8 @@ class TorchLanguageEngine:
         kv_leaving_nbytes: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
+        from epd.engine.language.kv_hop import KvHop
+
         self.model = model
         self.forward = forward
         self.kv_layout = forward.pool.layout
@@ -152,6 +154,8 @@ class TorchLanguageEngine:
             land: Any = partial(self._hop.land, by_head=by_head)
             await self._executor.launch_brief(land, memory, tuple(slots), tuple(blocks))
         elif by_head:
+            from epd.groups.device.kv_heads import put_blocks
+
             index = torch.tensor(blocks)
             put_blocks(self.pool, index, self.pool.memory[torch.tensor(slots)])
 
@@ -159,6 +163,8 @@ class TorchLanguageEngine:
         self, blocks: Sequence[int], heads: range, *, in_place: bool
     ) -> Sequence[Buffer]:
         """The bytes of these heads of a state that is final, in memory of their own."""
+        from epd.groups.device.state_moves import take_states
+
         if (hop := self._hop) is None:
             taken = take_states(self.pool, torch.tensor(blocks), heads)
             return [memoryview(taken.view(-1).numpy())]
@@ -175,6 +181,8 @@ class TorchLanguageEngine:
         pieces: Sequence[tuple[range, int]],
     ) -> None:
         """What arrived of a state in `slots` of this attached memory becomes that in `blocks`."""
+        from epd.groups.device.state_moves import put_states
+
         if (hop := self._hop) is not None:
             landed: asyncio.Future[None] = self._executor.launch_brief(
                 lambda: hop.land_state(memory, slots, blocks, pieces)
@@ -185,6 +193,8 @@ class TorchLanguageEngine:
             put_states(self.pool, torch.tensor(blocks), came, pieces)
 
     def _heads(self, slots: Sequence[int], heads: range) -> memoryview:
+        from epd.groups.device.kv_heads import take_heads
+
         return memoryview(take_heads(self.pool, torch.tensor(slots), heads).numpy()).cast("B")
 
     def step(

@@ -87,13 +87,11 @@ class Mixture(nn.Module):
         return linear(rows, weight)
 
 
-def adopt(layers: Iterable[Foreign], routing_of: Callable[[Foreign], Routing | None]) -> None:
-    """Exchange the mixtures of loaded layers, where it is known how their router chooses."""
+def adopt(layers: Iterable[Foreign], routing_of: Callable[[Foreign], Routing]) -> None:
+    """Exchange the mixtures of loaded layers; `routing_of`: how their router chooses."""
     for layer in layers:
         if Mixture.fits(layer.mlp):
-            routing = routing_of(layer.mlp.gate)
-            if routing is not None:
-                layer.mlp = Mixture(layer.mlp, routing)
+            layer.mlp = Mixture(layer.mlp, routing_of(layer.mlp.gate))
 
 
 def by_softmax(router: Foreign) -> Routing:

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from epd.engine.kernels import kernels_for
-from epd.engine.weights.fp8 import linears
 
 MOST_ROWS = 48
+LAYERS = frozenset(
+    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z out_proj".split()
+)
 
 
 class FewRowsLinear(nn.Linear):
@@ -33,6 +35,12 @@ class FewRowsLinear(nn.Linear):
         ops = kernels_for(x.device.type)
         product: torch.Tensor = ops.product_of_few(rows.contiguous(), self.weight, self.bias)
         return product.view(*x.shape[:-1], -1)
+
+
+def linears(layers: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Of decoder layers, those of `LAYERS`, by path."""
+    named = layers.named_modules()
+    return [(p, m) for p, m in named if type(m) is nn.Linear and p.rpartition(".")[2] in LAYERS]
 
 
 def exchange(layers: nn.Module) -> None:

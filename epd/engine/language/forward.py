@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
 from epd.engine.language import attention
 from epd.engine.language.attention import Extent
-from epd.engine.language.decode_parts import NUM_LATENT_PROGRAMS, parts_at_once
-from epd.engine.language.decoder import AddedRows, FusedDecoder
 from epd.engine.language.flat_batch import (
     FlatBatch,
     FlatSequence,
@@ -30,10 +28,14 @@ from epd.engine.language.flat_batch import (
     shape_of,
     view,
 )
-from epd.engine.language.graphs import DecodeGraphs, PartsRecorder, PromptGraphs, Rooms
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.row_splice import RowSplicer
-from epd.engine.language.scoring import Head, Scores
+
+if TYPE_CHECKING:
+    from epd.engine.language.decoder import FusedDecoder
+    from epd.engine.language.graphs import DecodeGraphs, PartsRecorder, PromptGraphs
+    from epd.engine.language.row_splice import AddedRows
+    from epd.engine.language.scoring import Head, Scores
 
 # Tokens of a sequence that are as many decodes, where its rows are latent: so few read them as they
 # lie, and expanding all of them would be more work.
@@ -134,6 +136,8 @@ def _scores(
     scores = []
     for sequence, end in zip(batch, ends, strict=True):
         if sequence.scoring is not None:
+            from epd.engine.language.scoring import Scores
+
             start = end + 1 - len(sequence.token_ids)
             rows = hidden[start : start + len(sequence.scoring.targets)]
             scores.append(Scores(head, rows, sequence.scoring))
@@ -185,6 +189,8 @@ class FusedForward:
 
         Steps with prompts are recorded in parts, one for each group of layers whose KV leaves by
         itself."""
+        from epd.engine.language.graphs import DecodeGraphs, PromptGraphs, Rooms
+
         if not self._decoder.can_be_captured:
             return
         layout = self.pool.layout
@@ -294,6 +300,8 @@ class FusedForward:
         return lambda number: tell(number * per_slot) if tell is not None else None
 
     def _at_once(self, beside_prompts: bool) -> int:
+        from epd.engine.language.decode_parts import NUM_LATENT_PROGRAMS, parts_at_once
+
         if self.pool.layout.num_parts == 1:
             return NUM_LATENT_PROGRAMS
         return parts_at_once(self.pool.layout.num_kv_heads, beside_prompts=beside_prompts)

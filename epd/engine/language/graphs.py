@@ -32,8 +32,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from epd.engine.language.decoder import AddedRows
 from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, header_size, pack, view
+from epd.engine.language.row_splice import AddedRows
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FINE_STEP, FINE_TOKENS = 64, 1024  # of the sizes of steps with prompts: what pads is computed, too

@@ -10,14 +10,25 @@ future has ended.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from epd.engine.base import Rows, RowSpan, StepSequence
 from epd.engine.device.row_memory import read_bytes, tensor_of
-from epd.engine.device.streams import DeviceStreams
-from epd.engine.language.decoder import AddedRows
 from epd.messages import RowContract
+
+if TYPE_CHECKING:
+    from epd.engine.device.streams import DeviceStreams
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRows:
+    """Deepstack: `rows[level]` are added behind layer `level` at tokens `[at, at + len)`."""
+
+    at: int
+    rows: torch.Tensor  # [levels, count, H]
 
 
 class RowSplicer:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,15 +27,17 @@ from epd.engine.device.pinned import Arena
 from epd.engine.device.row_memory import copied_out, tensor_of
 from epd.engine.device.slices import Slices
 from epd.engine.device.stopwatch import stopwatch_of
-from epd.engine.device.streams import DOWNLOAD, DeviceStreams
-from epd.engine.language.graphs import PartsRecorder
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.image_pixels import MAX_PIXELS
 from epd.engine.vision.preprocess import Preprocessor
-from epd.groups.device.shared_tower import SharedTower, Tower
 from epd.messages import Clip, PixelBounds
 from epd.model_files.geometry import image_geometry
 from epd.shares import most
+
+if TYPE_CHECKING:
+    from epd.engine.device.streams import DeviceStreams
+    from epd.engine.language.graphs import PartsRecorder
+    from epd.groups.device.shared_tower import Tower
 
 MAX_SCALE = 128  # of the smallest image's sides
 RUNS = 4  # of the largest image at start, to know what it costs
@@ -75,6 +77,8 @@ class TorchVisionEngine:
         self._largest: tuple[list[Patches], ...] = ()  # batches, set by `warm_up`
         self._tower: Tower = self._rows_of
         if shard.size > 1:
+            from epd.groups.device.shared_tower import SharedTower
+
             width = self.contract.row_width
             end = self._slices.end
             self._tower = SharedTower(self._rows_of, self._upload, end, shard, width, dtype, device)
@@ -220,7 +224,11 @@ class TorchVisionEngine:
         def finish() -> list[Rows | EncodeFailure]:
             return [item if isinstance(item, EncodeFailure) else _rows(*item) for item in launched]
 
-        return Deferred(finish, DOWNLOAD if self._streams is not None and launched else "")
+        if self._streams is None or not launched:
+            return Deferred(finish)
+        from epd.engine.device.streams import DOWNLOAD
+
+        return Deferred(finish, DOWNLOAD)
 
     def _encode_alone(self, patches: Patches) -> _Launched | EncodeFailure:
         try:

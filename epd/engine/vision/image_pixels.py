@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from epd.errors import MediaError
-from epd.media_files.avif_child import decode_avif
 from epd.media_files.image_opening import load_pillow, open_image
 
 MAX_PIXELS = 64_000_000
@@ -29,6 +28,8 @@ _DARK = 1 << 12  # of 16 bits; a page of fewer is one of 12 bits or less, and wo
 def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     """Compressed bytes to a decoded PIL image, upright.  Raises MediaError, for the client."""
     from PIL import ImageOps
+
+    from epd.media_files.avif_child import decode_avif
 
     try:
         image = open_image(data, DECODE_TIMEOUT_S)

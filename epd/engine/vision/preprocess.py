@@ -19,7 +19,6 @@ from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
 from epd.engine.vision.image_ops import rgb_bytes
 from epd.engine.vision.image_pixels import MAX_PIXELS, decode_image
-from epd.engine.vision.video_file import decode_clip
 from epd.errors import MediaError
 from epd.messages import Clip, PixelBounds
 from epd.model_files.geometry import bounded, image_geometry
@@ -57,6 +56,8 @@ class Preprocessor:
         return self.video_ops if pixels.ndim == 4 else self.image_ops
 
     def _of_clip(self, data: Any, grid_thw: Grid, clip: Clip) -> Patches:
+        from epd.engine.vision.video_file import decode_clip
+
         if self.video_ops is None:
             raise MediaError("this model takes no videos; send images")
         height, width = self.video_ops.size_of(grid_thw)

@@ -27,11 +27,9 @@ from epd.config import ConfigError
 from epd.engine.base import Taker
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8, Scaled, scaled
+from epd.engine.language.few_rows import linears
 
 logger = logging.getLogger(__name__)
-LAYERS = frozenset(
-    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z out_proj".split()
-)
 MULTIPLE = 16  # of both sizes of a weight: what the device's product takes
 
 
@@ -80,12 +78,6 @@ class Fp8Linear(nn.Module):
             return product
         rows = ops.scaled(x.reshape(-1, x.shape[-1]))
         return self.forward(rows).view(*x.shape[:-1], -1)
-
-
-def linears(layers: nn.Module) -> list[tuple[str, nn.Linear]]:
-    """Of decoder layers, those of `LAYERS`, by path."""
-    named = layers.named_modules()
-    return [(p, m) for p, m in named if type(m) is nn.Linear and p.rpartition(".")[2] in LAYERS]
 
 
 def exchange(model: nn.Module, layers: nn.Module, dtype: torch.dtype) -> dict[str, Taker]:

@@ -21,7 +21,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,12 @@ from epd.engine.base import Progress, Taker, no_progress
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.weights import stored as stored_weights
 from epd.engine.weights.pieces import Piece, Sources, missing, sources_of
-from epd.groups.device.tensor_parallel import Cut, TensorParallel, shrink
 from epd.model_files.checkpoint import ModelError
 from epd.model_files.model_directory import check_tensors, some
 
 if TYPE_CHECKING:
     from epd.engine.adapter import ModelAdapter
+    from epd.groups.device.tensor_parallel import Cut
 
 Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -122,14 +122,18 @@ def plan_stage(
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
     tied = _tied_names(adapter, model, sources)
-    parallel = TensorParallel(adapter, model, shard)
-    parallel.drop_added_twice()
+    cuts: dict[str, Cut] = {}
+    if shard.size > 1:
+        from epd.groups.device import tensor_parallel
+
+        parallel = tensor_parallel.TensorParallel(adapter, model, shard)
+        parallel.drop_added_twice()
+        cuts = parallel.cuts()
     wanted = {n: t for n, t in model.state_dict().items() if n in sources or n not in tied}
     if not dummy and (lacking := missing(sources, {name: held[name] for name in wanted})):
         raise ModelError(f"{checkpoint.directory} lacks {some(lacking)}; install another release")
-    cuts = parallel.cuts()
-    shrink(model, cuts)
     if cuts:
+        tensor_parallel.shrink(model, cuts)
         adapter.adopt_shard(model, shard)
     return StagePlan(model, wanted, sources, tied, cuts)
 
@@ -274,7 +278,7 @@ def _stored(
 
     is_transposed = stored_weights.shape_of(checkpoint, stored) != piece.fits(tuple(like.shape))
     if cut is not None and piece.expert >= 0:  # of gate and up a rank keeps the same
-        cut = Cut(cut.dim - 1, cut.kept[:1])
+        cut = replace(cut, dim=cut.dim - 1, kept=cut.kept[:1])
     if cut is not None and is_transposed:
         cut = cut.transposed()
     tensor = stored_weights.read(checkpoint, stored, tensor_of, dtype)

@@ -6,7 +6,7 @@ the heads.  Videos are not taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
 from epd.engine.kernels.routing import Routing
 from epd.engine.language.experts import by_groups
+from epd.engine.language.mixers import Mixer
 from epd.engine.language.products import Foreign
 from epd.engine.language.state_kinds import PagedRows
 from epd.engine.sharding import WHOLE, Shard
@@ -40,7 +41,6 @@ class KimiK25(ModelAdapter):
     modelling = "kimi_k25.modeling_kimi_k25"
     class_name = "Kimi_K25ForConditionalGeneration"
     tp_plan = _HEADS
-    mixers = (LatentAttention,)
 
     def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """Published towers rotate neighbours, transformers' rotates halves."""
@@ -57,8 +57,13 @@ class KimiK25(ModelAdapter):
         width = int(text.kv_lora_rank) + int(text.qk_rope_head_dim)
         return PagedRows(int(text.num_hidden_layers), 1, width, num_parts=1)
 
-    def routing(self, router: Foreign) -> Routing:
-        return by_groups(router)
+    @property
+    def mixers(self) -> Sequence[type[Mixer]]:
+        return (LatentAttention,)
+
+    @property
+    def routing(self) -> Callable[[Foreign], Routing]:
+        return by_groups
 
     # --- vision -----------------------------------------------------------------------------------
 

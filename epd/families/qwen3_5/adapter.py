@@ -3,6 +3,7 @@ deepstack."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from epd.engine.delta_heads import DeltaHeads
 from epd.engine.kernels.routing import Routing
 from epd.engine.language.experts import by_softmax
-from epd.engine.language.mixers import GatedAttention, Norm, zero_centred_norm
+from epd.engine.language.mixers import GatedAttention, Mixer, Norm, zero_centred_norm
 from epd.engine.language.products import Foreign
 from epd.engine.language.state_kinds import PagedRows, sequence_tensor
 from epd.engine.sharding import WHOLE, Shard
@@ -35,11 +36,14 @@ class Qwen3_5(Qwen3VL):
     modelling = "qwen3_5.modeling_qwen3_5"
     class_name = "Qwen3_5ForConditionalGeneration"
     num_deepstack = 0
-    mixers = (GatedAttention, GatedDeltaNet)
     tp_plan = LAYERS | _DELTA  # transformers would gather what these layers give
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
         return super().paged_rows(shard).of(len(self._layers("full_attention")))
+
+    @property
+    def mixers(self) -> Sequence[type[Mixer]]:
+        return GatedAttention, GatedDeltaNet
 
     @property
     def delta_heads(self) -> DeltaHeads:
@@ -87,5 +91,6 @@ class Qwen3_5Moe(Qwen3_5):
     modelling = "qwen3_5_moe.modeling_qwen3_5_moe"
     class_name = "Qwen3_5MoeForConditionalGeneration"
 
-    def routing(self, router: Foreign) -> Routing:
-        return by_softmax(router)
+    @property
+    def routing(self) -> Callable[[Foreign], Routing]:
+        return by_softmax

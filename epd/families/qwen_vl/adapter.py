@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from epd.engine.adapter import ModelAdapter
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.device.slices import Slices
-from epd.engine.kernels.routing import Routing
-from epd.engine.language.experts import by_softmax
-from epd.engine.language.graphs import PartsRecorder
-from epd.engine.language.products import Foreign
 from epd.engine.vision.image_ops import QwenImageOps
 from epd.engine.vision.tower import adopt, run, tower_inputs
 from epd.families.qwen_vl.rope import mrope_positions
-from epd.families.qwen_vl.tower_graphs import TowerGraphs
 from epd.media_files.video import video_settings
 from epd.messages import PixelBounds
+
+if TYPE_CHECKING:
+    from epd.engine.kernels.routing import Routing
+    from epd.engine.language.graphs import PartsRecorder
+    from epd.engine.language.products import Foreign
+    from epd.families.qwen_vl.tower_graphs import TowerGraphs
 
 LAYERS = {
     f"model.language_model.layers.*.{name}": how
@@ -64,6 +65,8 @@ class Qwen2VL(ModelAdapter):
         record: PartsRecorder,
         slices: Slices,
     ) -> None:
+        from epd.families.qwen_vl.tower_graphs import TowerGraphs
+
         visual = model.model.visual
         weight, attention = visual.patch_embed.proj.weight, visual.blocks[0].attn
         pixels = weight.new_zeros(int(visual.spatial_merge_size) ** 2, weight[0].numel())
@@ -127,5 +130,8 @@ class Qwen3VLMoe(Qwen3VL):
     modelling = "qwen3_vl_moe.modeling_qwen3_vl_moe"
     class_name = "Qwen3VLMoeForConditionalGeneration"
 
-    def routing(self, router: Foreign) -> Routing:
-        return by_softmax(router)
+    @property
+    def routing(self) -> Callable[[Foreign], Routing]:
+        from epd.engine.language.experts import by_softmax
+
+        return by_softmax

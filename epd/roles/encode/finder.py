@@ -9,13 +9,15 @@ encoder's cache. Therefore storage is listed now and then, because anybody may w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 from epd.engine.base import EncodeFailure, EngineError, Patches, Rows, nothing
 from epd.messages import Clip, PixelBounds, RowContract
 from epd.roles.base import Actor, Component
-from epd.roles.cache_events import CachePublisher
 from epd.transport.base import Storage
+
+if TYPE_CHECKING:
+    from epd.roles.cache_events import CachePublisher
 
 LOOK_EVERY_S = 1.0
 

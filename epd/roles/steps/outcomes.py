@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from epd.engine.base import Outcome, StepFailure
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Event
@@ -9,9 +11,11 @@ from epd.fsm.request import ChunkComputed, StepFailed
 from epd.roles.steps.contents import Contents
 from epd.roles.steps.prompt_scores import PromptScores
 from epd.roles.steps.record import Record
-from epd.roles.steps.speculation import Speculation
 from epd.roles.steps.step import token_event, until_end
 from epd.roles.steps.step_loop import Part
+
+if TYPE_CHECKING:
+    from epd.roles.steps.speculation import Speculation
 
 
 class Outcomes:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from epd.fsm.request import Request
 from epd.messages import KvOffer, PrefillRequest
 from epd.scheduling.prefix_keys import PrefixKeys
-from epd.scheduling.speculation import PromptLookup
+
+if TYPE_CHECKING:
+    from epd.scheduling.speculation import PromptLookup
 
 PRIORITY_S = 10.0  # that a step of priority is worth
 TOKEN_S = 0.00025  # that a token of a prompt costs: who needs little passes who needs much
