@@ -100,8 +100,6 @@ def build_vision(
     for so many is touched.  `shard`: the images of a batch are shared out to the ranks of a group.
     Raises ModelError and ConfigError.
     """
-    from epd.engine.language.graphs import CudaRecorder
-
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config))
@@ -123,6 +121,8 @@ def build_vision(
     measures = executor.streams is not None or engine_config.max_quantum_ms
     engine.warm_up(max_batch_patches if measures else 0)
     if executor.streams is not None and engine_config.cuda_graphs:
+        from epd.engine.language.graphs import CudaRecorder
+
         engine.capture(CudaRecorder(), min(max_batch_patches, MAX_CAPTURED_PATCHES))
     return engine
 
@@ -161,16 +161,7 @@ def build_language(
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout, Mirrored())  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
-    few_rows.exchange(adapter.language_model(model).layers)
-    if adapter.routing is not None:
-        from epd.engine.language import experts
-
-        experts.adopt(adapter.language_model(model).layers, adapter.routing)  # type: ignore[arg-type]
-    if shard.size > 1:
-        from epd.groups.device.tensor_parallel import TensorParallel
-
-        TensorParallel(adapter, model, shard).join()
-    adapter.adopt_language(model)
+    _adopt(adapter, model, shard)
     small = KvPool(layout, 1, kv_dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
     on_gpu = executor.streams is not None
@@ -202,6 +193,21 @@ def build_language(
             forward.capture(CudaRecorder(), max_running, most)
         _log_memory(engine_config, model, forward.pool, executor.streams)
     return engine
+
+
+def _adopt(adapter: ModelAdapter, model: Any, shard: Shard) -> None:
+    """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it."""
+    layers = adapter.language_model(model).layers
+    few_rows.exchange(layers)
+    if adapter.routing is not None:
+        from epd.engine.language import experts
+
+        experts.adopt(layers, adapter.routing)
+    if shard.size > 1:
+        from epd.groups.device.tensor_parallel import TensorParallel
+
+        TensorParallel(adapter, model, shard).join()
+    adapter.adopt_language(model)
 
 
 def _log_memory(config: EngineConfig, model: Any, pool: KvPool, streams: DeviceStreams) -> None:

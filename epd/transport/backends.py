@@ -16,8 +16,8 @@ from epd.transport.base import TransportError
 from epd.transport.endpoint import is_loopback, is_tcp
 
 _FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-_cuda_lacks = later("epd.transport.cuda.backend:missing")
-_mooncake_lacks = later("epd.transport.mooncake.backend:missing")
+_cuda_lacks = later("epd.transport.cuda.driver:missing")
+_mooncake_lacks = later("epd.transport.mooncake.library:missing")
 
 
 def _can_use_mooncake(endpoint: str, directory: str) -> bool:

@@ -23,7 +23,7 @@ from epd.roles.decode.landing import Landing
 from epd.roles.ports import Ports
 from epd.tiny import CHECKPOINT
 from epd.transport.backend import BackendSettings
-from epd.transport.cuda import backend as cuda
+from epd.transport.backends import named
 from epd.transport.cuda.backend import CudaTransferEngine
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.routing import RoutingTransferEngine
@@ -203,7 +203,7 @@ class Devices(Cluster):
         transfers = RoutingTransferEngine(
             BackendSettings(name, epoch, device="cuda"),
             LocalMemory(),
-            [replace(cuda.BACKEND, make=make)],
+            [replace(named("cuda"), make=make)],
             checksums="always",
         )
         return replace(super()._ports(name, epoch), transfers=transfers)

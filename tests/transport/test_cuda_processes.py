@@ -12,8 +12,8 @@ import pytest
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import named
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
-from epd.transport.cuda.backend import BACKEND
 from epd.transport.host import this_host_id
 from tests.patience import PATIENCE_S
 from tests.transport.device_family import Family, num_mapped, threads, until
@@ -192,10 +192,10 @@ async def test_who_is_closed_leaves_neither_threads_nor_mappings(family: Family)
 
 def test_a_forced_transport_that_cannot_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportError, match=r"cuda-bindings, which comes with torch|driver"):
-        BACKEND.make(BackendSettings("a", 1, device="cuda:0"))
+        named("cuda").make(BackendSettings("a", 1, device="cuda:0"))
     monkeypatch.setattr("epd.transport.cuda.backend.missing", lambda: "")
     with pytest.raises(TransportError, match="start with --device cuda, or use another"):
-        BACKEND.make(BackendSettings("a", 1))
+        named("cuda").make(BackendSettings("a", 1))
 
 
 async def test_a_directory_that_others_may_enter_is_refused(family: Family) -> None:

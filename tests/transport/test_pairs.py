@@ -16,7 +16,6 @@ from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS, chosen, named, table
 from epd.transport.base import Reference, TransportError, WriteFailed, Written
 from epd.transport.checksum import crc32
-from epd.transport.cuda import backend as cuda
 from epd.transport.cuda.backend import CudaTransferEngine
 from epd.transport.files.backend import FileTransferEngine
 from epd.transport.local import LocalMemory
@@ -128,7 +127,7 @@ def test_what_is_offered(
 def test_mooncake_is_offered_to_other_hosts_where_it_works(
     usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epd.transport.mooncake.backend.missing", lambda: "" if usable else "no")
+    monkeypatch.setattr("epd.transport.mooncake.library.missing", lambda: "" if usable else "no")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     names = tuple(b.name for b in chosen("auto", "tcp://10.0.0.7:*", ""))
     assert names == (("shm", "mooncake", "tcp") if usable else ("shm", "tcp"))
@@ -176,7 +175,7 @@ def between_devices(
         return CudaTransferEngine(its, FakeDevice(), str(directory))
 
     settings = BackendSettings(name, os.getpid(), directory=str(directory), device="cuda")
-    backends = [replace(cuda.BACKEND, make=make), *map(named, names)]
+    backends = [replace(named("cuda"), make=make), *map(named, names)]
     return RoutingTransferEngine(settings, memory or LocalMemory(), backends, checksums="always")
 
 
@@ -226,7 +225,7 @@ async def test_only_who_computes_on_a_device_has_mirrors(private: Path) -> None:
 
 
 def test_on_a_gpu_the_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd.transport.cuda.backend.missing", lambda: "")
+    monkeypatch.setattr("epd.transport.cuda.driver.missing", lambda: "")
     names = [b.name for b in chosen("auto", "ipc:///run/e0.sock", "", "cuda:1")]
     assert names == ["cuda", "shm"]
     assert [b.name for b in chosen("auto", "ipc:///run/e0.sock", "")] == ["shm"]

@@ -25,7 +25,6 @@ from epd.transport.mooncake.backend import MooncakeTransferEngine
 from epd.transport.mooncake.library import End, missing
 from epd.transport.region import WriteRefused
 from epd.transport.routing import RoutingTransferEngine
-from epd.transport.shm import backend as shm
 from epd.transport.shm.backend import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
@@ -96,7 +95,7 @@ def _shm_in(directory: str) -> Backend:
     def make(its: BackendSettings) -> ShmTransferEngine:
         return ShmTransferEngine(its, directory)
 
-    return replace(shm.BACKEND, make=make)
+    return replace(named("shm"), make=make)
 
 
 def _all_in_one(directory: str) -> Make:
