@@ -161,7 +161,7 @@ def test_no_body_breaks_the_server(url: str, monkeypatch: pytest.MonkeyPatch):
     statuses: Counter[int] = Counter()
 
     @settings(
-        max_examples=60,
+        max_examples=40,
         derandomize=True,
         database=None,
         deadline=None,

@@ -27,9 +27,11 @@ import psutil
 
 from epd.cli.start.ports import any_free
 from epd.transport.shm.segment import NAME, is_locked, sweep
+from tests.e2e import warm
 
 MARK = "EPD_E2E_MARK"
-PROGRAM = ("-m", "epd")
+COLD = ("-m", "epd")
+WARM = ("-m", "tests.e2e.warm")  # the same, sooner
 SHM = Path("/dev/shm")
 SLOW = 4  # how much slower than alone on two cores this machine may be
 READY_S = 25.0 * SLOW
@@ -63,7 +65,7 @@ class Command:
         self,
         *arguments: str,
         run_dir: Path | None = None,
-        program: tuple[str, ...] = PROGRAM,
+        program: tuple[str, ...] = WARM,
         stderr: int | None = None,
     ) -> None:
         self.run_dir = run_dir or _new_dir()
@@ -71,6 +73,8 @@ class Command:
         self.mark = uuid.uuid4().hex
         self.began_s = time.time()
         environment = os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1"}
+        if program == WARM:
+            environment[warm.ADDRESS] = warm.address()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *program, *arguments],
@@ -151,7 +155,7 @@ class Server(Command):
         topology: str,
         *flags: str,
         model: Path | None = None,
-        program: tuple[str, ...] = PROGRAM,
+        program: tuple[str, ...] = WARM,
         stderr: int | None = None,
         like: Server | None = None,
         **settings: object,
@@ -269,7 +273,12 @@ def abandoned_segments(since_s: float) -> list[str]:
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        if process.cmdline()[1:3] == [*WARM] and "--serve" in process.cmdline():
+            fds = (os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir())
+            return any(fd.startswith(f"/memfd:{mark} ") for fd in fds)
+        return process.environ().get(MARK) == mark
     except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
         return False
 

@@ -24,7 +24,17 @@ from epd.cli.main import main
 from epd.cli.start.ports import any_free
 from epd.tiny import SAMPLES
 from tests.e2e.client import Body, data_url, question
-from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, run, wait_for
+from tests.e2e.server import (
+    COLD,
+    READY_S,
+    SLOW,
+    STOP_S,
+    Command,
+    Server,
+    discarding,
+    run,
+    wait_for,
+)
 
 pytestmark = pytest.mark.timeout(300)
 LONG = pytest.mark.long
@@ -240,7 +250,7 @@ OFTEN = [("1e1p1d", 4), ("all", 1.5)]
 )
 def test_ctrl_c_in_every_phase(topology: str, after_s: float) -> None:
     """Before, while and after loading: no process, no segment, no socket stays, no traceback."""
-    with discarding(Server(topology)) as server:
+    with discarding(Server(topology, program=COLD)) as server:
         time.sleep(after_s)
         status = server.stop(signal.SIGINT)
         assert status == 130, server.text
@@ -274,12 +284,13 @@ def test_ask_of_a_temporary_server() -> None:
 
 def command_in_own_dir(*arguments: str) -> Command:
     run_dir = Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
-    return Command(*arguments, "--run-dir", str(run_dir), "--threads", "1", run_dir=run_dir)
+    arguments += ("--run-dir", str(run_dir), "--threads", "1")
+    return Command(*arguments, run_dir=run_dir, program=COLD)
 
 
 @pytest.mark.long  # test_supervision.py kills one, too
 def test_kill_of_the_supervisor_leaves_nothing() -> None:
-    with discarding(Server("1e1p1d").wait_ready()) as server:
+    with discarding(Server("1e1p1d", program=COLD).wait_ready()) as server:
         assert len(server.processes()) == 6  # supervisor, gateway, zygote, three workers
         server.send(signal.SIGKILL)
         server.wait()
@@ -288,7 +299,7 @@ def test_kill_of_the_supervisor_leaves_nothing() -> None:
 
 @pytest.mark.long
 def test_kill_of_the_supervisor_while_loading_leaves_nothing() -> None:
-    with discarding(Server("1e1p1d")) as server:
+    with discarding(Server("1e1p1d", program=COLD)) as server:
         wait_for(lambda: len(server.processes()) == 6, READY_S, "six processes")
         server.send(signal.SIGKILL)
         server.wait()

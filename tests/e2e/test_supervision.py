@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from tests.e2e.server import READY_S, Server, discarding, wait_for
+from tests.e2e.server import COLD, READY_S, Server, discarding, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 LONG = pytest.mark.long
@@ -60,7 +60,7 @@ def test_with_a_stderr_that_takes_nothing_all_is_mended_and_ends(
 ) -> None:
     """kill -9 of a worker and of the gateway; then a worker stands still when the supervisor is
     killed, and the next run names it, ends it, and serves in its place."""
-    with stderr() as (fd, spoil), discarding(Server("1epd", stderr=fd)) as server:
+    with stderr() as (fd, spoil), discarding(Server("1epd", stderr=fd, program=COLD)) as server:
         server.wait_ready()
         spoil()
         before = server.instances()["epd0"]
@@ -92,7 +92,7 @@ def test_with_a_stderr_that_takes_nothing_a_role_is_mended_and_ends(
     stderr: Callable[[], contextlib.AbstractContextManager[tuple[int, Callable[[], None]]]],
 ) -> None:
     """`--role` is supervised as `--topology` is."""
-    with stderr() as (fd, spoil), discarding(Server("all", stderr=fd)) as server:
+    with stderr() as (fd, spoil), discarding(Server("all", stderr=fd, program=COLD)) as server:
         server.wait_ready()
         spoil()
         before = server.instances()["all"]

@@ -66,7 +66,8 @@ SELDOM = ("qwen2_vl", "qwen3_vl", "qwen3_5")
 )
 async def test_equals_transformers(family: str, fused: Callable[[str], Driver]) -> None:
     serving = fused(family)
-    for prompt, images in cases(family):
+    asked = [*cases(family)[1:2], *cases(family)[-2:]]
+    for prompt, images in asked:
         request = await serving.request("r", prompt, images)
         logits = serving.language.logits([request.next_step(4096)])[0]
         serving.release([request])
@@ -74,10 +75,10 @@ async def test_equals_transformers(family: str, fused: Callable[[str], Driver]) 
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     requests = [
         await serving.request(str(i), prompt, images, max_tokens=NEW_TOKENS)
-        for i, (prompt, images) in enumerate(cases(family))
+        for i, (prompt, images) in enumerate(asked)
     ]
     answers = await serving.run(requests, 16)
-    golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in cases(family)]
+    golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in asked]
     assert answers == golden
 
 

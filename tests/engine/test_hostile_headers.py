@@ -223,7 +223,7 @@ from tests.hostile.headers import bases
 from tests.hostile.reading import memory_begins, memory_peak_nbytes
 
 for form, mode in (("PNG", "RGBA"), ("WEBP", "RGBA"), ("JPEG", "RGB")):
-    out, side = io.BytesIO(), 2800
+    out, side = io.BytesIO(), 2000
     Image.new(mode, (side, side), (9, 8, 7, 6)[: len(mode)]).save(out, form)
     rgb_bytes(decode_image(bases(form)[0]))  # imports what it needs
     before = memory_begins()

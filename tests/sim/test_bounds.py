@@ -78,7 +78,16 @@ def test_every_number_is_looked_at_or_has_a_reason() -> None:
     assert set(unseen.ELSEWHERE.values()) <= {checker.name for checker in checkers.ALL}
 
 
-@pytest.mark.parametrize("setting", sorted(LOOKED_AT))
+QUICK = {"engine.max_step_tokens", "timing.lost_after_s"}  # one of each checker
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(setting, marks=() if setting in QUICK else pytest.mark.long)
+        for setting in sorted(LOOKED_AT)
+    ],
+)
 def test_a_bound_that_roles_ignore_is_noticed(setting: str) -> None:
     name, given, told = IGNORED[setting]
     drill = DRAINED if name == DRAINED.name else drills.by_name(name)

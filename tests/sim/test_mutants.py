@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from itertools import groupby
 from typing import Any
 from unittest import mock
 
@@ -43,14 +45,15 @@ BEGINS_ANEW = Drill(
 )
 """Who gave way has blocks again while a part is awaited that it left: in few of these runs."""
 FIRST = {mutant: drill.name for drill in reversed(drills.DRILLS) for mutant in drill.mutants}
-SHOWN = {  # of each drill one that no drill before it has: each can fail
-    next((m for m in drill.mutants if FIRST[m] == drill.name), "") for drill in drills.DRILLS
+QUICK = {  # one of each file of mutants; test_checkers.py has one of each checker
+    next(m for m in named if m in FIRST)
+    for _, named in groupby(MUTANTS, lambda name: inspect.unwrap(MUTANTS[name]).__module__)
 }
 PAIRS = [
     pytest.param(
         drill.name,
         mutant,
-        marks=() if mutant in SHOWN and FIRST[mutant] == drill.name else pytest.mark.long,
+        marks=() if mutant in QUICK and FIRST[mutant] == drill.name else pytest.mark.long,
     )
     for drill in drills.DRILLS
     for mutant in drill.mutants
@@ -59,8 +62,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("drill", "mutant"), PAIRS)
 def test_mutant_is_caught(drill: str, mutant: str) -> None:
-    """In one of the very seeds that are run of the drill; first in those that noticed it before.
-    The quick tests ask each drill for one mutant that no drill before it has."""
+    """In one of the very seeds that are run of the drill; first in those that noticed it before."""
     caught = MEASURED.caught.get((drill, mutant))
     seeds = NOT_MEASURED if caught is None else MEASURED.seeds(drill, MISSED_BY_FEW)
     likely = sorted(seeds, key=lambda seed: seed not in (caught or ()))

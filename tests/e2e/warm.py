@@ -1,0 +1,143 @@
+"""`python -m epd`, whose first zygote is a fork of one that all clusters of a test process share.
+
+What a zygote imports costs 6 s of a core and is the same for every cluster.  The fork goes on as a
+zygote of its own does: its cluster's environment and output, its model's modelling file, its own
+workers.  A second zygote, after a loss, is started as users' are, and so is every zygote of a
+command that runs `server.COLD`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any, NoReturn
+
+from epd.runtime import zygote
+
+ADDRESS = "EPD_E2E_ZYGOTE"  # an abstract socket; set in what `program()` is started with
+MAX_NBYTES = 1 << 16
+_exec = asyncio.create_subprocess_exec
+
+
+@functools.cache
+def address() -> str:
+    """Of the shared zygote of this process, which is started by the first call."""
+    name = f"epd-e2e-{os.getpid()}"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.warm", "--serve", name],
+        stdin=subprocess.PIPE,  # its end is the end of this process
+        env=environment,
+    )
+    atexit.register(process.communicate)
+    return name
+
+
+# --- in the supervisor ----------------------------------------------------------------------------
+
+
+class Fork:
+    """What `Zygote` uses of an `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pidfd, ended.set)
+        await ended.wait()
+        loop.remove_reader(self._pidfd)
+
+
+async def start(*command: str, **options: Any) -> Any:
+    """Instead of `asyncio.create_subprocess_exec`: once, a zygote is asked for and not made."""
+    where = os.environ.get(ADDRESS)
+    if where is None or zygote.__name__ not in command:
+        return await _exec(*command, **options)
+    del os.environ[ADDRESS]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        while True:
+            try:
+                asking.connect(f"\0{where}")
+                break
+            except ConnectionRefusedError:  # it is not there yet
+                await asyncio.sleep(0.02)
+        mark = os.memfd_create(os.environ["EPD_E2E_MARK"])
+        words = json.dumps([command[-1], options["env"]]).encode()
+        socket.send_fds(asking, [words], [options["stdin"], 1, 2, mark])
+        os.close(mark)
+        asking.setblocking(False)
+        pid = await asyncio.get_running_loop().sock_recv(asking, MAX_NBYTES)
+        return Fork(int(pid))
+
+
+# --- the shared zygote ----------------------------------------------------------------------------
+
+
+def serve(name: str) -> None:
+    """Fork for each that connects; returns with the test process."""
+    gc.disable()
+    from epd.engine.preload import preload
+    from epd.runtime import child, worker  # noqa: F401
+    from epd.tiny import CHECKPOINT
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen(64)
+        preload(str(CHECKPOINT))
+        gc.freeze()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+        while select.select([listening, 0], [], [])[0] == [listening]:
+            asked, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                be_zygote(asked)
+            asked.close()
+
+
+def be_zygote(asked: socket.socket) -> NoReturn:
+    """As `zygote.main` does behind its imports."""
+    from epd.engine.preload import preload
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    words, (control, *outputs, mark), *_ = socket.recv_fds(asked, MAX_NBYTES, 4)
+    for number, fd in enumerate(outputs, 1):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.set_inheritable(mark, False)  # by which the cluster's processes are found
+    model_dir, environment = json.loads(words)
+    os.environ.clear()
+    os.environ.update(environment)
+    asked.send(b"%d" % os.getpid())
+    asked.close()
+    with contextlib.suppress(Exception):
+        preload(model_dir)
+    gc.freeze()
+    gc.enable()
+    zygote._serve(socket.socket(fileno=control))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--serve":
+        serve(sys.argv[2])
+    else:
+        asyncio.create_subprocess_exec = start
+        from epd.cli.main import run
+
+        run()
