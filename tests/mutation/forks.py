@@ -35,7 +35,7 @@ class Fork(Generic[Task]):
     cut: bool = False
     _rest: bytes = b""
 
-    def read(self, hear: Tell | None) -> bool:
+    def read(self) -> bool:
         """Take in what it says; False: it has ended.  `limit_s` is what it may take from now on."""
         chunk = os.read(self.pipe, 1 << 20)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -43,7 +43,7 @@ class Fork(Generic[Task]):
             said = json.loads(line)
             if "limit_s" in said:
                 self.until_s = time.monotonic() + said["limit_s"]
-            (hear or self.told.append)(said)
+            self.told.append(said)
         return bool(chunk)
 
     def reap(self) -> None:
@@ -53,12 +53,9 @@ class Fork(Generic[Task]):
 
 
 def forked(
-    tasks: Iterable[Task], jobs: int, work: Callable[[Task, Tell], None], hear: Tell | None = None
+    tasks: Iterable[Task], jobs: int, work: Callable[[Task, Tell], None]
 ) -> Iterator[Fork[Task]]:
-    """Do each task in a process of its own; yields them as they end.
-
-    `hear` is told at once what any says, which is then not kept.
-    """
+    """Do each task in a process of its own; yields them as they end."""
     waiting, running = iter(tasks), selectors.DefaultSelector()
     try:
         while True:
@@ -69,7 +66,7 @@ def forked(
                 return
             ready = [key.data for key, _ in running.select(1.0)]
             for fork in [key.data for key in running.get_map().values()]:
-                if fork in ready and not fork.read(hear):
+                if fork in ready and not fork.read():
                     running.unregister(fork.pipe)
                     fork.reap()
                     yield fork

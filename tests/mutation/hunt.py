@@ -98,33 +98,15 @@ class Hunt:
     def run(self, mutants: Iterable[Mutant], known: Reach, hear: Callable[[Verdict], None]) -> None:
         """Try each; `hear` is told of each verdict, as it is known."""
         self._import_libraries()
-        quick: list[Mutant] = []
-        slow: list[Mutant] = []
+        tried: list[Mutant] = []
         for mutant in mutants:
-            ran = _place(mutant) in known.at_import
-            (quick if planting.exchangeable(mutant) and not ran else slow).append(mutant)
-        for fork in forked(slow, self.jobs, lambda mutant, tell: self._anew(mutant, tell, known)):
-            hear(_verdict(fork, importing=True))
-        reached = [mutant for mutant in quick if _place(mutant) in known.places]
-        for mutant in quick:
-            if _place(mutant) not in known.places:
+            at = _place(mutant)
+            if mutant.in_body and at not in known.places and at not in known.at_import:
                 hear(Verdict(mutant, "", "nothing reaches it", 0))
-        left = set(range(len(reached)))
-
-        def relay(said: dict[str, Any]) -> None:
-            if "index" in said:
-                left.discard(said["index"])
-                mutant = reached[said["index"]]
-                fork = Fork(mutant, 0, 0, 0.0, said["told"], said["cut"])
-                hear(_verdict(fork, importing=False))
-            elif "error" in said:
-                print(said["error"], file=sys.stderr)
-
-        for _ in forked(
-            [reached], 1, lambda mutants, tell: self._live(mutants, tell, known), relay
-        ):
-            if left:
-                raise RuntimeError(f"{len(left)} mutants were not tried")
+            else:
+                tried.append(mutant)
+        for fork in forked(tried, self.jobs, lambda mutant, tell: self._anew(mutant, tell, known)):
+            hear(_verdict(fork))
 
     def _anew(self, mutant: Mutant, tell: Tell, known: Reach) -> None:
         """In a process that has imported nothing that could be changed."""
@@ -171,25 +153,6 @@ class Hunt:
                     chosen.append(name)
         return sorted(chosen, key=lambda name: (known.costs_s[name], name))
 
-    def _live(self, mutants: list[Mutant], tell: Tell, known: Reach) -> None:
-        """In processes that part from one that has collected everything."""
-
-        def run(items: list[pytest.Item]) -> None:
-            by_name = {item.nodeid: item for item in items}
-            live = planting.functions([m.module for m in mutants])
-
-            def attempt(index: int, tell: Tell) -> None:
-                planting.exchange(mutants[index], live)
-                mutant = mutants[index]
-                names = self._affordable(known.items([_place(mutant)]), known, mutant)
-                judging.judge([by_name[name] for name in names], known, self.budget_s, tell)
-
-            tell({"limit_s": 1e9})
-            for fork in forked(range(len(mutants)), self.jobs, attempt):
-                tell({"index": fork.task, "told": fork.told, "cut": fork.cut})
-
-        judging.session(self.tests, self.scratch, run)
-
 
 def _round(run: str) -> int:
     """The seed of a drill's run; of the swarm, forty seeds count as one."""
@@ -215,19 +178,19 @@ def _take_in(found: Reach, said: dict[str, Any]) -> None:
             found.fired[said["item"]] = bool(said["fired"])
 
 
-def _verdict(fork: Fork[Mutant], *, importing: bool) -> Verdict:
-    """`importing`: whether an exception, or a death, before the first test is the mutant's."""
+def _verdict(fork: Fork[Mutant]) -> Verdict:
+    """An exception, or a death, before the first test is the mutant's."""
     tried = [said["item"] for said in fork.told if "item" in said]
     for said in fork.told:
         if "caught" in said:
             return Verdict(fork.task, said["caught"], said["why"], len(tried))
         if "survived" in said:
             return Verdict(fork.task, "", "", len(tried))
-        if "error" in said and (tried or not importing):
+        if "error" in said and tried:
             raise RuntimeError(f"{fork.task.key}: {said['error']}")
         if "error" in said:
             return Verdict(fork.task, BEFORE, said["error"].strip().split("\n")[-1], 0)
-    if not (fork.cut and (tried or importing)):
+    if not fork.cut:
         raise RuntimeError(f"{fork.task.key}: no verdict: {fork.told[-1:]}")
     return Verdict(fork.task, tried[-1] if tried else BEFORE, "it did not end", len(tried))
 

@@ -1,23 +1,15 @@
-"""How changed source gets in: served to whoever imports the module, or put into its live functions.
-
-No file is edited.  A change within a function is planted into a process that has imported all and
-collected all tests: its code is exchanged, which takes no time.  A change of what importing runs
-(tables, constants, defaults) needs a process that has not imported the module yet.
-"""
+"""How changed source gets in: served to the process that imports the module; no file is edited."""
 
 from __future__ import annotations
 
 import ast
-import gc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable
+from types import CodeType, ModuleType
 
 from tests.mutation.mutants import ROOT, Mutant
-
-Where = tuple[str, str, int]  # file, qualified name and first line of a function
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -59,57 +51,3 @@ def serve(mutant: Mutant) -> None:
     assert mutant.module not in sys.modules
     tree = mutant.tree()
     sys.meta_path.insert(0, Importer(lambda path: tree if path == mutant.path else None))
-
-
-def functions(modules: list[str]) -> dict[Where, list[FunctionType]]:
-    """The live functions of modules, given by name, by where they were written."""
-    wanted, found = set(modules), dict[Where, list[FunctionType]]()
-    gc.unfreeze()  # what collecting has imported is kept from garbage collections, and from here
-    for thing in gc.get_objects():
-        if type(thing) is FunctionType and thing.__module__ in wanted:  # asking more runs code
-            found.setdefault(_where(thing.__code__), []).append(thing)
-    gc.freeze()
-    return found
-
-
-def exchangeable(mutant: Mutant) -> bool:
-    """Whether a live function can take the mutant's code: it is in one, and of the same form."""
-    if not mutant.in_body:
-        return False
-    was, becomes = _outermost(mutant, mutant.original()), _outermost(mutant, mutant.tree())
-    return was.co_freevars == becomes.co_freevars
-
-
-def exchange(mutant: Mutant, live: dict[Where, list[FunctionType]]) -> None:
-    """Give live functions the mutant's code."""
-    code = _outermost(mutant, mutant.tree())
-    for function in live[_where(code)]:
-        function.__code__ = code
-
-
-def _where(code: CodeType) -> Where:
-    return code.co_filename, code.co_qualname, code.co_firstlineno
-
-
-def _outermost(mutant: Mutant, tree: ast.Module) -> CodeType:
-    """The code of the first function on the way from the module to the change."""
-    node: ast.AST = tree
-    for field, index in mutant.steps:
-        child = getattr(node, field)
-        node = child if index is None else child[index]
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            break
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    whole = compile(tree, str(ROOT / mutant.path), "exec", dont_inherit=True)
-    for code in _codes(whole):
-        if code.co_name == node.name and code.co_firstlineno == first:
-            return code
-    raise LookupError(f"{mutant.key}: no code of {node.name} in line {first}")
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _codes(constant)
