@@ -71,43 +71,22 @@ def check_refused(reply: Reply, status: int, *words: str) -> None:
 
 # --- F33: parameters ------------------------------------------------------------------------------
 
-PARAMETERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"max_tokens": 0}, ("max_tokens", "0")),
-    ({"max_tokens": -5}, ("max_tokens", "-5")),
-    ({"max_tokens": "ten"}, ("max_tokens",)),
-    ({"max_tokens": 1.5}, ("max_tokens",)),
-    ({"max_tokens": True}, ("max_tokens",)),
-    ({"max_completion_tokens": 0}, ("max_completion_tokens",)),
-    ({"max_tokens": 3, "max_completion_tokens": 4}, ("max_completion_tokens", "max_tokens")),
-    ({"max_tokens": 10**6}, ("1000000",)),
-    ({"temperature": -1}, ("temperature",)),
-    ({"temperature": "hot"}, ("temperature",)),
-    ({"top_p": 0}, ("top_p",)),
-    ({"top_p": 1.5}, ("top_p",)),
-    ({"n": 0}, ("n",)),
-    ({"n": 1000}, ("n", "1000")),
-    ({"stop": [""]}, ("stop",)),
-    ({"stop": list("abcdefghijklmnopqrstuvwxyz")}, ("stop",)),
-    ({"seed": "x"}, ("seed",)),
-    ({"logit_bias": {"999999": 1}}, ("logit_bias", "999999")),
-    ({"logprobs": True, "top_logprobs": 99}, ("top_logprobs",)),
-    ({"top_logprobs": 2}, ("top_logprobs", "logprobs")),
-    ({"stream_options": {"include_usage": True}}, ("stream_options", "stream")),
-    ({"response_format": {"type": "xml"}}, ("response_format",)),
-    ({"guided_json": {"properties": {"a": {"type": "strin"}}}}, ("guided_json.properties.a",)),
-    ({"no_such_parameter": 1}, ("no_such_parameter",)),
-    ({"messages": []}, ("messages",)),
-    ({"messages": "hello"}, ("messages",)),
-    ({"messages": [{"role": "robot", "content": "x"}]}, ("role",)),
-    ({"messages": [{"role": "user"}]}, ("content",)),
-    ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, ("video",)),
-    ({"messages": [{"role": "user", "content": "x" * 30_000}]}, ("30", "context")),
-]
+# tests/api refuses each field and each kind of image by itself; here is one of each reader.
+PARAMETERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "a bound": ({"max_tokens": -5}, ("max_tokens", "-5")),
+    "two that differ": ({"max_tokens": 3, "max_completion_tokens": 4}, ("max_completion_tokens",)),
+    "a stranger": ({"no_such_parameter": 1}, ("no_such_parameter",)),
+    "a vocabulary": ({"logit_bias": {"999999": 1}}, ("logit_bias", "999999")),
+    "a schema": (
+        {"guided_json": {"properties": {"a": {"type": "strin"}}}},
+        ("guided_json.properties.a",),
+    ),
+    "a message": ({"messages": [{"role": "robot", "content": "x"}]}, ("role",)),
+    "a context": ({"messages": [{"role": "user", "content": "x" * 30_000}]}, ("30", "context")),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"), PARAMETERS, ids=[str(entry[0])[:40] for entry in PARAMETERS]
-)
+@pytest.mark.parametrize(("change", "words"), PARAMETERS.values(), ids=PARAMETERS)
 async def test_parameters_are_refused_by_name(
     server: Server, change: dict[str, Any], words: tuple[str, ...]
 ) -> None:
@@ -115,22 +94,9 @@ async def test_parameters_are_refused_by_name(
     check_refused(reply, 400, *words)
 
 
-@pytest.mark.parametrize("change", [{}, {"max_tokens": None}, {"max_completion_tokens": None}])
-async def test_absent_and_null_limits_mean_the_default(
-    server: Server, change: dict[str, Any]
-) -> None:
-    assert (await ask_beside_a_healthy_one(server, HEALTHY | change)).text == ANSWER
-
-
 RAW: list[tuple[bytes, dict[str, str], int]] = [
-    (b"", {}, 400),
     (b"{", {}, 400),
-    (b"[1]", {}, 400),
-    (b"\xff\xfe", {}, 400),
     (b"[" * 60_000, {}, 400),
-    (b"[" * 100_000, {}, 413),
-    (b"{}", {}, 400),
-    (b"{}", {"Content-Type": "text/plain"}, 415),
     (b"{}", {"Content-Encoding": "gzip"}, 415),
     (b"[" + b" " * MAX_BODY_NBYTES + b"]", {}, 413),
 ]
@@ -167,54 +133,19 @@ def png_of(width: int, height: int, data: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
 
 
-def jpeg(width: int = 120, height: int = 90) -> bytes:
-    buffer = io.BytesIO()
-    drawn_image(5, width, height).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-def animated_gif() -> bytes:
-    buffer = io.BytesIO()
-    frames = [drawn_image(seed, 40, 40).convert("P") for seed in range(3)]
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
-    return buffer.getvalue()
-
-
-NOT_PUBLIC = "a private or local address"
-IMAGES: list[tuple[str, str, tuple[str, ...]]] = [
-    ("bomb", data_url(png_of(30_000, 30_000, bytes(1 << 20))), ("30000 x 30000",)),
-    ("line", data_url(png_of(30_000, 1)), ("30000 x 1",)),
-    ("animated", data_url(animated_gif(), "image/gif"), ("animated",)),
-    ("truncated jpeg", data_url(jpeg()[:-600], "image/jpeg"), ("image 1", "damaged")),
-    (
-        "truncated png",
-        data_url((SAMPLES / "sign.png").read_bytes()[:9000]),
-        ("image 1", "damaged"),
-    ),
-    ("missing pixels", data_url(png_of(100, 100)), ("image 1", "damaged")),
-    ("no image", data_url(b"hello, this is a text"), ("not an image",)),
-    ("empty", data_url(b""), ("image_url",)),
-    ("no base64", "data:image/png;base64,!!!", ("base64",)),
-    ("no comma", "data:image/png;base64", ("comma",)),
-    ("svg", data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), ("not an image",)),
-    ("file", "file:///etc/passwd", ("file",)),
-    ("path", "/etc/passwd", ("data:",)),
-    ("ftp", "ftp://example.com/a.png", ("ftp",)),
-    ("loopback", "http://127.0.0.1:9/a.png", (NOT_PUBLIC,)),
-    ("metadata service", "http://169.254.169.254/latest", (NOT_PUBLIC,)),
-    ("private", "http://10.0.0.1/a.png", (NOT_PUBLIC,)),
-    ("IPv6 loopback", "http://[::1]/a.png", (NOT_PUBLIC,)),
-    ("mapped loopback", "http://[::ffff:127.0.0.1]/a.png", (NOT_PUBLIC,)),
-    ("decimal loopback", "http://2130706433/a.png", ("image_url",)),
-    ("local name", "http://localhost/a.png", (NOT_PUBLIC,)),
-    ("no host", "http:///a.png", ("image_url",)),
-]
+IMAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "bomb": (data_url(png_of(30_000, 30_000, bytes(1 << 20))), ("30000 x 30000",)),
+    "truncated": (data_url((SAMPLES / "sign.png").read_bytes()[:9000]), ("image 1", "damaged")),
+    "missing pixels": (data_url(png_of(100, 100)), ("image 1", "damaged")),
+    "no image": (data_url(b"hello, this is a text"), ("not an image",)),
+    "path": ("/etc/passwd", ("data:",)),
+    "loopback": ("http://2130706433/a.png", ("image_url",)),
+    "local name": ("http://localhost/a.png", ("a private or local address",)),
+}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("url", "words"), [entry[1:] for entry in IMAGES], ids=[entry[0] for entry in IMAGES]
-)
+@pytest.mark.parametrize(("url", "words"), IMAGES.values(), ids=IMAGES)
 async def test_images_are_refused(
     server: Server, url: str, words: tuple[str, ...], stream: bool
 ) -> None:
@@ -230,7 +161,7 @@ async def test_too_many_images(server: Server) -> None:
 
 async def test_an_image_longer_than_the_context(server: Server) -> None:
     """The message says how many tokens were needed and allowed."""
-    large = data_url(jpeg(256, 256), "image/jpeg")  # 64 rows and two tokens around them
+    large = png(drawn_image(5, 256, 256))  # 64 rows and two tokens around them
     limit = 2048
     reply = await ask_beside_a_healthy_one(
         server, question("all?", *[large] * 16, max_tokens=limit)
@@ -240,7 +171,7 @@ async def test_an_image_longer_than_the_context(server: Server) -> None:
 
 async def test_one_bad_image_among_good_ones(server: Server) -> None:
     """Fault F13: in one burst, so that good and bad ones share a batch of the encoder."""
-    bad_urls = [entry[1] for entry in IMAGES if entry[0] in {"truncated png", "missing pixels"}]
+    bad_urls = [IMAGES[kind][0] for kind in ("truncated", "missing pixels")]
     bodies = [question("What is the total?", png(shifted(i)), RECEIPT) for i in range(14)]
     bodies += [question("What is it?", url) for url in bad_urls]
     bodies += [question("Both?", RECEIPT, bad_urls[0]), HEALTHY]
