@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -17,7 +17,7 @@ from epd.messages import KvOffer, SamplingParams, TokenChunk
 from epd.roles.steps.prompt_scores import PromptScores
 from epd.roles.steps.record import Record
 from epd.roles.steps.step import new_tokens, sequence_of
-from tests.sim.planting import mutant, row, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 R, G = request.S, generation.S
 
@@ -47,7 +47,7 @@ def in_each_offer(**changes: Any) -> AbstractContextManager[Any]:
 
 
 @mutant
-def a_migration_forgets_what_was_said() -> Iterator[None]:
+def a_migration_forgets_what_was_said() -> Planted:
     """F20: what other attempts have said counts as prompt: penalties and grammars begin anew."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
@@ -55,69 +55,63 @@ def a_migration_forgets_what_was_said() -> Iterator[None]:
             sequence.prompt_ids = machine.prompt
             sequence.output_ids = sequence.output_ids[machine.num_emitted :]
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def bad_words_begin_anew_at_a_migration() -> Iterator[None]:
+def bad_words_begin_anew_at_a_migration() -> Planted:
     """F20: the first token of an attempt is chosen as if nothing had been said before."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         if not machine.output:
             sequence.output_ids = ()
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def the_seed_starts_anew_at_a_migration() -> Iterator[None]:
+def the_seed_starts_anew_at_a_migration() -> Planted:
     """F20: the next attempt draws the first numbers of the seed again."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         sequence.output_index -= machine.num_emitted
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def the_seed_starts_anew_at_decode() -> Iterator[None]:
+def the_seed_starts_anew_at_decode() -> Planted:
     """Decode counts the tokens that it has sampled itself."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         sequence.output_index -= isinstance(machine.message, KvOffer)
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def decode_looks_back_at_its_own() -> Iterator[None]:
+def decode_looks_back_at_its_own() -> Planted:
     """Decode does not count the first token, which prefill has sampled, for penalties."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         if isinstance(machine.message, KvOffer):
             sequence.output_ids = sequence.output_ids[1:]
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def the_past_is_a_window() -> Iterator[None]:
+def the_past_is_a_window() -> Planted:
     """Penalties and grammars see the last few tokens of an answer."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         sequence.output_ids = sequence.output_ids[-4:]
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def a_preempted_grammar_starts_anew() -> Iterator[None]:
+def a_preempted_grammar_starts_anew() -> Planted:
     """F24: who was preempted goes on in the first state of its grammar."""
 
     said: dict[str, int] = {}
@@ -130,67 +124,59 @@ def a_preempted_grammar_starts_anew() -> Iterator[None]:
         if machine.sampling.grammar and (num_said := said.get(machine.key)):
             sequence.output_ids = sequence.output_ids[machine.num_emitted + num_said :]
 
-    with (
-        row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), mark),
-        in_each_step(spoil),
-    ):
-        yield
+    return several(
+        row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), mark), in_each_step(spoil)
+    )
 
 
 @mutant
-def penalties_stay_at_prefill() -> Iterator[None]:
+def penalties_stay_at_prefill() -> Planted:
     """Decode is not told of penalties."""
-    with in_each_offer(frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0):
-        yield
+    return in_each_offer(frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0)
 
 
 @mutant
-def the_bias_stays_at_prefill() -> Iterator[None]:
+def the_bias_stays_at_prefill() -> Planted:
     """Decode is not told of biases, nor of what may not be said."""
-    with in_each_offer(logit_bias=(), allowed_token_ids=(), bad_words=()):
-        yield
+    return in_each_offer(logit_bias=(), allowed_token_ids=(), bad_words=())
 
 
 @mutant
-def the_grammar_stays_at_prefill() -> Iterator[None]:
+def the_grammar_stays_at_prefill() -> Planted:
     """Decode says what it likes."""
-    with in_each_offer(grammar=""):
-        yield
+    return in_each_offer(grammar="")
 
 
 @mutant
-def decode_ends_when_it_likes() -> Iterator[None]:
+def decode_ends_when_it_likes() -> Planted:
     """Decode is not told of `min_tokens`, and ends at what no client named."""
-    with in_each_offer(min_tokens=0):
-        yield
+    return in_each_offer(min_tokens=0)
 
 
 @mutant
-def what_is_on_its_way_is_said_already() -> Iterator[None]:
+def what_is_on_its_way_is_said_already() -> Planted:
     """Penalties and grammars count the token before once more for the one that is being sampled."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         if sequence.is_pending and sequence.output_ids:
             sequence.output_ids = [*sequence.output_ids, sequence.output_ids[-1]]
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def drafts_are_looked_back_at() -> Iterator[None]:
+def drafts_are_looked_back_at() -> Planted:
     """Penalties count drafts as said before they are verified."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         if sequence.output_ids:
             sequence.output_ids = [*sequence.output_ids, *sequence.drafts]
 
-    with in_each_step(spoil):
-        yield
+    return in_each_step(spoil)
 
 
 @mutant
-def only_the_last_chunk_is_scored() -> Iterator[None]:
+def only_the_last_chunk_is_scored() -> Planted:
     """What earlier chunks of a prompt have scored is forgotten."""
     take = PromptScores.take
 
@@ -199,19 +185,17 @@ def only_the_last_chunk_is_scored() -> Iterator[None]:
             self.forget(machine.key)
         return take(self, machine, outcome)
 
-    with mock.patch.object(PromptScores, "take", forgetful):
-        yield
+    return patched(PromptScores, "take", forgetful)
 
 
 @mutant
-def a_scored_prompt_is_found_in_the_cache() -> Iterator[None]:
+def a_scored_prompt_is_found_in_the_cache() -> Planted:
     """Tokens whose KV was computed for others are not scored."""
-    with mock.patch("epd.roles.steps.requests.is_scored", lambda machine: False):
-        yield
+    return mock.patch("epd.roles.steps.requests.is_scored", lambda machine: False)
 
 
 @mutant
-def log_probabilities_of_other_tokens() -> Iterator[None]:
+def log_probabilities_of_other_tokens() -> Planted:
     """Each chunk of tokens comes with the log-probabilities of an answer's first ones."""
 
     def first_ones(machine: request.Request, record: Record) -> TokenChunk:
@@ -219,17 +203,15 @@ def log_probabilities_of_other_tokens() -> Iterator[None]:
         said = tuple(machine.output[: len(chunk.token_ids)]) if chunk.logprobs else ()
         return msgspec.structs.replace(chunk, logprobs=said)
 
-    with mock.patch("epd.roles.steps.token_outbox.new_tokens", first_ones):
-        yield
+    return mock.patch("epd.roles.steps.token_outbox.new_tokens", first_ones)
 
 
 @mutant
-def who_has_enough_is_computed_on() -> Iterator[None]:
+def who_has_enough_is_computed_on() -> Planted:
     """F43: instances are not told that a client has found its stop string, whatever they say."""
     do = (generation.Do.ARM_ABORT,)
-    with several(
-        mock.patch.object(generation.Generation, "has_attempt", True),
+    return several(
+        patched(generation.Generation, "has_attempt", True),
         row(generation.TABLE, G.STREAMING, generation.StopRequested, G.STOPPING, do),
         row(generation.TABLE, G.PLACED, generation.StopRequested, G.STOPPING, do),
-    ):
-        yield
+    )

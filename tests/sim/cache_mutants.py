@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from epd.roles.cache_events import CacheDirectory
 from epd.roles.gateway.dispatch import Dispatcher
 from epd.scheduling.backlog import Books
 from epd.scheduling.residency import Batch, CacheIndex
-from tests.sim.planting import mutant, several
+from tests.sim.planting import Planted, mutant, patched, several
 
 
 @mutant
-def cache_gap_is_ignored() -> Iterator[None]:
+def cache_gap_is_ignored() -> Planted:
     """A batch of cache events that was lost is never asked for."""
-    with mock.patch.object(CacheDirectory, "_ask", lambda self, instance_id: None):
-        yield
+    return patched(CacheDirectory, "_ask", lambda self, instance_id: None)
 
 
 @mutant
-def cache_events_apply_twice() -> Iterator[None]:
+def cache_events_apply_twice() -> Planted:
     """A late copy of a batch is applied again, over newer ones."""
     apply = CacheIndex.apply
 
@@ -33,12 +30,11 @@ def cache_events_apply_twice() -> Iterator[None]:
         book.sequence = max(newest, book.sequence)
         return taken
 
-    with mock.patch.object(CacheIndex, "apply", any_batch):
-        yield
+    return patched(CacheIndex, "apply", any_batch)
 
 
 @mutant
-def residency_survives_restart() -> Iterator[None]:
+def residency_survives_restart() -> Planted:
     """F44: a new life of an encoder is believed to hold what the earlier one did."""
     book_of = CacheIndex._book
 
@@ -47,22 +43,20 @@ def residency_survives_restart() -> Iterator[None]:
             book.epoch, book.sequence = epoch, 0
         return book_of(self, instance_id, epoch)
 
-    with several(
-        mock.patch.object(CacheIndex, "_book", same_book),
-        mock.patch.object(CacheIndex, "forget", lambda self, instance_id, epoch: None),
-    ):
-        yield
+    return several(
+        patched(CacheIndex, "_book", same_book),
+        patched(CacheIndex, "forget", lambda self, instance_id, epoch: None),
+    )
 
 
 @mutant
-def placement_forgets_flights() -> Iterator[None]:
+def placement_forgets_flights() -> Planted:
     """F37: equal images on their way do not meet when their encoder is busy."""
-    with mock.patch.object(Dispatcher, "in_flight", lambda self, mm_hash: ()):
-        yield
+    return patched(Dispatcher, "in_flight", lambda self, mm_hash: ())
 
 
 @mutant
-def what_is_over_stays_in_the_books() -> Iterator[None]:
+def what_is_over_stays_in_the_books() -> Planted:
     """F43: an attempt that was given up before its first token is waited behind for ever."""
     ended = Books.ended
 
@@ -70,5 +64,4 @@ def what_is_over_stays_in_the_books() -> Iterator[None]:
         if (attempt := self._attempts.get(key)) is not None and attempt.has_begun:
             ended(self, key)
 
-    with mock.patch.object(Books, "ended", only_answered):
-        yield
+    return patched(Books, "ended", only_answered)

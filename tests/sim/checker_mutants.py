@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -38,24 +37,23 @@ from epd.scheduling.placement import Placement, Unplaceable
 from epd.scheduling.pool import LeaseQueue
 from epd.scheduling.run_ahead import RunAhead
 from epd.transport.base import Received
-from tests.sim.planting import mutant, row, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 # --- wake-ups -------------------------------------------------------------------------------------
 
 
 @mutant
-def who_leaves_the_queue_wakes_nobody() -> Iterator[None]:
+def who_leaves_the_queue_wakes_nobody() -> Planted:
     """F24, F43: who stood behind a request that left waits until something else happens."""
 
     def leave(self: Requests, key: str) -> None:
         self._scheduler.remove(key)
 
-    with mock.patch.object(Requests, "leave_queue", leave):
-        yield
+    return patched(Requests, "leave_queue", leave)
 
 
 @mutant
-def what_is_not_stranded_any_more_is_kept() -> Iterator[None]:
+def what_is_not_stranded_any_more_is_kept() -> Planted:
     """F41: slots of an abandoned load that was delivered after all are promised to nobody."""
     concluded, promise = Embeddings.concluded, Embeddings.promise
     pump_budget = Embeddings._pump_budget
@@ -73,97 +71,90 @@ def what_is_not_stranded_any_more_is_kept() -> Iterator[None]:
         if self not in not_looked_at:
             pump_budget(self)
 
-    with several(
-        mock.patch.object(Embeddings, "concluded", quietly),
-        mock.patch.object(Embeddings, "promise", asked),
-        mock.patch.object(Embeddings, "_pump_budget", unless_quiet),
-    ):
-        yield
+    return several(
+        patched(Embeddings, "concluded", quietly),
+        patched(Embeddings, "promise", asked),
+        patched(Embeddings, "_pump_budget", unless_quiet),
+    )
 
 
 # --- bounds and durations -------------------------------------------------------------------------
 
 
 @mutant
-def no_peer_has_a_quota() -> Iterator[None]:
+def no_peer_has_a_quota() -> Planted:
     """F41: one peer may have all slots."""
-    with mock.patch.object(LeaseQueue, "_within_quota", lambda self, lease: True):
-        yield
+    return patched(LeaseQueue, "_within_quota", lambda self, lease: True)
 
 
 @mutant
-def an_encoder_runs_ahead_for_ever() -> Iterator[None]:
+def an_encoder_runs_ahead_for_ever() -> Planted:
     """F4: whatever is asked of an encoder is begun, and its rows have to be kept."""
     turns = RunAhead.turns
 
     def begin_all(self: RunAhead[Any]) -> list[Any]:
-        with mock.patch.object(self, "capacity_nbytes", 1 << 40):
+        with patched(self, "capacity_nbytes", 1 << 40):
             return turns(self)
 
-    with mock.patch.object(RunAhead, "turns", begin_all):
-        yield
+    return patched(RunAhead, "turns", begin_all)
 
 
 @mutant
-def rows_above_the_budget_stay() -> Iterator[None]:
+def rows_above_the_budget_stay() -> Planted:
     """F31: a copy that is done makes no room in the tier that it has come to."""
     fire = EncodeRole.fire
     copied = (encoding.PromotionSucceeded, encoding.DemotionSucceeded)
 
     def quietly(self: EncodeRole, machine: encoding.Encoding, event: Event) -> None:
         make_room = self.tiers.make_room if not isinstance(event, copied) else mock.Mock()
-        with mock.patch.object(self.tiers, "make_room", make_room):
+        with patched(self.tiers, "make_room", make_room):
             fire(self, machine, event)
 
-    with mock.patch.object(EncodeRole, "fire", quietly):
-        yield
+    return patched(EncodeRole, "fire", quietly)
 
 
 @mutant
-def a_step_takes_all_who_decode() -> Iterator[None]:
+def a_step_takes_all_who_decode() -> Planted:
     """F27: KV that arrives enters any step, however many sequences that has."""
     plan = BatchScheduler.plan
 
     def all_at_once(self: BatchScheduler[Request], *apart: Any) -> list[Share[Request]]:
-        with mock.patch.object(self, "_bounds", replace(self._bounds, max_running=1 << 30)):
+        with patched(self, "_bounds", replace(self._bounds, max_running=1 << 30)):
             return plan(self, *apart)
 
-    with mock.patch.object(BatchScheduler, "plan", all_at_once):
-        yield
+    return patched(BatchScheduler, "plan", all_at_once)
 
 
 @mutant
-def the_silent_are_lost_late() -> Iterator[None]:
+def the_silent_are_lost_late() -> Planted:
     """F15: an instance is declared lost a quarter later than the configuration says."""
     watch_on = Registry.watch_on
 
     def patiently(self: Registry, instance: Instance, event: Event) -> None:
         timing = self._timing
         later_s = 1.25 * timing.lost_after_s
-        with mock.patch.object(self, "_timing", replace_struct(timing, lost_after_s=later_s)):
+        with patched(self, "_timing", replace_struct(timing, lost_after_s=later_s)):
             watch_on(self, instance, event)
 
-    with mock.patch.object(Registry, "watch_on", patiently):
-        yield
+    return patched(Registry, "watch_on", patiently)
 
 
 @mutant
-def rows_are_stored_when_they_are_gone() -> Iterator[None]:
+def rows_are_stored_when_they_are_gone() -> Planted:
     """F12: the rows are looked at when their storing begins, and the last room has let them go."""
 
     async def late(self: RowTiers, machine: encoding.Encoding, event: Event) -> None:
         if self.has_storage:
             await self._store(machine, machine.rows)
 
-    with mock.patch.object(RowTiers, "store_rows", late):
-        yield
+    return patched(RowTiers, "store_rows", late)
 
 
 # --- attempts -------------------------------------------------------------------------------------
 
 
 @mutant
-def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
+def whoever_used_the_lost_is_tried_again() -> Planted:
     """F20: a stream that decodes elsewhere is given up when the prefill that began it is lost."""
 
     def fail_all(self: Losses, lost: Address) -> None:
@@ -173,12 +164,11 @@ def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
                 failure = Failure(FailureKind.LOST, f"instance {name} was lost")
                 self._owner.attempt_failed(machine, {name}, failure)
 
-    with mock.patch.object(Losses, "_fail_attempts", fail_all):
-        yield
+    return patched(Losses, "_fail_attempts", fail_all)
 
 
 @mutant
-def the_next_attempt_goes_where_it_failed() -> Iterator[None]:
+def the_next_attempt_goes_where_it_failed() -> Planted:
     """F19: nobody is avoided, whatever has failed there."""
     choose = Dispatcher.choose
 
@@ -186,12 +176,11 @@ def the_next_attempt_goes_where_it_failed() -> Iterator[None]:
         machine.avoided.clear()
         return choose(self, machine)
 
-    with mock.patch.object(Dispatcher, "choose", anywhere):
-        yield
+    return patched(Dispatcher, "choose", anywhere)
 
 
 @mutant
-def a_message_of_the_last_attempt_ends_this_one() -> Iterator[None]:
+def a_message_of_the_last_attempt_ends_this_one() -> Planted:
     """F38: a failure that was said of an earlier attempt is taken for the present one's."""
     on_failed = GatewayRole.on_failed
 
@@ -199,60 +188,55 @@ def a_message_of_the_last_attempt_ends_this_one() -> Iterator[None]:
         def current(request_id: str, attempt: int) -> generation.Generation | None:
             return self._open.get(request_id)
 
-        with mock.patch.object(self, "current", current):
+        with patched(self, "current", current):
             on_failed(self, received)
 
-    with mock.patch.object(GatewayRole, "on_failed", of_any):
-        yield
+    return patched(GatewayRole, "on_failed", of_any)
 
 
 @mutant
-def the_next_attempt_takes_its_time() -> Iterator[None]:
+def the_next_attempt_takes_its_time() -> Planted:
     """F20: every attempt waits a second before it is placed again."""
 
     def later(self: GatewayRole, machine: generation.Generation, event: Event) -> None:
         self._place_later(machine, 1.0)
 
-    with mock.patch.object(GatewayRole, "place_again", later):
-        yield
+    return patched(GatewayRole, "place_again", later)
 
 
 # --- the first token ------------------------------------------------------------------------------
 
 
 @mutant
-def a_grant_waits_for_its_retry() -> Iterator[None]:
+def a_grant_waits_for_its_retry() -> Planted:
     """F1: a grant is said for the first time when it would be said again."""
     table, state, to = incoming.TABLE, incoming.S.PENDING, incoming.S.RESERVED
     do = (incoming.Do.ARM_RETRY,)
-    with row(table, state, incoming.SlotsLeased, to, do, incoming.keep_slots):
-        yield
+    return row(table, state, incoming.SlotsLeased, to, do, incoming.keep_slots)
 
 
 # --- tombstones -----------------------------------------------------------------------------------
 
 
 @mutant
-def what_was_aborted_is_forgotten() -> Iterator[None]:
+def what_was_aborted_is_forgotten() -> Planted:
     """F42: a late copy of a request that has ended is taken for a new one."""
-    with mock.patch.object(Requests, "_bury", lambda self, key, *, ended_here=True: None):
-        yield
+    return patched(Requests, "_bury", lambda self, key, *, ended_here=True: None)
 
 
 @mutant
-def rooms_are_forgotten_at_once() -> Iterator[None]:
+def rooms_are_forgotten_at_once() -> Planted:
     """F42: the tombstone of a room lasts no longer than its last message."""
     init = Rooms.__init__
 
     def hurried(self: Rooms[Any, Any], actor: Actor, timing: Timing) -> None:
         init(self, actor, replace_struct(timing, tombstone_s=0.001))
 
-    with mock.patch.object(Rooms, "__init__", hurried):
-        yield
+    return patched(Rooms, "__init__", hurried)
 
 
 @mutant
-def an_abort_is_confirmed_once() -> Iterator[None]:
+def an_abort_is_confirmed_once() -> Planted:
     """F42, F43: who asks again whether an attempt is over hears nothing."""
     on_abort = Requests.on_abort
 
@@ -261,15 +245,14 @@ def an_abort_is_confirmed_once() -> Iterator[None]:
         if not self.has_ended(f"{message.request_id}/{message.attempt}"):
             on_abort(self, received)
 
-    with mock.patch.object(Requests, "on_abort", once):
-        yield
+    return patched(Requests, "on_abort", once)
 
 
 # --- what clients see, and what nobody does -------------------------------------------------------
 
 
 @mutant
-def an_answer_stops_before_its_end() -> Iterator[None]:
+def an_answer_stops_before_its_end() -> Planted:
     """Decode says that a word ends the answer, and the last token never comes."""
     finish_reason = step._finish_reason
 
@@ -278,12 +261,11 @@ def an_answer_stops_before_its_end() -> Iterator[None]:
             return "stop"
         return finish_reason(request, token, total)
 
-    with mock.patch.object(step, "_finish_reason", early):
-        yield
+    return patched(step, "_finish_reason", early)
 
 
 @mutant
-def a_new_gateway_begins_late() -> Iterator[None]:
+def a_new_gateway_begins_late() -> Planted:
     """F35: whoever asks a gateway that has restarted is kept waiting, though all are there."""
     start = GatewayRole.start_generation
 
@@ -296,12 +278,11 @@ def a_new_gateway_begins_late() -> Iterator[None]:
         else:
             begin()
 
-    with mock.patch.object(GatewayRole, "start_generation", later):
-        yield
+    return patched(GatewayRole, "start_generation", later)
 
 
 @mutant
-def a_handler_fails_when_its_work_is_done() -> Iterator[None]:
+def a_handler_fails_when_its_work_is_done() -> Planted:
     """F14: its message is handled, and an exception is dropped with it each time."""
     on_heartbeat = Registry.on_heartbeat
 
@@ -309,12 +290,11 @@ def a_handler_fails_when_its_work_is_done() -> Iterator[None]:
         on_heartbeat(self, received)
         raise LookupError("it is done")
 
-    with mock.patch.object(Registry, "on_heartbeat", and_fail):
-        yield
+    return patched(Registry, "on_heartbeat", and_fail)
 
 
 @mutant
-def keys_of_what_is_over_go_by_a_clock() -> Iterator[None]:
+def keys_of_what_is_over_go_by_a_clock() -> Planted:
     """F43: what a gateway holds for a request comes back long after its answer."""
     ended = Affinity.ended
 
@@ -329,12 +309,11 @@ def keys_of_what_is_over_go_by_a_clock() -> Iterator[None]:
             self._keys[machine.key] = kept
             self.actor.timers.call_later(12.0, forget)
 
-    with mock.patch.object(Affinity, "ended", later):
-        yield
+    return patched(Affinity, "ended", later)
 
 
 @mutant
-def mute_links_are_given_up() -> Iterator[None]:
+def mute_links_are_given_up() -> Planted:
     """F48: what waits goes on elsewhere, and the connection stays as it is."""
     give_up = Links.give_up
 
@@ -346,7 +325,4 @@ def mute_links_are_given_up() -> Iterator[None]:
 
         self.actor.timers.call_later(0.01, forget)
 
-    with several(
-        mock.patch.object(Links, "_open_anew"), mock.patch.object(Links, "give_up", and_forget)
-    ):
-        yield
+    return several(patched(Links, "_open_anew"), patched(Links, "give_up", and_forget))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from epd.failure import Failure
 from epd.fsm import embedding
@@ -18,18 +16,17 @@ from epd.roles.gateway.offers import Image, Offers
 from epd.roles.prefill.embeddings import Embeddings
 from epd.scheduling.hedging import HedgeBudget
 from epd.transport.base import Received
-from tests.sim.planting import mutant, row
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 
 @mutant
-def a_lost_encoder_ends_the_attempt() -> Iterator[None]:
+def a_lost_encoder_ends_the_attempt() -> Planted:
     """F59: all images of a prompt are encoded again, since one encoder of several was lost."""
-    with mock.patch.object(Dispatcher, "another_encoder", lambda self, *of: None):
-        yield
+    return patched(Dispatcher, "another_encoder", lambda self, *of: None)
 
 
 @mutant
-def all_images_of_the_lost_are_encoded_again() -> Iterator[None]:
+def all_images_of_the_lost_are_encoded_again() -> Planted:
     """F59: also those whose rows prefill has."""
     on_wanted = Elsewhere.on_room_wanted
 
@@ -43,8 +40,7 @@ def all_images_of_the_lost_are_encoded_again() -> Iterator[None]:
             if encoder == message.encoder and index != message.index:
                 self._owner.fire(machine, _moved(self, machine, index))
 
-    with mock.patch.object(Elsewhere, "on_room_wanted", all_of_it):
-        yield
+    return patched(Elsewhere, "on_room_wanted", all_of_it)
 
 
 def _moved(self: Elsewhere, machine: Generation, index: int) -> ImageMoved:
@@ -54,32 +50,29 @@ def _moved(self: Elsewhere, machine: Generation, index: int) -> ImageMoved:
 
 
 @mutant
-def the_lost_is_asked_again() -> Iterator[None]:
+def the_lost_is_asked_again() -> Planted:
     """F59: an image goes to the very life of an encoder that was lost."""
 
     def same(self: Dispatcher, machine: Generation, index: int, but: Any) -> object:
         return machine.placement.encoders[index]
 
-    with mock.patch.object(Dispatcher, "another_encoder", same):
-        yield
+    return patched(Dispatcher, "another_encoder", same)
 
 
 @mutant
-def another_room_is_waited_for() -> Iterator[None]:
+def another_room_is_waited_for() -> Planted:
     """F15, F59: nobody says again that a room is wanted, and no clock bounds the wait for it."""
-    with row(embedding.TABLE, embedding.S.AWAITING_ROOM, embedding.NoRoomCame, None):
-        yield
+    return row(embedding.TABLE, embedding.S.AWAITING_ROOM, embedding.NoRoomCame, None)
 
 
 @mutant
-def a_room_is_asked_for_once() -> Iterator[None]:
+def a_room_is_asked_for_once() -> Planted:
     """F59: the answer is lost, and nobody asks again."""
-    with row(embedding.TABLE, embedding.S.AWAITING_ROOM, embedding.RetryDue, None):
-        yield
+    return row(embedding.TABLE, embedding.S.AWAITING_ROOM, embedding.RetryDue, None)
 
 
 @mutant
-def a_room_is_told_once() -> Iterator[None]:
+def a_room_is_told_once() -> Planted:
     """F59: who asks again was answered."""
     on_wanted = Elsewhere.on_room_wanted
 
@@ -89,55 +82,49 @@ def a_room_is_told_once() -> Iterator[None]:
         if machine is None or machine.placement.encoders[message.index] == message.encoder:
             on_wanted(self, received)
 
-    with mock.patch.object(Elsewhere, "on_room_wanted", to_be_told):
-        yield
+    return patched(Elsewhere, "on_room_wanted", to_be_told)
 
 
 @mutant
-def what_was_given_up_is_served_until_the_next() -> Iterator[None]:
+def what_was_given_up_is_served_until_the_next() -> Planted:
     """F42, F59: who asks about an attempt that failed hears nothing until another one begins (swarm
     59000296)."""
-    with mock.patch.object(Generation, "has_attempt", True):
-        yield
+    return patched(Generation, "has_attempt", True)
 
 
 @mutant
-def both_loads_are_first() -> Iterator[None]:
+def both_loads_are_first() -> Planted:
     """F62: the winner is taken for the loser, so that both rows are used."""
     state, event = embedding.S.HEDGED, embedding.Loaded
     effects = embedding.TABLE.dispatch[state][event][0][2]
-    with row(embedding.TABLE, state, event, embedding.S.RESIDENT, effects, embedding.keep_rows):
-        yield
+    return row(embedding.TABLE, state, event, embedding.S.RESIDENT, effects, embedding.keep_rows)
 
 
 @mutant
-def a_rivals_promise_is_kept() -> Iterator[None]:
+def a_rivals_promise_is_kept() -> Planted:
     """F62: slots that were promised for the second load are nobody's any more."""
     cancel = Embeddings._cancel
 
     def only_cancel(self: Embeddings, machine: embedding.Embedding, event: Event) -> None:
         cancel(self, machine.rival)
 
-    with mock.patch.object(Embeddings, "cancel_rival", only_cancel):
-        yield
+    return patched(Embeddings, "cancel_rival", only_cancel)
 
 
 @mutant
-def a_lost_rival_keeps_its_promise() -> Iterator[None]:
+def a_lost_rival_keeps_its_promise() -> Planted:
     """F62, F24: two raced, one was lost, and slots are promised for it for ever."""
-    with mock.patch.object(Embeddings, "end_race", lambda self, machine, event: None):
-        yield
+    return patched(Embeddings, "end_race", lambda self, machine, event: None)
 
 
 @mutant
-def hedges_have_no_budget() -> Iterator[None]:
+def hedges_have_no_budget() -> Planted:
     """F62: every image of an encoder that stands still is encoded twice."""
-    with mock.patch.object(HedgeBudget, "take", lambda self: True):
-        yield
+    return patched(HedgeBudget, "take", lambda self: True)
 
 
 @mutant
-def a_rival_ends_the_offer() -> Iterator[None]:
+def a_rival_ends_the_offer() -> Planted:
     """F62: what is late is the offer itself, and it is not repeated (swarm 46000044)."""
 
     hedge = Offers.hedge
@@ -147,19 +134,17 @@ def a_rival_ends_the_offer() -> Iterator[None]:
         self._offers[machine.key].untaken = {further.request.room: None}
         return further
 
-    with mock.patch.object(Offers, "hedge", only_rival):
-        yield
+    return patched(Offers, "hedge", only_rival)
 
 
 @mutant
-def a_rival_outlives_its_request() -> Iterator[None]:
+def a_rival_outlives_its_request() -> Planted:
     """F62, F43: who leaves takes back its own room, and not the one that was asked for besides."""
-    with mock.patch.object(embedding.Embedding, "rooms_for", lambda self, room: [room]):
-        yield
+    return patched(embedding.Embedding, "rooms_for", lambda self, room: [room])
 
 
 @mutant
-def the_loser_keeps_its_slots() -> Iterator[None]:
+def the_loser_keeps_its_slots() -> Planted:
     """F62: nobody stops the load that came second, and what it delivers is nobody's."""
     concluded = Embeddings.concluded
 
@@ -171,8 +156,6 @@ def the_loser_keeps_its_slots() -> Iterator[None]:
         if failure is not None or (machine is not None and incoming.key in machine.loads):
             concluded(self, incoming, failure)
 
-    with (
-        mock.patch.object(Embeddings, "cancel_rival", promise_only),
-        mock.patch.object(Embeddings, "concluded", forget),
-    ):
-        yield
+    return several(
+        patched(Embeddings, "cancel_rival", promise_only), patched(Embeddings, "concluded", forget)
+    )

@@ -3,9 +3,8 @@ show."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from typing import Any
-from unittest import mock
 
 import msgspec
 
@@ -31,13 +30,13 @@ from epd_lab.sim.breaks import Broken
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.storage import SimStorage
 from epd_lab.sim.transfer import SimTransferEngine
-from tests.sim.planting import mutant, row, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 # --- calls that raise -----------------------------------------------------------------------------
 
 
 @mutant
-def a_raise_leaves_its_image_open() -> Iterator[None]:
+def a_raise_leaves_its_image_open() -> Planted:
     """F14: an image whose preparation raises is never heard of again."""
 
     async def start(self: EncodeRole, machine: encoding.Encoding, event: Event) -> Event:
@@ -47,12 +46,11 @@ def a_raise_leaves_its_image_open() -> Iterator[None]:
             )
         )
 
-    with mock.patch.object(EncodeRole, "start_preprocess", start):
-        yield
+    return patched(EncodeRole, "start_preprocess", start)
 
 
 @mutant
-def a_raise_ends_the_batches() -> Iterator[None]:
+def a_raise_ends_the_batches() -> Planted:
     """F13: a vision batch that raises ends the task that runs them, with what is in its hands."""
 
     async def encode(self: EncodeRole, patches: list[Any]) -> list[Event]:
@@ -64,12 +62,11 @@ def a_raise_ends_the_batches() -> Iterator[None]:
             for result in results
         ]
 
-    with mock.patch.object(EncodeRole, "_encode", encode):
-        yield
+    return patched(EncodeRole, "_encode", encode)
 
 
 @mutant
-def a_step_that_raises_never_ends() -> Iterator[None]:
+def a_step_that_raises_never_ends() -> Planted:
     """F13, F14: who was in a step that raised is not told of it."""
     settle = StepLoop._settle
 
@@ -77,12 +74,11 @@ def a_step_that_raises_never_ends() -> Iterator[None]:
         if not isinstance(step.result.exception(), Broken):
             settle(self, step)
 
-    with mock.patch.object(StepLoop, "_settle", but_raised):
-        yield
+    return patched(StepLoop, "_settle", but_raised)
 
 
 @mutant
-def a_raise_is_a_refusal() -> Iterator[None]:
+def a_raise_is_a_refusal() -> Planted:
     """F8: a write that raised is taken for one that moved nothing; its source is used again."""
     write = SimTransferEngine.write
 
@@ -92,12 +88,11 @@ def a_raise_is_a_refusal() -> Iterator[None]:
         except Broken as error:
             return WriteFailed(str(error))
 
-    with mock.patch.object(SimTransferEngine, "write", refused):
-        yield
+    return patched(SimTransferEngine, "write", refused)
 
 
 @mutant
-def staging_that_raises_is_not_told() -> Iterator[None]:
+def staging_that_raises_is_not_told() -> Planted:
     """F14: a copy before a write raises, and the room waits for a write that nobody makes."""
     start_write = OutgoingRooms.start_write
 
@@ -106,19 +101,18 @@ def staging_that_raises_is_not_told() -> Iterator[None]:
         is_raise = isinstance(outcome, outgoing.WriteRefused) and "Broken" in outcome.reason
         return None if is_raise else outcome
 
-    with mock.patch.object(OutgoingRooms, "start_write", silently):
-        yield
+    return patched(OutgoingRooms, "start_write", silently)
 
 
 @mutant
-def a_read_that_raises_fails_the_image() -> Iterator[None]:
+def a_read_that_raises_fails_the_image() -> Planted:
     """F32: a storage that raises is not a miss, but the end of whoever asked."""
     start_load = RowTiers.start_load
 
     async def load(self: RowTiers, machine: encoding.Encoding, event: Event) -> Event:
         fault = self.actor.fault
         raised: list[Exception] = []
-        with mock.patch.object(
+        with patched(
             self.actor, "fault", lambda where, error: (raised.append(error), fault(where, error))
         ):
             outcome = await start_load(self, machine, event)
@@ -127,12 +121,11 @@ def a_read_that_raises_fails_the_image() -> Iterator[None]:
             return encoding.PreprocessFailed("the disk is broken")
         return outcome
 
-    with mock.patch.object(RowTiers, "start_load", load):
-        yield
+    return patched(RowTiers, "start_load", load)
 
 
 @mutant
-def what_cannot_be_summed_is_right() -> Iterator[None]:
+def what_cannot_be_summed_is_right() -> Planted:
     """F14: publishing raises, and its room stays as it is."""
     publish = IncomingRooms.publish
 
@@ -141,15 +134,14 @@ def what_cannot_be_summed_is_right() -> Iterator[None]:
         is_raise = isinstance(outcome, incoming.PublishFailed) and "Broken" in outcome.reason
         return None if is_raise else outcome
 
-    with mock.patch.object(IncomingRooms, "publish", unless_raised):
-        yield
+    return patched(IncomingRooms, "publish", unless_raised)
 
 
 # --- doubts ---------------------------------------------------------------------------------------
 
 
 @mutant
-def no_answer_settles() -> Iterator[None]:
+def no_answer_settles() -> Planted:
     """F7, F8: a peer that does not answer is taken for one that takes no bytes any more."""
     settle = SimTransferEngine.settle
 
@@ -157,12 +149,11 @@ def no_answer_settles() -> Iterator[None]:
         life = (peer.instance_id, peer.epoch)
         return not self._fabric.answers(self._process, life) or await settle(self, peer)
 
-    with mock.patch.object(SimTransferEngine, "settle", hopeful):
-        yield
+    return patched(SimTransferEngine, "settle", hopeful)
 
 
 @mutant
-def doubts_about_the_dead_stay() -> Iterator[None]:
+def doubts_about_the_dead_stay() -> Planted:
     """F8: who was lost is asked about writes to it for ever, instead of being fenced."""
 
     async def ask(self: OutgoingRooms, machine: Outgoing, event: Event) -> Event | None:
@@ -171,12 +162,11 @@ def doubts_about_the_dead_stay() -> Iterator[None]:
         self._ask_again(machine)
         return None
 
-    with mock.patch.object(OutgoingRooms, "settle_write", ask):
-        yield
+    return patched(OutgoingRooms, "settle_write", ask)
 
 
 @mutant
-def a_settle_that_raises_has_settled() -> Iterator[None]:
+def a_settle_that_raises_has_settled() -> Planted:
     """F8: an engine that fails to answer is believed to have said yes."""
 
     async def holds(self: Rooms[Any, Any], room: Room, answer: Awaitable[bool]) -> bool:
@@ -186,29 +176,27 @@ def a_settle_that_raises_has_settled() -> Iterator[None]:
             self.actor.fault(f"doubt about {room.key}", error)
             return True
 
-    with mock.patch.object(Rooms, "_holds", holds):
-        yield
+    return patched(Rooms, "_holds", holds)
 
 
 # --- bytes and disks ------------------------------------------------------------------------------
 
 
 @mutant
-def the_last_part_is_not_summed() -> Iterator[None]:
+def the_last_part_is_not_summed() -> Planted:
     """F54: what goes with the first token is believed as it lands."""
     check = IncomingRooms.check_bytes
 
     async def but_the_last(self: IncomingRooms, machine: Any, *how: Any) -> Event:
         *head, last = machine.parts
-        with mock.patch.object(machine, "parts", [*head, (last[0], 0)]):
+        with patched(machine, "parts", [*head, (last[0], 0)]):
             return await check(self, machine, *how)
 
-    with mock.patch.object(IncomingRooms, "check_bytes", but_the_last):
-        yield
+    return patched(IncomingRooms, "check_bytes", but_the_last)
 
 
 @mutant
-def a_refused_write_is_committed() -> Iterator[None]:
+def a_refused_write_is_committed() -> Planted:
     """F54: that the transport refused what arrived is not looked at, nor is it summed again."""
     start_write = OutgoingRooms.start_write
 
@@ -218,12 +206,11 @@ def a_refused_write_is_committed() -> Iterator[None]:
             return outgoing.WriteSucceeded(0)
         return outcome
 
-    with mock.patch.object(OutgoingRooms, "start_write", anyway):
-        yield
+    return patched(OutgoingRooms, "start_write", anyway)
 
 
 @mutant
-def what_was_stored_is_not_encoded_again() -> Iterator[None]:
+def what_was_stored_is_not_encoded_again() -> Planted:
     """F32: a value that the disk has taken is believed to be there: a file of no bytes is zeros."""
     put, get = SimStorage.put, SimStorage.get
 
@@ -239,15 +226,11 @@ def what_was_stored_is_not_encoded_again() -> Iterator[None]:
             return bytes(nbytes)
         return found
 
-    with several(
-        mock.patch.object(SimStorage, "put", noted),
-        mock.patch.object(SimStorage, "get", until_given),
-    ):
-        yield
+    return several(patched(SimStorage, "put", noted), patched(SimStorage, "get", until_given))
 
 
 @mutant
-def any_build_wrote_this_file() -> Iterator[None]:
+def any_build_wrote_this_file() -> Planted:
     """F12, F38: a value is taken by its image, whatever type its numbers have."""
 
     async def by_key(self: SimStorage, key: str, note: bytes, nbytes: int) -> Buffer | None:
@@ -257,27 +240,25 @@ def any_build_wrote_this_file() -> Iterator[None]:
             return None
         return found.payload if found.payload.nbytes == nbytes else None
 
-    with mock.patch.object(SimStorage, "get", by_key):
-        yield
+    return patched(SimStorage, "get", by_key)
 
 
 @mutant
-def files_are_not_summed() -> Iterator[None]:
+def files_are_not_summed() -> Planted:
     """F32: what is read from a disk is not verified: its header is enough."""
     parse = whole_file.parse_whole
 
     def unverified(whole: memoryview, *, verify: bool) -> whole_file.WholeFile | None:
         return parse(whole, verify=False)
 
-    with mock.patch.object(whole_file, "parse_whole", unverified):
-        yield
+    return patched(whole_file, "parse_whole", unverified)
 
 
 # --- threads --------------------------------------------------------------------------------------
 
 
 @mutant
-def a_dead_thread_leaves_its_futures() -> Iterator[None]:
+def a_dead_thread_leaves_its_futures() -> Planted:
     """F14, F49: nobody notices that a device's thread has ended; its calls are never over."""
     run = SimDevice.run
 
@@ -289,24 +270,20 @@ def a_dead_thread_leaves_its_futures() -> Iterator[None]:
     def end(self: SimDevice) -> None:
         self.dead = True
 
-    with several(
-        mock.patch.object(SimDevice, "run", queue), mock.patch.object(SimDevice, "lose_thread", end)
-    ):
-        yield
+    return several(patched(SimDevice, "run", queue), patched(SimDevice, "lose_thread", end))
 
 
 # --- messages of the dead -------------------------------------------------------------------------
 
 
 @mutant
-def a_former_gateway_is_believed() -> Iterator[None]:
+def a_former_gateway_is_believed() -> Planted:
     """F35, F58: the members that a gateway's earlier life knew count, when it speaks last."""
-    with mock.patch.object(membership.Membership, "is_former", lambda self, epoch: False):
-        yield
+    return patched(membership.Membership, "is_former", lambda self, epoch: False)
 
 
 @mutant
-def numbers_of_two_registries_are_compared() -> Iterator[None]:
+def numbers_of_two_registries_are_compared() -> Planted:
     """F35, F44: who lost the welcome of a new gateway goes on with a list of the former one."""
     former = Actor.is_former
 
@@ -321,36 +298,33 @@ def numbers_of_two_registries_are_compared() -> Iterator[None]:
     effects = (membership.Do.NOTE_FORMER_LOST,)
     cut_off = (membership.S.CUT_OFF, membership.S.DRAINING_CUT_OFF)
     rows = (row(membership.TABLE, s, membership.GatewayReplaced, None, effects) for s in cut_off)
-    with several(mock.patch.object(Member, "_hears", unfollowed), *rows):
-        yield
+    return several(patched(Member, "_hears", unfollowed), *rows)
 
 
 @mutant
-def messages_count_whoever_said_them() -> Iterator[None]:
+def messages_count_whoever_said_them() -> Planted:
     """F44, F58: a heartbeat is taken by its sender's name: its successor seems to leave."""
 
     def by_name(self: Registry, received: Received) -> Any:
         return self._instances.get(received.source)
 
-    with mock.patch.object(Registry, "_of", by_name):
-        yield
+    return patched(Registry, "_of", by_name)
 
 
 @mutant
-def grants_of_the_lost_open_rooms() -> Iterator[None]:
+def grants_of_the_lost_open_rooms() -> Planted:
     """F42, F58: a grant of an instance that was given up opens a room that nobody will close."""
     on_grant = OutgoingRooms.on_grant
 
     def any_grant(self: OutgoingRooms, received: Received) -> None:
-        with mock.patch.object(self.actor, "is_lost", lambda address: False):
+        with patched(self.actor, "is_lost", lambda address: False):
             on_grant(self, received)
 
-    with mock.patch.object(OutgoingRooms, "on_grant", any_grant):
-        yield
+    return patched(OutgoingRooms, "on_grant", any_grant)
 
 
 @mutant
-def who_comes_late_is_welcome() -> Iterator[None]:
+def who_comes_late_is_welcome() -> Planted:
     """F7, F35: a new gateway welcomes a life that its peers have given up and fenced meanwhile."""
     on_join = Registry.on_join
 
@@ -358,30 +332,27 @@ def who_comes_late_is_welcome() -> Iterator[None]:
         message = msgspec.structs.replace(received.message, was_member=False)
         on_join(self, received._replace(message=message))
 
-    with mock.patch.object(Registry, "on_join", forgetful):
-        yield
+    return patched(Registry, "on_join", forgetful)
 
 
 # --- clocks ---------------------------------------------------------------------------------------
 
 
 @mutant
-def deadlines_are_of_the_wall_clock() -> Iterator[None]:
+def deadlines_are_of_the_wall_clock() -> Planted:
     """F57: setting the clock of a host ends its requests, or keeps them for ever."""
 
     def until(self: Actor, deadline_s: float) -> float:
         return deadline_s - self.clock.wall_s()
 
-    with mock.patch.object(Actor, "until", until):
-        yield
+    return patched(Actor, "until", until)
 
 
 @mutant
-def who_slept_takes_all_for_lost() -> Iterator[None]:
+def who_slept_takes_all_for_lost() -> Planted:
     """F57: the time that a gateway did not listen is counted as its instances' silence."""
 
     def nothing(self: Registry, machine: instance.Instance, event: Event) -> None:
         pass
 
-    with mock.patch.object(Registry, "watch_on", nothing):
-        yield
+    return patched(Registry, "watch_on", nothing)

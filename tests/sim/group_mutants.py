@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -32,13 +32,13 @@ from epd.transport.base import Buffer, WriteFailed
 from epd_lab.sim import groups
 from epd_lab.sim.groups import SimRanks
 from epd_lab.sim.process import SimProcess
-from tests.sim.planting import mutant, row, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 TAKES = (group.S.READY, group.S.STEPPING)
 
 
 @mutant
-def a_rank_admits_by_itself() -> Iterator[None]:
+def a_rank_admits_by_itself() -> Planted:
     """F29: what is computed is not in the command: a rank leaves out what it would not admit."""
     send = SimRanks.send
 
@@ -46,12 +46,11 @@ def a_rank_admits_by_itself() -> Iterator[None]:
         less = isinstance(command, Step) and len(command.batch) > 2
         send(self, number, Step(command.batch[:-1]) if less else command)  # type: ignore[union-attr]
 
-    with mock.patch.object(SimRanks, "send", send_less):
-        yield
+    return patched(SimRanks, "send", send_less)
 
 
 @mutant
-def a_rank_overtakes() -> Iterator[None]:
+def a_rank_overtakes() -> Planted:
     """F29: commands reach a rank in another order than the others."""
     send = SimRanks.send
     kept: list[tuple[int, Command]] = []
@@ -64,12 +63,11 @@ def a_rank_overtakes() -> Iterator[None]:
         while kept:
             send(self, *kept.pop())
 
-    with mock.patch.object(SimRanks, "send", swapped):
-        yield
+    return patched(SimRanks, "send", swapped)
 
 
 @mutant
-def a_rank_sorts_its_images() -> Iterator[None]:
+def a_rank_sorts_its_images() -> Planted:
     """F29: ranks agree on who has which image, and not on their order."""
     send = SimRanks.send
 
@@ -79,12 +77,11 @@ def a_rank_sorts_its_images() -> Iterator[None]:
             command = Encode(by_size, command.num_turns)
         send(self, number, command)
 
-    with mock.patch.object(SimRanks, "send", sorted_):
-        yield
+    return patched(SimRanks, "send", sorted_)
 
 
 @mutant
-def a_rank_counts_its_own_turns() -> Iterator[None]:
+def a_rank_counts_its_own_turns() -> Planted:
     """F29: a rank joins its rows when its own share is done, and others launch steps before."""
     send = SimRanks.send
 
@@ -93,38 +90,34 @@ def a_rank_counts_its_own_turns() -> Iterator[None]:
             command = Encode(command.batch, command.num_turns - 1)
         send(self, number, command)
 
-    with mock.patch.object(SimRanks, "send", fewer):
-        yield
+    return patched(SimRanks, "send", fewer)
 
 
 @mutant
-def a_batch_is_bounded_as_a_whole() -> Iterator[None]:
+def a_batch_is_bounded_as_a_whole() -> Planted:
     """F29: a batch is within the bounds of all ranks together, and not of each."""
-    with mock.patch.object(vision_batching, "most", lambda sizes, num_ranks: 0):
-        yield
+    return patched(vision_batching, "most", lambda sizes, num_ranks: 0)
 
 
 @mutant
-def a_lost_device_is_one_failure() -> Iterator[None]:
+def a_lost_device_is_one_failure() -> Planted:
     """F29, F49: a rank whose device is lost has failed in a command, as at an error of the batch;
     the others wait for it in a collective."""
-    with mock.patch.object(InOrder, "_ended", lambda self, over: self._look()):
-        yield
+    return patched(InOrder, "_ended", lambda self, over: self._look())
 
 
 @mutant
-def an_answer_overtakes() -> Iterator[None]:
+def an_answer_overtakes() -> Planted:
     """F29: what ends first is told first, though the group counts."""
 
     def at_once(self: InOrder, number: int, over: asyncio.Future[Any]) -> None:
         over.add_done_callback(lambda over: self._tell(number, ""))
 
-    with mock.patch.object(InOrder, "add", at_once):
-        yield
+    return patched(InOrder, "add", at_once)
 
 
 @mutant
-def half_a_group_goes_on() -> Iterator[None]:
+def half_a_group_goes_on() -> Planted:
     """F29: a rank ends, and the others compute without it."""
     settle = Leader._settle
 
@@ -137,50 +130,44 @@ def half_a_group_goes_on() -> Iterator[None]:
         settle(self)
 
     goes_on = (row(group.TABLE, s, group.RankEnded, None, (), group.drop_rank) for s in TAKES)
-    with several(mock.patch.object(Leader, "_settle", alone), *goes_on):
-        yield
+    return several(patched(Leader, "_settle", alone), *goes_on)
 
 
 @mutant
-def a_silent_rank_is_waited_for() -> Iterator[None]:
+def a_silent_rank_is_waited_for() -> Planted:
     """F15, F29: no clock ends the wait in a collective for a rank that does not come."""
-    with row(group.TABLE, group.S.STEPPING, group.AnswerMissed, None):
-        yield
+    return row(group.TABLE, group.S.STEPPING, group.AnswerMissed, None)
 
 
 @mutant
-def a_number_is_not_looked_at() -> Iterator[None]:
+def a_number_is_not_looked_at() -> Planted:
     """F29: a rank that has missed a command executes the next one."""
-    with mock.patch.object(Follower, "_is_next", lambda self, number: True):
-        yield
+    return patched(Follower, "_is_next", lambda self, number: True)
 
 
 @mutant
-def ranks_of_all_lives_meet() -> Iterator[None]:
+def ranks_of_all_lives_meet() -> Planted:
     """F30: where ranks find each other is the same for each life of an instance."""
 
     def of_the_name(leader: SimProcess) -> str:
         return leader.instance_id
 
-    with mock.patch.object(groups, "meeting_place", of_the_name):
-        yield
+    return patched(groups, "meeting_place", of_the_name)
 
 
 # --- parts of a write -----------------------------------------------------------------------------
 
 
 @mutant
-def a_part_is_taken_for_all() -> Iterator[None]:
+def a_part_is_taken_for_all() -> Planted:
     """F29: a write to a group is over when the first of its ranks has what is its own."""
-    with _ends_at_once(fan_out.PartWritten, fan_out.S.WRITTEN, fan_out.Do.TELL_WRITTEN):
-        yield
+    return _ends_at_once(fan_out.PartWritten, fan_out.S.WRITTEN, fan_out.Do.TELL_WRITTEN)
 
 
 @mutant
-def a_failed_part_is_told_at_once() -> Iterator[None]:
+def a_failed_part_is_told_at_once() -> Planted:
     """F8: that a part has failed is told while others are still read and still land."""
-    with _ends_at_once(fan_out.PartFailed, fan_out.S.FAILED, fan_out.Do.TELL_FAILED):
-        yield
+    return _ends_at_once(fan_out.PartFailed, fan_out.S.FAILED, fan_out.Do.TELL_FAILED)
 
 
 def _ends_at_once(
@@ -195,31 +182,29 @@ def _ends_at_once(
 
 
 @mutant
-def a_part_in_doubt_has_failed() -> Iterator[None]:
+def a_part_in_doubt_has_failed() -> Planted:
     """F8: a part that may still land counts as one that does not."""
-    with several(
+    return several(
         *(
             mock.patch.dict(edges, {fan_out.PartUnknown: edges[fan_out.PartFailed]})
             for edges in map(fan_out.TABLE.dispatch.__getitem__, fan_out.S)
             if fan_out.PartFailed in edges
         )
-    ):
-        yield
+    )
 
 
 @mutant
-def a_leader_is_fenced_alone() -> Iterator[None]:
+def a_leader_is_fenced_alone() -> Planted:
     """F7: of a group that was lost, only what its leader writes is waited for."""
 
     async def of_the_leader(self: Rooms[Any, Any], room: Room, asked: AskOfRank) -> bool:
         return await self._holds(room, asked(room.peer, "sim", 0))
 
-    with mock.patch.object(Rooms, "_all_hold", of_the_leader):
-        yield
+    return patched(Rooms, "_all_hold", of_the_leader)
 
 
 @mutant
-def rows_of_the_preempted_are_given_up() -> Iterator[None]:
+def rows_of_the_preempted_are_given_up() -> Planted:
     """F24: who gives its blocks up gives up its images, too, and reads the same slots later."""
     release = PrefillRole.release_embeddings
 
@@ -233,13 +218,12 @@ def rows_of_the_preempted_are_given_up() -> Iterator[None]:
     do = request.Do
     effects = (do.DEQUEUE, do.RELEASE_BLOCKS, do.RELEASE_EMBEDDINGS, do.ENQUEUE)
     gives_way = request.TABLE, request.S.RUNNING, request.Preempted, request.S.PREEMPTED
-    remembers = mock.patch.object(PrefillRole, "release_embeddings", but_remember)
-    with several(row(*gives_way, effects), remembers):
-        yield
+    remembers = patched(PrefillRole, "release_embeddings", but_remember)
+    return several(row(*gives_way, effects), remembers)
 
 
 @mutant
-def a_rank_is_told_of_rows_once() -> Iterator[None]:
+def a_rank_is_told_of_rows_once() -> Planted:
     """F29: a rank is not told of rows that a sequence has read before, and was preempted since."""
     send = SimRanks.send
     known: WeakKeyDictionary[SimRanks, set[tuple[str, int]]] = WeakKeyDictionary()
@@ -260,12 +244,11 @@ def a_rank_is_told_of_rows_once() -> Iterator[None]:
             command = replace(command, batch=batch)
         send(self, number, command)
 
-    with mock.patch.object(SimRanks, "send", send_new):
-        yield
+    return patched(SimRanks, "send", send_new)
 
 
 @mutant
-def parts_go_to_the_wrong_ranks() -> Iterator[None]:
+def parts_go_to_the_wrong_ranks() -> Planted:
     """F29: an encoder and the ranks count the parts of an image from different ends."""
     parts = RowProducer._parts
 
@@ -276,12 +259,11 @@ def parts_go_to_the_wrong_ranks() -> Iterator[None]:
         )
         return parts(self, rows, views, turned)
 
-    with mock.patch.object(RowProducer, "_parts", turned):
-        yield
+    return patched(RowProducer, "_parts", turned)
 
 
 @mutant
-def rows_at_ranks_are_believed() -> Iterator[None]:
+def rows_at_ranks_are_believed() -> Planted:
     """F8: what other ranks have is not looked at."""
 
     check = IncomingRooms.check_bytes
@@ -289,8 +271,7 @@ def rows_at_ranks_are_believed() -> Iterator[None]:
     async def own_alone(self: IncomingRooms, incoming: Incoming, *rest: Any) -> Event:
         return await check(self, incoming, *rest) if incoming.key.endswith("/kv") else Published()
 
-    with mock.patch.object(IncomingRooms, "check_bytes", own_alone):
-        yield
+    return patched(IncomingRooms, "check_bytes", own_alone)
 
 
 # --- noticed by the swarm -------------------------------------------------------------------------
@@ -301,22 +282,17 @@ class _Another(Exception):
 
 
 @mutant
-def a_rank_that_ends_is_a_fault() -> Iterator[None]:
+def a_rank_that_ends_is_a_fault() -> Planted:
     """F13, F29: a rank ends while its group takes KV in, and the others are not waited for: that is
     called a slip of the leader (swarm 57004534)."""
 
     async def at_once(answers: Sequence[Any]) -> list[Any]:
         return list(await asyncio.gather(*answers))
 
-    with several(
-        mock.patch.object(incoming, "RankLost", _Another),
-        mock.patch.object(rank_asks, "of_all", at_once),
-    ):
-        yield
+    return several(patched(incoming, "RankLost", _Another), patched(rank_asks, "of_all", at_once))
 
 
 @mutant
-def a_rank_that_ends_has_failed() -> Iterator[None]:
+def a_rank_that_ends_has_failed() -> Planted:
     """F8: what a rank was writing when it ended counts as failed, and some of it lands later."""
-    with mock.patch.object(kv_ranks, "WriteUnknown", WriteFailed):
-        yield
+    return patched(kv_ranks, "WriteUnknown", WriteFailed)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from epd.fsm import link
 from epd.fsm.room import RetryDue, Room
@@ -13,25 +11,24 @@ from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
 from epd.roles.rooms import Rooms
 from epd.transport.base import Received
-from tests.sim.planting import mutant, row
+from tests.sim.planting import Planted, mutant, patched, row
 
 L = link.S
 LINK = link.Link.table
 
 
 @mutant
-def no_link_is_doubted() -> Iterator[None]:
+def no_link_is_doubted() -> Planted:
     """F48: the watchdog is off: messages are said again and again over a link that carries none."""
 
     def trust(self: Links, peer: Address) -> None:
         return
 
-    with mock.patch.object(Links, "doubt", trust):
-        yield
+    return patched(Links, "doubt", trust)
 
 
 @mutant
-def who_is_in_doubt_trusts_the_link() -> Iterator[None]:
+def who_is_in_doubt_trusts_the_link() -> Planted:
     """F8, F48: who waits for the writer's last message asks once why it does not come (swarm
     61001035)."""
 
@@ -39,12 +36,11 @@ def who_is_in_doubt_trusts_the_link() -> Iterator[None]:
         if not room.terminal:
             self.arm(room, self._timing.retry_interval_s, RetryDue())
 
-    with mock.patch.object(Rooms, "_ask_again", ask):
-        yield
+    return patched(Rooms, "_ask_again", ask)
 
 
 @mutant
-def the_forgotten_is_not_acknowledged() -> Iterator[None]:
+def the_forgotten_is_not_acknowledged() -> Planted:
     """F48: a commit of a room that was forgotten is dropped: its blocks stay (swarm
     1795870400056)."""
 
@@ -53,23 +49,20 @@ def the_forgotten_is_not_acknowledged() -> Iterator[None]:
             hear(self, received)
 
     hear = IncomingRooms.on_commit
-    with mock.patch.object(IncomingRooms, "on_commit", on_commit):
-        yield
+    return patched(IncomingRooms, "on_commit", on_commit)
 
 
 @mutant
-def only_the_own_direction_is_opened() -> Iterator[None]:
+def only_the_own_direction_is_opened() -> Planted:
     """F48: a peer that is told that it cannot be heard leaves its direction as it is."""
 
     def answer(self: Links, received: Received) -> None:
         self.actor.send(Address(received.source, received.epoch, ""), LinkEcho())
 
-    with mock.patch.object(Links, "on_probe", answer):
-        yield
+    return patched(Links, "on_probe", answer)
 
 
 @mutant
-def the_silent_are_waited_for() -> Iterator[None]:
+def the_silent_are_waited_for() -> Planted:
     """F48: a peer that does not answer over a new link either is waited for until the deadline."""
-    with row(LINK, L.MUTE, link.EchoMissed, L.UNREACHABLE, (link.Do.SEND_PROBE,)):
-        yield
+    return row(LINK, L.MUTE, link.EchoMissed, L.UNREACHABLE, (link.Do.SEND_PROBE,))

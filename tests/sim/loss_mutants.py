@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from epd.engine.base import StepFailure
 from epd.frontend import Refused, TimeLimits
@@ -21,24 +19,23 @@ from epd.roles.steps.requests import Requests
 from epd.roles.steps.step_loop import StepLoop
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.transport.base import Received
-from tests.sim.planting import mutant, row, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 from tests.sim.recovery_mutants import the_end_of_its_time_is_an_error
 
 T, G = outgoing.S, generation.S
 
 
 @mutant
-def a_lost_attempt_is_an_error() -> Iterator[None]:
+def a_lost_attempt_is_an_error() -> Planted:
     """F19, F20, F55: who loses an instance is told so, instead of being served elsewhere."""
     do = (generation.Do.ABORT_ATTEMPT, generation.Do.ANSWER_ERROR, generation.Do.CLOSE)
     event, note = generation.AttemptFailed, generation.note_failure
     states = (G.PLACED, G.STREAMING)
-    with several(*(row(generation.TABLE, state, event, G.FAILED, do, note) for state in states)):
-        yield
+    return several(*(row(generation.TABLE, state, event, G.FAILED, do, note) for state in states))
 
 
 @mutant
-def copies_of_tokens_are_news() -> Iterator[None]:
+def copies_of_tokens_are_news() -> Planted:
     """F20: a message that came twice is said twice."""
     take = GatewayRole._take
 
@@ -56,77 +53,70 @@ def copies_of_tokens_are_news() -> Iterator[None]:
             )
         take(self, machine, chunk)
 
-    with mock.patch.object(GatewayRole, "_take", uncounted):
-        yield
+    return patched(GatewayRole, "_take", uncounted)
 
 
 @mutant
-def who_is_gone_is_written_for() -> Iterator[None]:
+def who_is_gone_is_written_for() -> Planted:
     """F3, F6: what was meant for a dead receiver is kept for it."""
     do = (outgoing.Do.CONCLUDE_FAILED,)
-    with several(
+    return several(
         row(outgoing.TABLE, T.PARKED, PeerLost, T.FAILED, do, note_lost),
         row(outgoing.TABLE, T.WRITTEN, PeerLost, T.FAILED, do, note_lost),
         row(outgoing.TABLE, T.CANCEL_PENDING, outgoing.WriteRefused, T.CANCELLED, ()),
-    ):
-        yield
+    )
 
 
 @mutant
-def a_refused_write_keeps_its_source() -> Iterator[None]:
+def a_refused_write_keeps_its_source() -> Planted:
     """F8, F14: a write that failed for certain is treated as one in doubt that nobody settles."""
     do = (outgoing.Do.SEND_ABORT, outgoing.Do.CONCLUDE_FAILED)
-    with several(
+    return several(
         row(outgoing.TABLE, T.WRITING, outgoing.WriteRefused, T.FAILED, do, outgoing.keep_refusal),
         row(
             outgoing.TABLE, T.STREAMING, outgoing.WriteRefused, T.FAILED, do, outgoing.keep_refusal
         ),
-    ):
-        yield
+    )
 
 
 @mutant
-def acknowledged_rows_are_kept() -> Iterator[None]:
+def acknowledged_rows_are_kept() -> Planted:
     """What a receiver has, and has said so, is held for it for ever."""
     do = (outgoing.Do.CONCLUDE_DELIVERED,)
-    with row(outgoing.TABLE, T.WRITTEN, outgoing.CommitAcked, T.DELIVERED, do):
-        yield
+    return row(outgoing.TABLE, T.WRITTEN, outgoing.CommitAcked, T.DELIVERED, do)
 
 
 @mutant
-def who_leaves_does_not_wait_for_its_write() -> Iterator[None]:
+def who_leaves_does_not_wait_for_its_write() -> Planted:
     """F6, F43: who leaves while its KV is being written says that it is over before it is."""
     do, state = (outgoing.Do.SEND_ABORT,), T.CANCEL_PENDING
-    with row(outgoing.TABLE, T.STREAMING, outgoing.SourceFailed, state, do, keep_failure):
-        yield
+    return row(outgoing.TABLE, T.STREAMING, outgoing.SourceFailed, state, do, keep_failure)
 
 
 @mutant
-def what_was_abandoned_stays_so() -> Iterator[None]:
+def what_was_abandoned_stays_so() -> Planted:
     """F22: who asks for an image that nobody wanted any more is not served by its encoding."""
     table = encoding.Encoding.table
-    with several(
+    return several(
         row(table, encoding.S.ABANDONED, encoding.Requested, None),
         row(embedding.Embedding.table, embedding.S.ABANDONED, embedding.Wanted, None),
-    ):
-        yield
+    )
 
 
 @mutant
-def a_late_answer_is_taken_back() -> Iterator[None]:
+def a_late_answer_is_taken_back() -> Planted:
     """F15: neither an instance nor the gateway gives out what there is when its time is over."""
     do = request.Do
     effects = (do.DEQUEUE, do.SEND_FAILURE, do.ARM_GRACE)
     state, event, target = request.S.DECODING, request.DeadlinePassed, request.S.ABORTING
-    with (
+    return several(
         the_end_of_its_time_is_an_error(),
         row(request.Request.table, state, event, target, effects, note_late),
-    ):
-        yield
+    )
 
 
 @mutant
-def the_full_say_nothing() -> Iterator[None]:
+def the_full_say_nothing() -> Planted:
     """F39: who finds the gateway full is dropped without a message."""
     admit = GatewayRole.admit
 
@@ -137,12 +127,11 @@ def the_full_say_nothing() -> Iterator[None]:
             nothing: Any = None
             return Stream("", lambda why, reason: None, lambda: nothing, lambda: nothing)
 
-    with mock.patch.object(GatewayRole, "admit", silently):
-        yield
+    return patched(GatewayRole, "admit", silently)
 
 
 @mutant
-def messages_wait_for_the_ring() -> Iterator[None]:
+def messages_wait_for_the_ring() -> Planted:
     """F4, F18: who waits for a slot hears nothing meanwhile, not even what would free one."""
     lease, stage, deliver = RowProducer.lease, RowProducer.stage, Actor.deliver
     unheard: dict[Actor, tuple[str, list[Received]]] = {}
@@ -165,16 +154,15 @@ def messages_wait_for_the_ring() -> Iterator[None]:
         else:
             deliver(self, received)
 
-    with several(
-        mock.patch.object(RowProducer, "lease", deaf),
-        mock.patch.object(RowProducer, "stage", hears),
-        mock.patch.object(Actor, "deliver", later),
-    ):
-        yield
+    return several(
+        patched(RowProducer, "lease", deaf),
+        patched(RowProducer, "stage", hears),
+        patched(Actor, "deliver", later),
+    )
 
 
 @mutant
-def decode_waits_for_what_arrives() -> Iterator[None]:
+def decode_waits_for_what_arrives() -> Planted:
     """F27: while KV is being received, nobody's next token is computed."""
     plan = Requests.plan
 
@@ -184,12 +172,11 @@ def decode_waits_for_what_arrives() -> Iterator[None]:
         receives = any(room.state is incoming.S.RESERVED for room in rooms)
         return [] if receives else plan(self, alone=alone)
 
-    with mock.patch.object(Requests, "plan", only_when_nothing_comes):
-        yield
+    return patched(Requests, "plan", only_when_nothing_comes)
 
 
 @mutant
-def a_failed_step_is_the_last() -> Iterator[None]:
+def a_failed_step_is_the_last() -> Planted:
     """F14: what a step raises ends the loop that computes steps."""
     settle = StepLoop._settle
 
@@ -200,17 +187,15 @@ def a_failed_step_is_the_last() -> Iterator[None]:
         ):
             self._depth = 0
 
-    with mock.patch.object(StepLoop, "_settle", and_out):
-        yield
+    return patched(StepLoop, "_settle", and_out)
 
 
 @mutant
-def blocks_are_found_by_their_place() -> Iterator[None]:
+def blocks_are_found_by_their_place() -> Planted:
     """F56: the KV of an earlier prompt is taken for this one's, as it lies where this would."""
     key = PrefixKeys._key
 
     def of_any_text(self: PrefixKeys, start: int, token_ids: Any) -> bytes:
         return key(self, start, ())
 
-    with mock.patch.object(PrefixKeys, "_key", of_any_text):
-        yield
+    return patched(PrefixKeys, "_key", of_any_text)

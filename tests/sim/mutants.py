@@ -6,7 +6,6 @@ it (epd_lab/sim/drills.py); one that no drill notices is a survivor and fails CI
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -46,7 +45,7 @@ from tests.sim import (
     tier_mutants,
     told_mutants,
 )
-from tests.sim.planting import MUTANTS, mutant, row, several
+from tests.sim.planting import MUTANTS, Planted, mutant, patched, row, several
 
 __all__ = [
     "MUTANTS",
@@ -75,14 +74,13 @@ REQUEST = request.Request.table
 
 
 @mutant
-def drop_parked_bytes() -> Iterator[None]:
+def drop_parked_bytes() -> Planted:
     """F1: bytes that are ready before the grant are dropped."""
-    with row(outgoing.TABLE, OUT.PENDING, outgoing.BytesReady, None):
-        yield
+    return row(outgoing.TABLE, OUT.PENDING, outgoing.BytesReady, None)
 
 
 @mutant
-def publish_before_commit() -> Iterator[None]:
+def publish_before_commit() -> Planted:
     """F2, F23, F28: the producer says that all has landed when it has only begun to write."""
 
     async def start_write(self: OutgoingRooms, machine: outgoing.Outgoing, event: Event) -> Event:
@@ -97,21 +95,19 @@ def publish_before_commit() -> Iterator[None]:
         self.actor.spawn("write", write())
         return outgoing.WriteSucceeded(0)
 
-    with mock.patch.object(OutgoingRooms, "start_write", start_write):
-        yield
+    return patched(OutgoingRooms, "start_write", start_write)
 
 
 @mutant
-def release_source_early() -> Iterator[None]:
+def release_source_early() -> Planted:
     """F6, F8: the source is given back while the write still reads it."""
     do, leased = (outgoing.Do.START_WRITE, outgoing.Do.RELEASE_SOURCE), outgoing.SlotsLeased
     waits, keep = OUT.AWAITING_SLOTS, outgoing.keep_slots
-    with row(outgoing.TABLE, waits, leased, OUT.WRITING, do, keep):
-        yield
+    return row(outgoing.TABLE, waits, leased, OUT.WRITING, do, keep)
 
 
 @mutant
-def evict_referenced_rows() -> Iterator[None]:
+def evict_referenced_rows() -> Planted:
     """F23, F24, F31: eviction does not ask who still needs the rows."""
     victims = LruCache.victims
 
@@ -120,82 +116,74 @@ def evict_referenced_rows() -> Iterator[None]:
 
     do = (embedding.Do.RELEASE_ROWS,)
     table = embedding.Embedding.table
-    with several(
-        mock.patch.object(LruCache, "victims", any_victims),
+    return several(
+        patched(LruCache, "victims", any_victims),
         row(table, E.RESIDENT, embedding.EvictionRequested, E.EVICTED, do),
-    ):
-        yield
+    )
 
 
 @mutant
-def cancel_frees_slots() -> Iterator[None]:
+def cancel_frees_slots() -> Planted:
     """F6, F42: a cancelled load gives its slots back without waiting for the writer's message."""
     do = (incoming.Do.SEND_CANCEL, incoming.Do.RELEASE_SLOTS, incoming.Do.CONCLUDE_FAILED)
     note, to = incoming.note_cancelled, IN.CANCELLED
-    with row(incoming.TABLE, IN.RESERVED, incoming.CancelRequested, to, do, note):
-        yield
+    return row(incoming.TABLE, IN.RESERVED, incoming.CancelRequested, to, do, note)
 
 
 @mutant
-def abort_frees_blocks() -> Iterator[None]:
+def abort_frees_blocks() -> Planted:
     """F6, F43: an abort gives the blocks back while a step still uses them."""
     do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, request.Do.SEND_ABORTED)
     prefilling = (*do, request.Do.RELEASE_EMBEDDINGS, request.Do.WITHDRAW_OFFER)
-    with several(
+    return several(
         row(REQUEST, R.DECODING, request.AbortReceived, R.FINISHED, do),
         row(REQUEST, R.RUNNING, request.AbortReceived, R.FINISHED, prefilling),
-    ):
-        yield
+    )
 
 
 @mutant
-def lost_peer_frees_slots() -> Iterator[None]:
+def lost_peer_frees_slots() -> Planted:
     """F7: lost is taken for dead."""
     do = (incoming.Do.RELEASE_SLOTS, incoming.Do.CONCLUDE_FAILED)
     lost, note = room.PeerLost, room.note_lost
-    with several(
+    return several(
         row(incoming.TABLE, IN.RESERVED, lost, IN.FAILED, do, note),
         row(incoming.TABLE, IN.CANCEL_PENDING, lost, IN.CANCELLED, do, note),
-    ):
-        yield
+    )
 
 
 @mutant
-def fence_says_what_it_hopes() -> Iterator[None]:
+def fence_says_what_it_hopes() -> Planted:
     """F7: a fence that takes silence for death."""
 
     async def fence(self: SimTransferEngine, peer: Any, host_id: str, pid: int) -> bool:
         return True
 
-    with mock.patch.object(SimTransferEngine, "fence", fence):
-        yield
+    return patched(SimTransferEngine, "fence", fence)
 
 
 @mutant
-def grace_frees_slots() -> Iterator[None]:
+def grace_frees_slots() -> Planted:
     """F7: a quarantine that ends by time."""
     do = (incoming.Do.RELEASE_SLOTS,)
-    with row(incoming.TABLE, IN.EXPIRE_PENDING, room.GraceEnded, IN.EXPIRED, do):
-        yield
+    return row(incoming.TABLE, IN.EXPIRE_PENDING, room.GraceEnded, IN.EXPIRED, do)
 
 
 @mutant
-def grants_reach_the_successor() -> Iterator[None]:
+def grants_reach_the_successor() -> Planted:
     """F44: messages for one life of a peer are sent to whoever has its name now."""
     send = Actor.send
 
     def send_by_name(self: Actor, to: Any, message: Any, payloads: Any = ()) -> bool:
         return send(self, to if isinstance(to, str) else to.instance_id, message, payloads)
 
-    with several(
-        mock.patch.object(Actor, "send", send_by_name),
-        mock.patch.object(Actor, "is_lost", lambda self, address: False),
-    ):
-        yield
+    return several(
+        patched(Actor, "send", send_by_name), patched(Actor, "is_lost", lambda self, address: False)
+    )
 
 
 @mutant
-def migration_restarts_numbering() -> Iterator[None]:
+def migration_restarts_numbering() -> Planted:
     """F20: a migrated request numbers its tokens from zero again."""
     emit = Requests.emit_tokens
 
@@ -214,46 +202,41 @@ def migration_restarts_numbering() -> Iterator[None]:
                 )
 
     performers = {**Requests.performers, request.Do.EMIT_TOKENS: "emit_tokens"}
-    with several(
-        mock.patch.object(Requests, "emit_tokens", from_zero),
-        mock.patch.object(Requests, "performers", performers),
-    ):
-        yield
+    return several(
+        patched(Requests, "emit_tokens", from_zero), patched(Requests, "performers", performers)
+    )
 
 
 @mutant
-def nobody_waits_for_a_restart() -> Iterator[None]:
+def nobody_waits_for_a_restart() -> Planted:
     """F20: a request that lost its only instance fails though the instance is being restarted."""
     do = (generation.Do.ANSWER_ERROR, generation.Do.CLOSE)
     table, state = generation.Generation.table, generation.S.MIGRATING
     note = generation.note_no_topology
-    with row(table, state, generation.NoTopology, generation.S.FAILED, do, note):
-        yield
+    return row(table, state, generation.NoTopology, generation.S.FAILED, do, note)
 
 
 @mutant
-def a_new_gateway_does_not_wait() -> Iterator[None]:
+def a_new_gateway_does_not_wait() -> Planted:
     """F17: a gateway that has just started answers 503 while its instances join."""
     do = (generation.Do.ANSWER_ERROR, generation.Do.CLOSE)
     table, state = generation.Generation.table, generation.S.PREPARING
     note = generation.note_no_topology
-    with row(table, state, generation.NoTopology, generation.S.FAILED, do, note):
-        yield
+    return row(table, state, generation.NoTopology, generation.S.FAILED, do, note)
 
 
 @mutant
-def answer_without_image() -> Iterator[None]:
+def answer_without_image() -> Planted:
     """F40: a failed embedding is taken for an empty one."""
     do = (request.Do.ENQUEUE,)
-    with several(
+    return several(
         row(REQUEST, R.WAITING_FOR_EMBEDDINGS, request.EmbeddingFailed, R.WAITING, do),
         mock.patch("epd.roles.steps.step._spans", lambda request, start, count: []),
-    ):
-        yield
+    )
 
 
 @mutant
-def bad_image_fails_batch() -> Iterator[None]:
+def bad_image_fails_batch() -> Planted:
     """F13: one bad image fails its whole batch, as a thing that cannot be retried."""
 
     async def encode(self: EncodeRole, patches: list[Any]) -> list[Event]:
@@ -268,15 +251,14 @@ def bad_image_fails_batch() -> Iterator[None]:
 
     table = encoding.Encoding.table
     do = (encoding.Do.LEAVE_AHEAD, encoding.Do.FAIL_ROOMS)
-    with several(
-        mock.patch.object(EncodeRole, "_encode", encode),
+    return several(
+        patched(EncodeRole, "_encode", encode),
         row(table, C.ENCODING, encoding.EncodeFailed, C.FAILED, do, never_again),
-    ):
-        yield
+    )
 
 
 @mutant
-def no_single_flight() -> Iterator[None]:
+def no_single_flight() -> Planted:
     """F37: each request for a hash starts an encode of its own."""
     on_request = EncodeRole.on_encode_request
 
@@ -284,29 +266,26 @@ def no_single_flight() -> Iterator[None]:
         self.encodings.pop(received.message.mm_hash, None)
         on_request(self, received)
 
-    with mock.patch.object(EncodeRole, "on_encode_request", always_new):
-        yield
+    return patched(EncodeRole, "on_encode_request", always_new)
 
 
 @mutant
-def no_commit_retry() -> Iterator[None]:
+def no_commit_retry() -> Planted:
     """A lost commit is never said again, not even when the grant is repeated."""
-    with several(
+    return several(
         row(outgoing.TABLE, OUT.WRITTEN, room.RetryDue, None),
         row(outgoing.TABLE, OUT.WRITTEN, outgoing.GrantReceived, None),
-    ):
-        yield
+    )
 
 
 @mutant
-def no_grant_retry() -> Iterator[None]:
+def no_grant_retry() -> Planted:
     """A lost grant is never said again."""
-    with row(incoming.TABLE, IN.RESERVED, room.RetryDue, None):
-        yield
+    return row(incoming.TABLE, IN.RESERVED, room.RetryDue, None)
 
 
 @mutant
-def new_registry_loses_the_absent() -> Iterator[None]:
+def new_registry_loses_the_absent() -> Planted:
     """F35: what a restarted gateway has not listed yet is taken for lost."""
     forget = Member._forget_old
 
@@ -314,12 +293,11 @@ def new_registry_loses_the_absent() -> Iterator[None]:
         self._listed |= set(self.actor.peers)
         forget(self, present)
 
-    with mock.patch.object(Member, "_forget_old", forget_all):
-        yield
+    return patched(Member, "_forget_old", forget_all)
 
 
 @mutant
-def rope_delta_stays_home() -> Iterator[None]:
+def rope_delta_stays_home() -> Planted:
     """F26: decoding goes on at linear positions."""
     state = KvProducer.commit_state
 
@@ -329,12 +307,11 @@ def rope_delta_stays_home() -> Iterator[None]:
             return None
         return msgspec.structs.replace(kv, rope_delta=0)
 
-    with mock.patch.object(KvProducer, "commit_state", without_delta):
-        yield
+    return patched(KvProducer, "commit_state", without_delta)
 
 
 @mutant
-def deepstack_is_dropped() -> Iterator[None]:
+def deepstack_is_dropped() -> Planted:
     """F12: a cache hit delivers the main embedding without its other half."""
     fill_one = EncodeRole.fill_one
 
@@ -347,5 +324,4 @@ def deepstack_is_dropped() -> Iterator[None]:
         machine.rows = Rows(bytes(content), whole.num_rows, whole.nbytes)
         fill_one(self, machine, event)
 
-    with mock.patch.object(EncodeRole, "fill_one", half):
-        yield
+    return patched(EncodeRole, "fill_one", half)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 from epd.fsm.kernel import Effect, Event, State, Table
 
-Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+Planted = contextlib.AbstractContextManager[Any]
+Mutant = Callable[[], Planted]
 MUTANTS: dict[str, Mutant] = {}
+patched = mock.patch.object
 
 
-def mutant(function: Callable[[], Iterator[None]]) -> Mutant:
-    """Register a generator as a mutant."""
-    manager = contextlib.contextmanager(function)
-    MUTANTS[function.__name__] = manager
-    return manager
+def mutant(function: Mutant) -> Mutant:
+    """Register what plants a bug for as long as its context is open."""
+    MUTANTS[function.__name__] = function
+    return function
 
 
 @contextlib.contextmanager

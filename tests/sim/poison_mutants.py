@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 from epd.roles.encode.role import EncodeRole
 from epd.roles.gateway.losses import Losses
 from epd.roles.hands import Hands
 from epd.roles.steps.requests import Requests
 from epd.scheduling.deaths import Deaths, Life
-from tests.sim.planting import mutant, several
+from tests.sim.planting import Planted, mutant, patched, several
 
 
 @mutant
-def deaths_are_not_counted() -> Iterator[None]:
+def deaths_are_not_counted() -> Planted:
     """F68: a pill is retried wherever somebody still lives."""
-    with mock.patch.object(Deaths, "count", lambda self, life, inputs: {}):
-        yield
+    return patched(Deaths, "count", lambda self, life, inputs: {})
 
 
 @mutant
-def the_silent_may_have_a_third() -> Iterator[None]:
+def the_silent_may_have_a_third() -> Planted:
     """F68: whose instance does not answer goes to another one, and to one more."""
-    with (
-        mock.patch.object(Deaths, "is_barred", lambda self, key, request_id="", life=None: False),
-        mock.patch.object(Deaths, "may_hedge", lambda self, key: True),
-    ):
-        yield
+    return several(
+        patched(Deaths, "is_barred", lambda self, key, request_id="", life=None: False),
+        patched(Deaths, "may_hedge", lambda self, key: True),
+    )
 
 
 @mutant
-def who_waited_is_blamed() -> Iterator[None]:
+def who_waited_is_blamed() -> Planted:
     """F68: a death counts against all that was sent there."""
 
     take, hold = Hands.take, Hands.hold
@@ -49,13 +46,12 @@ def who_waited_is_blamed() -> Iterator[None]:
 
     roles: list[EncodeRole] = []
     batches: list[Requests] = []
-    with several(
+    return several(
         _noted(EncodeRole, roles),
         _noted(Requests, batches),
-        mock.patch.object(Hands, "take", take_all),
-        mock.patch.object(Hands, "hold", hold_all),
-    ):
-        yield
+        patched(Hands, "take", take_all),
+        patched(Hands, "hold", hold_all),
+    )
 
 
 def _noted(kind: Any, made: list[Any]) -> Any:
@@ -66,37 +62,33 @@ def _noted(kind: Any, made: list[Any]) -> Any:
         made.insert(0, self)
         init(self, *args, **named)
 
-    return mock.patch.object(kind, "__init__", note)
+    return patched(kind, "__init__", note)
 
 
 @mutant
-def what_left_counts_until_more_enters() -> Iterator[None]:
+def what_left_counts_until_more_enters() -> Planted:
     """F68: a heartbeat does not bring the list."""
-    with mock.patch.object(Losses, "_heartbeat_of", lambda self, one: self._heard(one)):
-        yield
+    return patched(Losses, "_heartbeat_of", lambda self, one: self._heard(one))
 
 
 @mutant
-def who_has_it_at_hand_may_not_take_it() -> Iterator[None]:
+def who_has_it_at_hand_may_not_take_it() -> Planted:
     """F68, F59: an attempt is given up, though nobody more is at stake for its image."""
     is_barred = Deaths.is_barred
 
     def bar_all(self: Deaths, key: str, request_id: str = "", life: Life | None = None) -> bool:
         return is_barred(self, key, request_id)
 
-    with mock.patch.object(Deaths, "is_barred", bar_all):
-        yield
+    return patched(Deaths, "is_barred", bar_all)
 
 
 @mutant
-def suspects_are_batched() -> Iterator[None]:
+def suspects_are_batched() -> Planted:
     """F68: what died beside a pill dies beside it again."""
-    with mock.patch.object(EncodeRole, "_claim", lambda self, encoding: True):
-        yield
+    return patched(EncodeRole, "_claim", lambda self, encoding: True)
 
 
 @mutant
-def suspects_share_a_step() -> Iterator[None]:
+def suspects_share_a_step() -> Planted:
     """F68: likewise, of prompts."""
-    with mock.patch.object(Hands, "passed_over", lambda self, suspects: []):
-        yield
+    return patched(Hands, "passed_over", lambda self, suspects: [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -25,34 +25,32 @@ from epd.roles.steps.step import sequence_of
 from epd.scheduling.batching import BatchScheduler
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd_lab.sim.engines import SimLanguageEngine
-from tests.sim.planting import mutant, row, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 R = request.S
 LAST = (request.Do.EMIT_TOKENS, request.Do.REPORT_SPANS)
 
 
 @mutant
-def preempted_says_it_again() -> Iterator[None]:
+def preempted_says_it_again() -> Planted:
     """F24: a preempted request begins its answer anew, without knowing what it has said."""
 
     def forget(machine: request.Request, event: request.Scheduled) -> None:
         request.keep_blocks(machine, event)
         machine.output.clear()
 
-    with row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), forget):
-        yield
+    return row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), forget)
 
 
 @mutant
-def preempted_keeps_blocks() -> Iterator[None]:
+def preempted_keeps_blocks() -> Planted:
     """F24: who gives way forgets its blocks instead of returning them."""
     do = (request.Do.DEQUEUE, request.Do.ENQUEUE)
-    with row(REQUEST, R.DECODING, request.Preempted, R.PREEMPTED, do):
-        yield
+    return row(REQUEST, R.DECODING, request.Preempted, R.PREEMPTED, do)
 
 
 @mutant
-def preempted_without_its_rows() -> Iterator[None]:
+def preempted_without_its_rows() -> Planted:
     """F24: who decodes gives way although the rows to compute its prompt again are gone."""
     victim = BatchScheduler.victim
 
@@ -60,12 +58,11 @@ def preempted_without_its_rows() -> Iterator[None]:
         running = [*self._prefilling.values(), *self._decoding.values()]
         return victim(self) and max(running, key=lambda entry: entry.rank)
 
-    with mock.patch.object(BatchScheduler, "victim", anybody):
-        yield
+    return patched(BatchScheduler, "victim", anybody)
 
 
 @mutant
-def prompt_runs_over_its_image() -> Iterator[None]:
+def prompt_runs_over_its_image() -> Planted:
     """F10: a chunk is computed although its image's rows are not here: as if they were zero."""
 
     def present(machine: request.Request, record: Record, start: int, count: int) -> list[Any]:
@@ -73,23 +70,21 @@ def prompt_runs_over_its_image() -> Iterator[None]:
         some = mock.Mock(message=mock.Mock(items=items))
         return list(spans(some, record, start, count))
 
-    with several(
-        mock.patch.object(request.Request, "num_ready", lambda *_: None),
+    return several(
+        patched(request.Request, "num_ready", lambda *_: None),
         mock.patch("epd.roles.steps.step._spans", present),
-    ):
-        yield
+    )
 
 
 @mutant
-def mid_prompt_is_forgotten() -> Iterator[None]:
+def mid_prompt_is_forgotten() -> Planted:
     """F10: who waits in the middle of its prompt is not scheduled again when its rows are here."""
     state, event = R.WAITING_MID_PROMPT, request.EmbeddingReady
-    with row(REQUEST, state, event, R.RUNNING, (), request.keep_rows):
-        yield
+    return row(REQUEST, state, event, R.RUNNING, (), request.keep_rows)
 
 
 @mutant
-def leaving_mid_prompt_keeps_blocks() -> Iterator[None]:
+def leaving_mid_prompt_keeps_blocks() -> Planted:
     """F43: the blocks of who leaves in the middle of its prompt are forgotten."""
     do = (
         request.Do.DEQUEUE,
@@ -97,48 +92,44 @@ def leaving_mid_prompt_keeps_blocks() -> Iterator[None]:
         request.Do.WITHDRAW_OFFER,
         request.Do.SEND_ABORTED,
     )
-    with row(REQUEST, R.WAITING_MID_PROMPT, request.AbortReceived, R.FINISHED, do):
-        yield
+    return row(REQUEST, R.WAITING_MID_PROMPT, request.AbortReceived, R.FINISHED, do)
 
 
 @mutant
-def prefix_ignores_images() -> Iterator[None]:
+def prefix_ignores_images() -> Planted:
     """A block's key says nothing of images: two of one size are taken for one."""
     init = PrefixKeys.__init__
 
     def blind(self: PrefixKeys, size: int, items: Any, scope: str) -> None:
         init(self, size, (), scope)
 
-    with mock.patch.object(PrefixKeys, "__init__", blind):
-        yield
+    return patched(PrefixKeys, "__init__", blind)
 
 
 @mutant
-def keys_say_nothing_of_who_asks() -> Iterator[None]:
+def keys_say_nothing_of_who_asks() -> Planted:
     """F53: one tenant finds the KV of another's prompt."""
     init = PrefixKeys.__init__
 
     def for_all(self: PrefixKeys, size: int, items: Any, scope: str) -> None:
         init(self, size, items, "")
 
-    with mock.patch.object(PrefixKeys, "__init__", for_all):
-        yield
+    return patched(PrefixKeys, "__init__", for_all)
 
 
 @mutant
-def decode_is_not_told_who_asks() -> Iterator[None]:
+def decode_is_not_told_who_asks() -> Planted:
     """F53: prefill keeps tenants apart, and the KV that decode holds tells who came before."""
     offer = messages.KvOffer
 
     def nameless(*fields: Any) -> messages.KvOffer:
         return msgspec.structs.replace(offer(*fields), scope="")
 
-    with mock.patch("epd.roles.prefill.kv_producer.KvOffer", nameless):
-        yield
+    return mock.patch("epd.roles.prefill.kv_producer.KvOffer", nameless)
 
 
 @mutant
-def prefix_ignores_what_is_before() -> Iterator[None]:
+def prefix_ignores_what_is_before() -> Planted:
     """A block's key says nothing of the blocks before it."""
     key = PrefixKeys._key
 
@@ -146,12 +137,11 @@ def prefix_ignores_what_is_before() -> Iterator[None]:
         fresh = PrefixKeys(self._block_size, self._items, self._scope)
         return key(fresh, start, token_ids)
 
-    with mock.patch.object(PrefixKeys, "_key", alone):
-        yield
+    return patched(PrefixKeys, "_key", alone)
 
 
 @mutant
-def first_blocks_are_sent() -> Iterator[None]:
+def first_blocks_are_sent() -> Planted:
     """F28: decode holds the beginning of a prompt and is sent it again, in place of its end."""
 
     stage = KvProducer.stage
@@ -166,12 +156,11 @@ def first_blocks_are_sent() -> Iterator[None]:
         first = first[: len(staged.slots)]
         return Staged(await self._requests.engine.fetch_kv(first, in_place=False), staged.slots)
 
-    with mock.patch.object(KvProducer, "stage", first_ones):
-        yield
+    return patched(KvProducer, "stage", first_ones)
 
 
 @mutant
-def commit_before_the_last_layer() -> Iterator[None]:
+def commit_before_the_last_layer() -> Planted:
     """F28: with a part landed, the commit says that all has."""
 
     def claim(machine: Outgoing, event: outgoing.WriteSucceeded) -> None:
@@ -180,59 +169,53 @@ def commit_before_the_last_layer() -> Iterator[None]:
 
     state, to = outgoing.S.WRITING, outgoing.S.WRITTEN
     do = (outgoing.Do.SEND_COMMIT, outgoing.Do.ARM_RETRY)
-    with row(outgoing.TABLE, state, outgoing.WriteSucceeded, to, do, claim):
-        yield
+    return row(outgoing.TABLE, state, outgoing.WriteSucceeded, to, do, claim)
 
 
 @mutant
-def layers_are_final_too_early() -> Iterator[None]:
+def layers_are_final_too_early() -> Planted:
     """F2: a layer is said to be computed when the one before it is."""
     halfway = SimLanguageEngine._halfway
 
     def boast(self: SimLanguageEngine, batch: Any, before: Any, on_layers: OnLayers) -> None:
         halfway(self, batch, before, lambda num_layers: on_layers(num_layers + 1))
 
-    with mock.patch.object(SimLanguageEngine, "_halfway", boast):
-        yield
+    return patched(SimLanguageEngine, "_halfway", boast)
 
 
 @mutant
-def parts_are_not_held() -> Iterator[None]:
+def parts_are_not_held() -> Planted:
     """F6: a write reads blocks that its request may give up under it."""
 
     def nothing(self: KvProducer, machine: Outgoing) -> None:
         """As if the request's own lease were enough."""
 
-    with mock.patch.object(KvProducer, "hold_part", nothing):
-        yield
+    return patched(KvProducer, "hold_part", nothing)
 
 
 @mutant
-def preempted_is_silent() -> Iterator[None]:
+def preempted_is_silent() -> Planted:
     """F20: the gateway takes a stream that waits for blocks again for a lost one."""
-    with row(generation.TABLE, generation.S.STREAMING, generation.Accepted, None):
-        yield
+    return row(generation.TABLE, generation.S.STREAMING, generation.Accepted, None)
 
 
 @mutant
-def last_token_frees_blocks() -> Iterator[None]:
+def last_token_frees_blocks() -> Planted:
     """F6: a last token gives the blocks back while the step ahead still writes into them."""
     do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, *LAST)
     event, keep = request.LastTokenSampled, request.keep_last_token
-    with row(REQUEST, R.DECODING, event, R.FINISHED, do, keep):
-        yield
+    return row(REQUEST, R.DECODING, event, R.FINISHED, do, keep)
 
 
 @mutant
-def who_has_ended_stays_in_the_batch() -> Iterator[None]:
+def who_has_ended_stays_in_the_batch() -> Planted:
     """Who waits for the step ahead is put into the next one, and so on."""
     event, keep = request.LastTokenSampled, request.keep_last_token
-    with row(REQUEST, R.DECODING, event, R.FINISHING, LAST, keep):
-        yield
+    return row(REQUEST, R.DECODING, event, R.FINISHING, LAST, keep)
 
 
 @mutant
-def a_stale_token() -> Iterator[None]:
+def a_stale_token() -> Planted:
     """The step ahead takes the last token that the host knows, not the one that is on its way."""
 
     def stale(machine: request.Request, *args: Any) -> StepSequence:
@@ -241,33 +224,29 @@ def a_stale_token() -> Iterator[None]:
             sequence.token_ids = machine.tokens(machine.num_tokens - 1, machine.num_tokens)
         return sequence
 
-    with mock.patch("epd.roles.steps.requests.sequence_of", stale):
-        yield
+    return mock.patch("epd.roles.steps.requests.sequence_of", stale)
 
 
 @mutant
-def gives_way_under_a_step() -> Iterator[None]:
+def gives_way_under_a_step() -> Planted:
     """F6: who gives way returns its blocks although a step is writing into them."""
     do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, request.Do.ENQUEUE)
-    with row(REQUEST, R.DECODING, request.Preempted, R.PREEMPTED, do):
-        yield
+    return row(REQUEST, R.DECODING, request.Preempted, R.PREEMPTED, do)
 
 
 @mutant
-def who_waits_to_land_is_not_woken() -> Iterator[None]:
+def who_waits_to_land_is_not_woken() -> Planted:
     """F24: memory to land in is free again, and who is first in its queue does not hear of it."""
     take = DecodeRole._take
 
     def silently(self: DecodeRole, transfer: Incoming) -> tuple[int, ...]:
-        with mock.patch.object(self, "_let_land"):
+        with patched(self, "_let_land"):
             return take(self, transfer)
 
-    with mock.patch.object(DecodeRole, "_take", silently):
-        yield
+    return patched(DecodeRole, "_take", silently)
 
 
 @mutant
-def who_was_called_off_waits_to_land() -> Iterator[None]:
+def who_was_called_off_waits_to_land() -> Planted:
     """F43: a room that is over keeps its place in the queue for memory to land in."""
-    with mock.patch.object(Landing, "leave"):
-        yield
+    return patched(Landing, "leave")

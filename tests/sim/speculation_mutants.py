@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 from epd.engine.base import Outcome, StepFailure, StepSequence, verify
@@ -14,11 +14,11 @@ from epd.roles.steps.record import Record
 from epd.roles.steps.requests import Requests
 from epd.roles.steps.step_loop import Part
 from epd.scheduling.prefix_keys import PrefixKeys
-from tests.sim.planting import mutant
+from tests.sim.planting import Planted, mutant, patched
 
 
 @mutant
-def a_rejected_draft_is_said() -> Iterator[None]:
+def a_rejected_draft_is_said() -> Planted:
     """One draft too many is accepted: the first one that the model does not confirm."""
 
     def gullible(
@@ -29,12 +29,11 @@ def a_rejected_draft_is_said() -> Iterator[None]:
             return (*said[:-1], TokenLogprobs(drafts[len(said) - 1], -0.5))
         return said
 
-    with mock.patch("epd_lab.sim.engines.verify", gullible):
-        yield
+    return mock.patch("epd_lab.sim.engines.verify", gullible)
 
 
 @mutant
-def a_rejected_draft_keeps_its_place() -> Iterator[None]:
+def a_rejected_draft_keeps_its_place() -> Planted:
     """Wrong drafts count as computed, so the token behind the right ones never is."""
     event_of = Outcomes.event_of
 
@@ -44,12 +43,11 @@ def a_rejected_draft_keeps_its_place() -> Iterator[None]:
             part.request.num_computed += part.count - 1 - len(event.accepted)
         return event
 
-    with mock.patch.object(Outcomes, "event_of", keep):
-        yield
+    return patched(Outcomes, "event_of", keep)
 
 
 @mutant
-def a_rejected_draft_is_published() -> Iterator[None]:
+def a_rejected_draft_is_published() -> Planted:
     """Blocks that drafts have filled can be found by others before the drafts are verified."""
     end_of = Requests._end_of
 
@@ -66,23 +64,20 @@ def a_rejected_draft_is_published() -> Iterator[None]:
                 self.pool.publish(block, key)
         return end_of(self, part, outcome)
 
-    with mock.patch.object(Requests, "_end_of", hasty):
-        yield
+    return patched(Requests, "_end_of", hasty)
 
 
 @mutant
-def said_behind_its_end() -> Iterator[None]:
+def said_behind_its_end() -> Planted:
     """What was sampled behind a token that ends the answer is said as well."""
-    with mock.patch("epd.roles.steps.outcomes.until_end", lambda machine, tokens: tokens):
-        yield
+    return mock.patch("epd.roles.steps.outcomes.until_end", lambda machine, tokens: tokens)
 
 
 @mutant
-def a_step_runs_ahead_of_drafts() -> Iterator[None]:
+def a_step_runs_ahead_of_drafts() -> Planted:
     """The step behind drafts takes the first of its tokens for the last."""
 
     def always(machine: request.Request, sequence: StepSequence) -> bool:
         return sequence.output_index + 1 < machine.sampling.max_tokens
 
-    with mock.patch("epd.roles.steps.step_loop.runs_ahead", always):
-        yield
+    return mock.patch("epd.roles.steps.step_loop.runs_ahead", always)

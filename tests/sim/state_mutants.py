@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from msgspec import structs
 
@@ -23,11 +22,11 @@ from epd.scheduling.kv_order import KvOrder
 from epd.scheduling.snapshots import Snapshots, Taken
 from epd_lab.sim.engines import SimLanguageEngine
 from epd_lab.sim.golden import BLOCK_SIZE
-from tests.sim.planting import mutant, several
+from tests.sim.planting import Planted, mutant, patched, several
 
 
 @mutant
-def a_state_leaves_first() -> Iterator[None]:
+def a_state_leaves_first() -> Planted:
     """F63: it is sent as if it were final before the last token, in both ends' order."""
     places = KvOrder.places
 
@@ -36,12 +35,11 @@ def a_state_leaves_first() -> Iterator[None]:
         last = len(order) - self.num_state_blocks * self.slots_per_block
         return (order[last:] + order[:last])[start:stop]
 
-    with mock.patch.object(KvOrder, "places", early):
-        yield
+    return patched(KvOrder, "places", early)
 
 
 @mutant
-def a_state_lands_in_another_order() -> Iterator[None]:
+def a_state_lands_in_another_order() -> Planted:
     """F63: its blocks change places on their way."""
     by_place = KvProducer._by_place
 
@@ -50,12 +48,11 @@ def a_state_lands_in_another_order() -> Iterator[None]:
         table = by_place(self, request)
         return table[:first] + table[first:][::-1]
 
-    with mock.patch.object(KvProducer, "_by_place", turned):
-        yield
+    return patched(KvProducer, "_by_place", turned)
 
 
 @mutant
-def a_state_is_not_sent() -> Iterator[None]:
+def a_state_is_not_sent() -> Planted:
     """F63: KV alone arrives; what the blocks of the state held before is taken for it."""
     by_place = KvProducer._by_place
 
@@ -64,12 +61,11 @@ def a_state_is_not_sent() -> Iterator[None]:
         first = len(table) - self._layout.num_state_blocks
         return table[:first] + table[:1] * self._layout.num_state_blocks
 
-    with mock.patch.object(KvProducer, "_by_place", without):
-        yield
+    return patched(KvProducer, "_by_place", without)
 
 
 @mutant
-def a_token_is_computed_again() -> Iterator[None]:
+def a_token_is_computed_again() -> Planted:
     """F63: what a step has computed counts for less; KV is written anew, but a state has it
     twice."""
     computed = request.ChunkComputed
@@ -77,37 +73,34 @@ def a_token_is_computed_again() -> Iterator[None]:
     def short(num_tokens: int) -> Event:
         return computed(max(1, num_tokens - 1))
 
-    with mock.patch.object(request, "ChunkComputed", short):
-        yield
+    return patched(request, "ChunkComputed", short)
 
 
 @mutant
-def who_begins_reads_the_state_that_was_there() -> Iterator[None]:
+def who_begins_reads_the_state_that_was_there() -> Planted:
     """F63: a sequence that begins, again or for the first time, goes on from a former one's."""
     advance = SimLanguageEngine._advance
 
     def stale(self: SimLanguageEngine, sequence: Any, prefix: bytes, new: bytes) -> None:
-        with mock.patch.object(sequence, "start", sequence.start or 1):
+        with patched(sequence, "start", sequence.start or 1):
             advance(self, sequence, prefix, new)
 
-    with mock.patch.object(SimLanguageEngine, "_advance", stale):
-        yield
+    return patched(SimLanguageEngine, "_advance", stale)
 
 
 @mutant
-def a_state_is_kept_of_a_longer_beginning() -> Iterator[None]:
+def a_state_is_kept_of_a_longer_beginning() -> Planted:
     """F63: it is kept under the key of the block before."""
     key_before = Contents._key_before
 
     def earlier(self: Contents, request: Any, record: Any, num_tokens: int) -> bytes:
         return key_before(self, request, record, max(BLOCK_SIZE, num_tokens - BLOCK_SIZE))
 
-    with mock.patch.object(Contents, "_key_before", earlier):
-        yield
+    return patched(Contents, "_key_before", earlier)
 
 
 @mutant
-def a_state_is_found_before_it_is_there() -> Iterator[None]:
+def a_state_is_found_before_it_is_there() -> Planted:
     """F63: it can be found as soon as it has blocks."""
     take = Snapshots.take
 
@@ -117,12 +110,11 @@ def a_state_is_found_before_it_is_there() -> Iterator[None]:
                 self.publish(keys[place - 1], blocks)
         return taken
 
-    with mock.patch.object(Snapshots, "take", early):
-        yield
+    return patched(Snapshots, "take", early)
 
 
 @mutant
-def a_state_that_is_read_may_be_given_away() -> Iterator[None]:
+def a_state_that_is_read_may_be_given_away() -> Planted:
     """F63: nobody holds it for the step that copies it."""
     take, let_go = Snapshots.take, Contents.let_go_of_states
 
@@ -135,27 +127,24 @@ def a_state_that_is_read_may_be_given_away() -> Iterator[None]:
         record.states[:1] = []
         let_go(self, record)
 
-    with several(
-        mock.patch.object(Snapshots, "take", unheld),
-        mock.patch.object(Contents, "let_go_of_states", without),
-    ):
-        yield
+    return several(
+        patched(Snapshots, "take", unheld), patched(Contents, "let_go_of_states", without)
+    )
 
 
 @mutant
-def a_state_that_is_found_is_not_read() -> Iterator[None]:
+def a_state_that_is_found_is_not_read() -> Planted:
     """F63: it goes on from whatever its own blocks held before."""
     copies = step._copies
 
     def none(request: Any, start: int) -> list[tuple[int, int]]:
         return [] if start == request.num_found else copies(request, start)
 
-    with mock.patch.object(step, "_copies", none):
-        yield
+    return patched(step, "_copies", none)
 
 
 @mutant
-def a_chunk_passes_where_a_state_is_kept() -> Iterator[None]:
+def a_chunk_passes_where_a_state_is_kept() -> Planted:
     """F63: no chunk begins there, and what the blocks held before is taken for the state."""
     num_left = Context.num_left.fget  # type: ignore[attr-defined]
 
@@ -165,38 +154,34 @@ def a_chunk_passes_where_a_state_is_kept() -> Iterator[None]:
         self.states_kept = kept
         return left
 
-    with mock.patch.object(Context, "num_left", property(all_of_it)):
-        yield
+    return patched(Context, "num_left", property(all_of_it))
 
 
 @mutant
-def who_is_called_off_keeps_the_copies() -> Iterator[None]:
+def who_is_called_off_keeps_the_copies() -> Planted:
     """F24: blocks of states that were to be kept go with nobody."""
 
     def release(self: Requests, request: Any, event: Any) -> None:
         self.return_blocks(request.block_table)
 
-    with mock.patch.object(Requests, "release_blocks", release):
-        yield
+    return patched(Requests, "release_blocks", release)
 
 
 @mutant
-def parts_of_a_state_are_of_the_first_heads() -> Iterator[None]:
+def parts_of_a_state_are_of_the_first_heads() -> Planted:
     """F63: of as many as a rank of decode wants, but always from the first that prefill's has."""
 
     def first(rank: int, ask: WriteState) -> tuple[int, WriteState]:
         start, stop = ask.heads
         return rank, structs.replace(ask, heads=(0, stop - start))
 
-    with _state_writes(lambda asks: [first(*one) for one in asks]):
-        yield
+    return _state_writes(lambda asks: [first(*one) for one in asks])
 
 
 @mutant
-def a_part_of_a_state_is_left_out() -> Iterator[None]:
+def a_part_of_a_state_is_left_out() -> Planted:
     """F63: the last of what ranks write of it is not written."""
-    with _state_writes(lambda asks: asks[:-1]):
-        yield
+    return _state_writes(lambda asks: asks[:-1])
 
 
 def _state_writes(
@@ -208,11 +193,11 @@ def _state_writes(
     def changed(*what: Any) -> list[tuple[int, WriteState]]:
         return change(list(writes(*what)))
 
-    return mock.patch.object(KvRanks, "_state_writes", changed)
+    return patched(KvRanks, "_state_writes", changed)
 
 
 @mutant
-def parts_of_a_state_change_places() -> Iterator[None]:
+def parts_of_a_state_change_places() -> Planted:
     """F63: what came from one rank is taken for what came from another."""
     pieces = RankKv._pieces
 
@@ -221,17 +206,15 @@ def parts_of_a_state_change_places() -> Iterator[None]:
         runs = [one.run for one in found][::-1]
         return [one._replace(run=run) for one, run in zip(found, runs, strict=True)]
 
-    with mock.patch.object(RankKv, "_pieces", turned):
-        yield
+    return patched(RankKv, "_pieces", turned)
 
 
 @mutant
-def a_part_of_a_state_is_not_taken_in() -> Iterator[None]:
+def a_part_of_a_state_is_not_taken_in() -> Planted:
     """F63: it lands, it is summed, and what the block held before stays."""
     land = SimLanguageEngine.land_state
 
     async def less(self: SimLanguageEngine, memory: Any, slots: Any, blocks: Any, at: Any) -> None:
         await land(self, memory, slots, blocks, at[:-1])
 
-    with mock.patch.object(SimLanguageEngine, "land_state", less):
-        yield
+    return patched(SimLanguageEngine, "land_state", less)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from unittest import mock
+from collections.abc import Iterable
 
 from epd.engine.base import Rows
 from epd.failure import Failure, FailureKind
@@ -23,14 +22,14 @@ from epd.transport.base import Buffer, Received
 from epd.transport.files import whole_file
 from epd_lab.sim.engines import SimVisionEngine
 from epd_lab.sim.storage import SimStorage
-from tests.sim.planting import mutant, row, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 ENCODING = encoding.Encoding.table
 S = encoding.S
 
 
 @mutant
-def a_copy_is_half_a_value() -> Iterator[None]:
+def a_copy_is_half_a_value() -> Planted:
     """F12: a tier keeps the main embedding and forgets the levels beside it."""
     to_host = SimVisionEngine.to_host
 
@@ -41,12 +40,11 @@ def a_copy_is_half_a_value() -> Iterator[None]:
             content[start + width // 2 : start + width] = bytes(width // 2)
         return Rows(bytes(content), whole.num_rows, whole.nbytes)
 
-    with mock.patch.object(SimVisionEngine, "to_host", half):
-        yield
+    return patched(SimVisionEngine, "to_host", half)
 
 
 @mutant
-def each_reader_loads_for_itself() -> Iterator[None]:
+def each_reader_loads_for_itself() -> Planted:
     """F37: a request that finds a load under way starts another one."""
     on_request = EncodeRole.on_encode_request
 
@@ -56,12 +54,11 @@ def each_reader_loads_for_itself() -> Iterator[None]:
             del self.encodings[received.message.mm_hash]
         on_request(self, received)
 
-    with mock.patch.object(EncodeRole, "on_encode_request", not_joined):
-        yield
+    return patched(EncodeRole, "on_encode_request", not_joined)
 
 
 @mutant
-def torn_files_are_believed() -> Iterator[None]:
+def torn_files_are_believed() -> Planted:
     """F32: what a file holds is taken for what was written; a short one is filled up."""
     note_of = re.compile(rb'"note":"([^"]*)".*"shape":\[(\d+)\]', re.DOTALL)
 
@@ -75,12 +72,11 @@ def torn_files_are_believed() -> Iterator[None]:
         content = bytes(whole[start:]).ljust(int(found[2]), b"\0")
         return whole_file.WholeFile(found[1], memoryview(content), 0)
 
-    with mock.patch.object(whole_file, "parse_whole", believing):
-        yield
+    return patched(whole_file, "parse_whole", believing)
 
 
 @mutant
-def any_file_is_the_right_one() -> Iterator[None]:
+def any_file_is_the_right_one() -> Planted:
     """F38: a value is taken by its file's name, though it says that it is of another image."""
 
     async def unasked(self: SimStorage, key: str, note: bytes, nbytes: int) -> Buffer | None:
@@ -92,38 +88,34 @@ def any_file_is_the_right_one() -> Iterator[None]:
             return None
         return found.payload
 
-    with mock.patch.object(SimStorage, "get", unasked):
-        yield
+    return patched(SimStorage, "get", unasked)
 
 
 @mutant
-def a_load_is_waited_for() -> Iterator[None]:
+def a_load_is_waited_for() -> Planted:
     """F15: a storage that hangs holds up everybody who wants the image."""
-    with row(ENCODING, S.LOADING, encoding.LoadTimedOut, None):
-        yield
+    return row(ENCODING, S.LOADING, encoding.LoadTimedOut, None)
 
 
 @mutant
-def images_need_an_encoder() -> Iterator[None]:
+def images_need_an_encoder() -> Planted:
     """F32: what storage has is of no use without an instance that can encode."""
 
     def without(infos: Iterable[InstanceInfo], *, with_images: bool, finds: bool = True) -> str:
         return lacking(infos, with_images=with_images, finds=False)
 
     lacking = placement.lacking
-    with mock.patch.object(placement, "lacking", without):
-        yield
+    return patched(placement, "lacking", without)
 
 
 @mutant
-def storage_is_asked_for_ever() -> Iterator[None]:
+def storage_is_asked_for_ever() -> Planted:
     """F40: what storage does not have is looked for there again, not taken to an encoder."""
-    with mock.patch.object(dispatch, "_is_absent", lambda machine: False):
-        yield
+    return patched(dispatch, "_is_absent", lambda machine: False)
 
 
 @mutant
-def absent_rows_are_zeros() -> Iterator[None]:
+def absent_rows_are_zeros() -> Planted:
     """F40, F12: a prefill instance that finds no rows goes on without the image."""
     start_load = RowTiers.start_load
 
@@ -134,27 +126,24 @@ def absent_rows_are_zeros() -> Iterator[None]:
         nbytes = machine.num_rows * self._engine.contract.row_nbytes
         return encoding.LoadSucceeded(Rows(bytes(nbytes), machine.num_rows, nbytes))
 
-    with mock.patch.object(RowTiers, "start_load", zeros):
-        yield
+    return patched(RowTiers, "start_load", zeros)
 
 
 @mutant
-def grants_do_not_overtake() -> Iterator[None]:
+def grants_do_not_overtake() -> Planted:
     """F24, F4: an encoder full of rows that nobody can take yet begins nothing, not even what all
     of them wait for."""
-    with mock.patch.object(EncodeRole, "_is_granted", lambda self, machine: False):
-        yield
+    return patched(EncodeRole, "_is_granted", lambda self, machine: False)
 
 
 @mutant
-def who_has_left_waits_for_its_turn() -> Iterator[None]:
+def who_has_left_waits_for_its_turn() -> Planted:
     """F43: an image that nobody wants any more keeps its place in the queue, and is made."""
-    with row(ENCODING, S.DEFERRED, encoding.RoomClosed, None, (), encoding.remove_room):
-        yield
+    return row(ENCODING, S.DEFERRED, encoding.RoomClosed, None, (), encoding.remove_room)
 
 
 @mutant
-def ring_slots_return_early() -> Iterator[None]:
+def ring_slots_return_early() -> Planted:
     """F3: a slot returns to the ring when it is filled, while its send is in flight."""
     stage = RowProducer.stage
 
@@ -163,12 +152,11 @@ def ring_slots_return_early() -> Iterator[None]:
         self.release_slots(room)
         return staged
 
-    with mock.patch.object(RowProducer, "stage", early):
-        yield
+    return patched(RowProducer, "stage", early)
 
 
 @mutant
-def a_full_ring_fails_the_send() -> Iterator[None]:
+def a_full_ring_fails_the_send() -> Planted:
     """F4: who finds the ring full is told that it failed, instead of waiting."""
     lease = RowProducer.lease
 
@@ -179,19 +167,17 @@ def a_full_ring_fails_the_send() -> Iterator[None]:
             self._rooms.fire(room, outgoing.SourceFailed(failure))
         return waits
 
-    with mock.patch.object(RowProducer, "lease", busy):
-        yield
+    return patched(RowProducer, "lease", busy)
 
 
 @mutant
-def oversized_waits_for_the_ring() -> Iterator[None]:
+def oversized_waits_for_the_ring() -> Planted:
     """F4: an item larger than the ring waits for slots that there will never be."""
-    with mock.patch.object(SendRing, "fits", lambda self, nbytes: True):
-        yield
+    return patched(SendRing, "fits", lambda self, nbytes: True)
 
 
 @mutant
-def a_lease_of_the_ring_is_not_told() -> Iterator[None]:
+def a_lease_of_the_ring_is_not_told() -> Planted:
     """F4: who has waited for slots of the ring gets them, and does not begin to write."""
     lease, told = RowProducer.lease, OutgoingRooms.fire
 
@@ -206,15 +192,10 @@ def a_lease_of_the_ring_is_not_told() -> Iterator[None]:
         return waits
 
     waited: set[str] = set()
-    with several(
-        mock.patch.object(RowProducer, "lease", noted),
-        mock.patch.object(OutgoingRooms, "fire", quietly),
-    ):
-        yield
+    return several(patched(RowProducer, "lease", noted), patched(OutgoingRooms, "fire", quietly))
 
 
 @mutant
-def ring_slots_never_return() -> Iterator[None]:
+def ring_slots_never_return() -> Planted:
     """F43: a send that has ended, or is not wanted any more, keeps its slots and its place."""
-    with mock.patch.object(SendRing, "release", lambda self, room, slots: None):
-        yield
+    return patched(SendRing, "release", lambda self, room, slots: None)

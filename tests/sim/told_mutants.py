@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from epd.fsm.embedding import Embedding
 from epd.fsm.encoding import Encoding
@@ -22,11 +20,11 @@ from epd.roles.rooms import AskOfRank, Rooms
 from epd.roles.steps.reports import Reports
 from epd.roles.steps.requests import Requests
 from epd.transport.base import Received
-from tests.sim.planting import mutant, several
+from tests.sim.planting import Planted, mutant, patched, several
 
 
 @mutant
-def who_drains_refuses_what_it_has() -> Iterator[None]:
+def who_drains_refuses_what_it_has() -> Planted:
     """F42: decode asks whether it takes an offer before it looks whether it has taken it."""
     on_offer = DecodeRole.on_kv_offer
 
@@ -40,12 +38,11 @@ def who_drains_refuses_what_it_has() -> Iterator[None]:
         else:
             on_offer(self, received)
 
-    with mock.patch.object(DecodeRole, "on_kv_offer", refusing):
-        yield
+    return patched(DecodeRole, "on_kv_offer", refusing)
 
 
 @mutant
-def what_failed_at_prefill_goes_on() -> Iterator[None]:
+def what_failed_at_prefill_goes_on() -> Planted:
     """F20: an attempt that failed at prefill is taken for one that decode goes on with."""
     ended = Requests.ended
 
@@ -55,23 +52,21 @@ def what_failed_at_prefill_goes_on() -> Iterator[None]:
         if is_open and not machine.decode_here and not machine.finish_reason:
             self._bury(machine.key, ended_here=False)
 
-    with mock.patch.object(Requests, "ended", goes_on):
-        yield
+    return patched(Requests, "ended", goes_on)
 
 
 @mutant
-def what_was_said_counts_twice() -> Iterator[None]:
+def what_was_said_counts_twice() -> Planted:
     """F20, F24: of an attempt that goes on, what was said is in its prompt and still to come."""
 
     def twice(offer: KvOffer) -> int:
         return offer.num_prompt_tokens + int(offer.sampling.max_tokens)
 
-    with mock.patch.object(decode, "_num_tokens", twice):
-        yield
+    return patched(decode, "_num_tokens", twice)
 
 
 @mutant
-def a_list_outlives_its_registry() -> Iterator[None]:
+def a_list_outlives_its_registry() -> Planted:
     """F35: a new gateway's list is compared with the number of the former one's."""
     follow = Member._follow
 
@@ -80,17 +75,16 @@ def a_list_outlives_its_registry() -> Iterator[None]:
         follow(self, received)
         self._version = version
 
-    with mock.patch.object(Member, "_follow", keeping):
-        yield
+    return patched(Member, "_follow", keeping)
 
 
 def _the_untold_are_heard() -> AbstractContextManager[object]:
     """As before F77, whose cure stands in front of that of F65."""
-    return mock.patch.object(Member, "_admits", lambda self, received: True)
+    return patched(Member, "_admits", lambda self, received: True)
 
 
 @mutant
-def the_untold_are_fenced() -> Iterator[None]:
+def the_untold_are_fenced() -> Planted:
     """F7, F65: a fence is asked of whom no registry has told: where it runs nobody can say."""
     all_hold = Rooms._all_hold
 
@@ -99,20 +93,18 @@ def the_untold_are_fenced() -> Iterator[None]:
             return await all_hold(self, room, asked)
         return await self._holds(room, asked(room.peer, "", 0))
 
-    with several(_the_untold_are_heard(), mock.patch.object(Rooms, "_all_hold", of_anybody)):
-        yield
+    return several(_the_untold_are_heard(), patched(Rooms, "_all_hold", of_anybody))
 
 
 @mutant
-def the_untold_are_written_to() -> Iterator[None]:
+def the_untold_are_written_to() -> Planted:
     """F7, F8, F65: what is in doubt there, nobody is asked about, and its source is given away."""
-    known = mock.patch.object(OutgoingRooms, "_is_known", lambda self, room: True)
-    with several(_the_untold_are_heard(), known):
-        yield
+    known = patched(OutgoingRooms, "_is_known", lambda self, room: True)
+    return several(_the_untold_are_heard(), known)
 
 
 @mutant
-def an_abort_is_confirmed_when_asked_again() -> Iterator[None]:
+def an_abort_is_confirmed_when_asked_again() -> Planted:
     """F42, F43: who calls a request off hears nothing until its clock has passed."""
     send, told = Reports.send_aborted, set[int]()
 
@@ -121,25 +113,23 @@ def an_abort_is_confirmed_when_asked_again() -> Iterator[None]:
             send(self, request, event)
         told.add(id(request))
 
-    with mock.patch.object(Reports, "send_aborted", second_time):
-        yield
+    return patched(Reports, "send_aborted", second_time)
 
 
 @mutant
-def a_failed_encode_alone_says_nothing() -> Iterator[None]:
+def a_failed_encode_alone_says_nothing() -> Planted:
     """F43: who asked for rows alone is forgotten first, and then never told of a failure."""
     fail = EncodeRole.fail_rooms
 
     def forgotten(self: EncodeRole, encoding: Encoding, event: Event) -> None:
-        with mock.patch.object(self._askers, "keeper", lambda room: None):
+        with patched(self._askers, "keeper", lambda room: None):
             fail(self, encoding, event)
 
-    with mock.patch.object(EncodeRole, "fail_rooms", forgotten):
-        yield
+    return patched(EncodeRole, "fail_rooms", forgotten)
 
 
 @mutant
-def what_rests_counts_as_busy() -> Iterator[None]:
+def what_rests_counts_as_busy() -> Planted:
     """F3: prefill's book of images at work keeps those that rest, and those that are gone."""
     fired = Embeddings.fired
 
@@ -147,5 +137,4 @@ def what_rests_counts_as_busy() -> Iterator[None]:
         fired(self, machine, event)
         self._busy[machine.key] = machine
 
-    with mock.patch.object(Embeddings, "fired", keeping):
-        yield
+    return patched(Embeddings, "fired", keeping)
