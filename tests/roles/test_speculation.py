@@ -139,7 +139,10 @@ EVERY_WAY = tuple(product((SpeculativeConfig(), NGRAM), (False, True)))
         pytest.param(EVERY_WAY, id="every-way", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("what", WISHES)
+@pytest.mark.parametrize(
+    "what",  # tests/engine/test_speculation.py has each of them, too
+    [w if w == "grammar" else pytest.param(w, marks=pytest.mark.long) for w in WISHES],
+)
 async def test_any_sampling_says_the_same(
     what: str, ways: Sequence[tuple[SpeculativeConfig, bool]], shared: dict[str, Any]
 ) -> None:

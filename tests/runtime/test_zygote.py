@@ -98,7 +98,7 @@ async def test_a_dead_zygote_with_workers_is_replaced_before_anybody_asks(zygote
 
 
 @pytest.mark.parametrize("zygote", ["nowhere"], indirect=True)
-@pytest.mark.parametrize("num_kills", [1, 2])
+@pytest.mark.parametrize("num_kills", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_a_zygote_that_dies_while_it_imports_is_replaced_once(
     zygote: Zygote, num_kills: int
 ) -> None:

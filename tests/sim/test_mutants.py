@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from itertools import groupby
 from typing import Any
 from unittest import mock
 
@@ -44,22 +42,10 @@ BEGINS_ANEW = Drill(
     ),
 )
 """Who gave way has blocks again while a part is awaited that it left: in few of these runs."""
-FIRST = {mutant: drill.name for drill in reversed(drills.DRILLS) for mutant in drill.mutants}
-QUICK = {  # one of each file of mutants; test_checkers.py has one of each checker
-    next(m for m in named if m in FIRST)
-    for _, named in groupby(MUTANTS, lambda name: inspect.unwrap(MUTANTS[name]).__module__)
-}
-PAIRS = [
-    pytest.param(
-        drill.name,
-        mutant,
-        marks=() if mutant in QUICK and FIRST[mutant] == drill.name else pytest.mark.long,
-    )
-    for drill in drills.DRILLS
-    for mutant in drill.mutants
-]
+PAIRS = [(drill.name, mutant) for drill in drills.DRILLS for mutant in drill.mutants]
 
 
+@pytest.mark.long  # test_checkers.py has a mutant of each checker
 @pytest.mark.parametrize(("drill", "mutant"), PAIRS)
 def test_mutant_is_caught(drill: str, mutant: str) -> None:
     """In one of the very seeds that are run of the drill; first in those that noticed it before."""
