@@ -35,10 +35,7 @@ async def test_every_backend_and_reference_is_measured(monkeypatch: pytest.Monke
     for row in rows:
         assert 0 < row.latency_us["p50"] <= row.latency_us["p99"]
         assert row.gb_per_s > 0
-    found = {
-        "machine": machine.describe(),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
+    found = {"machine": machine.describe(), "rows": [dataclasses.asdict(row) for row in rows]}
     image = ET.fromstring(plot(found))
     named = {element.text for element in image.iter() if element.tag.endswith("text")}
     assert {*ways, "64 KiB", "1 MiB"} <= named

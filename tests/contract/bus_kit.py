@@ -13,14 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from epd.messages import (
-    Address,
-    EncodeAccepted,
-    Leave,
-    MediaItem,
-    PrefillRequest,
-    SamplingParams,
-)
+from epd.messages import Address, EncodeAccepted, Leave, MediaItem, PrefillRequest, SamplingParams
 from epd.transport.base import Bus, Received
 from tests.patience import PATIENCE_S
 

@@ -81,9 +81,7 @@ async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
         assert not file.exists()
 
 
-async def test_a_restarted_encoder_knows_its_images_and_survives_its_disk(
-    tmp_path: Path,
-) -> None:
+async def test_a_restarted_encoder_knows_its_images_and_survives_its_disk(tmp_path: Path) -> None:
     """Faults F32, F19: the second life answers without encoding; then the disk breaks."""
     directory = tmp_path / "rows"
     with serving("1epd", "--encoder-cache-dir", str(directory)) as server:

@@ -92,8 +92,7 @@ async def test_small_pools_and_a_loaded_encoder() -> None:
     heavy = heavy_goldens("embedded", HEAVY_IMAGES)
     with serving("2e1p2d", model=directory_of("embedded"), **settings) as server:
         heavy_ones, others = await asyncio.gather(
-            burst(server, "embedded", heavy),
-            burst(server, "embedded", goldens("embedded") * 3),
+            burst(server, "embedded", heavy), burst(server, "embedded", goldens("embedded") * 3)
         )
     assert heavy_ones == []
     assert others == []

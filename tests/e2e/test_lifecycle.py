@@ -24,17 +24,7 @@ from epd.cli.main import main
 from epd.cli.start.ports import any_free
 from epd.tiny import SAMPLES
 from tests.e2e.client import Body, data_url, question
-from tests.e2e.server import (
-    COLD,
-    READY_S,
-    SLOW,
-    STOP_S,
-    Command,
-    Server,
-    discarding,
-    run,
-    wait_for,
-)
+from tests.e2e.server import COLD, READY_S, SLOW, STOP_S, Command, Server, discarding, run, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 LONG = pytest.mark.long
@@ -245,8 +235,7 @@ OFTEN = [("1e1p1d", 4), ("all", 1.5)]
 
 
 @pytest.mark.parametrize(
-    ("topology", "after_s"),
-    [pytest.param(*p, marks=() if p in OFTEN else LONG) for p in PHASES],
+    ("topology", "after_s"), [pytest.param(*p, marks=() if p in OFTEN else LONG) for p in PHASES]
 )
 def test_ctrl_c_in_every_phase(topology: str, after_s: float) -> None:
     """Before, while and after loading: no process, no segment, no socket stays, no traceback."""

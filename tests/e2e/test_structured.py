@@ -111,11 +111,7 @@ async def test_a_grammar_that_kills_its_compiler_is_refused(server: Server) -> N
 
     async with AsyncOpenAI(**settings(server)) as client:
         slow = asyncio.create_task(ask(client, guided_grammar=SLOW))
-        deadly = [
-            {"guided_json": DEEP},
-            {"guided_grammar": CHAIN},
-            {"guided_grammar": TERMINALS},
-        ]
+        deadly = [{"guided_json": DEEP}, {"guided_grammar": CHAIN}, {"guided_grammar": TERMINALS}]
         for extra in deadly * 2:
             with pytest.raises(BadRequestError, match="too deeply") as caught:
                 await ask(client, **extra)

@@ -84,10 +84,7 @@ def test_with_a_stderr_that_takes_nothing_all_is_mended_and_ends(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "stderr",
-    [broken_pipe, pipe_that_nobody_reads, full_disk],
-)
+@pytest.mark.parametrize("stderr", [broken_pipe, pipe_that_nobody_reads, full_disk])
 def test_with_a_stderr_that_takes_nothing_a_role_is_mended_and_ends(
     stderr: Callable[[], contextlib.AbstractContextManager[tuple[int, Callable[[], None]]]],
 ) -> None:

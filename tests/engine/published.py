@@ -77,8 +77,7 @@ _QWEN2_TOWER = {
         | {"mlp.fc2": "tower 4*tower", "norm1": "tower", "norm2": "tower"},
     ),
     **with_biases(
-        "visual.merger.",
-        {"ln_q": "tower", "mlp.0": "4*tower 4*tower", "mlp.2": "hidden 4*tower"},
+        "visual.merger.", {"ln_q": "tower", "mlp.0": "4*tower 4*tower", "mlp.2": "hidden 4*tower"}
     ),
     "visual.patch_embed.proj.weight": "tower 3 2 patch patch",
 }

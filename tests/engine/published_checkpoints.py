@@ -21,12 +21,7 @@ from tests.engine.published_kimi import KIMI
 from tests.engine.published_qwen3_5 import QWEN3_5, QWEN3_5_MOE
 
 Shape = tuple[int, ...]
-LAYOUTS = {
-    **record.LAYOUTS,
-    "kimi_k25": KIMI,
-    "qwen3_5": QWEN3_5,
-    "qwen3_5_moe": QWEN3_5_MOE,
-}
+LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI, "qwen3_5": QWEN3_5, "qwen3_5_moe": QWEN3_5_MOE}
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,7 @@ from epd.media_files.film_header import FilmHeader, usual_rate
 from epd.messages import Clip
 from tests.engine.videos import film
 from tests.hostile import headers
-from tests.hostile.reading import (
-    memory_begins,
-    memory_peak_nbytes,
-    read_apart,
-    read_many,
-)
+from tests.hostile.reading import memory_begins, memory_peak_nbytes, read_apart, read_many
 
 SMALL_NBYTES = 64 << 20  # far below what any of these took
 

@@ -32,9 +32,7 @@ def test_what_lands_in_several_runs_is_in_its_blocks(
     monkeypatch.setattr(kv_hop, "register", lambda buffer, owner: read_bytes(buffer))
     pool = KvPool(LAYOUT, 8, torch.float32, "cpu")
     streams: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        kv_in_stream=None,
-        upload=lambda *pieces: torch.cat(pieces),
+        device=torch.device("cpu"), kv_in_stream=None, upload=lambda *pieces: torch.cat(pieces)
     )
     hop, size = KvHop(pool, streams), LAYOUT.block_nbytes
     arrived = np.random.default_rng(3).integers(0, 256, (7, size), dtype=np.uint8)

@@ -31,10 +31,7 @@ images = st.lists(st.tuples(st.integers(1, 9), sides, sides), max_size=4)
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_equal_to_get_rope_index(
-    family: str,
-    model_dir: Callable[[str], Path],
-    images: list[tuple[int, int, int]],
-    tail: int,
+    family: str, model_dir: Callable[[str], Path], images: list[tuple[int, int, int]], tail: int
 ) -> None:
     """Images of (text before, height, width in rows), at least one text token between them."""
     layouts: list[MediaLayout] = []

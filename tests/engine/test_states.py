@@ -98,10 +98,7 @@ def test_spans_equal_the_recurrence() -> None:
         rest, after = (
             torch_delta.chunk(tokens.at(slice(cut, count)), after)
             if cut < count
-            else (
-                said[:0],
-                after,
-            )
+            else (said[:0], after)
         )
         torch.testing.assert_close(torch.cat([said, rest]), torch.stack(each), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(after, state[0], atol=1e-5, rtol=1e-4)

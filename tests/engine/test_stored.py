@@ -101,10 +101,7 @@ def packed(
 
 @pytest.mark.parametrize("kind", WAYS)
 def test_four_bits_are_what_they_mean(
-    kind: str,
-    model_dir: Callable[[str], Path],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    kind: str, model_dir: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory, meanings = packed(kind, model_dir("qwen3_vl"), tmp_path / "m")
     plain = parameters(model_dir("qwen3_vl"))

@@ -138,9 +138,7 @@ async def test_rows_are_the_towers_own(
 
 
 async def test_runs_are_captured_in_their_slices(
-    driver: Callable[[str], Driver],
-    captured: Callable[[str], Any],
-    monkeypatch: pytest.MonkeyPatch,
+    driver: Callable[[str], Driver], captured: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph for each slice, and each is cut off by one call of those that wait."""
     serving = driver("qwen3_vl")

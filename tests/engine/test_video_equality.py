@@ -120,9 +120,7 @@ def request_frames(request: Request) -> int:
     return sum(layout.grid_thw[0] for layout in request.layouts)
 
 
-async def test_rows_of_a_frame_do_not_depend_on_the_others(
-    driver: Callable[[str], Driver],
-) -> None:
+async def test_rows_of_a_frame_do_not_depend_on_the_others(driver: Callable[[str], Driver]) -> None:
     """The tower attends within a frame of the grid, as transformers does."""
     serving = driver("qwen2_5_vl")
     whole = await prepared(serving, "a", Case().frames(1, 6, 64, 48).text("?"))

@@ -182,11 +182,7 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", _qwen3_vl()),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe()),
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", _qwen3_5()),
-    "qwen3_5_moe": (
-        "Qwen3_5MoeConfig",
-        "Qwen3_5MoeForConditionalGeneration",
-        _qwen3_5_moe(),
-    ),
+    "qwen3_5_moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration", _qwen3_5_moe()),
     "llava_onevision": (
         "LlavaOnevisionConfig",
         "LlavaOnevisionForConditionalGeneration",

@@ -53,12 +53,7 @@ class Case:
         return self
 
     def film(
-        self,
-        seed: int,
-        *shape: int,
-        rate: int = 8,
-        container: str = "mp4",
-        **sampling: Any,
+        self, seed: int, *shape: int, rate: int = 8, container: str = "mp4", **sampling: Any
     ) -> Case:
         """`shape`: number of frames, width, height; `sampling`: fields of the part."""
         data = film(seed, *shape, rate=rate, container=container)

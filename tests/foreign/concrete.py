@@ -141,10 +141,7 @@ def _child(values: Values) -> child.Child:
 
 
 def _of_child(machine: Any) -> Values:
-    return {
-        "unanswered": machine.num_unanswered,
-        "was_short": bool(machine.num_short_lives),
-    }
+    return {"unanswered": machine.num_unanswered, "was_short": bool(machine.num_short_lives)}
 
 
 def _fan_out(values: Values) -> fan_out.FanOut:

@@ -10,7 +10,7 @@ IN_THE_KEY_BEFORE = "what stands before a block is in the key of the block befor
 SENT_ALREADY = "a second flush, in the loop's next turn, finds nothing to send"
 REASONS: dict[str, dict[str, str]] = {
     "epd/fsm/outgoing.py": {
-        "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins",
+        "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins"
     },
     "epd/scheduling/batching.py": {
         "Bounds: 0 in min_partial_tokens: int = 0 -> 1": "nothing due is nothing to compute",
@@ -30,11 +30,11 @@ REASONS: dict[str, dict[str, str]] = {
     "epd/scheduling/snapshots.py": {
         "Snapshots.take: taken is None and found -> taken is None": (
             "without anything found the same is asked once more"
-        ),
+        )
     },
     "epd/roles/compose.py": {
         "Instance._info: self.prefill is not None and language is not None ->"
-        " self.prefill is not None": "who prefills has a language model",
+        " self.prefill is not None": "who prefills has a language model"
     },
     "epd/scheduling/placement.py": {
         "place: prefills[0] -> prefills[-1]": "there is one",
@@ -48,7 +48,7 @@ REASONS: dict[str, dict[str, str]] = {
         "PrefixKeys._key: start < item.end -> start <= item.end": IN_THE_KEY_BEFORE,
     },
     "epd/scheduling/speculation.py": {
-        "PromptLookup._copy: 1 in self._shortest - 1 -> 2": "of a shorter suffix nothing is noted",
+        "PromptLookup._copy: 1 in self._shortest - 1 -> 2": "of a shorter suffix nothing is noted"
     },
     "epd/scheduling/step_cost.py": {
         ": 1 in 1 << 60 -> 2": "either is beyond every budget",

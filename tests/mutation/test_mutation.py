@@ -40,10 +40,7 @@ NOT_SEEN = {  # by the sample's tests, which know nothing of it
 }
 NOT_REACHED = {"Ledger.never_called: self._size = 0 -> pass"}
 NOT_REACHED |= {"Ledger.never_called: 0 in self._size = 0 -> 1"}
-WITHOUT_END = {
-    "Ledger.wait: count += 1 -> pass",
-    "Ledger.wait: count += 1 -> count -= 1",
-}
+WITHOUT_END = {"Ledger.wait: count += 1 -> pass", "Ledger.wait: count += 1 -> count -= 1"}
 NOT_IMPORTED = {"Filled: True in by_time = True -> False"}
 
 
@@ -98,10 +95,7 @@ SLIPS = {
     "only_the_first": ("for x in y:\n    f(x)", ["for x in y: ... break"]),
     "drop_finally": ("try:\n    a()\nfinally:\n    b()", ["finally: pass"]),
     "do_not_handle": ("try:\n    a()\nexcept E:\n    b()", ["except E: raise"]),
-    "negate_condition": (
-        "if not a:\n    b()\nreturn [x for x in y if x]",
-        ["a", "not x"],
-    ),
+    "negate_condition": ("if not a:\n    b()\nreturn [x for x in y if x]", ["a", "not x"]),
     "move_bound": ("while a < b:\n    c()", ["a <= b"]),
     "negate_part": ("return a is None and b", ["a is not None"]),
     "swap_and_or": ("return a or b", ["a and b"]),

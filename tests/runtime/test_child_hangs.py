@@ -11,14 +11,7 @@ from unittest import mock
 import pytest
 
 from epd.config import Timing
-from epd.fsm.child import (
-    TABLE,
-    AskDue,
-    DeclaredLost,
-    Do,
-    S,
-    StartDue,
-)
+from epd.fsm.child import TABLE, AskDue, DeclaredLost, Do, S, StartDue
 from epd.fsm.kernel import Event
 from epd.runtime import supervisor
 from epd.runtime.child import ChildSpec

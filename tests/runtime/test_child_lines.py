@@ -8,10 +8,7 @@ from unittest import mock
 
 import pytest
 
-from epd.fsm.child import (
-    S,
-    StartDue,
-)
+from epd.fsm.child import S, StartDue
 from epd.runtime import lines, supervisor
 from tests.patience import PATIENCE_S
 from tests.runtime.stage import SHORT_S, Stage, pauses

@@ -378,10 +378,7 @@ def test_a_step_is_planned_in_under_a_millisecond_whatever_has_finished() -> Non
 
 
 @given(
-    st.lists(st.integers(1, 100), max_size=30),
-    st.integers(1, 120),
-    st.integers(1, 4),
-    st.randoms(),
+    st.lists(st.integers(1, 100), max_size=30), st.integers(1, 120), st.integers(1, 4), st.randoms()
 )
 def test_vision_batches_keep_order_and_budget(
     patches: list[int], budget: int, num_ranks: int, random: Random

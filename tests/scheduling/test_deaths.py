@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from epd.records import HandsList, SamplingParams
 from epd.roles.gateway.suspects import content_of
-from epd.scheduling.deaths import (
-    MAX_DEATHS,
-    MAX_INPUTS,
-    REMEMBERED_S,
-    Deaths,
-    Life,
-)
+from epd.scheduling.deaths import MAX_DEATHS, MAX_INPUTS, REMEMBERED_S, Deaths, Life
 
 E0, E0_AGAIN, E1, E2 = ("e0", 1), ("e0", 2), ("e1", 1), ("e2", 1)
 

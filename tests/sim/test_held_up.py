@@ -29,13 +29,7 @@ def asks() -> list[Ask]:
     """Twenty a second, of 80 steps each: about seven are open at a time."""
     count = int(PER_S * (UNTIL_S - 1.0))
     return [
-        Ask(
-            n,
-            1.0 + n / PER_S,
-            text(20, n),
-            max_tokens=80,
-            stops_at_eos=False,
-        )
+        Ask(n, 1.0 + n / PER_S, text(20, n), max_tokens=80, stops_at_eos=False)
         for n in range(count)
     ]
 

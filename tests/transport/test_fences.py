@@ -20,12 +20,7 @@ from epd.transport.backend import BackendSettings
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
 from epd.transport.files.backend import FileTransferEngine
 from epd.transport.files.whole_file import write_whole
-from epd.transport.host import (
-    has_half_closed_arrivals,
-    is_process_dead,
-    this_boot_id,
-    this_host_id,
-)
+from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_boot_id, this_host_id
 from epd.transport.mooncake import backend as mooncake
 from epd.transport.mooncake.backend import MooncakeTransferEngine
 from epd.transport.mooncake.library import End, missing

@@ -13,13 +13,7 @@ import pytest
 
 from epd.messages import Address
 from epd.transport.backend import BackendSettings
-from epd.transport.base import (
-    TransportError,
-    WriteFailed,
-    WriteOutcome,
-    WriteUnknown,
-    Written,
-)
+from epd.transport.base import TransportError, WriteFailed, WriteOutcome, WriteUnknown, Written
 from epd.transport.linked import links
 from epd.transport.linked.frames import Challenge, Hello, WriteFrame, decode
 from epd.transport.linked.wire import LENGTH, MAX_FRAME_NBYTES, Wire

@@ -170,11 +170,7 @@ async def test_contract(check: Check, world: World) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "check",
-    [sixty_four_mib, half_a_gibibyte],
-    ids=name_of,
-)
+@pytest.mark.parametrize("check", [sixty_four_mib, half_a_gibibyte], ids=name_of)
 async def test_contract_with_big_buffers(
     check: Check, world: World, request: pytest.FixtureRequest
 ) -> None:
