@@ -34,36 +34,15 @@ def check_one_sentence(status: int, text: str, wanted: int, *words: str) -> None
     assert "Traceback" not in text and "internal error" not in text, text
 
 
-MISTAKES = [
+MISTAKES = [  # one of each kind; tests/cli has them all within a process
     (["run", "--topology", "1e1p1d", "--frobnicate"], 2, ["--frobnicate"]),
-    (["run", "--topology", "1e1p1d", "--modle", "x"], 2, ["--modle", "--model"]),
-    (["run", "--topology", "1e1x1d"], 2, ["1e1x1d", "x"]),
-    (["run", "--topology", "1e1p"], 2, ["decode"]),
-    (["run", "--role", "cook"], 2, ["cook", "prefill"]),
-    (["run"], 2, ["--role", "--topology"]),
-    (["run", "--topology", "1epd", "--set", "timing.lost_after=5"], 2, ["lost_after_s"]),
-    (["run", "--topology", "1epd", "--set", "timing.lost_after_s=soon"], 2, ["lost_after_s"]),
-    (["run", "--topology", "1epd", "--config", "/no/such.toml"], 2, ["/no/such.toml"]),
     (["run", "--topology", "1epd", "--model", "/no/such/model"], 1, ["/no/such/model"]),
     (["run", "--topology", "1epd", "--device", "cuda"], 2, ["cpu"]),
-    (["run", "--role", "all", "--device", "cuda:0"], 2, ["cpu"]),
-    (["ask", "hello", "--image", "/no/such.png"], 1, ["/no/such.png"]),
     (["ask", "hello", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1:9"]),
-    (["sing"], 2, ["sing"]),
 ]
 
 
-# One of each kind; tests/cli has them all within a process.
-KINDS = ("--frobnicate", "/no/such/model", "cuda", "http://127.0.0.1:9")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted", "words"),
-    [
-        pytest.param(*m, id=" ".join(m[0])[-40:], marks=() if m[0][-1] in KINDS else LONG)
-        for m in MISTAKES
-    ],
-)
+@pytest.mark.parametrize(("arguments", "wanted", "words"), MISTAKES)
 def test_a_mistake_is_one_sentence(arguments: list[str], wanted: int, words: list[str]) -> None:
     if arguments[0] == "run":
         arguments = [*arguments, "--port", "0"]
@@ -130,4 +109,4 @@ def test_full_shared_memory() -> None:
     free = psutil.disk_usage("/dev/shm").free
     setting = f"prefill.pool_nbytes={free + (1 << 30)}"
     status, text = run("run", "--role", "prefill", "--port", "0", "--set", setting)
-    check_one_sentence(status, text, 1, "/dev/shm", "pool_nbytes", "MiB")
+    check_one_sentence(status, text, 2, "/dev/shm", "pool_nbytes", "MiB")
