@@ -7,7 +7,6 @@ from __future__ import annotations
 
 ITS_OWN_PLACE = "the first slot behind the whole blocks is at the same place either way"
 IN_THE_KEY_BEFORE = "what stands before a block is in the key of the block before it already"
-SENT_ALREADY = "a second flush, in the loop's next turn, finds nothing to send"
 REASONS: dict[str, dict[str, str]] = {
     "epd/fsm/outgoing.py": {
         "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins"
@@ -51,7 +50,6 @@ REASONS: dict[str, dict[str, str]] = {
         "PromptLookup._copy: 1 in self._shortest - 1 -> 2": "of a shorter suffix nothing is noted"
     },
     "epd/scheduling/step_cost.py": {
-        ": 1 in 1 << 60 -> 2": "either is beyond every budget",
         "Measured.observe: num_seen > MIN_SEEN -> num_seen >= MIN_SEEN": (
             "a sum of powers of KEPT is no whole number"
         ),
@@ -59,36 +57,15 @@ REASONS: dict[str, dict[str, str]] = {
             "a sum of powers of KEPT is no whole number"
         ),
         "StepCost.__init__: 0 -> 1": "prompts have more at least",
-        "Measured.observe: zip(self._sums, seen, strict=True) -> zip(self._sums, seen)": (
-            "there are five of either"
-        ),
-        "Measured.observe: True in strict=True -> False": "there are five of either",
         "Measured.observe: 0.0 < STALL * elapsed_s < min(usual_s) -> "
         "0.0 < STALL * elapsed_s <= min(usual_s)": "a bound that is hit by chance",
         "Line.fitted: spread > n * n * MIN_VARIANCE -> spread >= n * n * MIN_VARIANCE": (
             "a bound that is hit by chance"
         ),
     },
-    "epd/roles/gateway/dispatch.py": {
-        f"Dispatcher.{where}: zip({what}, strict=True) -> zip({what})": (
-            "a placement has an encoder for each image"
-        )
-        for where, what in (
-            ("_send_encodes", "machine.prompt.items, placement.encoders"),
-            ("transfer_params", "machine.prompt.items, placement.encoders"),
-            ("_book", "machine.prompt.items, placement.encoders"),
-        )
-    },
     "epd/roles/gateway/role.py": {
         "GatewayRole.on_encode_accepted: 2 in room.rsplit('/', 2) -> 3": "no id has a slash in it",
         "GatewayRole.admit: self._serial += 1 -> self._serial -= 1": "any new number serves",
-    },
-    "epd/roles/steps/requests.py": {
-        "Requests._publish: self.caching and num_full > first -> self.caching": (
-            "no block is new: it only spares the asking for keys, once a token"
-        ),
-        "Requests.settle: self._settling = True -> pass": SENT_ALREADY,
-        "Requests.settle: True in self._settling = True -> False": SENT_ALREADY,
     },
 }
 EQUIVALENT = {

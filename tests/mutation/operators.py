@@ -235,7 +235,8 @@ def off_by_one(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
 
 @operator_anywhere
 def other_truth(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+    is_assertion = isinstance(parent, ast.keyword) and parent.arg == "strict"
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool) and not is_assertion:
         yield Change(ast.Constant(not node.value), *_in(parent, node, not node.value))
 
 
@@ -294,7 +295,8 @@ def drop_argument(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Leave a named argument to its default."""
     if isinstance(node, ast.Call):
         for keyword in node.keywords:
-            if keyword.arg not in {None, "note"}:  # a row's note is for readers
+            # a row's note is for readers; what `strict` says is asserted, and true
+            if keyword.arg not in {None, "note", "strict"}:
                 rest = [other for other in node.keywords if other is not keyword]
                 yield altered(node, keywords=rest)
 
