@@ -60,7 +60,7 @@ def test_with_a_stderr_that_takes_nothing_all_is_mended_and_ends(
 ) -> None:
     """kill -9 of a worker and of the gateway; then a worker stands still when the supervisor is
     killed, and the next run names it, ends it, and serves in its place."""
-    with stderr() as (fd, spoil), discarding(Server("1epd", stderr=fd, program=COLD)) as server:
+    with stderr() as (fd, spoil), discarding(Server("1epd", stderr=fd)) as server:
         server.wait_ready()
         spoil()
         before = server.instances()["epd0"]
