@@ -21,7 +21,7 @@ from epd_lab.sim.workload import Ask
 from tests.sim.test_isolation import EXACT, ROOMY, play, text
 
 PER_S = 20
-HUNG_AT_S, HUNG_FOR_S, AFTER_S, UNTIL_S = 2.0, 1.3, 6.0, 12.0
+HUNG_AT_S, HUNG_FOR_S, AFTER_S, UNTIL_S = 2.0, 1.3, 6.0, 9.0
 SETTINGS = replace(ROOMY, costs=replace(EXACT, step_base_s=0.004))
 
 
