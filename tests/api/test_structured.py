@@ -108,7 +108,7 @@ def test_refused(present: dict[str, Any], param: str) -> None:
             {"properties": {"a": {"items": {"type": "strin"}}}},
             "guided_json.properties.a.items", "strin",
         ),
-        ({"properties": {"a": {"not": {"const": 1}}}}, "guided_json.properties.a", "not"),
+        ({"properties": {"a": {"not": {"const": [1]}}}}, "guided_json.properties.a", "not"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"pattern": "("}}},
          "guided_json.properties.a", "group"),
         ({"anyOf": [{"type": "string"}, {"minLength": "two", "type": "string"}]},

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from epd.api.http import fields
 from epd.api.http.errors import ApiError, bad_request
-from epd.api.schema.rewrite import MANY, exact
+from epd.api.schema.complement import MANY
+from epd.api.schema.rewrite import exact
 from epd.frontend import JsonObject
 from epd.model_files.finite import SPACING
 

@@ -41,8 +41,6 @@ class Ends:
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference in self._open:
             return False
-        if schema.get("not") == {} or schema.get("not") is True:
-            return False
         all_of, several = schema.get("allOf"), (schema.get("anyOf"), schema.get("oneOf"))
         if isinstance(all_of, list) and not all(map(self, all_of)):
             return False

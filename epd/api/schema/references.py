@@ -7,6 +7,7 @@ another document its schema stands deeper, so the way there is put in front of e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import unquote
 
 from epd.frontend import JsonObject
 
@@ -32,3 +33,15 @@ def _moved(keyword: str, value: object, to: str) -> object:
             return {name: _moved("", one, to) for name, one in value.items()}
         return {key: _moved(key, one, to) for key, one in value.items()}
     return value
+
+
+def target(root: object, reference: str) -> object | None:
+    """What a local reference refers to; None: nothing."""
+    found = root if reference.startswith("#") else None
+    for name in unquote(reference[1:]).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found

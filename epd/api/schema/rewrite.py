@@ -9,11 +9,12 @@ under the old one.  What cannot be kept exactly is refused.
   (`_is_kept`), not as a neighbour.  Bounds move inwards.  Multiples have one: past the digits that
   a number may have (`engine.finite`) nothing could make it a multiple; and there are few remainders
   (`_check_multiples`), of which a mask may have to search all.
-- Spaces of a pattern are those that are spaces to ECMA 262 and to Rust.
+- Patterns are those of ECMA 262 (`patterns`).
 - `date`, `time` and `date-time` admit what a calendar and a clock have; names of hosts and mail
   have their lengths.
-- `oneOf` whose branches exclude each other is `anyOf`, which needs no negation.
-- What no finite value satisfies is `false`, as is `not` of anything; `propertyNames` are patterns.
+- `not`, `if`, `oneOf`, dependencies and the like are said by complements (`complement`),
+  counts and names of members by members (`members`, `names`).
+- What no finite value satisfies is `false`.
 - An object that lists `properties` and is silent about others has no others, as in OpenAI's strict
   mode and in xgrammar.  The standard's own reading admits any (`closes=False`).
 """
@@ -21,15 +22,16 @@ under the old one.  What cannot be kept exactly is refused.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import TypeGuard
 
-from epd.api.schema.branches import exclude, required
+from epd.api.schema.branches import required
+from epd.api.schema.complement import MANY, ONE, Positive, is_number
 from epd.api.schema.ends import Ends
+from epd.api.schema.members import JOINED, count_members, may_close, speaks_with_others
 from epd.api.schema.names import name_members
+from epd.api.schema.patterns import as_rust
 from epd.api.schema.references import NAMED
 from epd.frontend import JsonObject
 
@@ -42,14 +44,6 @@ _COUNTS = frozenset(
     "maxContains maxItems maxLength maxProperties minContains minItems minLength "
     "minProperties".split()
 )
-MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
-_ONE = (
-    *("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),
-    *("then", "unevaluatedItems", "unevaluatedProperties"),
-)
-_JOINED = ("allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$ref")
-_ABOUT_MEMBERS = frozenset((*_JOINED, "additionalProperties", "patternProperties", "properties"))
-_ABOUT_OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 MAX_INTEGER = 2**63 - 1024  # the largest float below 2^63
 MAX_EXACT = 2**53  # every integer up to here is a float
@@ -67,10 +61,6 @@ _DAY = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
-_SPACES = (
-    r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"  # ECMA 262
-)
-_CLASSES = {r"\s": f"[{_SPACES}]", r"\S": rf"[^{_SPACES}\x{{85}}\x{{feff}}]"}
 _MAIL = r"^[^@]{1,64}@[^.]{1,63}(?:\.[^.]{1,63})*$"  # RFC 5321
 _MOST_CHARS = {"email": 254, "hostname": 253}
 _CALENDAR = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$"}
@@ -102,6 +92,7 @@ class _Place:
 
 def exact(schema: object, *, closes: bool = True) -> object:
     """The schema that is compiled.  Raises NotExact, RecursionError."""
+    schema = Positive(schema)(schema)
     joined: set[str] = set()  # references to objects of which others speak, too
     narrows, known = True, -1
     while known < len(joined):  # what such an object refers to is one, too
@@ -146,17 +137,17 @@ def _children(
             for name, one in value.items():
                 yield place.below(key, name, is_joined=joins), one
         elif key in MANY and isinstance(value, list):
-            joins = key != "prefixItems" and (inside or (key == "allOf" and len(value) > 1))
-            narrows = key != "oneOf" or exclude(value)
+            joins = key in JOINED and (inside or (key == "allOf" and len(value) > 1))
+            narrows = key != "oneOf"
             for n, one in enumerate(value):
                 yield place.below(key, str(n), is_joined=joins, narrows=narrows), one
-        elif key in _ONE:
+        elif key in ONE:
             narrows = key not in ("not", "if", "contains")
-            yield place.below(key, is_joined=inside and key in _JOINED, narrows=narrows), value
+            yield place.below(key, is_joined=inside and key in JOINED, narrows=narrows), value
 
 
 def _is_inside(schema: JsonObject, place: _Place, joined: set[str]) -> bool:
-    return place.is_joined or place.reference in joined or _speaks_with_others(schema)
+    return place.is_joined or place.reference in joined or speaks_with_others(schema)
 
 
 def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, ends: Ends) -> object:
@@ -183,16 +174,13 @@ def _rewritten(schema: object, place: _Place, joined: set[str], closes: bool, en
             named[key][there.names[-1]] = new
         else:
             found[key] = new
-    if found.get("not") is False:
-        del found["not"]
     if not _is_inside(schema, place, joined):
         name_members(found)
     _bound(found, place)
     _follow_formats(found, place)
-    if "anyOf" not in schema and exclude(schema.get("oneOf")):
-        found["anyOf"] = found.pop("oneOf")
-    if closes and place.narrows and not _is_inside(schema, place, joined) and _may_close(found):
+    if closes and place.narrows and not _is_inside(schema, place, joined) and may_close(found):
         found["additionalProperties"] = False
+    count_members(found)
     _check_fewest(found, place)
     return found
 
@@ -203,7 +191,7 @@ def _keyword(key: str, value: object, place: _Place) -> object:
     if key in ("const", "enum"):
         _check_literal(value, f"{place}.{key}".removeprefix("."))
     if key == "pattern" and isinstance(value, str) and place.narrows:
-        return re.sub(r"\\.", lambda found: _CLASSES.get(found[0], found[0]), value)
+        return as_rust(value)
     return value
 
 
@@ -212,12 +200,8 @@ def _check_literal(value: object, place: str) -> None:
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             _check_literal(one, place)
-    elif _is_number(value) and not _is_kept(value):
+    elif is_number(value) and not _is_kept(value):
         raise NotExact(f"{place}: {value} cannot be written exactly; send it as a string")
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_kept(number: float) -> bool:
@@ -242,7 +226,7 @@ def _bound(schema: JsonObject, place: _Place) -> None:
         ("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1),
     ):  # fmt: skip
         bound = schema.get(key)
-        if _is_number(bound):
+        if is_number(bound):
             move = _whole_inwards if is_whole else _inwards
             moved = move(bound, sign)
             if is_whole and moved == bound and key.startswith("ex") and abs(bound) > MAX_EXACT:
@@ -255,17 +239,21 @@ def _bound(schema: JsonObject, place: _Place) -> None:
         for key, other, far in (
             ("minimum", "exclusiveMinimum", -MAX_EXACT), ("maximum", "exclusiveMaximum", MAX_EXACT),
         ):  # fmt: skip
-            if not _is_number(schema.get(key)) and not _is_number(schema.get(other)):
+            if not is_number(schema.get(key)) and not is_number(schema.get(other)):
                 schema[key] = far
     if not is_whole and place.narrows:
-        _keep_off_zero(schema, "exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1)
-        _keep_off_zero(schema, "exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1)
+        meets = not {*place.names}.isdisjoint((*JOINED, "$defs", "definitions")) or any(
+            map(schema.get, JOINED)
+        )
+        low, high = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
+        _keep_off_whole(schema, low, high, 1, meets=meets)
+        _keep_off_whole(schema, high, low, -1, meets=meets)
 
 
 def _check_multiples(schemas: list[JsonObject]) -> None:
     """A mask may search each remainder of what is read so far.  Raises NotExact for too many."""
     steps = (one.get("multipleOf") for one in schemas)
-    numbers = (step for step in steps if _is_number(step) and 0 < step < math.inf)
+    numbers = (step for step in steps if is_number(step) and 0 < step < math.inf)
     found = {Decimal(repr(step)).normalize() for step in numbers}
     places = [len(format(step, "f").partition(".")[2]) for step in found]
     if any(map(_has_several_parts, schemas)):  # multiples of each: of their least common one
@@ -281,7 +269,7 @@ def _has_several_parts(schema: JsonObject) -> bool:
     """Whether one number may have to be the multiple of two."""
     all_of = schema.get("allOf")
     branches = len(all_of) - 1 if isinstance(all_of, list) else 0
-    return branches + sum(key in schema for key in ("multipleOf", *_JOINED)) > 1
+    return branches + sum(key in schema for key in ("multipleOf", *JOINED)) > 1
 
 
 def _whole_inwards(bound: float, sign: int) -> int | float | None:
@@ -315,15 +303,27 @@ def _rounded(bound: float, sign: int) -> float | None:
     return None
 
 
-def _keep_off_zero(
-    schema: JsonObject, excluding: str, including: str, others: tuple[str, ...], sign: int
+def _keep_off_whole(
+    schema: JsonObject, keys: tuple[str, str], others: tuple[str, str], sign: int, *, meets: bool
 ) -> None:
-    """llguidance 1.x admits 0 between an exclusive 0 and a bound below 1."""
-    far = [abs(bound) for key in others if _is_number(bound := schema.get(key))]
-    zero = schema.get(excluding)
-    if _is_number(zero) and not zero and far and min(far) < 1 and including not in schema:
-        del schema[excluding]
-        schema[including] = sign * min(1e-9, min(far) / 1000 or 1e-9)
+    """llguidance 1.x admits a whole bound that is excluded, beside a bound less than 1 away.
+
+    `meets`: other parts may have bounds, too.
+    """
+    excluding, including = keys
+    whole = schema.get(excluding)
+    if not is_number(whole) or whole % 1:
+        return
+    gap = min(
+        (sign * (far - whole) for key in others if is_number(far := schema.get(key))), default=1
+    )
+    if gap >= 1 and not meets:
+        return
+    least = 10.0 ** (Decimal(whole).adjusted() - MAX_DIGITS + 2) if whole else 0
+    moved = _inwards(whole + sign * max(least, min(1e-9, gap / 1000 or 1e-9)), sign)
+    del schema[excluding]
+    given = schema.get(including)
+    schema[including] = sign * max(sign * one for one in (moved, given) if is_number(one))
 
 
 # --- formats --------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def _follow_formats(schema: JsonObject, place: _Place) -> None:
         del schema["format"]
     if isinstance(form, str) and form in _MOST_CHARS and place.narrows:
         given = schema.get("maxLength", _MOST_CHARS[form])
-        schema["maxLength"] = min(given, _MOST_CHARS[form]) if _is_number(given) else given
+        schema["maxLength"] = min(given, _MOST_CHARS[form]) if is_number(given) else given
         if form == "email" and schema.setdefault("pattern", _MAIL) != _MAIL:
             several = schema.setdefault("allOf", [])
             if isinstance(several, list):
@@ -351,16 +351,6 @@ def _follow_formats(schema: JsonObject, place: _Place) -> None:
 # --- objects --------------------------------------------------------------------------------------
 
 
-def _may_close(schema: JsonObject) -> bool:
-    """Whether it lists its members, and can be without others."""
-    properties = schema.get("properties")
-    if not isinstance(properties, dict) or any(key in schema for key in _ABOUT_OTHERS):
-        return False
-    fewest = schema.get("minProperties", 0)
-    has_all = all(name in properties for name in required(schema))
-    return has_all and isinstance(fewest, int) and fewest <= len(properties)
-
-
 def _check_fewest(schema: JsonObject, place: _Place) -> None:
     """A name that is free may come twice, and is one member to a reader.  Raises NotExact."""
     fewest = schema.get("minProperties")
@@ -368,25 +358,3 @@ def _check_fewest(schema: JsonObject, place: _Place) -> None:
     if has_free and isinstance(fewest, int) and fewest > len({*required(schema)}) + 1:
         at = f"{place}.minProperties".removeprefix(".")
         raise NotExact(f"{at}: {fewest} different names cannot be kept; list them in required")
-
-
-def _speaks_with_others(schema: JsonObject) -> bool:
-    """Whether it and a part of it, or several parts, list members of one object."""
-    parts = [one for key in _JOINED if key in schema for one in _parts(key, schema[key])]
-    speaking = any(isinstance(one, str) or _is_about_members(one) for one in parts)
-    lists = "properties" in schema or "patternProperties" in schema
-    all_of = schema.get("allOf")
-    has_several = isinstance(all_of, list) and len(all_of) > 1
-    several = has_several or sum(key in schema for key in _JOINED) > 1
-    return speaking and (lists or several)
-
-
-def _is_about_members(schema: object) -> bool:
-    return isinstance(schema, dict) and not _ABOUT_MEMBERS.isdisjoint(schema)
-
-
-def _parts(key: str, value: object) -> Iterator[object]:
-    """Schemas, and texts of references."""
-    if isinstance(value, dict) and key == "dependentSchemas":
-        value = list(value.values())
-    yield from value if isinstance(value, list) else (value,)
