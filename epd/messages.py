@@ -20,6 +20,9 @@ Identifiers
                `request_id/attempt/item.n` where an image is encoded once more.
 `mm_hash`      64 hex digits: H(tenant scope, content, processor config, model revision).
 `instance_id`  a name; with `epoch` (set anew by each start of the process) it is an address.
+`PROTOCOL_VERSION` rises with each release in which a message or a record has another form than in
+the last one: a process of another version is refused by name, not by frames that do not decode.
+
 All deadlines are absolute, in seconds of the gateway's time: its wall clock's when it started, and
 steady since.  It tells its time with each `Welcome` and `HeartbeatAck`, so no clock of an instance
 needs to be right, and setting one moves no deadline.
@@ -69,7 +72,7 @@ from epd.room_messages import (
 )
 from epd.wire import Message, Record
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 Interval = Annotated[float, Meta(gt=0, le=3600)]
 
 

@@ -178,7 +178,8 @@ class ApiServer:
 
     def _route(self, exchange: Exchange) -> Handler:
         methods = self._routes.get(exchange.path)
-        if methods is None and exchange.path.startswith("/v1/models/"):
+        below, _, name = exchange.path.partition("/v1/models/")
+        if methods is None and name and not below:
             methods = {"GET": self._one_model}
         if methods is None:
             known = ", ".join(sorted(self._routes))

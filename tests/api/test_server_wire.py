@@ -196,8 +196,9 @@ async def test_a_connection_serves_many_requests():
 
 async def test_unknown_paths_are_404():
     async with serving() as (server, _, _):
-        error = await refused(server, request(method="GET", path="/v2/things"), 404)
-        assert "/v2/things" in error["message"] and CHAT in error["message"]
+        for path in ("/v2/things", "/v1/models/"):
+            error = await refused(server, request(method="GET", path=path), 404)
+            assert f"no such path {path};" in error["message"] and CHAT in error["message"]
 
 
 @pytest.mark.parametrize(

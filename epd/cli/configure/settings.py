@@ -239,6 +239,12 @@ def _check_together(settings: Settings) -> None:
             f"they are {timing.heartbeat_interval_s:g}, {timing.suspect_after_s:g} and "
             f"{timing.lost_after_s:g} s"
         )
+    if timing.group_step_timeout_s >= timing.stall_timeout_s:
+        raise ConfigError(
+            f"timing.group_step_timeout_s ({timing.group_step_timeout_s:g} s) must be less than "
+            f"stall_timeout_s ({timing.stall_timeout_s:g} s), or streams are given up before their "
+            "group starts anew; change one of them"
+        )
 
 
 def _parsed(text: str) -> Any:
