@@ -202,10 +202,10 @@ def _other_values(values: list[object]) -> object | None:
 
 
 def _between(numbers: list[float]) -> Iterator[JsonObject]:
-    above = [{"exclusiveMinimum": number} for number in numbers]
-    below = [{"exclusiveMaximum": number} for number in numbers]
+    above: list[JsonObject] = [{"exclusiveMinimum": number} for number in numbers]
+    below: list[JsonObject] = [{"exclusiveMaximum": number} for number in numbers]
     for bounds in zip([{}, *above], [*below, {}], strict=True):
-        yield {"type": "number"} | bounds[0] | bounds[1]
+        yield {"type": "number", **bounds[0], **bounds[1]}
 
 
 def _beyond(kind: str, bound: str, step: int, value: object) -> object | None:
