@@ -157,12 +157,12 @@ class Instance:
 
     def _add_finder(self, gateway: Address) -> None:
         """Rows that encoders have put into a shared storage are found here without them."""
-        from epd.roles.encode.finder import NoTower, StorageWatch
-
         actor, config, embeddings = self.actor, self.config, self.embeddings
         storage = actor.ports.storage
         if self.encode is not None or embeddings is None or storage is None:
             return
+        from epd.roles.encode.finder import NoTower, StorageWatch
+
         events = CachePublisher(actor, gateway)
         tower = NoTower(embeddings.contract)
         self.encode = EncodeRole(

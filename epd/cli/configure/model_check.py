@@ -25,10 +25,10 @@ def bundled_model() -> Path:
 
 def served_name(model_dir: str) -> str:
     """In the API, if nothing else is asked for; empty: like the directory."""
-    from epd.cli.configure.hub import is_hub_name
-
     if not model_dir:
         return BUNDLED_NAME
+    from epd.cli.configure.hub import is_hub_name
+
     return model_dir if is_hub_name(model_dir) else ""
 
 
@@ -58,10 +58,12 @@ def check_model(
 
     Raises ModelError: one sentence with the file and the remedy.
     """
-    from epd.cli.configure.hub import find_model
-
     needs_weights = bool(roles) and weights
-    directory = find_model(model_dir, weights=needs_weights) if model_dir else bundled_model()
+    directory = bundled_model()
+    if model_dir:
+        from epd.cli.configure.hub import find_model
+
+        directory = find_model(model_dir, weights=needs_weights)
     checkpoint = read_checkpoint(directory, weights=needs_weights)
     family = family_of(directory, checkpoint.config)
     if "encode" in roles and len(roles) == 1 and not family.vision:

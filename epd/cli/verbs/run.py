@@ -111,7 +111,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """What to start; everything that can be refused without starting is refused here."""
     from epd.cli.parser import UsageError
     from epd.cli.start.plan import plan_role, plan_topology
-    from epd.transport.bus.curve import ClusterKey
 
     if bool(args.role) == bool(args.topology):
         raise UsageError("say what to start: either --role or --topology (epd run --help)")
@@ -120,6 +119,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
         raise UsageError("--id names one process: it goes with --role, not with --topology")
     placing, log = options.placing_of(args), options.log_of(args)
     if settings.cluster_key:
+        from epd.transport.bus.curve import ClusterKey
+
         ClusterKey.load(settings.cluster_key)
     if args.topology:
         return plan_topology(args.topology, settings, placing, log)

@@ -79,8 +79,6 @@ class TorchLanguageEngine:
         kv_leaving_nbytes: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
-        from epd.engine.language.kv_hop import KvHop
-
         self.model = model
         self.forward = forward
         self.kv_layout = forward.pool.layout
@@ -90,6 +88,8 @@ class TorchLanguageEngine:
         self.kv_in_place = executor.streams is None
         self._hop: KvHop | None = None
         if executor.streams is not None:
+            from epd.engine.language.kv_hop import KvHop
+
             self._hop = KvHop(forward.pool, executor.streams, kv_leaving_nbytes)
         self.num_landing_blocks = self.num_blocks if self.kv_in_place else num_landing_blocks
         self._adapter = adapter

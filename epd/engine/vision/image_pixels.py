@@ -29,8 +29,6 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     """Compressed bytes to a decoded PIL image, upright.  Raises MediaError, for the client."""
     from PIL import ImageOps
 
-    from epd.media_files.avif_child import decode_avif
-
     try:
         image = open_image(data, DECODE_TIMEOUT_S)
     except MediaError as error:
@@ -39,6 +37,8 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     if width * height > max_pixels:
         raise MediaError(f"the image is {width} x {height} pixels; send at most {max_pixels}")
     if image.format == "AVIF":
+        from epd.media_files.avif_child import decode_avif
+
         info, image = image.info, decode_avif(data, width, height, DECODE_TIMEOUT_S)
         image.info = info  # how it is turned
     elif image.format == "WEBP":
