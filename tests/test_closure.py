@@ -22,7 +22,6 @@ from tests.test_imports import ROOT, module_name
 
 MAX_LINES = 47_700
 BEGINNINGS = (
-    "epd.cli.configure.connectors",
     "epd.cli.start.compose",
     "epd.cli.start.plan",
     "epd.cli.start.preflight",

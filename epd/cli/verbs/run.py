@@ -129,13 +129,13 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 def _settings(args: argparse.Namespace) -> Settings:
     """All settings, with what the connectors say; of `args`, these may set --id and --listen."""
-    from epd.cli.configure.connectors import apply, read_transfer_configs
-    from epd.cli.parser import UsageError
-
     settings = options.settings_of(args)
     connectors = (args.ec_transfer_config, args.kv_transfer_config)
     if connectors == (None, None):
         return settings
+    from epd.cli.configure.connectors import apply, read_transfer_configs
+    from epd.cli.parser import UsageError
+
     if bool(args.role) == bool(args.topology):
         raise UsageError(
             "what a connector means depends on the roles: add --role or --topology, as you would "
