@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DEADLINE_S = 300.0
-MAX_OPEN_REQUESTS = 200
+MAX_OPEN_REQUESTS = 60
 MAX_BODY_NBYTES = 8 << 20
 MAX_IMAGE_NBYTES = 1 << 20
 FETCH_TIMEOUT_S = 4.0

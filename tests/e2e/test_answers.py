@@ -17,6 +17,7 @@ import pytest
 import epd.tiny
 from tests.e2e.client import Body, image_part, in_session, png, post_all
 from tests.e2e.server import READY_S, Server, serving, wait_for
+from tests.e2e.shared import MAX_OPEN_REQUESTS
 from tests.e2e.streams import TOLD, WITHOUT_END, Streamed, stream
 from tests.engine.conftest import drawn_image
 from training.tasks import TASKS, Sample, exact_match, fresh_samples
@@ -46,7 +47,8 @@ async def answers(server: Server, asked: list[Sample]) -> list[str]:
         {"messages": sample.openai_messages(), "temperature": 0, "max_tokens": 128}
         for sample in asked
     ]
-    return [reply.text for reply in await post_all(server.base_url, bodies)]
+    at_once = (bodies[i : i + MAX_OPEN_REQUESTS] for i in range(0, len(bodies), MAX_OPEN_REQUESTS))
+    return [reply.text for some in at_once for reply in await post_all(server.base_url, some)]
 
 
 @pytest.mark.parametrize("per_task", [6, pytest.param(25, marks=pytest.mark.long)])

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from epd.cli.configure.model_check import BUNDLED_NAME
 from tests.e2e.server import Server
+from tests.e2e.shared import MAX_OPEN_REQUESTS
 from tests.hostile.deadly import CHAIN, DEEP, SLOW, TERMINALS
 from tests.receipt import RECEIPT, is_receipt
 
@@ -27,8 +28,7 @@ def settings(server: Server) -> dict[str, object]:
     return {"base_url": f"{server.base_url}/v1", "api_key": "none", "max_retries": 0}
 
 
-@pytest.mark.parametrize("num_answers", [60, pytest.param(200, marks=pytest.mark.long)])
-async def test_answers_follow_their_schema(server: Server, num_answers: int) -> None:
+async def test_answers_follow_their_schema(server: Server) -> None:
     """Each with a draw of its own: the first token is sampled by prefill, the others by decode."""
     wanted = {"type": "json_schema", "json_schema": {"name": "receipt", "schema": RECEIPT}}
 
@@ -45,9 +45,9 @@ async def test_answers_follow_their_schema(server: Server, num_answers: int) -> 
         return answer.choices[0].message.content
 
     async with AsyncOpenAI(**settings(server)) as client:
-        texts = await asyncio.gather(*(ask(client, seed) for seed in range(num_answers)))
+        texts = await asyncio.gather(*(ask(client, seed) for seed in range(MAX_OPEN_REQUESTS)))
     assert [text for text in texts if not is_receipt(text)] == []
-    assert len(set(texts)) > num_answers / 2
+    assert len(set(texts)) > MAX_OPEN_REQUESTS / 2
 
 
 def test_choice_and_regex_stream(server: Server) -> None:

@@ -27,13 +27,11 @@ ALLOWED = {  # measured over predicted, for every workload of one GPU
 }
 
 
+OTHERS = ("3x560", "mixed", "text", "1x1080p", "4x1080p")
+
+
 @pytest.mark.parametrize(
-    "workload",
-    [
-        "3x560",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("mixed", "text", "1x1080p", "4x1080p")),
-        "3x560-c1",
-    ],
+    "workload", ["3x560-c1", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)]
 )
 def test_one_gpu_is_predicted(workload: str) -> None:
     rows = run(Plan(read(BUNDLED), "1epd", named(workload), gpu_settings()))
