@@ -178,6 +178,7 @@ class InstanceFacts(TypedDict):
     instance: str
     epoch: int
     pid: int
+    num_ranks: int  # processes
     roles: list[str]
     state: str
     assigned: int

@@ -134,6 +134,7 @@ def lost(name: str) -> InstanceFacts:
         "instance": name,
         "epoch": 3,
         "pid": 41,
+        "num_ranks": 1,
         "roles": ["encode"],
         "state": "LOST",
         "assigned": 0,

@@ -181,6 +181,7 @@ def large(number: int) -> ClusterView:
     made.processes[5] = replace(
         made.processes[5], state="LOST", silent_s=12.3, reason="no heartbeat for 5.0 s"
     )
+    made.processes[7] = replace(made.processes[7], num_ranks=3)
     made.processes[-1].silent_peers = [made.processes[6].instance]
     return made
 

@@ -204,6 +204,9 @@ def test_every_shape_fits_its_window(browser: Browser, shape: str) -> None:
             lost = page.locator(".node.late").first
             expect(lost).to_contain_text("LOST, last heard 12 s ago: no heartbeat for 5.0 s")
             expect(page.locator(".node.late").last).to_contain_text("hears nothing of")
+            group = page.locator(".node", has_text=" 3 processes")
+            expect(group).to_have_count(1)
+            assert group.evaluate("(one) => one.firstElementChild.scrollWidth <= one.clientWidth")
 
 
 def test_red_is_what_is_late_and_not_what_is_old(browser: Browser) -> None:

@@ -88,7 +88,7 @@ function Node({ node, entry, percent, chosen, open, sends }) {
     top: `${node.y}px`, height: `${node.height}px` };
   return html`<button class=${one.is_red ? "node late" : "node"} style=${box} data-process=${name}
       aria-pressed=${String(chosen)} title=${`${name}: ${told}`} onClick=${open}>
-    <span><b>${name}</b></span>
+    <span><b>${name}</b>${one.num_ranks > 1 && ` ${one.num_ranks} processes`}</span>
     <span class=${one.trouble ? "wraps" : ""}>${told}</span>
     ${node.memory.map((kind) => html`<${Memory} key=${kind.kind} one=${kind} />`)}
     ${node.inside && html`<span>within itself ${rate(node.inside.per_s)}</span>`}

@@ -27,6 +27,7 @@ class ProcessView(View):
     state: str = ""
     epoch: int = 0
     pid: int = 0
+    num_ranks: int = 1
     assigned: int = 0
     cached_images: int = 0
     transports: dict[str, str] = {}

@@ -160,6 +160,7 @@ def _facts(
         "instance": name,
         "epoch": one.info.address.epoch,
         "pid": one.info.pid,
+        "num_ranks": 1 + len(one.info.rank_pids),
         "roles": list(one.info.roles),
         "state": one.state.name,
         "assigned": dispatcher.assigned_to(name),
