@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from itertools import pairwise
 
+_READ = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.", re.DOTALL)  # what may differ
 _PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _BOTH = (
     *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
@@ -39,10 +40,11 @@ _OUTSIDE = {name: f"[{inside}]" for name, inside in _INSIDE.items()} | {".": _OT
 
 def as_rust(pattern: str) -> str:
     """What both read alike."""
-    return "".join(map(_as_rust, _PIECE.findall(pattern)))
+    return _READ.sub(_as_rust, pattern)
 
 
-def _as_rust(piece: str) -> str:
+def _as_rust(found: re.Match[str]) -> str:
+    piece = found[0]
     if not piece.startswith("["):
         return _OUTSIDE.get(piece, piece)
     table = _INSIDE_NEGATED if piece.startswith("[^") else _INSIDE
