@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from epd.topology import parse_topology
+from epd_lab.bench.serve_figures import stream_name
 from epd_lab.bench.workload import NAMED
 from epd_lab.diagrams.page import markdown_table
 
@@ -69,7 +70,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         str(row["gpus"]),
         row["shape"],
-        workload if workload == stream else f"{workload}: {stream}",
+        stream_name(workload, stream),
         f"`{row['server']}`",
         _rounded(found, "req_per_s", 2 if found["req_per_s"] < 1 else 1),
         " / ".join(f"{value:.0f}" for value in first),

@@ -18,11 +18,11 @@ from typing import Any
 
 import uvloop
 
-from epd_lab.bench import serve_plot
+from epd_lab.bench import plots
 from epd_lab.bench.machine import counted, describe, gpus
 from epd_lab.bench.roofline import Roofline
 from epd_lab.bench.serve import Plan, Rows, any_failed, arranged, measure
-from epd_lab.bench.serve_figures import table
+from epd_lab.bench.serve_figures import stream_name, table
 
 _EVERY = ("text", "3x560", "1x1080p", "1x1080p-256", "4x1080p", "mixed")
 SUITES: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -92,13 +92,10 @@ def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
         if "spread" not in row:
             continue  # it compares two others
         told = row["figures"]
-        name = row["workload"]
-        if row["stream"] != name:
-            name += f": {row['stream']}"
         bound = row["roofline"]
         cells = (
             row["server"],
-            name,
+            stream_name(row["workload"], row["stream"]),
             _spread(row, "req_per_s"),
             f"{told['ttft_ms_p50']:.0f} / {told['ttft_ms_p99']:.0f}",
             f"{told['tpot_ms_p50']:.2f}",
@@ -137,7 +134,7 @@ def _write(found: dict[str, Any], out: Path) -> None:
     (out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
     tables = "\n".join(markdown(found["rows"]))
     (out / "gpu.md").write_text(f"```\n{report(found)}\n```\n\n{tables}\n")
-    (out / "gpu.svg").write_text(serve_plot.plot(found))
+    (out / "gpu.svg").write_text(plots.bars(found))
 
 
 def _version(name: str) -> str:

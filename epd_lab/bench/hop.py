@@ -26,8 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from epd.transport.mooncake.library import missing
-from epd_lab.bench import machine
-from epd_lab.bench.hop_plot import plot
+from epd_lab.bench import machine, plots
 from epd_lab.bench.hop_senders import WAYS, Rows, Sender, make_sender
 from epd_lab.bench.words import Remote
 
@@ -195,7 +194,7 @@ def run(plan: Plan, *, as_json: bool, out: str = "") -> int:
     if out:
         os.makedirs(out, exist_ok=True)
         text = json.dumps(found, indent=1) + "\n"
-        for name, content in (("json", text), ("md", markdown(found)), ("svg", plot(found))):
+        for name, content in (("json", text), ("md", markdown(found)), ("svg", plots.lines(found))):
             with open(os.path.join(out, f"hop.{name}"), "w", encoding="utf-8") as file:
                 file.write(content)
     return 0

@@ -22,7 +22,7 @@ import uvloop
 from epd.cli.start.plan import Plan as ClusterPlan
 from epd.cli.start.supervisor import running
 from epd.runtime.lag import watch_lag
-from epd_lab.bench import serve_plot
+from epd_lab.bench import plots
 from epd_lab.bench.machine import describe
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
 from epd_lab.bench.serve_figures import (
@@ -205,7 +205,7 @@ def run(plan: Plan, *, as_json: bool, save: Path | None, plot: Path | None) -> i
     if save is not None:
         save.write_text(text + "\n")
     if plot is not None:
-        plot.write_text(serve_plot.plot(found))
+        plot.write_text(plots.bars(found))
     print(text if as_json else table(found["rows"]))
     return 1 if any_failed(found["rows"]) else 0
 

@@ -136,6 +136,11 @@ def by_stream(
     return found
 
 
+def stream_name(workload: str, stream: str) -> str:
+    """Of the only stream of a workload the workload's."""
+    return workload if workload == stream else f"{workload}: {stream}"
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A line per server, workload and stream; times in ms; then the ratios of a pair."""
     width = max(12, *(len(row["server"]) for row in rows)) if rows else 12

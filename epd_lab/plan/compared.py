@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from epd.config import ConfigError
+from epd_lab.bench.serve_figures import stream_name
 
 Rows = Sequence[dict[str, Any]]
 FIGURES = (
@@ -62,7 +63,7 @@ def table(predicted: Rows, measured: Rows) -> str:
     lines = [head + "".join(f"{title:>10}" for title, _ in FIGURES)]
     for key, off in errors(predicted, measured):
         server, workload, stream = key
-        name = workload if workload == stream else f"{workload}: {stream}"
+        name = stream_name(workload, stream)
         for title, found in (("predicted", figures[key]), ("measured", truths[key])):
             cells = "".join(f"{found.get(name, 0.0):10.1f}" for _, name in FIGURES)
             lines.append(f"{server:10} {name:18} {title:10}{cells}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from epd.topology import parse_topology
-from epd_lab.bench.serve_figures import by_stream
+from epd_lab.bench.serve_figures import by_stream, stream_name
 
 COLUMNS = (  # title, figure, places, whether more is better
     ("req/s", "req_per_s", 1, True),
@@ -30,7 +30,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             (max if more else min)(round(value, places) for value in column)
             for column, (_, _, places, more) in zip(columns, COLUMNS, strict=True)
         ]
-        name = workload if workload == stream else f"{workload}: {stream}"
+        name = stream_name(workload, stream)
         for server, values in alike:
             cells = (
                 f"**{value:.{places}f}**" if round(value, places) == top else f"{value:.{places}f}"

@@ -74,7 +74,7 @@ def add_to(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises UsageError and ConfigError."""
     from epd.topology import parse_topology
-    from epd_lab.bench import serve_figures, serve_plot
+    from epd_lab.bench import plots, serve_figures
     from epd_lab.bench.workload import NAMED, chosen, users_of
     from epd_lab.plan import compared, costs, page, topologies
     from epd_lab.plan.run import Plan, gpu_settings
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         "errors": compared.errors(rows, measured),
     }
     if args.plot:
-        args.plot.write_text(serve_plot.plot(found))
+        args.plot.write_text(plots.bars(found))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
         return 0

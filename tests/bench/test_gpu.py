@@ -17,7 +17,7 @@ from epd.api.prompts.prepare import Preparer
 from epd.cli.parser import UsageError
 from epd.config import GatewayConfig
 from epd.model_files.checkpoint import read_config, read_preprocessor
-from epd_lab.bench import gpu, roofline, serve_plot, shape, verb_gpu
+from epd_lab.bench import gpu, plots, roofline, shape, verb_gpu
 from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of
 from epd_lab.bench.serve import Plan, Rows, Target
@@ -185,13 +185,15 @@ def test_the_image_has_a_bar_per_server_and_figure() -> None:
     rows = [row for known in told("one", 1.0) + told("two", 2.0) for row in known]
     cards = ["NVIDIA H200, driver 1"] * 4
     found = {"rows": rows, "repeats": 3, "machine": gpu.describe(), "gpus": cards}
-    root = ET.fromstring(serve_plot.plot(found))
+    root = ET.fromstring(plots.bars(found))
     assert "".join(root.itertext()).count(cards[0]) == 1  # four of them, in a line that fits
-    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("height") == "13"]
-    assert len(bars) == 2 * 2 * len(serve_plot.COLUMNS)
-    widths = [float(bar.get("width", "")) for bar in bars]
-    assert max(widths) == serve_plot.WIDTH
-    assert widths[:2] == [serve_plot.WIDTH, serve_plot.WIDTH / 2]  # requests per second
+    lines = list(root.iter("{http://www.w3.org/2000/svg}polyline"))
+    bars = [line.get("points", "") for line in lines if line.get("stroke-width") == "13"]
+    assert len(bars) == 2 * 2 * len(plots.FIGURES)
+    ends = [[float(at.partition(",")[0]) for at in bar.split()] for bar in bars]
+    widths = [right - left for left, right in ends]
+    assert max(widths) == plots.LONGEST
+    assert widths[:2] == [plots.LONGEST, plots.LONGEST / 2]  # requests per second
 
 
 def test_the_shape_has_a_word_for_every_token(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from epd.transport.mooncake.library import missing
-from epd_lab.bench import hop, machine
+from epd_lab.bench import hop, machine, plots
 from epd_lab.bench.hop import MIB, Plan, Row, measure_all, table, with_ratios
-from epd_lab.bench.hop_plot import plot
 from epd_lab.bench.hop_process import Receiving
 from epd_lab.bench.hop_senders import WAYS, Rows
 
@@ -36,7 +35,7 @@ async def test_every_backend_and_reference_is_measured(monkeypatch: pytest.Monke
         assert 0 < row.latency_us["p50"] <= row.latency_us["p99"]
         assert row.gb_per_s > 0
     found = {"machine": machine.describe(), "rows": [dataclasses.asdict(row) for row in rows]}
-    image = ET.fromstring(plot(found))
+    image = ET.fromstring(plots.lines(found))
     named = {element.text for element in image.iter() if element.tag.endswith("text")}
     assert {*ways, "64 KiB", "1 MiB"} <= named
 
