@@ -12,40 +12,52 @@ there are enough of them, and the table says so if there are not.
 
 from __future__ import annotations
 
-import asyncio
+import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from zlib import crc32
 
 from epd.cli.start.plan import Plan as ClusterPlan
 from epd.cli.start.supervisor import running
 from epd_lab.bench.openai_load import Sample, Server, connected
-from epd_lab.bench.serve_figures import percentile
-from epd_lab.bench.workload import Closed, Shape, Stream, Wording, Workload, bodies, chat_body
+from epd_lab.bench.serve import run_once
+from epd_lab.bench.serve_figures import median_of, percentile
+from epd_lab.bench.workload import Bursts, Closed, Shape, Stream, Workload
 
 REQUEST_TIMEOUT_S = 120.0
 ANSWER = Shape(64, 256)
 PROBE = Shape(64, 2)
 BURST = Shape(32, 8, images=4, size=(256, 256))
+BURST_SIZE = 2
 LAST_ANSWERS_S = 3.0  # bursts go on while the users read their last answers
+MOST_PER_S = 4  # answers of one user
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who asks for what."""
+    """Who asks how often."""
 
     users: int = 16
-    answer: Shape = ANSWER
-    probe: Shape = PROBE
     probe_every_s: float = 0.15
-    burst: Shape = BURST
-    burst_size: int = 2
     burst_every_s: float = 1.0
     phase_s: float = 6.0
+
+    def workload(self, name: str, *, with_bursts: bool) -> Workload:
+        """Of one phase; its name makes its texts and images unlike those of the others."""
+        num_answers = math.ceil(self.users * self.phase_s * MOST_PER_S)
+        num_probes = round(self.phase_s / self.probe_every_s)
+        num_bursts = round((self.phase_s + LAST_ANSWERS_S) / self.burst_every_s)
+        streams = (
+            Stream(f"{name} users", ANSWER, Closed(self.users, self.phase_s), num_answers),
+            Stream(f"{name} probes", PROBE, Bursts(1, self.probe_every_s), num_probes),
+            Stream(
+                f"{name} bursts", BURST, Bursts(BURST_SIZE, self.burst_every_s),
+                num_bursts * BURST_SIZE,
+            ),
+        )  # fmt: skip
+        return Workload(name, streams if with_bursts else streams[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,74 +132,22 @@ async def measure(plan: Plan) -> list[Row]:
 
 async def _measure_one(server: Server, topology: str, plan: Plan) -> list[tuple[Phase, Phase]]:
     """Pairs of phases, without bursts and with them."""
-    wording = await server.wording()
-    warm_up = Load(phase_s=1.0, burst_every_s=0.5)
-    await _phase(server, wording, warm_up, f"{topology} warm-up", with_bursts=True)
-    pairs = []
-    for repeat in range(plan.repeats):
-        phases = []
-        for with_bursts in (False, True):
-            name = f"{topology} {repeat + 1}/{plan.repeats} {'bursts' if with_bursts else 'alone'}"
-            phase = await _phase(server, wording, plan.load, name, with_bursts=with_bursts)
-            phases.append(phase)
-            seen = phase.figures()
-            print(
-                f"{name}: ITL p99 {seen['itl_ms_p99']:.1f} ms, text's TTFT p50 "
-                f"{seen['ttft_ms_p50']:.1f} ms, {len(phase.errors)} failed",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-        pairs.append((phases[0], phases[1]))
-    return pairs
+    await phase(server, Load(phase_s=1.0, burst_every_s=0.5), f"{topology} warm-up")
+    names = [f"{topology} {repeat + 1}/{plan.repeats}" for repeat in range(plan.repeats)]
+    return [
+        (
+            await phase(server, plan.load, f"{name} alone", with_bursts=False),
+            await phase(server, plan.load, f"{name} bursts"),
+        )
+        for name in names
+    ]
 
 
-async def _phase(
-    server: Server, wording: Wording, load: Load, name: str, *, with_bursts: bool
-) -> Phase:
-    """Users, probes, and bursts until the last user has read the last answer."""
-    phase, sending = Phase(), list[asyncio.Task[None]]()
-    waves = await asyncio.to_thread(_waves, load, wording, name) if with_bursts else []
-    zero_s = time.perf_counter()
-    end_s = zero_s + load.phase_s
-
-    async def one(body: bytes, samples: list[Sample]) -> None:
-        samples.append(await server.ask(body, zero_s))
-
-    async def user(number: int) -> None:
-        await asyncio.sleep(0.5 * number / load.users)
-        turn = 0
-        while time.perf_counter() < end_s:
-            text = wording.text(load.answer.text_tokens, f"{name} {number} {turn}")
-            await one(chat_body(text, [], load.answer.output_tokens), phase.users)
-            turn += 1
-
-    async def probing() -> None:
-        for turn in range(round(load.phase_s / load.probe_every_s)):
-            await asyncio.sleep(zero_s + turn * load.probe_every_s - time.perf_counter())
-            text = wording.text(load.probe.text_tokens, f"{name} probe {turn}")
-            body = chat_body(text, [], load.probe.output_tokens)
-            sending.append(asyncio.create_task(one(body, phase.probes)))
-
-    async def bursting() -> None:
-        for turn, wave in enumerate(waves):
-            await asyncio.sleep(zero_s + (turn + 0.5) * load.burst_every_s - time.perf_counter())
-            sending.extend(asyncio.create_task(one(body, phase.bursts)) for body in wave)
-
-    waving = asyncio.create_task(bursting())
-    await asyncio.gather(probing(), *(user(number) for number in range(load.users)))
-    waving.cancel()
-    await asyncio.gather(waving, return_exceptions=True)
-    await asyncio.gather(*sending)  # nothing of this phase runs into the next one
-    return phase
-
-
-def _waves(load: Load, wording: Wording, name: str) -> list[list[bytes]]:
-    """Bodies of the bursts, each with images of its own."""
-    count = round((load.phase_s + LAST_ANSWERS_S) / load.burst_every_s)
-    stream = Stream(name, load.burst, Closed(1), count * load.burst_size)
-    serial = crc32(name.encode())  # numbers the images: no cache has seen them
-    made = bodies(Workload(name, (stream,)), stream, wording, serial, lambda n: None)
-    size = load.burst_size
-    return [made[n : n + size] for n in range(0, len(made), size)]
+async def phase(server: Server, load: Load, name: str, *, with_bursts: bool = True) -> Phase:
+    """Users and probes, and bursts beside them; nothing of it runs into the next one."""
+    workload = load.workload(name, with_bursts=with_bursts)
+    samples, _ = await run_once(server, name, workload, 0)
+    return Phase(*samples.values())
 
 
 def _row(topology: str, cpus: tuple[str, ...], pairs: Sequence[tuple[Phase, Phase]]) -> Row:
@@ -196,8 +156,8 @@ def _row(topology: str, cpus: tuple[str, ...], pairs: Sequence[tuple[Phase, Phas
     return Row(
         topology,
         cpus,
-        _medians([alone for alone, _ in figures]),
-        _medians([beside for _, beside in figures]),
+        median_of([alone for alone, _ in figures]),
+        median_of([beside for _, beside in figures]),
         {
             name: statistics.median(b[name] / a[name] if a[name] else 0.0 for a, b in figures)
             for name in RATIOS
@@ -205,10 +165,6 @@ def _row(topology: str, cpus: tuple[str, ...], pairs: Sequence[tuple[Phase, Phas
         len(pairs),
         tuple(errors[:5]),
     )
-
-
-def _medians(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(one[name] for one in repeats) for name in repeats[0]}
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from epd.cli.start.plan import Plan as ClusterPlan
 from epd.cli.start.supervisor import running
 from epd_lab.bench.machine import describe, sentence
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
+from epd_lab.bench.serve_figures import SHARES, percentile
 from epd_lab.bench.workload import Closed, Shape, Stream, Wording, Workload, bodies, image_numbers
 
 OUTPUT_TOKENS = 8
@@ -125,14 +125,8 @@ async def _encodes(server: Server) -> int:
 
 
 def _ttft_ms(samples: Sequence[Sample]) -> dict[str, float]:
-    found = sorted(sample.ttft_s * 1e3 for sample in samples if not sample.error)
-    if not found:
-        return {}
-    return {
-        "p50": round(statistics.median(found), 1),
-        "p90": round(found[min(len(found) - 1, int(len(found) * 0.9))], 1),
-        "p99": round(found[min(len(found) - 1, int(len(found) * 0.99))], 1),
-    }
+    found = [sample.ttft_s * 1e3 for sample in samples if not sample.error]
+    return {f"p{share}": round(percentile(found, share), 1) for share in SHARES if found}
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -123,7 +123,11 @@ async def _measure_one(
     plan: Plan,
     traced: list[tuple[str, Sample]],
 ) -> Rows:
-    runs = [await _run_once(server, name, workload, repeat, plan) for repeat in range(plan.repeats)]
+    title = f"{name} {workload.name} {{}}/{plan.repeats}"
+    runs = [
+        await run_once(server, title.format(repeat + 1), workload, repeat)
+        for repeat in range(plan.repeats)
+    ]
     rows = []
     for stream in workload.streams:
         samples = [run[stream.name] for run, _ in runs]
@@ -145,11 +149,10 @@ async def _measure_one(
     return rows
 
 
-async def _run_once(
-    server: Server, name: str, workload: Workload, repeat: int, plan: Plan
+async def run_once(
+    server: Server, title: str, workload: Workload, repeat: int
 ) -> tuple[dict[str, list[Sample]], list[float]]:
     """One repeat: make the bodies, then send all streams at once; also how late this loop was."""
-    title = f"{name} {workload.name} {repeat + 1}/{plan.repeats}"
     wording = await server.wording()
 
     def made(count: int) -> None:

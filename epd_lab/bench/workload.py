@@ -15,11 +15,12 @@ import base64
 import functools
 import io
 import json
+import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Each of `concurrency` users asks again when answered."""
+    """Each of `concurrency` users asks again when answered, but not after `for_s`."""
 
     concurrency: int
+    for_s: float = field(default=math.inf, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,8 @@ def users_of(num_gpus: int) -> int:
 def crowded(stream: Stream, users: int) -> Stream:
     """The same with so many times as many who ask at a time."""
     match stream.arrival:
-        case Closed(concurrency):
-            arrival: Arrival = Closed(concurrency * users)
+        case Closed(concurrency, for_s):
+            arrival: Arrival = Closed(concurrency * users, for_s)
         case Poisson(per_s):
             arrival = Poisson(per_s * users)
         case Bursts(size, every_s):

@@ -21,6 +21,9 @@ class Server:
         self.bodies: list[dict[str, Any]] = []
         self._images = 0
 
+    async def wording(self) -> Wording:
+        return Wording(1.0)
+
     async def ask(self, body: bytes, zero_s: float) -> Sample:
         asked = json.loads(body)
         self.bodies.append(asked)
@@ -46,7 +49,7 @@ class Server:
 async def play(*, with_bursts: bool) -> tuple[Server, Phase]:
     server = Server()
     load = Load(users=4, probe_every_s=0.05, burst_every_s=0.1, phase_s=0.3)
-    phase = await isolation._phase(server, Wording(1.0), load, "x", with_bursts=with_bursts)  # type: ignore[arg-type]
+    phase = await isolation.phase(server, load, "x", with_bursts=with_bursts)  # type: ignore[arg-type]
     return server, phase
 
 

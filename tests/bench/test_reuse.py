@@ -54,5 +54,5 @@ async def test_the_count_is_of_all_encoders_and_late_ones_are_seen(
 def test_times_are_of_the_answered() -> None:
     samples = [Sample(0.0, ttft_s=n / 1000) for n in range(1, 101)]
     samples.append(Sample(0.0, ttft_s=9.0, error="HTTP 503"))
-    assert reuse._ttft_ms(samples) == {"p50": 50.5, "p90": 91.0, "p99": 100.0}
+    assert reuse._ttft_ms(samples) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
     assert reuse._ttft_ms(samples[-1:]) == {}
