@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
 from epd_lab.bench import isolation, overlap
 from epd_lab.bench.isolation import Load, Phase
-from epd_lab.bench.openai_load import Sample, ServerError
-from epd_lab.bench.workload import Wording
+from epd_lab.bench.openai_load import Sample, ServerError, send_all
+from epd_lab.bench.workload import Closed, Wording, chat_body
 
 
 class Server:
@@ -69,6 +70,15 @@ async def test_bursts_come_beside_the_texts() -> None:
     texts = [body["messages"][0]["content"][-1]["text"] for body in server.bodies]
     assert len(set(texts)) == len(texts)
     assert not (await play(with_bursts=False))[1].bursts
+
+
+async def test_users_ask_no_more_when_their_time_is_over() -> None:
+    body = chat_body("word", [], 1)
+    users = Closed(2, for_s=0.05)
+    samples = await send_all(
+        Server(), [body] * 1000, users, time.perf_counter(), lambda sample: None
+    )
+    assert 2 <= len(samples) < 100
 
 
 async def test_a_row_tells_by_how_much_texts_were_slowed() -> None:
