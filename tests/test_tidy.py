@@ -34,7 +34,7 @@ ANY = {
     "epd/setting.py": (6, "values of settings, whose kinds are checked by msgspec"),
     "epd/later.py": (1, "a function of any module"),
     "epd/cli/": (42, "JSON of other servers, and values of settings"),
-    "epd/engine/": (119, "tensors, modules and configurations of torch and transformers"),
+    "epd/engine/": (120, "tensors, modules and configurations of torch and transformers"),
     "epd/families/": (26, "modules and configurations of torch and transformers"),
     "epd/groups/device/": (2, "tensors and modules of torch"),
     "epd/media_files/": (14, "images and films of PIL and av"),
