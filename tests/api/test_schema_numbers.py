@@ -230,3 +230,10 @@ def test_arguments_have_such_numbers_too() -> None:
     assert takes(matcher.deep_copy(), call.format("1e40"))
     assert not takes(matcher.deep_copy(), call.format("1e400"))
     assert takes(matcher, '%json {"x-guidance": 1e400}')
+
+
+@pytest.mark.parametrize("step", [0, -1, -(2**31), -0.5, float("inf")])
+def test_a_step_is_above_zero(step: float) -> None:
+    """llguidance takes a negative one, and may not come back."""
+    with pytest.raises(NotExact, match="multipleOf"):
+        exact({"type": "integer", "multipleOf": step})

@@ -253,7 +253,9 @@ def _bound(schema: JsonObject, place: _Place) -> None:
 def _check_multiples(schemas: list[JsonObject]) -> None:
     """A mask may search each remainder of what is read so far.  Raises NotExact for too many."""
     steps = (one.get("multipleOf") for one in schemas)
-    numbers = (step for step in steps if is_number(step) and 0 < step < math.inf)
+    numbers = [step for step in steps if is_number(step)]
+    if not all(0 < step < math.inf for step in numbers):
+        raise NotExact(f"multipleOf: {min(numbers)} is no step; send one above 0")
     found = {Decimal(repr(step)).normalize() for step in numbers}
     places = [len(format(step, "f").partition(".")[2]) for step in found]
     if any(map(_has_several_parts, schemas)):  # multiples of each: of their least common one
