@@ -12,13 +12,14 @@ A prompt counts where it will be computed from the moment at which it is placed,
 images are being encoded elsewhere: an encoder that has prompts before it is no idle one.  An image
 counts once, for the attempt that sent it first.
 
-What is booked and never said to be done ends with its attempt.
+What is booked and never said to be done ends with its attempt.  So one record of an attempt has all
+that is counted of it: the instances that it uses, the encoders that have its images, and the work.
+That needs no events: it bridges the time until the first one (`residency.py`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 
@@ -39,22 +40,28 @@ NOTHING_WAITS = Backlog()  # never written
 
 
 @dataclass(slots=True)
-class _Attempt:
-    prefill: str
-    decode: str
-    num_tokens: int
-    images: dict[tuple[str, str], int] = field(default_factory=dict)  # encoder, hash: patches
-    is_ready: bool = False  # its images are encoded
-    has_begun: bool = False  # its first token is there
+class Attempt:
+    """What was sent, and what is left of it."""
+
+    prefill: str  # instances; empty: none computes the prompt,
+    decode: str  # or none decodes
+    num_tokens: int  # of its prompt, to compute
+    images: dict[tuple[str, str], int]  # encoder, hash: patches, where it has to be encoded
+    sent: tuple[tuple[str, str], ...] = ()  # encoder and hash of each image
+    instances: tuple[str, ...] = ()  # all that it uses
+    is_ready: bool = field(default=False, init=False)  # its images are encoded
+    has_begun: bool = field(default=False, init=False)  # its first token is there
 
 
 class Books:
-    """Of the open attempts of one gateway."""
+    """Of the open attempts of one gateway, one for each generation."""
 
     def __init__(self) -> None:
+        self._attempts: dict[str, Attempt] = {}
         self._at: defaultdict[str, Backlog] = defaultdict(Backlog)
-        self._attempts: dict[str, _Attempt] = {}
+        self._assigned: Counter[str] = Counter()
         self._owner: dict[tuple[str, str], str] = {}  # of an image at an encoder
+        self._flying: dict[str, dict[str, str]] = {}  # by hash: attempt, encoder
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -62,34 +69,46 @@ class Books:
     def at(self, instance_id: str) -> Backlog:
         return self._at.get(instance_id, NOTHING_WAITS)
 
-    def sent(
-        self,
-        key: str,
-        images: Iterable[tuple[str, str, int]],
-        prefill: str,
-        num_tokens: int,
-        decode: str,
-    ) -> None:
-        """An attempt: encoder, hash and patches of each image that has to be encoded, who computes
-        so many tokens of its prompt, and who decodes; either may be nobody (empty)."""
-        attempt = self._attempts[key] = _Attempt(prefill, decode, num_tokens)
-        for encoder, mm_hash, num_patches in images:
-            if (encoder, mm_hash) not in self._owner:
-                self._owner[encoder, mm_hash] = key
-                attempt.images[encoder, mm_hash] = num_patches
-                self._at[encoder].num_patches += num_patches
-        self._at[prefill].num_tokens += num_tokens
-        self._at[prefill].num_prompts += 1
-        self._at[decode].num_sequences += 1
+    @property
+    def num_assigned(self) -> int:
+        return self._assigned.total()
+
+    def assigned_to(self, instance_id: str) -> int:
+        """Open attempts that use this instance."""
+        return self._assigned[instance_id]
+
+    def in_flight(self, mm_hash: str) -> tuple[str, ...]:
+        """Encoders that an open attempt has sent it to, the first one first."""
+        return tuple(dict.fromkeys(self._flying.get(mm_hash, {}).values()))
+
+    def sent(self, key: str, attempt: Attempt) -> None:
+        """The present attempt of a generation, instead of the one before."""
+        self.ended(key)
+        self._attempts[key] = attempt
+        self._assigned.update(attempt.instances)
+        for encoder, mm_hash in attempt.sent:
+            self._flying.setdefault(mm_hash, {})[key] = encoder
+        images, attempt.images = attempt.images, {}
+        for (encoder, mm_hash), num_patches in images.items():
+            self._book(key, attempt, encoder, mm_hash, num_patches)
+        self._at[attempt.prefill].num_tokens += attempt.num_tokens
+        self._at[attempt.prefill].num_prompts += 1
+        self._at[attempt.decode].num_sequences += 1
         self._go_on(attempt)
 
     def also(self, key: str, encoder: str, mm_hash: str, num_patches: int) -> None:
         """An image of an open attempt has to be encoded by this one, too."""
+        attempt = self._attempts[key]
+        self._book(key, attempt, encoder, mm_hash, num_patches)
+        self._go_on(attempt)
+
+    def _book(
+        self, key: str, attempt: Attempt, encoder: str, mm_hash: str, num_patches: int
+    ) -> None:
         if (encoder, mm_hash) not in self._owner:
             self._owner[encoder, mm_hash] = key
-            self._attempts[key].images[encoder, mm_hash] = num_patches
+            attempt.images[encoder, mm_hash] = num_patches
             self._at[encoder].num_patches += num_patches
-            self._go_on(self._attempts[key])
 
     def encoded(self, encoder: str, mm_hash: str) -> None:
         """An encoder holds the rows."""
@@ -116,14 +135,25 @@ class Books:
 
     def ended(self, key: str) -> None:
         """The attempt is over (idempotent)."""
-        self.prefilled(key)
-        if (attempt := self._attempts.pop(key, None)) is not None:
-            at = self._at[attempt.decode]
-            at.num_sequences -= 1
-            at.num_decoding -= 1
-            self._forget_idle(attempt.prefill, attempt.decode)
+        if (attempt := self._attempts.get(key)) is None:
+            return
+        self._assigned.subtract(attempt.instances)
+        for _, mm_hash in attempt.sent:
+            flying = self._flying.get(mm_hash, {})
+            flying.pop(key, None)
+            if not flying:
+                self._flying.pop(mm_hash, None)
+        self._end_work(key, attempt)
 
-    def _go_on(self, attempt: _Attempt) -> None:
+    def _end_work(self, key: str, attempt: Attempt) -> None:
+        self.prefilled(key)
+        del self._attempts[key]
+        at = self._at[attempt.decode]
+        at.num_sequences -= 1
+        at.num_decoding -= 1
+        self._forget_idle(attempt.prefill, attempt.decode)
+
+    def _go_on(self, attempt: Attempt) -> None:
         """When its images are encoded, its prompt is ready."""
         if not (attempt.images or attempt.is_ready):
             attempt.is_ready = True

@@ -12,9 +12,6 @@ of the very last batch is noticed as well.
 The index is a hint.  An encode request always carries its image, so the worst that a stale entry
 can do is send it where it has to be encoded again.  Everything is bounded: an encoder tells of its
 `MAX_TRACKED` youngest hashes, and what it does not tell of is merely not found.
-
-`Flights` are the gateway's own books: which encoder it has just sent a hash to.  They need no
-events, and they bridge the time until the first one.
 """
 
 from __future__ import annotations
@@ -200,32 +197,3 @@ class CacheIndex:
             holders.pop(instance_id, None)
             if not holders:
                 del self._holders[mm_hash]
-
-
-class Flights:
-    """Which encoder each open attempt has sent its images to."""
-
-    def __init__(self) -> None:
-        self._sent: dict[str, tuple[tuple[str, str], ...]] = {}  # by attempt: (hash, encoder)
-        self._by_hash: dict[str, dict[str, str]] = {}  # hash to attempt to encoder
-
-    def __len__(self) -> int:
-        return len(self._sent)
-
-    def encoders(self, mm_hash: str) -> tuple[str, ...]:
-        """The first one first."""
-        return tuple(dict.fromkeys(self._by_hash.get(mm_hash, {}).values()))
-
-    def begin(self, key: str, pairs: Iterable[tuple[str, str]]) -> None:
-        """`pairs`: hash and encoder of every image of the attempt `key`."""
-        self._sent[key] = tuple(pairs)
-        for mm_hash, encoder in self._sent[key]:
-            self._by_hash.setdefault(mm_hash, {})[key] = encoder
-
-    def end(self, key: str) -> None:
-        """The attempt is over (idempotent)."""
-        for mm_hash, _ in self._sent.pop(key, ()):
-            flying = self._by_hash.get(mm_hash, {})
-            flying.pop(key, None)
-            if not flying:
-                self._by_hash.pop(mm_hash, None)

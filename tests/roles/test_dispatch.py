@@ -25,8 +25,8 @@ ONE, TWO = Image("one"), Image("two")
 
 def test_the_books_are_of_what_is_open() -> None:
     with gateway() as at:
-        books = at.role._dispatcher
-        one = Open(at, "", ONE)
+        dispatcher = at.role._dispatcher
+        books, one = dispatcher.books, Open(at, "", ONE)
         names = {one.encoder(0), one.prefill, one.decode}
         assert {n: books.assigned_to(n) for n in ("e0", "e1", "p0", "p1", "d0", "d1")} == {
             n: int(n in names) for n in ("e0", "e1", "p0", "p1", "d0", "d1")
@@ -34,7 +34,7 @@ def test_the_books_are_of_what_is_open() -> None:
         assert books.num_assigned == 3
         hashes = [item.mm_hash for item in one.prepared.items]
         assert books.in_flight(hashes[0]) == (one.encoder(0),)
-        found = {c.instance_id: c.assigned for c in books.candidates()}
+        found = {c.instance_id: c.assigned for c in dispatcher.candidates()}
         assert len(found) == 6 and sum(found.values()) == 3
         old = one.encoder(0)
         one.fails(one.prefill, "engine", culprit=old)
@@ -42,7 +42,7 @@ def test_the_books_are_of_what_is_open() -> None:
         assert books.in_flight(hashes[0]) == (one.encoder(0),)
         one.tokens(0, 21, finish_reason="stop")
         assert books.num_assigned == 0 and books.in_flight(hashes[0]) == ()
-        assert not books._booked and not books.offers.live()["offers"]
+        assert not len(books) and not dispatcher.offers.live()["offers"]
 
 
 def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not() -> None:
@@ -166,7 +166,7 @@ def test_a_conversation_goes_back_to_where_it_was() -> None:
 def test_what_is_held_is_no_work_that_waits() -> None:
     length = SHORT_BLOCKS * BLOCK_SIZE
     with gateway() as at:
-        work = at.role._dispatcher._work
+        work = at.role._dispatcher.books
         one = text(at, length=length)
         assert work.at(one.prefill).num_tokens == length
         one.tokens(0, 21, finish_reason="stop")
@@ -180,7 +180,7 @@ def test_with_one_instance_of_each_kind_nothing_is_computed() -> None:
             del at.role._registry._instances[name]
         one = text(at)
         affinity = at.cluster.gateway.affinity
-        assert not affinity._keys and not affinity.record.num_tracked(one.prefill)
+        assert not affinity._open and not affinity.record.num_tracked(one.prefill)
 
 
 def test_a_prompt_that_fills_no_block_is_nowhere() -> None:

@@ -62,7 +62,7 @@ def test_the_image_goes_to_another_encoder_and_the_attempt_goes_on() -> None:
         assert (added.index, added.encoder, one.machine.attempt) == (1, other, 1)
         assert [to for to, _ in one.at.said] == [one.prefill, other.instance_id]
         assert books.in_flight(request.mm_hash) == (other.instance_id,)
-        assert books.assigned_to(other.instance_id) == 1
+        assert books.books.assigned_to(other.instance_id) == 1
         assert one.at.actor.counters["images_moved"] == 1
 
 

@@ -156,12 +156,12 @@ def says_late(one: Asked, index: int = 1, waited_s: float = 0.3, attempt: int = 
 def test_a_second_encoder_is_asked_and_the_first_is_not_done_with_it() -> None:
     with asked() as one:
         former, books = one.machine.placement.encoders[1], one.at.role._dispatcher
-        before = books._work.at(former.instance_id).num_patches
+        before = books.books.at(former.instance_id).num_patches
         added, request = says_late(one)
         assert isinstance(request, EncodeRequest) and isinstance(added, RoomAdded)
         assert request.room == added.room == f"{one.room(1)}.1" and added.is_rival
         assert added.encoder == one.machine.placement.encoders[1] != former
-        assert books._work.at(former.instance_id).num_patches == before
+        assert books.books.at(former.instance_id).num_patches == before
         assert books.offers.wants(one.machine, one.room(1))
         counters = one.at.actor.counters
         assert (one.machine.attempt, counters["hedges_asked"], counters["hedges"]) == (1, 1, 1)

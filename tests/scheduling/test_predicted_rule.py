@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, KvLayout, Load, RowContract, StageCosts
-from epd.scheduling.backlog import NOTHING_WAITS, Backlog, Books
+from epd.scheduling.backlog import NOTHING_WAITS, Attempt, Backlog, Books
 from epd.scheduling.placement import NOWHERE, Asked, Candidate, Image, Placement, place
 from epd.scheduling.predicted_rule import USUAL, PredictedRule, predicted_loads
 from epd.scheduling.residency import Said
@@ -261,8 +261,8 @@ def test_a_stale_view_makes_no_herd(num_images: int, num_requests: int, speed: i
             asked, images=[replace(i, mm_hash=f"{n} {i.mm_hash}") for i in asked.images]
         )
         encoders, prefill, decode = chosen(pool, named)
-        images = [(e, i.mm_hash, PICTURE) for e, i in zip(encoders, named.images, strict=True)]
-        books.sent(f"request {n}", images, prefill, asked.num_tokens, decode)
+        images = {(e, i.mm_hash): PICTURE for e, i in zip(encoders, named.images, strict=True)}
+        books.sent(f"request {n}", Attempt(prefill, decode, asked.num_tokens, images))
         work_s[prefill] += asked.num_tokens * costs[prefill].token_s
         for encoder in encoders:
             work_s[encoder] += PICTURE * costs[encoder].patch_s
@@ -278,7 +278,7 @@ def test_a_stale_view_makes_no_herd_of_answers(num_requests: int) -> None:
     for n in range(num_requests):
         pool = [instance("p0", books.at("p0")), *(instance(d, books.at(d)) for d in ("d0", "d1"))]
         _, prefill, decode = chosen(pool, pictures(0))
-        books.sent(str(n), (), prefill, 64, decode)
+        books.sent(str(n), Attempt(prefill, decode, 64, {}))
     assert abs(books.at("d0").num_sequences - books.at("d1").num_sequences) <= 1
 
 
@@ -287,7 +287,7 @@ def test_a_stale_view_makes_no_herd_of_answers(num_requests: int) -> None:
 
 def test_an_attempt_goes_through_the_books() -> None:
     books = Books()
-    books.sent("a", [("e0", "x", 100), ("p0", "y", 50)], "p0", 200, "d0")
+    books.sent("a", Attempt("p0", "d0", 200, {("e0", "x"): 100, ("p0", "y"): 50}))
     assert books.at("e0") == Backlog(num_patches=100)
     assert books.at("p0") == Backlog(num_patches=50, num_tokens=200, num_prompts=1)
     assert books.at("d0") == Backlog(num_sequences=1)
@@ -307,7 +307,7 @@ def test_an_attempt_goes_through_the_books() -> None:
 def test_prompts_are_counted_since_none_waited() -> None:
     books = Books()
     for key in "abc":
-        books.sent(key, (), "p0", 10, "d0")
+        books.sent(key, Attempt("p0", "d0", 10, {}))
     served = []
     for key in "ab":
         books.prefilled(key)
@@ -320,7 +320,7 @@ def test_prompts_are_counted_since_none_waited() -> None:
 def test_an_image_counts_once() -> None:
     books = Books()
     for key in ("a", "b"):
-        books.sent(key, [("e0", "x", 100)], "p0", 10, "d0")
+        books.sent(key, Attempt("p0", "d0", 10, {("e0", "x"): 100}))
     assert books.at("e0").num_patches == 100
     books.ended("a")
     assert books.at("e0").num_patches == 0, "who joined it is not known to need it"
@@ -339,10 +339,11 @@ def test_nothing_is_left_in_the_books_and_nothing_is_negative(
     for number, kind, image in events:
         key = str(number)
         if kind == "s":
-            books.ended(key)
             prefill = "" if number == 5 else "ep0"
-            images = [(names[n % 2], f"h{n}", 10 + n) for n in range(image)]
-            books.sent(key, images, prefill, 7 * number, "d0" if prefill else "")
+            images = {(names[n % 2], f"h{n}"): 10 + n for n in range(image)}
+            decode = "d0" if prefill else ""
+            attempt = Attempt(prefill, decode, 7 * number, images, tuple(images), (prefill, decode))
+            books.sent(key, attempt)
         elif kind == "e":
             books.encoded(names[image % 2], f"h{image}")
         elif kind == "p":
@@ -357,6 +358,19 @@ def test_nothing_is_left_in_the_books_and_nothing_is_negative(
     for number in range(6):
         books.ended(str(number))
     assert all(books.at(name) == Backlog() for name in names) and not len(books)
+    assert not books.num_assigned and not any(books.in_flight(f"h{n}") for n in range(4))
+
+
+def test_images_are_found_where_open_attempts_have_sent_them() -> None:
+    books = Books()
+    books.sent("r1", Attempt("", "", 0, {}, (("e0", "a"), ("e0", "a"), ("e1", "b")), ("e0", "e1")))
+    books.sent("r2", Attempt("", "", 0, {}, (("e2", "a"),), ("e2",)))
+    assert (books.in_flight("a"), books.in_flight("b")) == (("e0", "e2"), ("e1",))
+    books.sent("r1", Attempt("", "", 0, {}, (("e1", "b"),), ("e1",)))
+    assert (books.in_flight("a"), books.in_flight("b")) == (("e2",), ("e1",))
+    books.ended("r1")
+    books.ended("r1")
+    assert (books.in_flight("a"), books.in_flight("b"), books.num_assigned) == (("e2",), (), 1)
 
 
 # --- what is told of it ---------------------------------------------------------------------------

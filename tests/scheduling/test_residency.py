@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.scheduling.residency import MAX_BATCH, Batch, CacheIndex, CacheLog, Flights, Nowhere, Said
+from epd.scheduling.residency import MAX_BATCH, Batch, CacheIndex, CacheLog, Nowhere, Said
 
 KEYS = [f"{n:064x}" for n in range(6)]
 CHANGES = st.lists(
@@ -82,20 +82,6 @@ def test_stored_and_evicted_between_two_batches_is_no_residency() -> None:
     log.stored("a")
     log.evicted("a")
     assert log.take() == Batch(1, False, (), ("a",))
-
-
-def test_flights_end_with_their_attempt() -> None:
-    flights = Flights()
-    flights.begin("r1", [("a", "e0"), ("a", "e0"), ("b", "e1")])
-    flights.begin("r2", [("a", "e2")])
-    assert flights.encoders("b") == ("e1",)
-    assert flights.encoders("a") == ("e0", "e2")
-    flights.end("r1")
-    assert (flights.encoders("a"), flights.encoders("b")) == (("e2",), ())
-    flights.end("r1")
-    flights.end("r2")
-    assert not len(flights) and flights.encoders("a") == ()
-    assert not flights._by_hash, "nothing is kept of images that nobody sends"
 
 
 def test_what_is_said_again_is_no_news_and_pushes_nothing_out() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from epd.roles.cache_events import CacheDirectory
 from epd.roles.gateway.dispatch import Dispatcher
-from epd.scheduling.backlog import Books
+from epd.scheduling.backlog import Attempt, Books
 from epd.scheduling.residency import Batch, CacheIndex
 from tests.sim.planting import Planted, mutant, patched, several
 
@@ -58,10 +58,10 @@ def placement_forgets_flights() -> Planted:
 @mutant
 def what_is_over_stays_in_the_books() -> Planted:
     """F43: an attempt that was given up before its first token is waited behind for ever."""
-    ended = Books.ended
+    end_work = Books._end_work
 
-    def only_answered(self: Books, key: str) -> None:
-        if (attempt := self._attempts.get(key)) is not None and attempt.has_begun:
-            ended(self, key)
+    def only_answered(self: Books, key: str, attempt: Attempt) -> None:
+        if attempt.has_begun:
+            end_work(self, key, attempt)
 
-    return patched(Books, "ended", only_answered)
+    return patched(Books, "_end_work", only_answered)

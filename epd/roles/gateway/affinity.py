@@ -10,6 +10,7 @@ one instance of each kind there is nothing to choose, and nothing is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Never
 
 from epd.fsm.generation import Generation
@@ -22,17 +23,25 @@ from epd.scheduling.prefix_record import PrefixRecord
 SHORT_BLOCKS = 32  # of a shorter prompt, a share is counted of so many: it is soon computed
 
 
+@dataclass(slots=True)
+class _Open:
+    """What is known of an open generation's prompt."""
+
+    keys: PrefixKeys
+    shares: Shares = field(default_factory=dict)  # that instances held when it was placed
+
+
 class Affinity(Component[Never]):
-    """The keys of open generations, and the record of what was sent."""
+    """Prompts of open generations, and the record of what was sent."""
 
     def __init__(self, actor: Actor) -> None:
         super().__init__(actor)
         self.record = PrefixRecord()
-        self._keys: dict[str, PrefixKeys] = {}
+        self._open: dict[str, _Open] = {}
         self._num_blocks: dict[str, int] = {}  # of the instances' pools
 
     def live(self) -> dict[str, int]:
-        return {"prefix_keys": len(self._keys)}
+        return {"prefix_keys": len(self._open)}
 
     def peer_lost(self, peer: Address) -> None:
         self.record.forget(peer.instance_id, peer.epoch)
@@ -40,6 +49,8 @@ class Affinity(Component[Never]):
 
     def shares(self, machine: Generation, candidates: Sequence[Candidate]) -> Shares:
         """Of its prompt, which part each instance most likely holds; those with none are absent."""
+        if (opened := self._open.get(machine.key)) is not None:
+            opened.shares = {}
         holders = [c for c in candidates if c.info.kv_layout is not None]
         choices = [[c for c in holders if role in c.roles] for role in ("prefill", "decode")]
         if all(len(choice) < 2 for choice in choices):
@@ -47,14 +58,20 @@ class Affinity(Component[Never]):
         layout = holders[0].info.kv_layout
         assert layout is not None  # as the filter says
         keys = PrefixKeys(layout.block_size, machine.prompt.items, machine.prompt.scope)
-        self._keys[machine.key] = keys
+        opened = self._open[machine.key] = _Open(keys)
         self._num_blocks.update({c.instance_id: c.info.num_kv_blocks for c in holders})
         wanted = keys.extend(lambda a, b: _tokens(machine, a, b), _num_tokens(machine))
         if not wanted:
             return {}
         held = {c.instance_id: self.record.num_held(c.info.address, wanted) for c in holders}
         whole = max(len(wanted), SHORT_BLOCKS)
-        return {name: count / whole for name, count in held.items() if count}
+        opened.shares = {name: count / whole for name, count in held.items() if count}
+        return opened.shares
+
+    def share(self, machine: Generation, instance_id: str) -> float:
+        """Likewise of one instance, as `shares` last found it."""
+        opened = self._open.get(machine.key)
+        return opened.shares.get(instance_id, 0.0) if opened is not None else 0.0
 
     def sent(self, machine: Generation) -> None:
         """Its present attempt went out; `shares` was asked before."""
@@ -67,13 +84,13 @@ class Affinity(Component[Never]):
         placement = machine.placed
         if placement is not None and machine.token_ids_of_attempt:
             self._note(machine, placement.decode)
-        self._keys.pop(machine.key, None)
+        self._open.pop(machine.key, None)
 
     def _note(self, machine: Generation, address: Address) -> None:
-        keys = self._keys.get(machine.key)
+        opened = self._open.get(machine.key)
         num_blocks = self._num_blocks.get(address.instance_id, 0)
-        if keys is not None and num_blocks:
-            known = keys.extend(lambda a, b: _tokens(machine, a, b), _num_tokens(machine))
+        if opened is not None and num_blocks:
+            known = opened.keys.extend(lambda a, b: _tokens(machine, a, b), _num_tokens(machine))
             self.record.note(address, known, num_blocks)
 
 

@@ -10,7 +10,6 @@ attempt's own time-out covers the silence of prefill.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from math import inf, prod
 
@@ -27,7 +26,7 @@ from epd.roles.gateway.offers import Image as Offered
 from epd.roles.gateway.offers import Offers
 from epd.roles.gateway.registry import Registry
 from epd.roles.gateway.suspects import Suspects
-from epd.scheduling.backlog import Books
+from epd.scheduling.backlog import Attempt, Books
 from epd.scheduling.hedging import pays
 from epd.scheduling.placement import (
     Asked,
@@ -42,7 +41,7 @@ from epd.scheduling.placement import (
     place,
 )
 from epd.scheduling.predicted_rule import PredictedRule, predicted_loads
-from epd.scheduling.residency import CacheIndex, Flights, Said
+from epd.scheduling.residency import CacheIndex, Said
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
 
@@ -73,28 +72,16 @@ class Dispatcher:
         self.offers = Offers(actor, timing)
         self._silent = silent
         self._make_rule = make_rule
-        self._work = Books()
-        self._shares_held: dict[str, float] = {}  # by generation: of its prompt, at prefill
-        self._flights = Flights()
+        self.books = Books()
         self.suspects = Suspects(actor, registry, silent)
-        self._assigned: Counter[str] = Counter()
-        self._booked: dict[str, tuple[str, ...]] = {}  # by generation: of its present attempt
         self._started_s = actor.clock.now_s()
         self.first_join_within_s = inf  # of the start; later no first instance is waited for
 
     # --- placement --------------------------------------------------------------------------------
 
-    @property
-    def num_assigned(self) -> int:
-        return sum(self._assigned.values())
-
-    def assigned_to(self, instance_id: str) -> int:
-        """Open attempts that use this instance."""
-        return self._assigned[instance_id]
-
     def candidates(self) -> list[Candidate]:
         return [
-            Candidate(i.info, i.load, self._assigned[name], self._work.at(name))
+            Candidate(i.info, i.load, self.books.assigned_to(name), self.books.at(name))
             for i in self._registry.takers()
             for name in (i.info.address.instance_id,)
         ]
@@ -140,8 +127,6 @@ class Dispatcher:
         if is_absent and isinstance(chosen, Unplaceable):
             told = f"the rows of an image are not in the shared storage, and {chosen.reason}"
             return Unplaceable(told)
-        if isinstance(chosen, Placement):
-            self._shares_held[machine.key] = held.get(chosen.prefill.instance_id, 0.0)
         return chosen
 
     def another_encoder(
@@ -169,7 +154,7 @@ class Dispatcher:
 
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
-        return self._flights.encoders(mm_hash)
+        return self.books.in_flight(mm_hash)
 
     def resident(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
@@ -188,7 +173,7 @@ class Dispatcher:
     def send(self, machine: Generation) -> bool:
         """Send the present attempt to its instances.  False: prefill takes no messages."""
         placement = machine.placement
-        self._book(machine, placement)
+        self._book(machine)
         deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
         patience_ends_s = self._actor.timers.due_s(machine, (TokenTimedOut,))
         token_due_s = min(deadline_s, self._at(patience_ends_s + DEADLINE_GRACE_S))
@@ -261,7 +246,7 @@ class Dispatcher:
 
     def move(self, machine: Generation, index: int, encoder: Address) -> None:
         """Send an image to this encoder; its placement says so."""
-        self._book(machine, machine.placement)
+        self._book(machine)
         mm_hash = machine.prompt.items[index].mm_hash
         is_suspect = self.suspects.deaths.is_suspect(mm_hash)
         further = self.offers.move(machine, index, encoder, is_suspect=is_suspect)
@@ -271,10 +256,10 @@ class Dispatcher:
     def hedge(self, machine: Generation, index: int, encoder: Address) -> None:
         """Send an image to this encoder, too; who has it is not done with it."""
         former = self.offers.latest(machine, index)
-        self._book(machine, machine.placement)
+        self._book(machine)
         if former is not None:
             mm_hash, num_patches = former.request.mm_hash, prod(former.request.grid_thw)
-            self._work.also(machine.key, former.encoder.instance_id, mm_hash, num_patches)
+            self.books.also(machine.key, former.encoder.instance_id, mm_hash, num_patches)
         self.tell_room(machine, self.offers.hedge(machine, index, encoder), is_rival=True)
 
     def tell_room(self, machine: Generation, image: Offered, *, is_rival: bool = False) -> None:
@@ -329,12 +314,12 @@ class Dispatcher:
 
     def encoded(self, instance_id: str, mm_hash: str) -> None:
         """An encoder says that it holds these rows."""
-        self._work.encoded(instance_id, mm_hash)
+        self.books.encoded(instance_id, mm_hash)
         self.suspects.deaths.acquit(mm_hash)
 
     def began(self, machine: Generation) -> None:
         """The first token of the present attempt is here."""
-        self._work.prefilled(machine.key)
+        self.books.prefilled(machine.key)
         if not machine.token_ids:
             self.holds.taken(machine)
 
@@ -343,7 +328,7 @@ class Dispatcher:
     def withdraw(self, machine: Generation) -> None:
         """The attempt is given up: its encoders hear of it, nothing is offered again."""
         self.offers.given_up(machine)
-        self._unbook(machine)
+        self.books.ended(machine.key)
 
     def forget(self, machine: Generation) -> None:
         """The generation has ended."""
@@ -351,40 +336,28 @@ class Dispatcher:
         if self._affinity is not None:
             self._affinity.ended(machine)
         self.offers.answered(machine)
-        self._unbook(machine)
-        self._shares_held.pop(machine.key, None)
+        self.books.ended(machine.key)
 
-    def _book(self, machine: Generation, placement: Placement) -> None:
-        self._unbook(machine)
-        names = self._booked[machine.key] = tuple(sorted(placement.instances()))
-        pairs = [
-            (item.mm_hash, encoder.instance_id)
-            for item, encoder in zip(machine.prompt.items, placement.encoders, strict=True)
-        ]
-        self._flights.begin(machine.key, pairs)
-        self._assigned.update(names)
-        self._book_work(machine, placement, pairs)
-
-    def _book_work(
-        self, machine: Generation, placement: Placement, pairs: Iterable[tuple[str, str]]
-    ) -> None:
-        """What has to be encoded, computed and decoded, and where."""
+    def _book(self, machine: Generation) -> None:
+        """What its present attempt has to encode, compute and decode, and where."""
+        placement, prompt = machine.placement, machine.prompt
+        prefill, decode = placement.prefill.instance_id, placement.decode.instance_id
         images = [
-            (encoder, mm_hash, prod(item.grid_thw))
-            for item, (mm_hash, encoder) in zip(machine.prompt.items, pairs, strict=True)
-            if encoder not in self._index.resident(mm_hash)
+            (encoder.instance_id, item.mm_hash, prod(item.grid_thw))
+            for item, encoder in zip(prompt.items, placement.encoders, strict=True)
         ]
-        is_encode = machine.prompt.stage == "encode"
-        prefill = "" if is_encode else placement.prefill.instance_id
-        decode = "" if is_encode else placement.decode.instance_id
-        num_tokens = len(machine.prompt.token_ids) + len(machine.token_ids)
-        left = round(num_tokens * (1.0 - self._shares_held.get(machine.key, 0.0)))
-        self._work.sent(machine.key, images, prefill, left, decode)
-
-    def _unbook(self, machine: Generation) -> None:
-        self._work.ended(machine.key)
-        self._flights.end(machine.key)
-        self._assigned.subtract(self._booked.pop(machine.key, ()))
+        is_encode = prompt.stage == "encode"
+        num_tokens = len(prompt.token_ids) + len(machine.token_ids)
+        held = self._affinity.share(machine, prefill) if self._affinity is not None else 0.0
+        attempt = Attempt(
+            "" if is_encode else prefill,
+            "" if is_encode else decode,
+            round(num_tokens * (1.0 - held)),
+            {(e, h): size for e, h, size in images if e not in self._index.resident(h)},
+            tuple((encoder, mm_hash) for encoder, mm_hash, _ in images),
+            tuple(sorted(placement.instances())),
+        )
+        self.books.sent(machine.key, attempt)
 
 
 def _image(item: PreparedItem) -> Image:

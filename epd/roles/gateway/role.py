@@ -108,7 +108,7 @@ class GatewayRole(Component[Generation]):
         self._losses = Losses(actor, self, registry, dispatcher, self._elsewhere)
 
     def live(self) -> dict[str, int]:
-        assigned = self._dispatcher.num_assigned
+        assigned = self._dispatcher.books.num_assigned
         return {"generations": len(self._open), "assigned": assigned, **self._offers.live()}
 
     # --- the API's side ---------------------------------------------------------------------------

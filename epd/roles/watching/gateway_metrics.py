@@ -163,7 +163,7 @@ def _facts(
         "num_ranks": 1 + len(one.info.rank_pids),
         "roles": list(one.info.roles),
         "state": one.state.name,
-        "assigned": dispatcher.assigned_to(name),
+        "assigned": dispatcher.books.assigned_to(name),
         "transports": registry.transports_of(one),
         "cached_images": dispatcher.num_resident(name),
         "silent_peers": list(one.load.silent_peers),
