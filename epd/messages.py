@@ -175,7 +175,7 @@ class EncodeRequest(Message):
     num_rows: Positive
     grid_thw: tuple[Count, Count, Count]
     consumer: Address | None
-    deadline_s: Seconds
+    first_token_deadline_s: Seconds  # as in PrefillRequest: its rows are of no use later
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
     bounds: PixelBounds | None = None  # of an image
@@ -239,7 +239,7 @@ class PrefillRequest(Message):
     sampling: SamplingParams
     decode: Address
     gateway: Address
-    deadline_s: Seconds
+    deadline_s: Seconds  # of the whole answer
     reports: bool = False  # the client wants a timeline
     scope: Where = ""  # of who asks: blocks are found by those of one scope only (F53)
     first_token_deadline_s: Seconds = 0.0  # for all that is moved before it: rows, then KV

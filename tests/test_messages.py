@@ -20,7 +20,7 @@ FILLED: list[tuple[Any, dict[str, Any]]] = [
             num_rows=12,
             grid_thw=(2, 4, 6),
             consumer=P0,
-            deadline_s=7.5,
+            first_token_deadline_s=7.5,
             reports=True,
             clip=Clip(container="mp4", frames=(0, 3)),
             bounds=PixelBounds(min_pixels=100, max_pixels=900),

@@ -53,7 +53,7 @@ def ask(at: Desk, room: str, image: Image = IMAGE, *, kept: bool = False, **othe
         num_rows=image.num_rows,
         grid_thw=grid,
         consumer=consumer,
-        deadline_s=due_s,
+        first_token_deadline_s=due_s,
     )
     message = msgspec.structs.replace(asked, **other)
     said = at.tell("on_encode_request", message, GATEWAY, image.image())

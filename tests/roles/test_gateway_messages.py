@@ -66,7 +66,7 @@ def test_what_prefill_and_the_encoders_are_told() -> None:
             assert (request.room, request.mm_hash) == (told.room, item.mm_hash)
             assert (request.num_rows, request.grid_thw) == (item.num_rows, item.grid_thw)
             assert request.consumer == one.machine.placement.prefill
-            assert request.deadline_s == pytest.approx(due_s) and request.reports
+            assert request.first_token_deadline_s == pytest.approx(due_s) and request.reports
 
 
 def test_an_attempt_that_prefill_cannot_be_told_of_goes_elsewhere() -> None:

@@ -164,7 +164,7 @@ def test_what_a_former_gateway_asks_is_not_begun(kind: str, epoch: int) -> None:
             num_rows=rows,
             grid_thw=grid,
             consumer=Address("p0", 1, ""),
-            deadline_s=20.0,
+            first_token_deadline_s=20.0,
         )
         asked, payloads = (prompt, ()) if kind == "prefill" else (image, (shown.image(),))
         at.tell(f"on_{kind}_request", asked, GATEWAY, *payloads, epoch=epoch)

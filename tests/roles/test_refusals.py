@@ -283,7 +283,7 @@ def drawn_image(desk: Desk, room: str, consumer: Address | None = None) -> Encod
         num_rows=IMAGE.num_rows,
         grid_thw=IMAGE.grid_thw,
         consumer=consumer,
-        deadline_s=1e12,
+        first_token_deadline_s=1e12,
     )
 
 

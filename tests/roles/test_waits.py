@@ -28,7 +28,7 @@ def test_what_leads_to_a_first_token_is_due_with_it() -> None:
             record = cluster.ask(Image("one"), max_tokens=3, limits=limits)
             cluster.pass_time(0.5)
     assert record.finish_reason
-    due_s = [m.deadline_s for m in said if isinstance(m, EncodeRequest)]
+    due_s = [m.first_token_deadline_s for m in said if isinstance(m, EncodeRequest)]
     for kind in (PrefillRequest, KvOffer):
         (message,) = (m for m in said if isinstance(m, kind))
         due_s.append(message.first_token_deadline_s)

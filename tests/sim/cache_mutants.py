@@ -63,5 +63,6 @@ def what_is_over_stays_in_the_books() -> Planted:
     def only_answered(self: Books, key: str, attempt: Attempt) -> None:
         if attempt.has_begun:
             end_work(self, key, attempt)
+        attempt.instances = attempt.sent = ()  # no more is counted twice
 
     return patched(Books, "_end_work", only_answered)

@@ -181,7 +181,7 @@ class EncodeRole(Component[Encoding]):
             self.producer,
             message.mm_hash,
             Manifest(self._engine.contract, message.num_rows),
-            message.deadline_s,
+            message.first_token_deadline_s,
         )
 
     @receives(AbortEncode)

@@ -206,7 +206,7 @@ class Dispatcher:
         return when_s + self._actor.cluster_offset_s
 
     def _send_encodes(
-        self, machine: Generation, placement: Placement, deadline_s: float
+        self, machine: Generation, placement: Placement, token_due_s: float
     ) -> tuple[MediaItem, ...]:
         items = []
         images: dict[str, Offered] = {}
@@ -221,7 +221,7 @@ class Dispatcher:
                 num_rows=item.num_rows,
                 grid_thw=item.grid_thw,
                 consumer=None if machine.prompt.stage == "encode" else placement.prefill,
-                deadline_s=deadline_s,
+                first_token_deadline_s=token_due_s,
                 reports=machine.prompt.wants_timeline,
                 clip=item.clip,
                 bounds=item.bounds,
