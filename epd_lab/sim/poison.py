@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from epd.engine.base import DeviceLost, EngineError, StepResult, StepSequence
+from epd.keys import request_of
 from epd.records import TokenLogprobs
 from epd_lab.sim.process import SimProcess
 
@@ -22,9 +23,9 @@ Kill = Callable[[SimProcess], None]
 Step = asyncio.Future[StepResult]
 
 
-def request_of(key: str) -> str:
-    """Of an attempt's key."""
-    return key.partition("/")[0]
+def content_of(key: str) -> str:
+    """What is computed: an attempt's request, or an image."""
+    return request_of(key) or key
 
 
 def both(*calls: Callable[[], None]) -> Callable[[], None]:
@@ -100,7 +101,7 @@ class Poison:
     def _leave(self, process: SimProcess, keys: Sequence[str]) -> None:
         self._at_hand[process.name].subtract(keys)
         now_s = asyncio.get_running_loop().time()
-        self._left_s[process.name].update((request_of(key), now_s) for key in keys)
+        self._left_s[process.name].update((content_of(key), now_s) for key in keys)
 
     def at_hand(self, name: str, since_s: float = math.inf) -> set[str]:
         """What a process computes, or computed when it died, and had yielded nothing of; and what
@@ -108,13 +109,13 @@ class Poison:
         yielded = self._yielded[name]
         counts = self._at_hand[name].items()
         left = {key for key, left_s in self._left_s[name].items() if left_s >= since_s}
-        return left | {request_of(key) for key, n in counts if n > 0 and key not in yielded}
+        return left | {content_of(key) for key, n in counts if n > 0 and key not in yielded}
 
     def meet_in_step(self, process: SimProcess, sequence: StepSequence) -> None:
         """Of who does nothing but decode it is the first step, of others the first chunk."""
         decodes = process.instance_id.startswith("d")
         is_first = sequence.output_index == 1 if decodes else sequence.output_index <= 0
-        kind, key = "decode" if decodes else "prompt", request_of(sequence.request_id)
+        kind, key = "decode" if decodes else "prompt", content_of(sequence.request_id)
         self.meet(process, kind, key, is_first=is_first)
 
     def meet(self, process: SimProcess, kind: str, key: str, *, is_first: bool = True) -> None:

@@ -17,6 +17,7 @@ from epd.fsm.request import (
     Scheduled,
     TokenSampled,
 )
+from epd.keys import is_kv
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.world import World
 
@@ -51,7 +52,7 @@ def count(
         fired["state_kept"] += bool(event.states_kept)
     if isinstance(event, GrantReceived) and event.grant.num_held:
         fired["kv_held"] += 1
-    if isinstance(event, SlotsLeased) and machine.key.endswith("/kv"):
+    if isinstance(event, SlotsLeased) and is_kv(machine.key):
         *_, entered, left = machine.story  # AWAITING_LANDING
         fired["kv_waited_to_land"] += entered.at_s < left.at_s
     if isinstance(event, TokenSampled | LastTokenSampled):

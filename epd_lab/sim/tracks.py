@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from epd.fsm import incoming
 from epd.fsm.kernel import Event, Machine, State
 from epd.fsm.tables import TABLES
+from epd.keys import is_kv
 from epd_lab.sim.cluster import GATEWAY, Cluster
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.world import Entry, World
@@ -101,7 +102,7 @@ class Tracks:
             lives.append(Life(lane, table, key, source, at_s))
         if (process, key) in self._slots and (table, event) == ("INCOMING", "SlotsLeased"):
             slots = self._slots.pop((process, key))
-            if key.endswith("/kv"):
+            if is_kv(key):
                 lives.append(Life(lane, "KV blocks", f"{key}, {len(slots)}", "LEASED", at_s))
             else:
                 lives += [Life(lane, f"slot {n}", key, "LEASED", at_s) for n in slots]

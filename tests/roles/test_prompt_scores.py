@@ -84,7 +84,9 @@ async def test_prompts_are_scored(topology: str, chunk: int, shared: dict[str, A
 
 def test_a_prompt_that_gave_way_in_its_middle_is_scored_anew() -> None:
     sampling = SamplingParams(max_tokens=1, num_prompt_logprobs=0)
-    message = SimpleNamespace(sampling=sampling, gateway=None, deadline_s=1.0, num_emitted=0)
+    message = SimpleNamespace(
+        request_id="r", attempt=1, sampling=sampling, gateway=None, deadline_s=1.0, num_emitted=0
+    )
     request = Request("r/1", message, (1, 2, 3, 4, 5))
     scores = PromptScores()
 

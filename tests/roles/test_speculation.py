@@ -183,6 +183,8 @@ def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
         ([1, 2, 3, 4, 5, 6], True, False),
     ):
         message = SimpleNamespace(
+            request_id="r",
+            attempt=1,
             sampling=SamplingParams(max_tokens=9),
             gateway=None,
             deadline_s=0,
@@ -219,7 +221,13 @@ def test_an_answer_ends_where_it_would_have_ended_before_it_moved(
     if ends[0] <= num_moved:
         return  # it has ended where it was
     message: Any = SimpleNamespace(
-        sampling=sampling, gateway=None, deadline_s=0, items=(), num_emitted=num_moved
+        sampling=sampling,
+        gateway=None,
+        deadline_s=0,
+        items=(),
+        num_emitted=num_moved,
+        request_id="r",
+        attempt=2,
     )
     request = Request("r/2", message, tuple(range(20, 24 + num_moved)))
     counted = until_end(request, said[num_moved:])

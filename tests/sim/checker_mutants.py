@@ -299,14 +299,14 @@ def keys_of_what_is_over_go_by_a_clock() -> Planted:
     ended = Affinity.ended
 
     def later(self: Affinity, machine: generation.Generation) -> None:
-        kept = self._keys.get(machine.key)
+        kept = self._open.get(machine.key)
         ended(self, machine)
 
         def forget() -> None:
-            self._keys.pop(machine.key, None)
+            self._open.pop(machine.key, None)
 
         if kept is not None:
-            self._keys[machine.key] = kept
+            self._open[machine.key] = kept
             self.actor.timers.call_later(12.0, forget)
 
     return patched(Affinity, "ended", later)

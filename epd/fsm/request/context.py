@@ -13,6 +13,7 @@ from typing import NamedTuple
 from epd.failure import Failure
 from epd.fsm.kernel import NULL_JOURNAL, Journal, Machine
 from epd.fsm.request.states import Own, S
+from epd.keys import RoomKey
 from epd.messages import KvOffer, PrefillRequest
 from epd.records import TokenLogprobs
 
@@ -92,7 +93,9 @@ class Context(Machine):
         self.num_coming = 0  # tokens that they sample, and that a step behind them may take
         self.output: list[TokenLogprobs] = []  # tokens sampled in this attempt
         self.rope_delta = rope_delta
-        self.kv_room = f"{key}/kv"  # of the transfer of its KV, if there is one
+        self.kv_room = str(
+            RoomKey(message.request_id, message.attempt)
+        )  # of the transfer of its KV, if there is one
         self.finish_reason = ""
         self.failure: Failure | None = None
 

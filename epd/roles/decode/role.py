@@ -24,6 +24,7 @@ from epd.fsm.incoming import (
 )
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, KvFailed, KvOffered, KvWithdrawn, RemoteKvArrived, Request
+from epd.keys import attempt_key
 from epd.messages import Address, CancelTransfer, Grant, KvLayout, KvOffer
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.decode.landing import Landing
@@ -64,7 +65,7 @@ class DecodeRole(Component[Request]):
         source = Address(received.source, received.epoch, "")
         if self.actor.is_lost(source):  # nobody would tell of its loss again
             return
-        key = f"{message.request_id}/{message.attempt}"
+        key = attempt_key(message.request_id, message.attempt)
         if self._requests.get(key) is not None:
             return  # repeated
         if self._requests.has_ended(key):

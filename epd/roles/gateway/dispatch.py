@@ -17,6 +17,7 @@ from epd.config import Timing
 from epd.failure import FailureKind
 from epd.frontend import JsonObject, PreparedItem, TransferParams
 from epd.fsm.generation import Generation, TokenTimedOut
+from epd.keys import RoomKey
 from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest, RoomAdded
 from epd.observed import StageLoad
 from epd.roles.base import Actor
@@ -212,7 +213,7 @@ class Dispatcher:
         images: dict[str, Offered] = {}
         pairs = zip(machine.prompt.items, placement.encoders, strict=True)
         for index, (item, encoder) in enumerate(pairs):
-            room = f"{machine.key}/{machine.attempt}/{index}"
+            room = str(RoomKey(machine.key, machine.attempt, index))
             request = EncodeRequest(
                 request_id=machine.key,
                 attempt=machine.attempt,

@@ -24,6 +24,7 @@ from epd.fsm.offer import (
     Taken,
 )
 from epd.fsm.offer import Offer as OfferMachine
+from epd.keys import RoomKey, attempt_key, request_of
 from epd.messages import AbortEncode, Address, EncodeRequest
 from epd.roles.base import Actor, Component, performs
 
@@ -56,7 +57,7 @@ class Offers(Component[Offer]):
 
     def begin(self, machine: Generation, images: dict[str, Image]) -> None:
         if images:
-            key = f"{machine.key}/{machine.attempt}"
+            key = attempt_key(machine.key, machine.attempt)
             offer = self._offers[machine.key] = Offer(key, images, self.actor.journal)
             self.fire(offer, Offered())
 
@@ -110,7 +111,7 @@ class Offers(Component[Offer]):
         image = self.latest(machine, index)
         assert image is not None  # or nobody would want it elsewhere
         count = image.num_before + 1
-        room = f"{machine.key}/{machine.attempt}/{index}.{count}"
+        room = str(RoomKey(machine.key, machine.attempt, index, count))
         request = image.request.elsewhere(room, is_suspect=is_suspect)
         return image, replace(image, encoder=encoder, request=request, num_before=count)
 
@@ -156,9 +157,9 @@ class Offers(Component[Offer]):
 
     @performs(Do.ANSWER)
     def answer(self, offer: Offer, event: Event) -> None:
-        self.on_answer(offer.key.rpartition("/")[0])
+        self.on_answer(request_of(offer.key))
 
     def ended(self, machine: Offer) -> None:
-        request_id = machine.key.rpartition("/")[0]
+        request_id = request_of(machine.key)
         if self._offers.get(request_id) is machine:
             del self._offers[request_id]

@@ -30,6 +30,7 @@ from epd.frontend import (
 from epd.fsm import generation as generation_fsm
 from epd.fsm.generation import Do, FinalTokensArrived, Generation, TokensArrived
 from epd.fsm.kernel import Event
+from epd.keys import RoomKey
 from epd.messages import (
     AbortEncode,
     AbortRequest,
@@ -256,7 +257,8 @@ class GatewayRole(Component[Generation]):
     @receives(EncodeAccepted)
     def on_encode_accepted(self, received: Received) -> None:
         room: str = received.message.room
-        machine = self.current(room.rsplit("/", 2)[0], received.message.attempt)
+        key = RoomKey.of(room)
+        machine = self.current(key.request_id, received.message.attempt) if key else None
         if machine is not None and self._offers.wants(machine, room):
             self._offers.taken(machine, room)
             if machine.prompt.stage == "encode":

@@ -23,6 +23,7 @@ from epd.fsm.request import (
     Request,
     TextOnly,
 )
+from epd.keys import attempt_key
 from epd.messages import (
     Address,
     CancelTransfer,
@@ -77,7 +78,7 @@ class PrefillRole(Component[Request]):
     @receives(PrefillRequest)
     def on_prefill_request(self, received: Received) -> None:
         message: PrefillRequest = received.message
-        key = f"{message.request_id}/{message.attempt}"
+        key = attempt_key(message.request_id, message.attempt)
         if self._requests.get(key) is not None or self.actor.is_former(received):
             return  # repeated, or nobody's: whom it names, no registry may ever tell the end of
         if self._requests.has_ended(key):
@@ -115,7 +116,7 @@ class PrefillRole(Component[Request]):
         message: RoomAdded = received.message
         if self.actor.is_former(received):
             return  # as above
-        request = self._requests.get(f"{message.request_id}/{message.attempt}")
+        request = self._requests.get(attempt_key(message.request_id, message.attempt))
         if request is not None and self._embeddings is not None:
             for item in request.message.items[message.index : message.index + 1]:
                 further = item.elsewhere(message.room, message.encoder)

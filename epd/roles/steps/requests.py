@@ -24,6 +24,7 @@ from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
 from epd.groups.asks import OtherRanks
 from epd.groups.kv import KvRanks
+from epd.keys import attempt_key
 from epd.messages import (
     AbortRequest,
     Address,
@@ -229,7 +230,7 @@ class Requests(Component[Request]):
     @receives(AbortRequest)
     def on_abort(self, received: Received) -> None:
         message: AbortRequest = received.message
-        key = f"{message.request_id}/{message.attempt}"
+        key = attempt_key(message.request_id, message.attempt)
         if (request := self._requests.get(key)) is not None:
             self.fire(request, request_fsm.AbortReceived())
             return
@@ -241,7 +242,7 @@ class Requests(Component[Request]):
     @receives(RequestInquiry)
     def on_inquiry(self, received: Received) -> None:
         request_id, attempt = received.message.request_id, received.message.attempt
-        request = self._requests.get(key := f"{request_id}/{attempt}")
+        request = self._requests.get(key := attempt_key(request_id, attempt))
         has_ended = request.ended_for_client if request is not None else self._ended.get(key, False)
         if has_ended:
             self.actor.counters["last_message_lost"] += 1

@@ -23,6 +23,7 @@ from epd.fsm.generation import Generation
 from epd.fsm.kernel import Machine
 from epd.fsm.outgoing import Outgoing
 from epd.fsm.room import Room
+from epd.keys import is_kv
 from epd.messages import KvOffer
 from epd.observed import LinkCount
 from epd.records import STAGES, Counted, Histogram
@@ -106,7 +107,7 @@ class StageTimes:
 
     def note_hop(self, outgoing: Outgoing, transport: str) -> None:
         """Once for each room, by its producer, when all has arrived."""
-        hop = "kv" if outgoing.key.endswith("/kv") else "rows"
+        hop = "kv" if is_kv(outgoing.key) else "rows"
         labels = (("hop", hop), ("transport", transport))
         moving_s = sum(lasted_s for state, lasted_s in _stays(outgoing) if state in MOVING)
         self._observe("epd_hop_seconds", labels, moving_s)
@@ -121,7 +122,7 @@ class StageTimes:
 
     def note_room(self, end: str, room: Room) -> None:
         """Once for each end of a room, in its terminal state."""
-        hop = "kv" if room.key.endswith("/kv") else "rows"
+        hop = "kv" if is_kv(room.key) else "rows"
         labels = (("end", end), ("hop", hop), ("outcome", room.state.name.lower()))
         self._totals[TRANSFERS, labels] += 1
 

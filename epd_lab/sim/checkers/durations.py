@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from epd.fsm import embedding, encoding, generation, incoming, instance, link, membership, request
 from epd.fsm.kernel import STORY_LENGTH, Event, Machine, State
+from epd.keys import is_kv
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.process import SimProcess
@@ -37,7 +38,7 @@ def _silent_since_s(machine: Machine) -> float | None:
 
 
 def _of_rows_s(machine: Machine) -> float | None:
-    return None if machine.key.endswith("/kv") else entered_s(machine)
+    return None if is_kv(machine.key) else entered_s(machine)
 
 
 def _seen_s(machine: Machine) -> float | None:

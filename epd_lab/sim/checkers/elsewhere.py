@@ -16,6 +16,7 @@ from typing import Any
 
 from epd.fsm import embedding, generation, instance, link
 from epd.fsm.kernel import Event, Machine, State
+from epd.keys import RoomKey
 from epd.messages import AbortRequest, Address, Message, RoomAdded, RoomWanted
 from epd.roles.compose import Gateway
 from epd.scheduling.deaths import MAX_DEATHS
@@ -93,8 +94,10 @@ class Elsewhere(Checker):
         now_s, timing = self.world.loop.now_s, self.context.cluster.settings.timing
         bound_s = timing.accept_timeout_s
         for want in machine.waiters.values():
-            request_id, attempt, index = want.item.room.split("/")
-            key = request_id, int(attempt), int(index.partition(".")[0])
+            room = RoomKey.of(want.item.room)
+            assert room is not None
+            assert room.item is not None
+            key = room.request_id, room.attempt, room.item
             if want.stands_for or key not in self._asked_s:
                 continue
             if now_s - self._asked_s[key] > bound_s / 2 and process.resumed_s < now_s - bound_s:

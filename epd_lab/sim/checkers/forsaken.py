@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from epd.fsm import generation
+from epd.keys import attempt_key
 from epd.messages import Address
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.cluster import Node
@@ -72,7 +73,7 @@ class Forsaken(Checker):
         return node if is_it and not gateway.actor.is_lost(address) else None
 
     def _request(self, gateway: Node, machine: generation.Generation) -> Iterator[str]:
-        placement, key = machine.placement, f"{machine.key}/{machine.attempt}"
+        placement, key = machine.placement, attempt_key(machine.key, machine.attempt)
         nodes = [self._at(gateway, a) for a in (placement.prefill, placement.decode)]
         for node in nodes:
             if node is None or node.instance is None or node.instance.requests is None:

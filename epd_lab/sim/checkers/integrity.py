@@ -15,6 +15,7 @@ from typing import Any
 from epd.engine.base import Rows, SlotRows
 from epd.fsm import embedding, incoming
 from epd.fsm.kernel import Event, Machine, State
+from epd.keys import is_kv
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.transfer import Write
@@ -54,7 +55,7 @@ class Integrity(Checker):
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
         if isinstance(event, incoming.SlotsLeased) and isinstance(machine, incoming.Incoming):
-            region = "kv" if machine.key.endswith("/kv") else "rows"
+            region = "kv" if is_kv(machine.key) else "rows"
             for slot in machine.slots:
                 self._leases[process.name, region, slot] = machine
         elif isinstance(event, embedding.Loaded) and isinstance(machine, embedding.Embedding):

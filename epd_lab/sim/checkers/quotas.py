@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import Machine
+from epd.keys import is_kv
 from epd.roles.incoming import IncomingRooms
 from epd.roles.outgoing import OutgoingRooms
 from epd_lab.sim.cluster import Node, Settings
@@ -34,7 +35,7 @@ def over_quota(node: Node, settings: Settings, leased: Machine | None) -> Iterat
     assert node.instance is not None
     instance = node.instance
     if isinstance(leased, Incoming):
-        if leased.key.endswith("/kv") or instance.embeddings is None:
+        if is_kv(leased.key) or instance.embeddings is None:
             return
         name, share = "prefill.max_slots_share_per_peer", settings.prefill.max_slots_share_per_peer
         size, held = instance.embeddings.pool.size, _held(instance.incoming)
@@ -54,6 +55,6 @@ def over_quota(node: Node, settings: Settings, leased: Machine | None) -> Iterat
 def _held(rooms: IncomingRooms | OutgoingRooms) -> dict[str, _Peer]:
     held: dict[str, _Peer] = {}
     for room in rooms._rooms.values():
-        if room.slots and not (room.terminal or room.key.endswith("/kv")):
+        if room.slots and not (room.terminal or is_kv(room.key)):
             held.setdefault(room.peer.instance_id, _Peer()).take(len(room.slots))
     return held

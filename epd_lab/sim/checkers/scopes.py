@@ -8,6 +8,7 @@ from collections import defaultdict
 
 from epd.fsm import incoming, request
 from epd.fsm.kernel import Event, Machine, State
+from epd.keys import is_kv
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
 
@@ -33,7 +34,7 @@ class Scopes(Checker):
                 self._look(process, machine, event.num_cached)
             else:
                 self._opened[process.name, self._scope_of(machine)].append(machine)
-        elif isinstance(event, incoming.SlotsLeased) and machine.key.endswith("/kv"):
+        elif isinstance(event, incoming.SlotsLeased) and is_kv(machine.key):
             self._leased(process, machine)
 
     def _leased(self, process: SimProcess, machine: Machine) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from epd.fsm import generation, incoming, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
 from epd.fsm.room import Room
+from epd.keys import RoomKey, attempt_key, request_of
 from epd.messages import (
     AbortEncode,
     AbortRequest,
@@ -193,14 +194,17 @@ class Tombstones(Checker):
             assert instance is not None
             assert instance.encode is not None
             return message.room in instance.encode._askers
-        machine = self._requests.get((process.name, f"{message.request_id}/{message.attempt}"))
+        machine = self._requests.get(
+            (process.name, attempt_key(message.request_id, message.attempt))
+        )
         return machine is not None and not machine.terminal
 
     def _is_given_up(self, process: SimProcess, key: str) -> bool:
         """Whether this gateway serves nobody with the attempt of this key, or of this room."""
-        request_id, attempt, *_ = key.split("/")
-        machine = self._generations.get((process.name, request_id))
-        if machine is None or machine.attempt != int(attempt):
+        room = RoomKey.of(key)
+        attempt = attempt_key(room.request_id, room.attempt) if room else key
+        machine = self._generations.get((process.name, request_of(attempt)))
+        if machine is None or attempt_key(machine.key, machine.attempt) != attempt:
             return True
         return machine.state not in (generation.S.PLACED, generation.S.STREAMING)
 
@@ -228,7 +232,7 @@ class Tombstones(Checker):
 def _key_of(message: Any) -> str:
     """Its room; of a message about an attempt, that."""
     room: str = getattr(message, "room", "")
-    return room or f"{message.request_id}/{message.attempt}"
+    return room or attempt_key(message.request_id, message.attempt)
 
 
 def _keys_of(message: Message) -> list[str]:

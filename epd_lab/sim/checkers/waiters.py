@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from epd.fsm import embedding, encoding, generation, offer
 from epd.fsm import incoming as receipt
 from epd.fsm import outgoing as transfer
+from epd.keys import is_kv
 from epd.roles.decode.landing import Landing
 from epd.roles.encode.role import EncodeRole
 from epd.roles.gateway.stream import Stream
@@ -160,7 +161,7 @@ def _slots(embeddings: Embeddings, incoming: IncomingRooms) -> Iterator[str]:
         return
     held: Counter[str] = Counter()
     for room in incoming._rooms.values():
-        if room.slots and not (room.terminal or room.key.endswith("/kv")):
+        if room.slots and not (room.terminal or is_kv(room.key)):
             held[room.peer.instance_id] += len(room.slots)
     lease = _next_lease(line, held)
     if lease is None:
