@@ -43,7 +43,13 @@ ELSEWHERE = re.compile(
     r"""f"\{[\w.]*\}/\{[\w.]*attempt\}["/] | /kv" | (rs|s|rpartition|partition)\w*\("/" """,
     re.VERBOSE,
 )
-KEYED = ("epd/fsm", "epd/roles", "epd/scheduling", "epd_lab/sim")  # others split paths
+KEYED = (
+    "epd/fsm",
+    "epd/groups",
+    "epd/roles",
+    "epd/scheduling",
+    "epd_lab/sim",
+)  # others split paths
 
 
 def test_no_other_file_makes_or_reads_one() -> None:
