@@ -49,6 +49,7 @@ def packages(*names: str) -> frozenset[str]:
 PORTS = ("epd.frontend", "epd.engine.base", "epd.transport.base")
 DATA = (
     "epd.failure",
+    "epd.keys",
     "epd.layouts",
     "epd.messages",
     "epd.observed",
@@ -104,6 +105,7 @@ AREAS = {
     "epd.layouts": Area(("epd.ranges", "epd.shares", "epd.wire"), packages("msgspec"), NOT_PURE),
     "epd.records": Area(("epd.layouts", "epd.ranges", "epd.wire"), packages("msgspec"), NOT_PURE),
     "epd.failure": Area(("epd.ranges", "epd.wire"), not_stdlib=NOT_PURE),
+    "epd.keys": Area((), not_stdlib=NOT_PURE),
     "epd.observed": Area(("epd.ranges", "epd.wire"), not_stdlib=NOT_PURE),
     "epd.room_messages": Area(
         ("epd.failure", "epd.layouts", "epd.ranges", "epd.records", "epd.wire"),

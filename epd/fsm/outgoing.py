@@ -40,7 +40,7 @@ from epd.fsm.room import (
     note_silent,
 )
 from epd.messages import Grant, KvOffer
-from epd.records import Address, RowContract
+from epd.records import Address, KvState, RowContract
 
 
 class Do(Effect):
@@ -109,12 +109,21 @@ class Requested(Event):
     manifest: Manifest
 
 
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """KV of a whole prompt.  With it the room has taken its blocks over, and nobody else has them."""
+
+    blocks: tuple[int, ...]
+    state: KvState  # what the consumer needs besides the bytes
+
+
 @dataclass(slots=True)
 class BytesReady(Event):
     """The producing stream has finished: the source may be read (fault F2)."""
 
     brings = (Own.SOURCE,)
     nbytes: int
+    kv: KvSource | None = None  # None: rows
 
 
 @dataclass(slots=True)
@@ -223,7 +232,7 @@ def keep_manifest(outgoing: Outgoing, event: Requested) -> None:
 
 
 def keep_source(outgoing: Outgoing, event: BytesReady) -> None:
-    outgoing.nbytes = event.nbytes
+    outgoing.nbytes, outgoing.kv = event.nbytes, event.kv
 
 
 def keep_grant(outgoing: Outgoing, event: GrantReceived) -> None:
@@ -412,6 +421,7 @@ class Outgoing(Room):
 
     __slots__ = (
         "grant",
+        "kv",
         "manifest",
         "nbytes",
         "part_nbytes",
@@ -428,6 +438,7 @@ class Outgoing(Room):
         self.grant: Grant | None = None
         self.slots: tuple[int, ...] = ()  # that it is written from
         self.nbytes = 0
+        self.kv: KvSource | None = None  # with all of its bytes
         self.ready_nbytes = 0  # of what is sent, in that order: may be read,
         self.part_nbytes = 0  # is being written,
         self.written_nbytes = 0  # has landed

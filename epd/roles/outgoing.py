@@ -38,7 +38,6 @@ from epd.messages import (
     Commit,
     CommitAck,
     Grant,
-    KvState,
     TransferAborted,
     TransferInDoubt,
 )
@@ -65,9 +64,6 @@ class Spread(NamedTuple):
 
 class Producer(Protocol):
     """Who makes the bytes of a room and owns the source."""
-
-    def commit_state(self, outgoing: Outgoing) -> KvState | None:
-        """What the consumer needs besides the bytes."""
 
     def granted(self, outgoing: Outgoing) -> None:
         """The consumer has memory for it."""
@@ -186,7 +182,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     @performs(Do.SEND_COMMIT)
     def send_commit(self, outgoing: Outgoing, event: Event) -> None:
         room, attempt = outgoing.key, outgoing.attempt
-        kv = self._owners[room].commit_state(outgoing)
+        kv = outgoing.kv.state if outgoing.kv is not None else None
         commit = Commit(
             room=room, attempt=attempt, nbytes=outgoing.sent_nbytes, parts=outgoing.parts, kv=kv
         )

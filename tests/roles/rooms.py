@@ -46,7 +46,7 @@ def due_s(at: Desk, left_s: float = 25.0) -> float:
 
 def produce(at: Desk, room: str = "r", *, offers: bool = True, peer: Address = PEER) -> Any:
     """A room that p0 fills; its owner."""
-    owner = mock.Mock(commit_state=mock.Mock(return_value=None))
+    owner = mock.Mock()
     manifest = Manifest(None, 1, OFFER if offers else None)
     at.do(at.role.open, room, 1, peer, owner, "key", manifest, due_s(at))
     return owner

@@ -12,7 +12,7 @@ import pytest
 from epd.failure import Failure, FailureKind
 from epd.fsm import incoming
 from epd.fsm import request as fsm
-from epd.fsm.outgoing import BytesReady
+from epd.fsm.outgoing import BytesReady, KvSource
 from epd.fsm.request import Request, S
 from epd.groups.asks import LandKv
 from epd.messages import (
@@ -91,9 +91,9 @@ def test_what_decode_is_offered() -> None:
         assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes
         kv = at.role._kv
         assert kv.find(request) is transfer
-        assert kv.live() == {"kv_handed_over": 1, "kv_parts_held": 0}
-        state = kv.commit_state(transfer)
-        assert state == KvState(
+        assert kv.live() == {"kv_parts_held": 0}
+        assert transfer.kv.blocks == request.block_table
+        assert transfer.kv.state == KvState(
             num_tokens=NUM_TOKENS,
             first_token=request.output[0],
             rope_delta=0,
@@ -102,7 +102,6 @@ def test_what_decode_is_offered() -> None:
             num_whole=3,
             num_cached=0,
         )
-        assert kv.commit_state(SimpleNamespace(key="other")) is None
 
 
 def test_the_last_token_of_an_answer_is_said_where_its_prompt_was_computed() -> None:
@@ -143,7 +142,7 @@ def test_an_offer_that_is_refused_fails_the_request_with_its_reason() -> None:
         at.cluster.pass_time(0.1)
         requests = at.cluster.instance("p0").requests
         assert requests is not None and requests.pool.num_leased == 0
-        assert at.role._kv.live() == {"kv_handed_over": 0, "kv_parts_held": 0}
+        assert at.role._kv.live() == {"kv_parts_held": 0}
 
 
 def test_who_is_called_off_withdraws_its_offer() -> None:
@@ -160,7 +159,7 @@ def test_what_is_ready_of_whom_has_left_stays_held() -> None:
     with desk("1e1p1d", "p0", "prefill") as at:
         kv = at.role._kv
         kv._held["r"] = {0: 5}
-        kv.hold_part(SimpleNamespace(key="r", owner="nobody"))
+        kv.hold_part(SimpleNamespace(key="r", owner="nobody", kv=None))
         assert kv._held == {"r": {0: 5}}
         assert kv.granted(SimpleNamespace(key="r", owner="nobody")) is None
         kv.concluded(SimpleNamespace(key="r", owner="nobody"), None)
@@ -171,7 +170,9 @@ def stage(at: Desk, request: Request, layout: KvLayout, num_blocks: int) -> Any:
     """So many blocks of its KV are taken from where they are, for a decode instance like that."""
     slots = range(6 * layout.slots_per_block)
     grant: Any = SimpleNamespace(num_held=0, slots=slots, layout=layout, region=None)
-    one = {"key": request.kv_room, "owner": request.key, "peer": DECODE, "grant": grant}
+    known = at.role._kv.find(request).kv
+    source = KvSource(request.block_table, known.state)
+    one = {"key": request.kv_room, "kv": source, "peer": DECODE, "grant": grant}
     part = {"written_nbytes": 0, "part_nbytes": num_blocks * layout.block_nbytes}
     outgoing: Any = SimpleNamespace(**one, **part)
     work = at.role._kv.stage(outgoing, grant)
@@ -224,7 +225,8 @@ def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
         found = mock.patch.object(kv, "find", return_value=outgoing)
         with found, mock.patch.object(kv._rooms, "fire") as fire:
             at.do(kv.hand_over_kv, request, None)
-        fire.assert_called_once_with(outgoing, BytesReady(outgoing.part_nbytes))
+        ((room, ready),) = (call.args for call in fire.call_args_list)
+        assert room is outgoing and ready == BytesReady(outgoing.part_nbytes, outgoing.kv)
 
 
 # --- decode ---------------------------------------------------------------------------------------

@@ -361,18 +361,6 @@ def test_nothing_is_left_in_the_books_and_nothing_is_negative(
     assert not books.num_assigned and not any(books.in_flight(f"h{n}") for n in range(4))
 
 
-def test_images_are_found_where_open_attempts_have_sent_them() -> None:
-    books = Books()
-    books.sent("r1", Attempt("", "", 0, {}, (("e0", "a"), ("e0", "a"), ("e1", "b")), ("e0", "e1")))
-    books.sent("r2", Attempt("", "", 0, {}, (("e2", "a"),), ("e2",)))
-    assert (books.in_flight("a"), books.in_flight("b")) == (("e0", "e2"), ("e1",))
-    books.sent("r1", Attempt("", "", 0, {}, (("e1", "b"),), ("e1",)))
-    assert (books.in_flight("a"), books.in_flight("b")) == (("e2",), ("e1",))
-    books.ended("r1")
-    books.ended("r1")
-    assert (books.in_flight("a"), books.in_flight("b"), books.num_assigned) == (("e2",), (), 1)
-
-
 # --- what is told of it ---------------------------------------------------------------------------
 
 

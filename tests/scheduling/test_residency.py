@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.scheduling.backlog import Attempt, Books
 from epd.scheduling.residency import MAX_BATCH, Batch, CacheIndex, CacheLog, Nowhere, Said
 
 KEYS = [f"{n:064x}" for n in range(6)]
@@ -135,3 +136,15 @@ def test_what_the_asking_one_says_is_asked_last() -> None:
     said = Said(Nowhere(), {"a": "e7"})
     assert (tuple(said.resident("a")), tuple(said.resident("b"))) == (("e7",), ())
     assert tuple(said.in_flight("a")) == ()
+
+
+def test_images_are_found_where_open_attempts_have_sent_them() -> None:
+    books = Books()
+    books.sent("r1", Attempt("", "", 0, {}, (("e0", "a"), ("e0", "a"), ("e1", "b")), ("e0", "e1")))
+    books.sent("r2", Attempt("", "", 0, {}, (("e2", "a"),), ("e2",)))
+    assert (books.in_flight("a"), books.in_flight("b")) == (("e0", "e2"), ("e1",))
+    books.sent("r1", Attempt("", "", 0, {}, (("e1", "b"),), ("e1",)))
+    assert (books.in_flight("a"), books.in_flight("b")) == (("e2",), ("e1",))
+    books.ended("r1")
+    books.ended("r1")
+    assert (books.in_flight("a"), books.in_flight("b"), books.num_assigned) == (("e2",), (), 1)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-import msgspec
-
 from epd.engine.base import Rows
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding, encoding, generation, incoming, outgoing, request, room
@@ -20,7 +18,7 @@ from epd.roles.base import Actor
 from epd.roles.encode.role import EncodeRole
 from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
-from epd.roles.prefill.kv_producer import KvProducer
+from epd.roles.prefill import kv_producer
 from epd.roles.steps.requests import Requests
 from epd.scheduling.pool import LruCache
 from epd.transport.base import Received
@@ -299,15 +297,11 @@ def new_registry_loses_the_absent() -> Planted:
 @mutant
 def rope_delta_stays_home() -> Planted:
     """F26: decoding goes on at linear positions."""
-    state = KvProducer.commit_state
 
-    def without_delta(self: KvProducer, machine: outgoing.Outgoing) -> KvState | None:
-        kv = state(self, machine)
-        if kv is None:
-            return None
-        return msgspec.structs.replace(kv, rope_delta=0)
+    def without_delta(**fields: Any) -> KvState:
+        return KvState(**{**fields, "rope_delta": 0})
 
-    return patched(KvProducer, "commit_state", without_delta)
+    return patched(kv_producer, "KvState", without_delta)
 
 
 @mutant

@@ -76,9 +76,9 @@ def test_a_part_is_read_from_the_blocks_that_who_gave_way_has_left() -> None:
 
     async def of_the_request(self: KvProducer, transfer: Outgoing, grant: Grant) -> Any:
         request, held = self._requests.get(transfer.owner), self._held.get(transfer.key, {})
-        if request is None or transfer.key in self._handed_over:
+        if request is None or transfer.kv is not None:
             return await stage(self, transfer, grant)
-        table = {**held, **dict(enumerate(self._by_place(request)))}
+        table = {**held, **dict(enumerate(self._by_place(request.block_table)))}
         with mock.patch.object(self, "_held", {**self._held, transfer.key: table}):
             return await stage(self, transfer, grant)
 

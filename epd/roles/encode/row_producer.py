@@ -51,9 +51,6 @@ class RowProducer:
     def hold_part(self, outgoing: Outgoing) -> None:
         """Rows are ready all at once."""
 
-    def commit_state(self, outgoing: Outgoing) -> None:
-        """Rows are all that there is."""
-
     # --- memory to write from ---------------------------------------------------------------------
 
     def lease(self, outgoing: Outgoing) -> bool:

@@ -8,16 +8,18 @@ token is there, only the last layers are still to be sent.
 
 Until then the request owns its blocks.  It may give them up (preempted, aborted) while a write
 reads them, so parts are held by a reference of their own, from when they are ready until they have
-landed.  With the first token the transfer takes all blocks over.
+landed.  With the first token the room takes all blocks over (`KvSource`), and nothing here has them
+any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Event
-from epd.fsm.outgoing import BytesReady, Manifest, Outgoing, PartReady, SourceFailed
+from epd.fsm.outgoing import BytesReady, KvSource, Manifest, Outgoing, PartReady, SourceFailed
 from epd.fsm.request import Do, KvDelivered, KvFailed, LayersComputed, Request
 from epd.groups.kv import Sent
 from epd.messages import Grant, KvOffer, KvState, PrefillRequest
@@ -25,6 +27,14 @@ from epd.roles.base import Actor, Component, performs
 from epd.roles.outgoing import OutgoingRooms, Spread, Staged
 from epd.roles.steps.requests import Requests
 from epd.scheduling.kv_order import KvOrder
+
+
+class _Text(NamedTuple):
+    """A prompt whose KV is sent: of a request that computes it, or of a room that has it."""
+
+    num_tokens: int
+    table: tuple[int, ...]  # its blocks in the order of places
+    num_whole: int | None  # blocks that were sent before its last chunk began, if it has
 
 
 class KvProducer(Component[Request]):
@@ -37,11 +47,10 @@ class KvProducer(Component[Request]):
         self._layout = requests.engine.kv_layout
         self._whole = self._layout.whole  # of which rooms count the bytes
         self._held: dict[str, dict[int, int]] = {}  # by room: parts, place in prompt to block
-        self._handed_over: dict[str, tuple[Request, int | None]] = {}  # by room: all blocks
         requests.extend(self)
 
     def live(self) -> dict[str, int]:
-        return {"kv_handed_over": len(self._handed_over), "kv_parts_held": len(self._held)}
+        return {"kv_parts_held": len(self._held)}
 
     def find(self, request: Request) -> Outgoing | None:
         return self._rooms.find(request.kv_room)
@@ -105,8 +114,9 @@ class KvProducer(Component[Request]):
                 record.num_whole = max(num_full, num_said)
         else:
             num_full = request.num_computed // self._layout.block_size
-        num_owned = len(self._by_place(request)) if request.has_blocks else 0
-        order = self._order(outgoing, request, min(num_full, num_owned))
+        text = self._text_of(request)
+        num_owned = len(text.table) if request.has_blocks else 0
+        order = self._order(outgoing, text, min(num_full, num_owned))
         if num_ready := order.num_ready(num_groups):
             self._rooms.fire(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
 
@@ -114,75 +124,9 @@ class KvProducer(Component[Request]):
     def hand_over_kv(self, request: Request, event: Event) -> None:
         outgoing = self.find(request)
         assert outgoing is not None  # opened when the first chunk was scheduled
-        self._handed_over[request.kv_room] = request, self._num_whole(request)
-        num_kv_blocks = len(request.block_table) - self._layout.num_state_blocks
-        nbytes = (num_kv_blocks + self._num_state_blocks(outgoing)) * self._whole.block_nbytes
-        self._rooms.fire(outgoing, BytesReady(nbytes))
-
-    # --- the order of sending ---------------------------------------------------------------------
-
-    def _num_held(self, outgoing: Outgoing) -> int:
-        """Blocks that decode has already."""
-        assert outgoing.grant is not None  # or nothing would be sent yet
-        return outgoing.grant.num_held // self._layout.slots_per_block
-
-    def _order(self, outgoing: Outgoing, request: Request, num_full: int) -> KvOrder:
-        """`num_full`: blocks that can be sent whole, as far as is known."""
-        num_held = self._num_held(outgoing)
-        num_blocks = self._requests.num_blocks_for(len(request.prompt))
-        whole = self._num_whole(request)
-        num_whole = num_full if whole is None else whole
-        num_whole = min(max(num_whole, num_held), num_blocks)
-        size, num_state_blocks = self._layout.slots_per_block, self._num_state_blocks(outgoing)
-        return KvOrder(num_held, num_whole, num_blocks, size, num_state_blocks)
-
-    def _num_whole(self, request: Request) -> int | None:
-        """Blocks that were sent before its last chunk began, if it has."""
-        if (handed := self._handed_over.get(request.kv_room)) is not None:
-            return handed[1]
-        return self._requests.record(request).num_whole
-
-    def _num_state_blocks(self, outgoing: Outgoing) -> int:
-        """Blocks that decode has for a state: other ones than here, where ranks share otherwise."""
-        grant, info = outgoing.grant, self.actor.peer_info(outgoing.peer)
-        granted = grant.layout if grant is not None else None
-        theirs = granted or (info.kv_layout if info is not None else None)
-        return (theirs or self._layout).num_state_blocks
-
-    def _by_place(self, request: Request) -> tuple[int, ...]:
-        """Its blocks as they are counted here: those of its state last."""
-        first = self._layout.num_state_blocks
-        return request.block_table[first:] + request.block_table[:first]
-
-    def _places(self, outgoing: Outgoing, request: Request, start: int, stop: int) -> list[int]:
-        """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
-        order = self._order(outgoing, request, self._requests.num_blocks_for(len(request.prompt)))
-        size = self._whole.slot_nbytes
-        return order.places(start // size, stop // size)
-
-    def _of_rows(self, request: Request, places: Sequence[int]) -> list[int]:
-        """Without those of its state, which are the last."""
-        last = self._requests.num_blocks_for(len(request.prompt)) * self._layout.slots_per_block
-        return [place for place in places if place < last]
-
-    def _indices(self, request: Request, places: Sequence[int]) -> list[int]:
-        """Of its blocks as they are counted here; a state is sent as one, whatever blocks decode
-        has for it."""
-        rows = self._of_rows(request, places)
-        found = list(dict.fromkeys(place // self._layout.slots_per_block for place in rows))
-        if len(rows) < len(places):
-            num_blocks = self._requests.num_blocks_for(len(request.prompt))
-            found += range(num_blocks, num_blocks + self._layout.num_state_blocks)
-        return found
-
-    # --- producer of KV ---------------------------------------------------------------------------
-
-    def commit_state(self, outgoing: Outgoing) -> KvState | None:
-        if (handed := self._handed_over.get(outgoing.key)) is None:
-            return None
-        request, num_whole = handed
         num_blocks = len(request.block_table) - self._layout.num_state_blocks
-        return KvState(
+        num_whole = self._requests.record(request).num_whole
+        state = KvState(
             num_tokens=len(request.prompt),
             first_token=request.output[0],
             rope_delta=request.rope_delta,
@@ -191,6 +135,71 @@ class KvProducer(Component[Request]):
             num_whole=num_blocks if num_whole is None else num_whole,
             num_cached=request.num_cached or 0,
         )
+        nbytes = (num_blocks + self._num_state_blocks(outgoing)) * self._whole.block_nbytes
+        self._rooms.fire(outgoing, BytesReady(nbytes, KvSource(request.block_table, state)))
+
+    # --- the order of sending ---------------------------------------------------------------------
+
+    def _num_held(self, outgoing: Outgoing) -> int:
+        """Blocks that decode has already."""
+        assert outgoing.grant is not None  # or nothing would be sent yet
+        return outgoing.grant.num_held // self._layout.slots_per_block
+
+    def _text_of(self, request: Request) -> _Text:
+        """Its blocks are the room's as soon as that has been told of the hand-over."""
+        table = self._by_place(request.block_table)
+        return _Text(len(request.prompt), table, self._requests.record(request).num_whole)
+
+    def _text(self, outgoing: Outgoing) -> _Text | None:
+        """None: its request has ended before the room had its KV."""
+        if (kv := outgoing.kv) is not None:
+            return _Text(kv.state.num_tokens, self._by_place(kv.blocks), kv.state.num_whole)
+        request = self._requests.get(outgoing.owner)
+        return self._text_of(request) if request is not None else None
+
+    def _order(self, outgoing: Outgoing, text: _Text, num_full: int) -> KvOrder:
+        """`num_full`: blocks that can be sent whole, as far as is known."""
+        num_held = self._num_held(outgoing)
+        num_blocks = self._requests.num_blocks_for(text.num_tokens)
+        num_whole = num_full if text.num_whole is None else text.num_whole
+        num_whole = min(max(num_whole, num_held), num_blocks)
+        size, num_state_blocks = self._layout.slots_per_block, self._num_state_blocks(outgoing)
+        return KvOrder(num_held, num_whole, num_blocks, size, num_state_blocks)
+
+    def _num_state_blocks(self, outgoing: Outgoing) -> int:
+        """Blocks that decode has for a state: other ones than here, where ranks share otherwise."""
+        grant, info = outgoing.grant, self.actor.peer_info(outgoing.peer)
+        granted = grant.layout if grant is not None else None
+        theirs = granted or (info.kv_layout if info is not None else None)
+        return (theirs or self._layout).num_state_blocks
+
+    def _by_place(self, block_table: tuple[int, ...]) -> tuple[int, ...]:
+        """Blocks as they are counted here: those of its state last."""
+        first = self._layout.num_state_blocks
+        return block_table[first:] + block_table[:first]
+
+    def _places(self, outgoing: Outgoing, text: _Text, start: int, stop: int) -> list[int]:
+        """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
+        order = self._order(outgoing, text, self._requests.num_blocks_for(text.num_tokens))
+        size = self._whole.slot_nbytes
+        return order.places(start // size, stop // size)
+
+    def _of_rows(self, text: _Text, places: Sequence[int]) -> list[int]:
+        """Without those of its state, which are the last."""
+        last = self._requests.num_blocks_for(text.num_tokens) * self._layout.slots_per_block
+        return [place for place in places if place < last]
+
+    def _indices(self, text: _Text, places: Sequence[int]) -> list[int]:
+        """Of its blocks as they are counted here; a state is sent as one, whatever blocks decode
+        has for it."""
+        rows = self._of_rows(text, places)
+        found = list(dict.fromkeys(place // self._layout.slots_per_block for place in rows))
+        if len(rows) < len(places):
+            num_blocks = self._requests.num_blocks_for(text.num_tokens)
+            found += range(num_blocks, num_blocks + self._layout.num_state_blocks)
+        return found
+
+    # --- producer of KV ---------------------------------------------------------------------------
 
     def granted(self, outgoing: Outgoing) -> None:
         """What was computed before the grant came need not wait for the next chunk."""
@@ -200,15 +209,14 @@ class KvProducer(Component[Request]):
 
     def hold_part(self, outgoing: Outgoing) -> None:
         """Own what is ready and has not landed, whatever the request does with its blocks."""
-        request = self._requests.get(outgoing.owner)
+        text = self._text(outgoing)
         held = self._held.setdefault(outgoing.key, {})
-        if request is None:  # what is ready was held when it became so
+        if text is None:  # what is ready was held when it became so
             return
-        places = self._places(outgoing, request, outgoing.written_nbytes, outgoing.ready_nbytes)
-        wanted = dict.fromkeys(self._indices(request, places))
+        places = self._places(outgoing, text, outgoing.written_nbytes, outgoing.ready_nbytes)
+        wanted = dict.fromkeys(self._indices(text, places))
         landed = [held.pop(index) for index in list(held) if index not in wanted]
-        table = self._by_place(request)
-        new = {i: table[i] for i in wanted if i not in held}
+        new = {i: text.table[i] for i in wanted if i not in held}
         self._requests.pool.share(new.values())
         held.update(new)
         self._requests.return_blocks(tuple(landed))
@@ -224,18 +232,16 @@ class KvProducer(Component[Request]):
         """The part's bytes: views of the pool on a CPU; of a device's where they lie, for a
         transport that reads it, or a copy in host memory.  Of groups what each rank has of them."""
         start = outgoing.written_nbytes
-        handed = self._handed_over.get(outgoing.key)
-        request = handed[0] if handed is not None else self._requests.get(outgoing.owner)
-        if request is None:
+        if (text := self._text(outgoing)) is None:
             return None
-        places = self._places(outgoing, request, start, start + outgoing.part_nbytes)
+        places = self._places(outgoing, text, start, start + outgoing.part_nbytes)
         size, held = self._layout.slots_per_block, self._held.get(outgoing.key, {})
-        table = {**dict(enumerate(self._by_place(request))), **held}
+        table = {**dict(enumerate(text.table)), **held}
         target = [grant.slots[place - grant.num_held] for place in places]
         if self._layout.ranks or (grant.layout is not None and grant.layout.ranks):
-            num_slots = len(self._of_rows(request, places))
+            num_slots = len(self._of_rows(text, places))
             source = [table[place // size] * size + place % size for place in places[:num_slots]]
-            state = [table[i] for i in self._indices(request, places[num_slots:])]
+            state = [table[i] for i in self._indices(text, places[num_slots:])]
             sent = Sent(source, target[:num_slots], state, target[num_slots:])
             return Spread(self._requests.kv.writes(sent, grant))
         source = [table[place // size] * size + place % size for place in places]
@@ -246,8 +252,8 @@ class KvProducer(Component[Request]):
         held = self._held.pop(outgoing.key, None)
         if held:
             self._requests.return_blocks(tuple(held.values()))
-        if (handed := self._handed_over.pop(outgoing.key, None)) is not None:
-            self._requests.return_blocks(handed[0].block_table)
+        if outgoing.kv is not None:
+            self._requests.return_blocks(outgoing.kv.blocks)
 
     def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
         request = self._requests.get(outgoing.owner)
