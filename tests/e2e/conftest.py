@@ -1,4 +1,4 @@
-"""Two clusters for all tests that neither end nor change one: a start takes 6 s of a core.
+"""Two clusters for all tests that neither end nor change one.
 
 Each pytest process has its own, if a file that it takes asks for one.
 """
