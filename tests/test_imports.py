@@ -222,8 +222,8 @@ AREAS = {
     ),
     "epd_lab.sim": Area(
         (
-            *("epd_lab.sim", "epd.groups", "epd.roles", "epd.fsm", "epd.scheduling"),
-            *("epd.transport", "epd_lab.trace_events", *LEAVES, *PORTS),
+            *("epd_lab.sim", "epd_lab.formal", "epd.groups", "epd.roles", "epd.fsm"),
+            *("epd.scheduling", "epd.transport", "epd_lab.trace_events", *LEAVES, *PORTS),
         ),
         packages("msgspec", "numpy"),
     ),
@@ -231,7 +231,11 @@ AREAS = {
         ("epd_lab.diagrams", "epd.fsm", "epd.groups", "epd.roles", *LEAVES),
         packages("transitions"),
     ),
-    "epd_lab.formal": Area(("epd_lab.formal", "epd.fsm"), not_stdlib=NOT_PURE),
+    "epd_lab.formal": Area(
+        ("epd_lab.formal", "epd.fsm", "epd.frontend", *LEAVES),
+        packages("msgspec"),
+        not_stdlib=NOT_PURE,
+    ),
     "epd_lab.bench": Area(("epd", "epd_lab"), None),
     "epd_lab.plan": Area(("epd", "epd_lab"), packages("msgspec")),
     "epd.cli": Area(("epd",), None),

@@ -1,19 +1,15 @@
 """docs/drills/models.md: the models for foreign checkers, their states, and what they promise.
 
-How many states a model has is what the own search counted last (tests/foreign/states.json), which
-the tests compare with what it counts now.
+How many states a model has is what the own search counted last (epd_lab/formal/states.json), which
+every search compares with what it counts.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from epd_lab.diagrams.page import markdown_table
-from epd_lab.formal import PAIRS, models
+from epd_lab.formal import models
 from epd_lab.formal.form import Model
-
-STORE = Path(__file__).resolve().parents[2] / "tests" / "foreign" / "states.json"
+from epd_lab.formal.searches import counted
 
 _HEAD = """\
 <!-- Written by `python -m epd diagrams` from epd_lab/formal; do not edit. -->
@@ -32,8 +28,7 @@ may rest for ever is a judgement, with its reason: without any one of them the p
 
 
 def page() -> str:
-    states: dict[str, int] = json.loads(STORE.read_text(encoding="utf-8"))
-    rows = [[f"`{m.name}`", str(states[m.name]), _about(m)] for m in models()]
+    rows = [[f"`{m.name}`", str(counted()[m.name]), _about(m)] for m in models()]
     told = {(_machines(m), p.name): p for m in models() for p in m.promises}
     promises = [
         [
@@ -59,8 +54,5 @@ def _machines(model: Model) -> str:
 
 def _about(model: Model) -> str:
     """With the constants that hold: what this world has that others of its machine have not."""
-    searched = PAIRS.get(model.name, ("",))[0]
-    if searched:
-        return f"`{searched}` of `epd sim model transfer`"
     on = [name.lower().replace("_", " ") for name, value in model.constants.items() if value]
     return f"{model.about} ({', '.join(on)})" if on else model.about

@@ -1,4 +1,4 @@
-"""The state machines in the languages of foreign model checkers: Promela (SPIN) and TLA+."""
+"""The world of each machine, as data: for searches, walks, Promela (SPIN) and TLA+."""
 
 from __future__ import annotations
 
@@ -41,33 +41,20 @@ ENCODINGS = {
     "ENCODING_WITHOUT_TOWER": encoding.Told(stored=True, encodes=False),
 }
 _CALM = {"may_die": False, "may_be_declared_lost": False}
-PAIRS = {  # the safety searches of `epd sim model transfer`, by its names, and one that heals
-    "PAIR": ("everything", pair.Told(engine_is_certain=False)),
-    "PAIR_MESSAGES_LOST_IN_DOUBT": (
-        "unknown outcomes, messages lost for good",
-        pair.Told(engine_is_certain=False, forgetful=True, **_CALM),
+PAIRS = {
+    "PAIR": pair.Told(engine_is_certain=False),
+    "PAIR_MESSAGES_LOST_IN_DOUBT": pair.Told(engine_is_certain=False, forgetful=True, **_CALM),
+    "PAIR_KV": pair.Told(offers=True, may_die=False),
+    "PAIR_KV_IN_PARTS": pair.Told(offers=True, may_die=False, in_parts=True),
+    "PAIR_KV_IN_PARTS_IN_DOUBT": pair.Told(
+        offers=True, in_parts=True, engine_is_certain=False, **_CALM
     ),
-    "PAIR_KV": ("kv", pair.Told(offers=True, may_die=False)),
-    "PAIR_KV_IN_PARTS": ("kv in parts", pair.Told(offers=True, may_die=False, in_parts=True)),
-    "PAIR_KV_IN_PARTS_IN_DOUBT": (
-        "kv in parts, unknown outcomes",
-        pair.Told(offers=True, in_parts=True, engine_is_certain=False, **_CALM),
-    ),
-    "PAIR_CONTRACT_DRIFT": ("contract drift (F11)", pair.Told(contract_holds=False)),
-    "PAIR_SHORT_COMMIT": (
-        "short commit (F11)",
-        pair.Told(commit_is_short=True, may_die=False),
-    ),
-    "PAIR_MESSAGES_LOST": ("messages lost for good", pair.Told(forgetful=True, **_CALM)),
-    "PAIR_MESSAGES_LOST_KV": (
-        "messages lost for good, kv",
-        pair.Told(forgetful=True, offers=True, **_CALM),
-    ),
-    "PAIR_DECLARED_LOST": (
-        "declared lost, wrongly",
-        pair.Told(forgetful=True, may_die=False),
-    ),
-    "PAIR_HEALS": ("", pair.Told(engine_is_certain=False, forgetful=True, faults_stop=True)),
+    "PAIR_CONTRACT_DRIFT": pair.Told(contract_holds=False),
+    "PAIR_SHORT_COMMIT": pair.Told(commit_is_short=True, may_die=False),
+    "PAIR_MESSAGES_LOST": pair.Told(forgetful=True, **_CALM),
+    "PAIR_MESSAGES_LOST_KV": pair.Told(forgetful=True, offers=True, **_CALM),
+    "PAIR_DECLARED_LOST": pair.Told(forgetful=True, may_die=False),
+    "PAIR_HEALS": pair.Told(engine_is_certain=False, forgetful=True, faults_stop=True),
 }
 
 
@@ -87,10 +74,7 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         child_model(of["CHILD"]),
         group_model(of["GROUP"]),
         fan_out_model(of["FAN_OUT"]),
-        *(
-            pair_model(told, of["OUTGOING"], of["INCOMING"], name)
-            for name, (_, told) in PAIRS.items()
-        ),
+        *(pair_model(told, of["OUTGOING"], of["INCOMING"], name) for name, told in PAIRS.items()),
     )
 
 

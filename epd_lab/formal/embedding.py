@@ -17,7 +17,7 @@ ROOMS = (("a", "b"), ("b", "a"))
 UNTRIED_A = "(in_a and not tried_a)"
 UNTRIED_B = "(in_b and not tried_b)"
 NO_WAITERS = (
-    *(f"{what}_{room} = False" for room in "ab" for what in ("in", "tried", "ready")),
+    *(f"{what}_{room} = False" for room in "ab" for what in ("wants", "in", "tried", "ready")),
     "b_first = False",
 )
 
@@ -111,9 +111,10 @@ def _rooms() -> Iterator[Happening]:
         for is_rival in (False, True):
             yield Happening(
                 f"{room}_may_be_first" if is_rival else f"{room}_is_wanted",
-                "fault",
+                "fault" if is_rival else "work",
                 f"not in_{room} and room != '{room}' and not ({races}) and state not in {ENDED}",
                 m.RivalWanted if is_rival else m.Wanted,
+                before=(f"wants_{room} = True",),
                 event_fields={"room": f"'{room}'"},
                 actions={
                     "add_waiter": joins,
@@ -127,7 +128,7 @@ def _rooms() -> Iterator[Happening]:
             "fault",
             f"in_{room}",
             m.Unwanted,
-            before=(f"ready_{room} = False",),
+            before=(f"wants_{room} = False", f"ready_{room} = False"),
             guards={"others_wait": f"in_{other}"},
             event_fields={"room": f"'{room}'"},
             actions={"remove_waiter": leaves},
@@ -143,7 +144,7 @@ def _load() -> Iterator[Happening]:
         ("load_is_lost", "fault", under_way, m.LoadLost, (over, "lost = True")),
         ("encoder_is_lost", "fault", under_way, m.EncoderLost, (over, "lost = True")),
         ("rows_are_late", "time", "late", m.LoadLate, ("late = False",)),
-        ("asks_again", "time", "again", m.RetryDue, ("again = False",)),
+        ("asks_again", "retry", "again", m.RetryDue, ("again = False",)),
         ("no_room_comes", "time", "asked", m.NoRoomCame, ("asked = False",)),
         ("load_takes_too_long", "time", under_way, m.LoadTimedOut, (over,)),
         ("slots_come_back", "fault", "lost", m.SlotsReturned, ("lost = False",)),
@@ -218,6 +219,12 @@ def _laws() -> tuple[Law, ...]:
             "state not in (REQUESTED, LOADING, ABANDONED) or load != 'none'",
         ),
         Law(
+            "WhoWantsThemIsKnown",
+            7,
+            "whoever wants the rows waits for them, also for those of an abandoned load (F22)",
+            "wants_a == in_a and wants_b == in_b",
+        ),
+        Law(
             "WhoLoadsOwnsThem",
             3,
             "rows are loaded into leased slots",
@@ -250,7 +257,8 @@ def embedding_model(table: Table = m.TABLE) -> Model:
                 Variable(f"{what}_{room}", (False, True), note)
                 for room in "ab"
                 for what, note in (
-                    ("in", "waits"),
+                    ("wants", "its request does"),
+                    ("in", "waits, as the machine has it"),
                     ("tried", "was loaded from"),
                     ("ready", "was told that the rows are here"),
                 )
@@ -271,6 +279,7 @@ def embedding_model(table: Table = m.TABLE) -> Model:
         ),
         happenings=(*_rooms(), *_load()),
         laws=_laws(),
+        succeeds="ready_a and ready_b",
         promises=(
             Promise(
                 "TimeMovesIt",

@@ -10,6 +10,7 @@ from epd.fsm.kernel import Event, Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FAILED, EVICTED)"
+IS_OVER = f"state in {ENDED}"
 CACHE = "rows that rooms read stay; unread ones are evicted by time"
 ROOMS = (("a", "b"), ("b", "a"))
 
@@ -64,7 +65,7 @@ EFFECTS = {
     ),
     "FILL_ROOMS": (FILLS,),
     "FILL_ONE": (FILLS,),
-    "FAIL_ROOMS": ("in_a = False", "in_b = False"),
+    "FAIL_ROOMS": tuple(f"{what}_{room} = False" for what in ("asks", "in") for room in "ab"),
     "RELEASE_ROWS": (
         "require kept != 'nowhere' -- what is dropped was kept",
         f"require {UNREAD} -- unread rows are dropped (F31)",
@@ -111,9 +112,10 @@ def _rooms() -> Iterator[Happening]:
         mine = f"in_{room}"
         yield Happening(
             f"{room}_is_asked_for",
-            "fault",
+            "work",
             f"not {mine} and state not in {ENDED}",
             e.Requested,
+            before=(f"asks_{room} = True",),
             event_fields={"room": f"'{room}'"},
             actions={"add_room": (f"{mine} = True",)},
         )
@@ -122,6 +124,7 @@ def _rooms() -> Iterator[Happening]:
             "fault",
             mine,
             e.RoomClosed,
+            before=(f"asks_{room} = False",),
             guards={"others_wait": f"in_{other}"},
             event_fields={"room": f"'{room}'"},
             actions={"remove_room": (f"{mine} = False",), "drop_patches": (f"{mine} = False",)},
@@ -176,19 +179,54 @@ def _rests(told: Told) -> dict[str, str]:
     return rests
 
 
+def _laws() -> tuple[Law, ...]:
+    return (
+        Law(
+            "WhoAsksIsKnown",
+            7,
+            "whoever asks has an open room, also at an abandoned encoding (F22)",
+            "asks_a == in_a and asks_b == in_b",
+        ),
+        Law(
+            "BooksAreTrue",
+            4,
+            "rows are in the books of one tier as long as they are there (F21)",
+            "has_rows == (kept != 'nowhere')",
+        ),
+        Law(
+            "WhatIsWaitedForCounts",
+            4,
+            "rows count as run ahead while rooms wait for them, and no longer (F4)",
+            "not has_rows or (turn == 'counts') == (in_a or in_b)",
+        ),
+        Law("ItEndsEmpty", 4, "what ended keeps no rows", f"not ({IS_OVER}) or not has_rows"),
+        Law(
+            "OneBatchHasIt",
+            5,
+            "its patches are in a batch, or it is not there: single flight (F37)",
+            "state != ENCODING or work == 'batch'",
+        ),
+        Law(
+            "ReadersKeepRows",
+            3,
+            "rooms that read keep rows where they are, until the copy is whole (F31)",
+            "state not in (RESIDENT, DEMOTED, DEMOTING, PROMOTING) or has_rows",
+        ),
+    )
+
+
 def encoding_model(
     told: Told | None = None, table: Table = e.TABLE, name: str = "ENCODING"
 ) -> Model:
     """The model; `table` is ENCODING's, or one with a bug put back."""
     told = told or Told()
-    ended = f"state in {ENDED}"
     return Model(
         name=name,
         about="the making of one hash's rows at an encode instance",
         parts=(_part(table),),
         variables=(
-            Variable("in_a", (False, True), "room a is open"),
-            Variable("in_b", (False, True), "room b is open"),
+            *(Variable(f"asks_{room}", (False, True), "its consumer does") for room in "ab"),
+            *(Variable(f"in_{room}", (False, True), "the room is open") for room in "ab"),
             Variable("in_batch", (False, True), "as the machine notes it"),
             Variable("has_rows", (False, True)),
             Variable("turn", ("no", "waits", "counts"), "as the run-ahead counts it"),
@@ -198,42 +236,17 @@ def encoding_model(
             Variable("kept", ("nowhere", "device", "host"), "the books that count the rows"),
         ),
         happenings=(*_rooms(), *_workers(), *_tiers()),
-        laws=(
-            Law(
-                "BooksAreTrue",
-                4,
-                "rows are in the books of one tier as long as they are there (F21)",
-                "has_rows == (kept != 'nowhere')",
-            ),
-            Law(
-                "WhatIsWaitedForCounts",
-                4,
-                "rows count as run ahead while rooms wait for them, and no longer (F4)",
-                "not has_rows or (turn == 'counts') == (in_a or in_b)",
-            ),
-            Law("ItEndsEmpty", 4, "who has ended keeps no rows", f"not ({ended}) or not has_rows"),
-            Law(
-                "OneBatchHasIt",
-                5,
-                "its patches are in a batch, or it is not there: single flight (F37)",
-                "state != ENCODING or work == 'batch'",
-            ),
-            Law(
-                "ReadersKeepRows",
-                3,
-                "rooms that read keep rows where they are, until the copy is whole (F31)",
-                "state not in (RESIDENT, DEMOTED, DEMOTING, PROMOTING) or has_rows",
-            ),
-        ),
+        laws=_laws(),
         promises=(
             Promise(
                 "TimeMovesIt",
                 7,
                 "it ends, rests as cache, or is asked for again and again while work hangs",
                 "again",
-                ended,
+                IS_OVER,
                 rests=_rests(told),
             ),
         ),
+        succeeds="state in (RESIDENT, DEMOTED) and in_a and in_b",
         constants={field.upper(): getattr(told, field) for field in told.__slots__},
     )

@@ -76,9 +76,10 @@ class Part:
 class Happening:
     """Something that may occur when `when` holds.
 
-    `kind`: `time` (a timer, or silence that was noticed), `work` (somebody has to do it anyway) or
-    `fault` (it may happen, or never).  `guards` and `actions` stand before those of the part: they
-    depend on what the event carries (`event_fields`: name to expression).
+    `kind`: `time` (a timer, or silence that was noticed), `retry` (a timer that repeats), `work`
+    (somebody has to do it anyway), `fault` (it may happen, or never) or `loss` (of a message).
+    `guards` and `actions` stand before those of the part: they depend on what the event carries
+    (`event_fields`: name to expression).
     """
 
     name: str
@@ -90,6 +91,11 @@ class Happening:
     guards: Mapping[str, str] = field(default_factory=dict)
     event_fields: Mapping[str, str] = field(default_factory=dict)
     actions: Mapping[str, Body] = field(default_factory=dict)
+
+    @property
+    def owed(self) -> str:
+        """The kind, as far as fairness goes: a retry is owed by time, a loss never."""
+        return {"retry": "time", "loss": "fault"}.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,11 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One world, as data."""
+    """One world, as data.
+
+    `succeeds`: what happens if nothing fails; empty: it has no such aim.  `rests`: where nothing is
+    left to do; empty: where its promises have come true.
+    """
 
     name: str
     about: str
@@ -146,6 +156,12 @@ class Model:
     laws: tuple[Law, ...]
     promises: tuple[Promise, ...]
     constants: Mapping[str, bool | int] = field(default_factory=dict)
+    succeeds: str = ""
+    rests: str = ""
+
+    @property
+    def quiescence(self) -> str:
+        return self.rests or " and ".join(f"({p.formula})" for p in self.promises) or "True"
 
     @property
     def all_variables(self) -> tuple[Variable, ...]:

@@ -1,8 +1,8 @@
 """GENERATION as data: a request at the gateway, its attempts and its one answer.
 
 An attempt is played by the messages that may come from it; those of attempts that were given up are
-told apart by their number before a machine sees them.  All failures are of one kind, as in
-`epd_lab.sim.model`.
+told apart by their number before a machine sees them.  All failures are of one kind, because
+attempts are counted by kind.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _gateway() -> Iterator[Happening]:
         ("time_is_over", f"state not in {ENDED}", g.DeadlinePassed, ()),
     )
     for name, when, event, before in timers:
-        yield Happening(name, "time", when, event, 0, before)
+        kind = "retry" if event is g.PlacementDue else "time"
+        yield Happening(name, kind, when, event, 0, before)
 
 
 def _api() -> Iterator[Happening]:
@@ -116,6 +117,7 @@ def _api() -> Iterator[Happening]:
 
 def _attempt() -> Iterator[Happening]:
     sent, open_ = "attempts > 0", "state in (PLACED, STREAMING)"
+    prompt = ("is_accepted", "tokens_arrive", "last_tokens_arrive")
     words: tuple[tuple[str, type[Event], str, tuple[str, ...]], ...] = (
         ("is_accepted", g.Accepted, sent, ("watch = False",)),
         (
@@ -138,7 +140,8 @@ def _attempt() -> Iterator[Happening]:
         ("abort_is_confirmed", g.AbortConfirmed, f"{sent} and not at_work", ()),
     )
     for name, event, when, before in words:
-        yield Happening(name, "fault", when, event, 0, before, event_fields=KIND)
+        kind = "work" if name in prompt else "fault"
+        yield Happening(name, kind, when, event, 0, before, event_fields=KIND)
     yield Happening("an_image_moves", "fault", f"{sent} and at_work and {open_}", g.ImageMoved)
     yield Happening("an_image_is_late", "fault", f"{sent} and at_work and {open_}", g.ImageHedged)
     yield Happening(
@@ -234,5 +237,6 @@ def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
                 f"state in {ENDED}",
             ),
         ),
+        succeeds="state == FINISHED and not silent",
         constants={"MAX_ATTEMPTS": max_attempts},
     )

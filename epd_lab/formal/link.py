@@ -37,7 +37,7 @@ def _happenings() -> tuple[Happening, ...]:
     return (
         Happening("doubted_again", "fault", event=link.Doubted),
         Happening("echo_arrives", "fault", "probe", link.EchoReceived),
-        Happening("retry_is_due", "time", "retry", link.RetryDue, before=("retry = False",)),
+        Happening("retry_is_due", "retry", "retry", link.RetryDue, before=("retry = False",)),
         Happening(
             "echo_is_missed",
             "time",

@@ -30,7 +30,7 @@ def _part(table: Table) -> Part:
 
 def _happenings() -> Iterator[Happening]:
     yield Happening("goes_out", "work", "not begun", o.Offered, before=("begun = True",))
-    yield Happening("is_due", "time", "clock", o.RetryDue, before=("clock = False",))
+    yield Happening("is_due", "retry", "clock", o.RetryDue, before=("clock = False",))
     for room, other in (("a", "b"), ("b", "a")):
         mine, field = f"lacks_{room} = False", {"room": f"'{room}'"}
         last = {"is_last": f"not lacks_{other}"}

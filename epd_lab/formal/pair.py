@@ -1,9 +1,10 @@
 """OUTGOING and INCOMING over a network that loses, repeats and reorders, as data.
 
-The same small world as `epd_lab.sim.model.pair`, scenario for scenario, so that the number of
-moments that can be reached must be the same.  The network keeps every message that was ever sent:
-it may arrive at any later moment, any number of times, or never.  Bytes are counted in halves of a
-room.
+The network keeps every message that was ever sent: it may arrive at any later moment, any number of
+times, or never.  The writer runs on its own: it may end late, and an outcome that the engine calls
+unknown leaves a *zombie*, a write that may still touch source and slots.  Peers are declared lost
+at any moment, rightly or not; only a process that is dead can be fenced.  Bytes are counted in
+halves of a room.
 
 Liveness speaks of what comes after the faults: the constant FAULTS_STOP lets `calm` come true
 some day.
@@ -36,6 +37,8 @@ TO_CONSUMER: dict[str, type[Event]] = {
     "TransferInDoubt": i.DoubtReceived,
 }
 SIDES = ("producer", "consumer")
+DRAINED = " and ".join(f"(not {side}_alive or {side}_state in {ENDED})" for side in SIDES)
+DELIVERED = f"{DRAINED} and producer_memory == 'released' and consumer_memory == 'published'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ SILENT = frozenset(
 EFFECTS = {
     "SEND_GRANT": ("net_Grant = True",),
     "SEND_COMMIT": (
+        "require me.written == 2 -- what is committed was written",
         "net_Commit = net_Commit or not COMMIT_IS_SHORT",
         "net_ShortCommit = net_ShortCommit or COMMIT_IS_SHORT",
     ),
@@ -94,6 +98,7 @@ EFFECTS = {
     "START_WRITE": (
         "require write not in ('running', 'zombie') -- one write at a time",
         "require landed < 2 -- a room is written once",
+        "require me.part > 0 -- a write has bytes",
         "require CONTRACT_HOLDS -- a write starts with its contract",
         "write = 'running'",
     ),
@@ -184,11 +189,12 @@ def _words(alive: str, part: int, words: dict[str, type[Event]]) -> Iterator[Hap
     for word, event in words.items():
         sent, before = f"net_{word}", ("producer_granted = True",) if word == "Grant" else ()
         guards = {"length_matches": str(word == "Commit")}
+        fields = {"nbytes": "63"} if word == "ShortCommit" else {}
         yield Happening(
-            f"{word}_arrives", "work", f"{sent} and {alive}", event, part, before, guards
+            f"{word}_arrives", "work", f"{sent} and {alive}", event, part, before, guards, fields
         )
         lost = f"{sent} and FORGETFUL and not calm"
-        yield Happening(f"{word}_is_lost", "fault", lost, before=(f"{sent} = False",))
+        yield Happening(f"{word}_is_lost", "loss", lost, before=(f"{sent} = False",))
 
 
 def _writer() -> Iterator[Happening]:
@@ -224,7 +230,8 @@ def _timers(side: str, part: int) -> Iterator[Happening]:
     for timer, event in TIMERS.items():
         armed = f"{side}_{timer}"
         when, before = f"{alive} and {armed}", (f"{armed} = False",)
-        yield Happening(f"{side}_{event.__name__}", "time", when, event, part, before)
+        kind = "retry" if timer == "retry" else "time"
+        yield Happening(f"{side}_{event.__name__}", kind, when, event, part, before)
 
 
 def _losses(side: str, part: int) -> Iterator[Happening]:
@@ -235,6 +242,8 @@ def _losses(side: str, part: int) -> Iterator[Happening]:
     )
     wrongly = f"{alive} and {open_} and {other}_alive and MAY_BE_DECLARED_LOST and not calm"
     yield Happening(f"{other}_is_declared_lost_wrongly", "fault", wrongly, r.PeerLost, part)
+    silent = f"{alive} and {other}_alive and not calm"
+    yield Happening(f"{other}_seems_silent", "fault", silent, r.PeerSilent, part)
     can_die = f"{alive} and {other}_alive and MAY_DIE and not calm"
     yield Happening(f"{side}_is_killed", "fault", can_die, before=(f"{alive} = False",))
     fencing = f"{alive} and {side}_fencing"
@@ -256,9 +265,10 @@ def _losses(side: str, part: int) -> Iterator[Happening]:
 
 
 def _owners() -> Iterator[Happening]:
+    yield Happening("is_requested", "fault", "producer_alive and not OFFERS", o.Requested)
     idle = "not producer_started and not producer_cancelled"
     half = f"producer_alive and IN_PARTS and producer_granted and {idle}"
-    yield Happening("half_is_ready", "work", half, o.PartReady, 0)
+    yield Happening("half_is_ready", "work", half, o.PartReady, 0, event_fields={"nbytes": "32"})
     begun = ("producer_started = True", "producer_memory = 'owned'")
     yield Happening("bytes_are_ready", "work", f"producer_alive and {idle}", o.BytesReady, 0, begun)
     waits = "producer_alive and producer_slots == 'awaited'"
@@ -328,9 +338,8 @@ def _laws() -> Iterator[Law]:
 
 def _promises(told: Told) -> Iterator[Promise]:
     if told.faults_stop:
-        drained = " and ".join(f"(not {s}_alive or {s}_state in {ENDED})" for s in SIDES)
         words = "once nothing fails any more everything ends"
-        yield Promise("Drains", 7, words, "once", drained, ("time", "work"))
+        yield Promise("Drains", 7, words, "once", DRAINED, ("time", "work"))
     elif not told.engine_is_certain:
         rests = {
             "producer": (
@@ -362,6 +371,7 @@ def pair_model(
     """The model of a scenario; of the tables one may have a bug put back."""
     told = told or Told()
     words = (*TO_PRODUCER, *TO_CONSUMER)
+    can_succeed = told.contract_holds and not told.commit_is_short and not told.faults_stop
     return Model(
         name=name,
         about="both ends of a room, over a network that loses, repeats and reorders",
@@ -384,5 +394,7 @@ def pair_model(
         ),
         laws=tuple(_laws()),
         promises=tuple(_promises(told)),
+        succeeds=DELIVERED if can_succeed else "",
+        rests=DRAINED,
         constants={field.upper(): getattr(told, field) for field in told.__slots__},
     )

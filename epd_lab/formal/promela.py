@@ -62,10 +62,10 @@ class _Writer(Writer):
     def processes(self) -> list[str]:
         lines: list[str] = []
         all_steps = list(steps(self.model))
-        faults = [step for step in all_steps if step.happening.kind == "fault"]
+        faults = [step for step in all_steps if step.happening.owed == "fault"]
         for happening, group in groupby(all_steps, lambda step: step.happening):
-            if happening.kind != "fault":
-                lines += self._process(happening.name, f"IDLE_{happening.kind.upper()}", [*group])
+            if happening.owed != "fault":
+                lines += self._process(happening.name, f"IDLE_{happening.owed.upper()}", [*group])
         return lines + self._process("faults", "true", faults)
 
     def _process(self, name: str, idle: str, of: list[Step]) -> list[str]:

@@ -133,9 +133,9 @@ def _arrival() -> Iterator[Happening]:
 def _rows() -> Iterator[Happening]:
     lack = "rows and (lacks_a or lacks_b)"
     promised = ("promised = True",)
-    yield Happening(
-        "rows_are_promised", "work", f"{lack} and not promised", r.EmbeddingsPromised, 0, promised
-    )
+    late = f"IMAGES and state in {ENDED}"
+    when = f"({lack} or {late}) and not promised"
+    yield Happening("rows_are_promised", "work", when, r.EmbeddingsPromised, 0, promised)
     for image, ready in (("a", READY[1]), ("b", READY[2])):
         yield Happening(
             f"{image}_is_ready",
@@ -338,5 +338,6 @@ def request_model(told: Told | None = None, table: Table = TABLE, name: str = "R
                 ("time", "work"),
             ),
         ),
+        succeeds="state == HELD or state == FINISHED and (told == 'all' or not DECODE_HERE)",
         constants={field.upper(): getattr(told, field) for field in told.__slots__},
     )

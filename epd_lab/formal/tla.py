@@ -61,7 +61,7 @@ class _Writer(Writer):
             for step in of_one:
                 lines += self._action(step)
                 names.append(f"A_{step.name}")
-            groups.setdefault(happening.kind, []).append(happening.name)
+            groups.setdefault(happening.owed, []).append(happening.name)
             lines += [f"H_{happening.name} ==", f'  /\\ broken = "{FINE}"']
             lines += [f"  /\\ {self.show(of_one[0].when)}"]
             lines += ["  /\\ " + " \\/ ".join(names), ""]

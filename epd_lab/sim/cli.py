@@ -17,7 +17,7 @@ from typing import Any
 from epd_lab.sim import cli_hunt, cli_search
 from epd_lab.sim.cli_list import show_list
 from epd_lab.sim.cli_replay import replay
-from epd_lab.sim.model.check import check_models, model_names
+from epd_lab.sim.models import check_models, model_names
 from epd_lab.sim.world import TRACE_LENGTH
 
 

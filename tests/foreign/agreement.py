@@ -1,51 +1,32 @@
 """What each checker says of each model, and whether they agree; and how long that takes.
 
-The own search is `epd sim model`'s: over the real machines (tests/foreign/walk.py), or, of both
-ends of a room, the searches of `epd sim model transfer` themselves.
+The own search is that of `epd sim model`, with the machines that run.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from epd_lab.diagrams.models_page import STORE
 from epd_lab.formal import PAIRS
+from epd_lab.formal.explore import explore
 from epd_lab.formal.form import Model
-from epd_lab.sim.model.explore import explore
-from epd_lab.sim.model.laws import Violation
-from epd_lab.sim.model.scenarios import TRANSFER
+from epd_lab.formal.searches import STORE, counted
+from epd_lab.formal.world import Violation, World
 from tests.foreign.checkers import Found, Spin, check_tla
-from tests.foreign.concrete import CONCRETE
-from tests.foreign.walk import Walked
 
 # Pairs that tla-checker, which is slower, looks at.
 TLA_PAIRS = ("PAIR", "PAIR_KV_IN_PARTS_IN_DOUBT", "PAIR_CONTRACT_DRIFT", "PAIR_SHORT_COMMIT")
 
 
-def own_search(model: Model) -> Found | None:
-    """The states that `epd sim model`'s search counts; None for a model that it does not have."""
-    if model.name in PAIRS:
-        name, _ = PAIRS[model.name]
-        search = next((s for s in TRANSFER if s.name == name), None)
-        return Found(len(search.run().parents), "") if search is not None else None
+def own_search(model: Model) -> Found:
+    """The states that `epd sim model` counts."""
     try:
-        space = explore(walked(model))
+        space = explore(World(model))
     except Violation as violation:
         return Found(0, str(violation))
     return Found(len(space.parents), "")
-
-
-def walked(model: Model) -> Walked:
-    return Walked(model, CONCRETE[model.parts[0].table.name])
-
-
-def has_as_many(model: Model, states: int) -> bool:
-    """Whether it has as many states as docs/drills/models.md says."""
-    known: dict[str, int] = json.loads(STORE.read_text(encoding="utf-8"))
-    return known.get(model.name) == states
 
 
 def suits_tla(model: Model) -> bool:
@@ -66,10 +47,7 @@ class Verdict:
 def judge(model: Model, folder: Path, *, spin: bool = True, tla: bool = True) -> Verdict:
     """Ask the checkers that are wanted, and the own search."""
     began_s = time.perf_counter()
-    found: dict[str, Found] = {}
-    own = own_search(model)
-    if own is not None:
-        found["own"] = own
+    found = {"own": own_search(model)}
     problems: list[str] = []
     checked = 0
     if spin:
@@ -87,7 +65,7 @@ def judge(model: Model, folder: Path, *, spin: bool = True, tla: bool = True) ->
         found["tla"] = check_tla(model, folder / "tla")
     problems += [f"{who}: {said.error}" for who, said in found.items() if said.error]
     states = {who: said.states for who, said in found.items()}
-    if not has_as_many(model, max(states.values())):
+    if counted()[model.name] != max(states.values()):
         problems.append(f"{STORE.name} does not say {states}")
     if len(set(states.values())) != 1:
         problems.append(f"states differ: {states}")

@@ -1,22 +1,12 @@
-"""Requests in states that several tests begin with; what searches found is let go behind them."""
+"""Requests in states that several tests begin with."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from epd.fsm.request import Do, FirstTokenSampled, KvOffered, Request, Scheduled, TextOnly
 from epd.messages import TokenLogprobs
-from tests.fsm.searches import searched
 from tests.fsm.tables import launch, make_request
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spaces_are_let_go() -> Iterator[None]:
-    """They are so many objects that each later collection of garbage would take seconds."""
-    yield
-    searched.cache_clear()
 
 
 @pytest.fixture

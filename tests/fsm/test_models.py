@@ -1,235 +1,181 @@
-"""Small configurations of the other machines, over every interleaving of what may happen.
+"""Every model, over every interleaving of what may happen, and on random walks.
 
-Each search keeps its laws and can end well from everywhere; the machines reach all their states, so
-that none of it is vacuous; and with a bug put back, the search must find the way to it.
+Each search keeps its laws, finds that guards and actions as data are those of Python, and can end
+well from everywhere.  The machines reach all their states, so that none of it is vacuous; and with
+a bug put back the search must find the way to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
-from epd.fsm import embedding as m
-from epd.fsm import encoding as e
-from epd.fsm import generation as g
-from epd.fsm import instance as i
-from epd.fsm import request as r
-from epd.fsm.kernel import Machine, Row, State, Table, unless
-from epd.fsm.request import TABLE as REQUEST_TABLE
-from epd_lab.sim.model.encoding import EncodingWorld
-from epd_lab.sim.model.explore import explore
-from epd_lab.sim.model.laws import Violation
-from epd_lab.sim.model.request import MAX_TOKENS
-from epd_lab.sim.model.scenarios import (
-    EMBEDDING,
-    ENCODING,
-    GENERATION,
-    INSTANCE,
-    REQUEST,
-    SEARCHES,
-    Search,
-)
-from epd_lab.sim.model.world import WorldModel
+from epd.fsm import incoming as i
+from epd.fsm import outgoing as o
+from epd.fsm import room as r
+from epd.fsm.kernel import Row, Table, TableError
+from epd.fsm.tables import TABLES
+from epd_lab.formal import models, pair
+from epd_lab.formal.explore import Mode, Space, explore
+from epd_lab.formal.form import Model
+from epd_lab.formal.searches import SEARCHES, Search, counted, world_of
+from epd_lab.formal.wander import replay, wander
+from epd_lab.formal.world import Violation, World
+from tests.foreign.mutants import UNNOTICED, noticed, shown_by, table_mutants
+from tests.fsm.bugs import BUGS
 from tests.fsm.mutants import patched
-from tests.fsm.searches import searched
 
-OTHERS = (*EMBEDDING, *ENCODING, *REQUEST, *GENERATION, *INSTANCE)
-# seconds each
-LARGE = (
-    "a further room", "two attempts", "two requests of one hash",
-    "timers last, two requests of one hash",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "search",
-    [
-        pytest.param(
-            search,
-            id=f"{search.machine}: {search.name}",
-            marks=[pytest.mark.long] if search.name in LARGE else [],
-        )
-        for search in OTHERS
-    ],
+LARGE = (  # whose parts are searched by others
+    "PAIR_HEALS",
+    "PAIR_MESSAGES_LOST_IN_DOUBT",
+    "PAIR_KV_IN_PARTS_IN_DOUBT",
+    "PAIR_MESSAGES_LOST_KV",
 )
+MUTANTS = table_mutants()
+NUM_WALKS = 100
+
+
+@cache
+def reached(search: Search) -> list[set[str]]:
+    """The states of each part, when its machines have come the whole way, too."""
+    space = search.run()
+    if search.mode is Mode.SAFETY:
+        replay(space)
+    return [{node[part.state] for node in space.parents} for part in space.world.acting]
+
+
+def each(searches: Iterable[Search]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "search",
+        [
+            pytest.param(s, id=s.title, marks=[pytest.mark.long] if s.title in LARGE else [])
+            for s in searches
+        ],
+    )
+
+
+@each(SEARCHES)
 def test_every_interleaving_keeps_the_laws_and_can_end(search: Search) -> None:
-    assert len(searched(search).parents) >= search.at_least
+    assert all(reached(search))
 
 
-def test_every_machine_is_searched() -> None:
-    machines = {"transfer", "embedding", "encoding", "request", "generation", "instance"}
-    assert {search.machine for search in SEARCHES} == machines
+def test_every_machine_is_searched_and_no_count_is_of_nothing() -> None:
+    tables = {part.table for model in models() for part in model.parts}
+    assert tables == set(TABLES)
+    assert {search.title for search in SEARCHES} == counted().keys()
 
 
-REACHED: list[Any] = [  # the last: left within the step that enters them
-    (
-        tuple(search for search in EMBEDDING if search.name not in LARGE),
-        m.Embedding.table,
-        lambda w: [w.embedding],
-        {m.S.FAILED, m.S.EVICTED},
-    ),  # replaced at once
-    (ENCODING, e.Encoding.table, lambda w: [w.encoding], {e.S.FAILED, e.S.EVICTED}),
-    (REQUEST, REQUEST_TABLE, lambda w: [w.request], set()),
-    pytest.param(
-        GENERATION,
-        g.Generation.table,
-        lambda w: [w.generation],
-        set(),
-        marks=pytest.mark.long,
-    ),  # it takes two attempts
-    (
-        INSTANCE,
-        i.Instance.table,
-        lambda w: list(w.machines.values()),
-        {i.S.JOINING, i.S.AWAITING_NAME},
-    ),  # within a step; and of two who live at once
-]
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_state_is_reached_and_every_event_fired(table: Table) -> None:
+    states, events = set(), set()
+    for search in SEARCHES:
+        parts = world_of(search.name).model.parts
+        if any(part.table is table for part in parts) and search.title not in LARGE:
+            number = [part.table for part in parts].index(table)
+            states |= reached(search)[number]
+            events |= {e for part, e in world_of(search.name).fired if part == number}
+    assert states == {state.name for state in table.states}
+    assert events == {event.__name__ for event in table.events}
 
 
-@pytest.mark.parametrize(("searches", "table", "machines", "not_at_rest"), REACHED)
-def test_every_state_is_reached(
-    searches: tuple[Search, ...],
-    table: Table,
-    machines: Callable[[Any], list[Machine]],
-    not_at_rest: set[State],
-) -> None:
-    reached = {
-        machine.state
-        for search in searches
-        for world in searched(search).parents
-        for machine in machines(world)
-    }
-    assert reached == set(table.states) - not_at_rest
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+def test_a_machine_that_remembers_all_does_what_its_model_says(model: Model) -> None:
+    dice = random.Random(0)
+    ended = {wander(world_of(model.name), dice.randrange) for _ in range(NUM_WALKS)}
+    assert len(ended) > 1
+
+
+def test_an_unknown_outcome_stays_owned_while_both_ends_live() -> None:
+    """No message and no timer frees memory that a zombie write may touch: only its end, or a fence
+    (F7, F8)."""
+    calm = pair.Told(engine_is_certain=False, may_die=False, may_be_declared_lost=False)
+    model = pair.pair_model(calm)
+    happenings = tuple(h for h in model.happenings if h.name != "write_settles")
+    space = explore(World(replace(model, happenings=happenings)))
+    stuck = [space.world.values(node) for node in space.stuck()]
+    assert stuck
+    assert {one["write"] for one in stuck} == {"zombie"}
+    assert {one["producer_state"] for one in stuck} == {"QUARANTINED"}
+    assert {one["producer_memory"] for one in stuck} == {"owned"}
+    assert {one["consumer_memory"] for one in stuck} == {"owned"}
 
 
 # --- bugs put back --------------------------------------------------------------------------------
 
-Bug = tuple[tuple[Search, ...], type[Machine], list[Any], list[Row]]
-_FREE = (r.Do.DEQUEUE, r.Do.RELEASE_BLOCKS, r.Do.SEND_ABORTED)
-_LAST = (r.Do.DEQUEUE, r.Do.RELEASE_BLOCKS, r.Do.EMIT_TOKENS)
-_CLOSE = (g.Do.CLOSE,)
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in BUGS else [pytest.mark.long]) for n in MUTANTS],
+)
+def test_the_searches_find_a_bug_put_back(name: str) -> None:
+    found = noticed(shown_by(name, MUTANTS[name]))
+    assert bool(found) != (name in UNNOTICED), found or "nothing notices it"
 
 
-def append_later_token(generation: g.Generation, event: g.TokensMissed) -> None:
-    generation.token_ids.append(MAX_TOKENS - 1)
+def test_the_search_finds_a_retry_that_is_missing() -> None:
+    """With messages lost for good, a cancel that is not repeated leaves slots owned for ever."""
+    pending = (i.S.CANCEL_PENDING, i.S.EXPIRE_PENDING)
+    remove = [(state, r.RetryDue) for state in (*pending, i.S.QUARANTINED)]
+    rows = [
+        Row(pending, r.RetryDue, None),
+        Row(i.S.QUARANTINED, r.RetryDue, None, (i.Do.START_FENCE,)),
+    ]
+    of = {"INCOMING": patched(i.TABLE, remove, rows)}
+    model = next(m for m in models(of) if m.name == "PAIR_MESSAGES_LOST")
+    assert explore(World(model, compares=False)).stuck()
 
 
-BUGS: dict[str, Bug] = {
-    "F6: blocks are freed when the client leaves, step or not": (
-        REQUEST,
-        r.Request,
-        [(r.S.DECODING, r.AbortReceived)],
-        [Row(r.S.DECODING, r.AbortReceived, r.S.FINISHED, _FREE)],
-    ),
-    "F6: a last token frees the blocks that the step ahead writes into": (
-        REQUEST,
-        r.Request,
-        [(r.S.DECODING, r.LastTokenSampled)],
-        [
-            Row(
-                r.S.DECODING,
-                r.LastTokenSampled,
-                r.S.FINISHING,
-                (*_LAST, r.Do.ARM_GRACE),
-                r.keep_last_token,
-                when,
-            )
-            for when in (r.in_another_step, unless(r.in_another_step))
-        ],
-    ),
-    "decode is lost while preempted, and the table does not know": (
-        REQUEST,
-        r.Request,
-        [(r.S.PREEMPTED, r.KvFailed)],
-        [],
-    ),
-    "F20: a hole in the tokens is passed on": (
-        GENERATION,
-        g.Generation,
-        [(g.S.PLACED, g.TokensMissed)],
-        [Row(g.S.PLACED, g.TokensMissed, None, (g.Do.DELIVER,), append_later_token)],
-    ),
-    "F4: rows that nobody waits for any more count as run ahead": (
-        ENCODING,
-        e.Encoding,
-        [(e.S.RESIDENT, e.RoomClosed)],
-        [Row(e.S.RESIDENT, e.RoomClosed, None, (), e.remove_room)],
-    ),
-    "F21: rows that nobody waits for are not kept in the books": (
-        ENCODING,
-        e.Encoding,
-        [(e.S.ABANDONED, e.EncodeSucceeded)],
-        [Row(e.S.ABANDONED, e.EncodeSucceeded, e.S.RESIDENT, (), e.keep_rows)],
-    ),
-    "F21: rows that arrive for nobody are forgotten with their slots": (
-        EMBEDDING,
-        m.Embedding,
-        [(m.S.ABANDONED, m.Loaded)],
-        [Row(m.S.ABANDONED, m.Loaded, m.S.EVICTED)],
-    ),
-    "F22: a new waiter of an abandoned load starts another one": (
-        EMBEDDING,
-        m.Embedding,
-        [(m.S.ABANDONED, m.Wanted)],
-        [Row(m.S.ABANDONED, m.Wanted, m.S.REQUESTED, (m.Do.OPEN_TRANSFER,), m.begin)],
-    ),
-    "F23: rows are evicted though somebody waits": (
-        EMBEDDING,
-        m.Embedding,
-        [(m.S.RESIDENT, m.EvictionRequested)],
-        [Row(m.S.RESIDENT, m.EvictionRequested, m.S.EVICTED, (m.Do.RELEASE_ROWS,))],
-    ),
-    "F37: a second room of a hash is encoded anew": (
-        ENCODING,
-        e.Encoding,
-        [(e.S.ENCODING, e.Requested)],
-        [Row(e.S.ENCODING, e.Requested, e.S.QUEUED, (e.Do.START_PREPROCESS,), e.add_room)],
-    ),
-    "a follower is not told that the rows are there": (
-        EMBEDDING,
-        m.Embedding,
-        [(m.S.RESIDENT, m.Wanted)],
-        [Row(m.S.RESIDENT, m.Wanted, None, (), m.add_waiter)],
-    ),
-    "F40: a failed attempt ends as finished, without an answer": (
-        GENERATION,
-        g.Generation,
-        [(g.S.PLACED, g.AttemptFailed)],
-        [
-            Row(g.S.PLACED, g.AttemptFailed, g.S.MIGRATING, (g.Do.PLACE,), when=g.may_retry),
-            Row(g.S.PLACED, g.AttemptFailed, g.S.FINISHED, _CLOSE, when=unless(g.may_retry)),
-        ],
-    ),
-    "F43: the client leaves and nobody is told": (
-        GENERATION,
-        g.Generation,
-        [(g.S.PLACED, g.CancelRequested)],
-        [Row(g.S.PLACED, g.CancelRequested, g.S.CANCELLING)],
-    ),
-    "F44: a life that is replaced leaves its attempts waiting": (
-        INSTANCE,
-        i.Instance,
-        [(i.S.HEALTHY, i.EpochReplaced)],
-        [Row(i.S.HEALTHY, i.EpochReplaced, i.S.LOST, (i.Do.PUBLISH, i.Do.DISCONNECT))],
-    ),
-}
+def _planted() -> Space:
+    bug = patched(*BUGS["F7: lost is taken for dead"])
+    return explore(World(pair.pair_model(incoming=bug), compares=False))
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_the_search_finds_a_bug_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    searches, kind, remove, rows = BUGS[name]
-    monkeypatch.setattr(kind, "table", patched(kind.table, remove, rows))
-    with pytest.raises(Violation):
-        for search in reversed(searches):  # the largest finds most of them at once
-            search.run()
+def test_counterexamples_are_stable_and_shortest() -> None:
+    told = set()
+    for _ in range(2):
+        with pytest.raises(Violation, match=r"after\n  1\. ") as caught:
+            _planted()
+        told.add(str(caught.value))
+    assert len(told) == 1
 
 
-def test_rows_stay_while_a_cancelled_write_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F31, as this model found it: a room that was told to stop no longer pinned its rows."""
-    monkeypatch.setattr(
-        EncodingWorld, "conclude_failed", lambda self, transfer, event: self._close(transfer.key)
-    )
-    with pytest.raises(Violation, match="still read"):
-        explore(WorldModel(lambda: EncodingWorld(("a",))))
+def test_data_that_say_another_thing_than_the_machine_are_found() -> None:
+    model = next(model for model in models() if model.name == "GENERATION")
+    part = replace(model.parts[0], actions={**model.parts[0].actions, "append_tokens": ()})
+    with pytest.raises(Violation, match="by the data"):
+        explore(World(replace(model, parts=(part,))))
+
+
+def test_a_failure_without_its_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = next(model for model in models() if model.name == "ENCODING")
+    of = World(model)
+    monkeypatch.setattr("epd.fsm.encoding.note_failure.__code__", _keeps_the_first.__code__)
+    with pytest.raises(Violation, match="no reason"):
+        replay(explore(of))
+
+
+def _keeps_the_first(encoding: object, event: object) -> None:
+    encoding.image, encoding.in_batch = None, False  # type: ignore[attr-defined]
+
+
+def test_a_tombstone_cannot_be_revived() -> None:
+    """F42 put back as a row is refused at import: no edge leaves a terminal state."""
+    with pytest.raises(TableError, match="leaves the terminal state CANCELLED"):
+        patched(
+            o.TABLE,
+            [(o.S.CANCELLED, o.GrantReceived)],
+            [Row(o.S.CANCELLED, o.GrantReceived, o.S.GRANTED)],
+        )
+
+
+@pytest.mark.parametrize("table", [o.TABLE, i.TABLE], ids=lambda table: table.name)
+def test_an_unpatched_table_survives_patching(table: Table) -> None:
+    """`patched` itself changes nothing that it was not asked to change."""
+    same: Table = patched(table, [], [])
+    assert same.dispatch.keys() == table.dispatch.keys()
+    for state in table.states:
+        assert same.dispatch[state].keys() == table.dispatch[state].keys()

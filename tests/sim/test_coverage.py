@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from epd.fsm.outgoing import S
+from epd.fsm import generation
+from epd_lab.formal.explore import Mode
+from epd_lab.formal.searches import counted, world_of
 from epd_lab.sim import coverage, drills
 from epd_lab.sim.cli_list import DOCUMENT
 from epd_lab.sim.measure import (
@@ -19,10 +21,8 @@ from epd_lab.sim.measure import (
     ranked,
     seeds_needed,
 )
-from epd_lab.sim.model.check import check_models
-from epd_lab.sim.model.ends import Scenario
-from epd_lab.sim.model.pair import PairModel
-from epd_lab.sim.model.scenarios import TRANSFER, Search
+from epd_lab.sim.models import check_models
+from tests.sim.planting import row
 
 
 def test_document_is_up_to_date() -> None:
@@ -110,21 +110,19 @@ def test_a_measurement_of_one_drill_keeps_the_others(monkeypatch: pytest.MonkeyP
     assert found.fired == {"kill-prefill": 2, "bytes-before-grant": 2}
 
 
-SMALL = tuple(search for search in TRANSFER if search.name == "timers last")
-
-
 def test_check_reports_what_it_searched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_models(as_json=True, searches=SMALL) == 0
+    assert check_models("generation", as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"passed", "failed", "seeds", "runs", "fired_share", "survivors"}
-    assert found["passed"] == 1 and found["runs"][0]["nodes"] > 10
+    assert found["passed"] == 2 and found["runs"][0]["nodes"] > 10
+    assert [run["mode"] for run in found["runs"]] == [mode.value for mode in Mode]
 
 
 @pytest.mark.long
 def test_searches_over_several_cores_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for jobs in (1, 2):
-        assert check_models("instance", jobs=jobs, as_json=True) == 0
+        assert check_models("request", jobs=jobs, as_json=True) == 0
         runs = json.loads(capsys.readouterr().out)["runs"]
         told.append([{**run, "wall_s": 0} for run in runs])
     assert told[0] == told[1] and len(told[0]) > 1
@@ -133,14 +131,12 @@ def test_searches_over_several_cores_tell_the_same(capsys: pytest.CaptureFixture
 def test_check_fails_with_the_way_to_the_violation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform = PairModel._perform
-
-    def twice(self: PairModel, pair: object, side: object, effect: object) -> object:
-        again = perform(self, pair, side, effect)  # type: ignore[arg-type]
-        return perform(self, again, side, effect)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(PairModel, "_perform", twice)
-    planted = Search("transfer", "planted", lambda: PairModel(Scenario()), 1)
-    assert check_models(searches=(planted,)) == 1
+    world_of.cache_clear()  # it remembers what its machines did
+    with row(generation.TABLE, generation.S.PLACED, generation.CancelRequested, None):
+        assert check_models("generation") == 1
+    world_of.cache_clear()
     told = capsys.readouterr().out
-    assert "FAILED" in told and "after\n  1. " in told and S.PENDING.name in told
+    assert "FAILED" in told and "after\n  1. " in told and "state PLACED" in told
+    monkeypatch.setitem(counted(), "LINK", 11)
+    assert check_models("link") == 1
+    assert "12 nodes; states.json has 11" in capsys.readouterr().out

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
-from epd_lab.sim.model.laws import Violation
-from epd_lab.sim.model.scenarios import SEARCHES, Search
+from epd_lab.formal.searches import SEARCHES, Search
+from epd_lab.formal.world import Violation
 from epd_lab.sim.parallel import interrupts, progress_every_s, results
 
 
@@ -84,10 +84,10 @@ def check_models(
 
 
 def _run(search: Search) -> dict[str, Any]:
-    progress = _Progress(f"{search.machine} {search.name}")
+    progress = _Progress(search.title)
     found: dict[str, Any] = {
         "machine": search.machine,
-        "name": search.name,
+        "name": search.title,
         "mode": search.mode.value,
         "violations": [],
     }
@@ -102,6 +102,6 @@ def _run(search: Search) -> dict[str, Any]:
 
 def _show(run: dict[str, Any]) -> None:
     size = f"{run['nodes']:>7} nodes {run['steps']:>8} steps" if "nodes" in run else "FAILED"
-    print(f"{run['machine']:10} {run['name']:32} {size} {run['wall_s']:6.1f} s")
+    print(f"{run['name']:40} {size} {run['wall_s']:6.1f} s")
     for violation in run["violations"]:
         print(violation)

@@ -1,7 +1,6 @@
-"""The models of `epd_lab.formal`, walked with the machines that run; no foreign checker is needed.
+"""What is written for the foreign checkers is legible and the same every time.
 
-Guards and actions as data are those of Python in every moment that can be reached, no model is
-vacuous, and what is written for the checkers is legible and the same every time.
+None is needed here; tests/fsm/test_models.py searches the models with the machines that run.
 """
 
 from __future__ import annotations
@@ -11,44 +10,12 @@ from pathlib import Path
 import pytest
 
 from epd.cli.main import main
-from epd.fsm.kernel import Table
-from epd_lab.formal import PAIRS, TABLES, models
+from epd_lab.formal import PAIRS, models
 from epd_lab.formal.form import Model, steps
 from epd_lab.formal.promela import promela
 from epd_lab.formal.tla import tla
-from epd_lab.sim.model.explore import explore
 from tests.foreign.__main__ import main as ask_all
-from tests.foreign.agreement import has_as_many, walked
 from tests.foreign.mutants import UNSEEN, shown_by, table_mutants
-from tests.foreign.walk import differences
-
-ALONE = [model for model in models() if model.name not in PAIRS]
-each_alone = pytest.mark.parametrize("model", ALONE, ids=lambda model: model.name)
-
-
-@each_alone
-def test_every_law_holds_and_data_say_what_python_does(model: Model) -> None:
-    walk = walked(model)
-    space = explore(walk)
-    wrong = [line for node in space.parents for line in differences(walk, node)]
-    assert not wrong, wrong[:3]
-    assert has_as_many(model, len(space.parents)), "tests/foreign/states.json has another number"
-
-
-@pytest.mark.parametrize(
-    "table",
-    [t for t in TABLES if t.name not in ("OUTGOING", "INCOMING")],  # fsm/test_transfer_pair.py
-    ids=lambda table: table.name,
-)
-def test_every_state_is_reached_and_every_event_fired(table: Table) -> None:
-    states, events = set(), set()
-    for model in ALONE:
-        if model.parts[0].table is table:
-            walk = walked(model)
-            states |= {walk.values(node)["state"] for node in explore(walk).parents}
-            events |= walk.fired
-    assert states == {state.name for state in table.states}
-    assert events == {event.__name__ for event in table.events}
 
 
 @pytest.mark.long

@@ -1,9 +1,9 @@
 """Breadth-first search over everything that may happen, in an order that never changes.
 
 Two modes.  `SAFETY`: any step at any moment; no law may break, and quiescence must stay reachable.
-`TIMERS_LAST`: nothing fails, messages may be lost a few times, and a retry timer fires only when
-nothing else is left to happen; then no deadline may be needed, and all must succeed: a hang that
-only a deadline ends is a counterexample here, though it breaks no law.
+`TIMERS_LAST`: nothing fails but messages, and a retry timer fires only when nothing else is left to
+happen; then no deadline may be needed, and all must succeed: a hang that only a deadline ends is a
+counterexample here, though it breaks no law.
 
 The first way found to a node is a shortest one, and steps are tried in a fixed order, so a
 counterexample is the same in every run.
@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic
 
-from epd_lab.sim.model.laws import Model, Node, Step, Violation
+from epd_lab.formal.form import Happening
+from epd_lab.formal.world import Node, Violation, World
 
 MAX_NODES = 400_000
 REPORT_EVERY = 2_000
-PROMPT = ("message", "work", "loss", "retry")  # kinds of steps that happen though nothing fails
+PROMPT = ("work", "loss", "retry")  # kinds of happenings that there are though nothing fails
 
 Progress = Callable[[int, int], None]
 """Called now and then with the number of nodes known, and of those not yet looked at."""
@@ -47,10 +47,10 @@ def no_collections() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Space(Generic[Node]):
-    """All reachable nodes of a model, with the step that first led to each."""
+class Space:
+    """All reachable nodes of a world, with the step that first led to each."""
 
-    model: Model[Node]
+    world: World
     mode: Mode
     parents: dict[Node, tuple[Node, str] | None] = field(default_factory=dict)
     edges: dict[Node, list[Node]] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class Space(Generic[Node]):
     @no_collections()
     def stuck(self) -> list[Node]:
         """Nodes from which no continuation ends well; the nearest first."""
-        model = self.model
-        ends_well = model.quiescent if self.mode is Mode.SAFETY else model.succeeded
+        world = self.world
+        ends_well = world.quiescent if self.mode is Mode.SAFETY else world.succeeded
         back: dict[Node, list[Node]] = {}
         for source, targets in self.edges.items():
             for target in targets:
@@ -90,28 +90,32 @@ class Space(Generic[Node]):
         stuck = self.stuck()
         if stuck:
             wanted = "quiescence" if self.mode is Mode.SAFETY else "success"
-            raise Violation(_told(f"no way to {wanted}", self.path(stuck[0]), stuck[0]))
+            raise Violation(self.tell(f"no way to {wanted}", self.path(stuck[0]), stuck[0]))
+
+    def tell(self, what: str, story: list[str], node: Node) -> str:
+        lines = "\n  ".join(f"{number}. {line}" for number, line in enumerate(story, 1))
+        return f"{what}\nafter\n  {lines}\n{self.world.tell(node)}"
 
 
 @no_collections()
 def explore(
-    model: Model[Node],
+    world: World,
     mode: Mode = Mode.SAFETY,
     *,
     limit: int = MAX_NODES,
     progress: Progress | None = None,
-) -> Space[Node]:
+) -> Space:
     """Walk over all interleavings.  Raises Violation with the shortest way to a broken law."""
-    start = model.initial()
-    space = Space(model, mode, {start: None})
+    start = world.initial()
+    space = Space(world, mode, {start: None})
     frontier = deque([start])
     while frontier:
         node = frontier.popleft()
         reached = space.edges.setdefault(node, [])
-        for step, after in _outcomes(space, node):
+        for happening, after in _outcomes(space, node):
             reached.append(after)
             if after not in space.parents:
-                space.parents[after] = (node, step.name)
+                space.parents[after] = (node, happening.name)
                 frontier.append(after)
         if len(space.parents) > limit:
             raise AssertionError(f"more than {limit} nodes: the model grew, look why")
@@ -120,27 +124,22 @@ def explore(
     return space
 
 
-def _outcomes(space: Space[Node], node: Node) -> list[tuple[Step[Node], Node]]:
-    steps = space.model.steps(node)
+def _outcomes(space: Space, node: Node) -> list[tuple[Happening, Node]]:
+    possible = list(space.world.possible(node))
     if space.mode is Mode.SAFETY:
-        return [(step, _take(step, node, space)) for step in steps]
-    allowed = [step for step in steps if step.kind in PROMPT]
-    prompt = [(s, _take(s, node, space)) for s in allowed if s.kind != "retry"]
-    happening = [(step, after) for step, after in prompt if after != node]
-    if any(step.kind != "loss" for step, _ in happening):
+        return [(one, _take(one, node, space)) for one in possible]
+    allowed = [one for one in possible if one.kind in PROMPT]
+    prompt = [(one, _take(one, node, space)) for one in allowed if one.kind != "retry"]
+    happening = [(one, after) for one, after in prompt if after != node]
+    if any(one.kind != "loss" for one, _ in happening):
         return happening
-    retries = [(s, _take(s, node, space)) for s in allowed if s.kind == "retry"]
+    retries = [(one, _take(one, node, space)) for one in allowed if one.kind == "retry"]
     return happening + retries
 
 
-def _take(step: Step[Node], node: Node, space: Space[Node]) -> Node:
+def _take(happening: Happening, node: Node, space: Space) -> Node:
     try:
-        return step.run()
-    except Exception as error:
-        story = [*space.path(node), step.name]
-        raise Violation(_told(str(error), story, node)) from error
-
-
-def _told(what: str, story: list[str], node: object) -> str:
-    lines = "\n  ".join(f"{number}. {line}" for number, line in enumerate(story, 1))
-    return f"{what}\nafter\n  {lines}\n{node}"
+        return space.world.take(happening, node)
+    except Violation as error:
+        story = [*space.path(node), happening.name]
+        raise Violation(space.tell(str(error), story, node)) from error

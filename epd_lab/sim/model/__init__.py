@@ -1,1 +1,0 @@
-"""Small configurations searched exhaustively, over the same tables that run."""
