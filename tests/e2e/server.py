@@ -29,7 +29,7 @@ from epd.cli.start.ports import any_free
 from epd.transport.shm.segment import NAME, is_locked, sweep
 from tests.e2e import warm
 
-MARK = "EPD_E2E_MARK"
+MARK = warm.MARK
 COLD = ("-m", "epd")
 WARM = ("-m", "tests.e2e.warm")  # the same, sooner
 SHM = Path("/dev/shm")

@@ -25,7 +25,9 @@ from typing import Any, NoReturn
 from epd.runtime import zygote
 
 ADDRESS = "EPD_E2E_ZYGOTE"  # an abstract socket; set in what `program()` is started with
+MARK = "EPD_E2E_MARK"  # in the environment of all that a command starts
 MAX_NBYTES = 1 << 16
+LIMIT_S = 60.0  # to import; half a minute on a busy machine
 _exec = asyncio.create_subprocess_exec
 
 
@@ -63,11 +65,20 @@ class Fork:
 
 
 async def start(*command: str, **options: Any) -> Any:
-    """Instead of `asyncio.create_subprocess_exec`: once, a zygote is asked for and not made."""
+    """Instead of `asyncio.create_subprocess_exec`: once, a zygote is asked for and not made.  One
+    of its own is made where the shared one has ended, as when the test process was killed."""
     where = os.environ.get(ADDRESS)
-    if where is None or zygote.__name__ not in command:
-        return await _exec(*command, **options)
-    del os.environ[ADDRESS]
+    if where is not None and zygote.__name__ in command:
+        del os.environ[ADDRESS]
+        with contextlib.suppress(TimeoutError, OSError, ValueError):
+            async with asyncio.timeout(LIMIT_S):
+                return await _asked(where, command[-1], options["env"], options["stdin"])
+    return await _exec(*command, **options)
+
+
+async def _asked(where: str, model_dir: str, environment: dict[str, str], control: int) -> Fork:
+    """Raises OSError or ValueError: there is none any more."""
+    loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         while True:
             try:
@@ -75,13 +86,12 @@ async def start(*command: str, **options: Any) -> Any:
                 break
             except ConnectionRefusedError:  # it is not there yet
                 await asyncio.sleep(0.02)
-        mark = os.memfd_create(os.environ["EPD_E2E_MARK"])
-        words = json.dumps([command[-1], options["env"]]).encode()
-        socket.send_fds(asking, [words], [options["stdin"], 1, 2, mark])
+        mark = os.memfd_create(environment[MARK])
+        words = json.dumps([model_dir, environment]).encode()
+        socket.send_fds(asking, [words], [control, 1, 2, mark])
         os.close(mark)
         asking.setblocking(False)
-        pid = await asyncio.get_running_loop().sock_recv(asking, MAX_NBYTES)
-        return Fork(int(pid))
+        return Fork(int(await loop.sock_recv(asking, MAX_NBYTES)))
 
 
 # --- the shared zygote ----------------------------------------------------------------------------
