@@ -15,7 +15,7 @@ from epd.messages import Clip, PixelBounds, SamplingParams, TokenLogprobs, end_o
 from epd.observed import Observed, Query
 
 JsonObject = dict[str, object]
-"""As it comes and goes: a reader (`epd.api.http.fields`) says what its values are."""
+"""As it comes and goes: a shape (`epd.api.http.shapes`) has what its values may be."""
 
 Stage = Literal["", "encode", "prefill"]
 """What of a request is wanted, where somebody else drives its stages; empty: all of it."""

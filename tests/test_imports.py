@@ -184,10 +184,6 @@ AREAS = {
         packages("aiohttp", "jinja2", "msgspec", "PIL", "tokenizers", "yarl"),
     ),
     # `epd run` checks what it is given for a model by the reader of bodies.
-    "epd.api.prompts.model_texts": Area(
-        (*api("answers.detokenize", "http", "openai.parameters", "prompts"), *FILES),
-        packages("msgspec"),
-    ),
     "epd.api.answers": Area(
         api("answers", "asked", "http", "prompts"),
         packages("msgspec", "tokenizers"),

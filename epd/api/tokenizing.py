@@ -14,28 +14,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from epd.api.anthropic.request import read_counted
-from epd.api.asked.asked import Asked
-from epd.api.http import fields
+from epd.api.asked.asked import Asked, facts_of
+from epd.api.asked.parameters import TokenId
 from epd.api.http.body import Intake
 from epd.api.http.errors import ApiError, bad_request
 from epd.api.http.exchange import Exchange
 from epd.api.http.identity import tenant_of
-from epd.api.http.shapes import JsonValue, Shape, read_shape
+from epd.api.http.shapes import JsonValue, Shape, bounded, names_of, read_shape
+from epd.api.openai.request import ChatRequest
 from epd.api.openai.validation import check_model, read_chat
 from epd.api.prompts.prepare import Preparer
 from epd.frontend import JsonObject
 
 T = TypeVar("T")
-_CHAT = (
-    "messages",
-    "tools",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
-    "chat_template_kwargs",
-    "reasoning_effort",
-    "add_generation_prompt",
-    "continue_final_message",
-)
 
 
 class TokenizeRequest(Shape):
@@ -56,8 +47,11 @@ class TokenizeRequest(Shape):
     return_token_strs: bool | None = None  # vLLM's name of it
 
 
-class DetokenizeRequest(Shape):
-    tokens: list[int]
+_CHAT = names_of(TokenizeRequest) & {*ChatRequest.__struct_fields__}
+
+
+class DetokenizeRequest(Shape, kw_only=True):
+    tokens: list[TokenId]
     model: str | None = None
 
 
@@ -100,7 +94,7 @@ class Tokenizing:
 
     def _read_tokenize(self, body: JsonObject) -> _Asked:
         request = read_shape(body, TokenizeRequest)
-        check_model(body, self._preparer)
+        check_model(request.model, self._preparer)
         names = bool(request.return_token_strings or request.return_token_strs)
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
@@ -136,10 +130,9 @@ class Tokenizing:
             await exchange.respond_json(200, {"prompt": await self._preparer.text(ids)})
 
     def _read_detokenize(self, body: JsonObject) -> list[int]:
-        request = read_shape(body, DetokenizeRequest)
-        check_model(body, self._preparer)
-        for i, token_id in enumerate(request.tokens):
-            fields.integer(token_id, f"tokens[{i}]", 0, self._preparer.vocab_size - 1)
+        facts = facts_of(self._preparer, self._limits)
+        request = read_shape(body, bounded(DetokenizeRequest, facts))
+        check_model(request.model, self._preparer)
         return request.tokens
 
     async def count(self, exchange: Exchange) -> None:
@@ -159,9 +152,8 @@ class Tokenizing:
 
     async def _read(self, exchange: Exchange, read: Callable[[JsonObject], T]) -> T:
         body = await exchange.read_json(self._intake, self._limits.read_timeout_s)
-        present = {name: value for name, value in body.items() if value is not None}
         assert exchange.body is not None
-        return await exchange.body.work(read, present)
+        return await exchange.body.work(read, body)
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

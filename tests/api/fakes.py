@@ -11,9 +11,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from epd.api.asked.asked import Asked
+from epd.api.asked.chat_message import ChatMessage
 from epd.api.asked.reasoning import Place
 from epd.api.asked.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.http.errors import bad_request
+from epd.api.openai.validation import read_chat
 from epd.api.prompts.prepare import Prompt
 from epd.api.server import ApiServer
 from epd.config import AccessConfig, GatewayConfig, Limits
@@ -21,6 +24,7 @@ from epd.frontend import (
     Generation,
     GenerationError,
     GenerationUpdate,
+    JsonObject,
     Leave,
     Metric,
     PreparedItem,
@@ -41,6 +45,19 @@ TIMELINE = [
     TimelineEntry("CHUNK", "p0", "1", "COMPUTED", 1000.005, 0.0025, 7),
     TimelineEntry("GENERATION", "gateway", "", "FINISHED", 1000.0123456),
 ]
+
+
+def chat_asked(**present: Any) -> Asked:
+    """A chat request as it is read."""
+    body = {"messages": [{"role": "user", "content": "hi"}], **present}
+    return read_chat(body, FakePreparer(), Limits())
+
+
+def conversation(messages: Sequence[JsonObject]) -> list[ChatMessage]:
+    """The messages of a chat request as they are read."""
+    found = chat_asked(messages=[*messages]).messages
+    assert found is not None
+    return found
 
 
 def said(text: str, finish: str = "", *, logprobs: bool = False) -> GenerationUpdate:

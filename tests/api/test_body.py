@@ -17,10 +17,8 @@ from epd.api.http import body as body_module
 from epd.api.http.body import Body, Intake
 from epd.api.http.data_url import Bound, DataUrl, read_data_url
 from epd.api.http.errors import ApiError
-from epd.api.openai.video_field import read_video_part
 from epd.config import Limits
-from epd.media_files.video import DEFAULT_SAMPLING
-from tests.api.fakes import FakePreparer, serving
+from tests.api.fakes import FakePreparer, conversation, serving
 from tests.api.wire import HI, Wire, exchange, is_well, request, until
 
 LONG = bytes(range(256)) * 30
@@ -127,7 +125,7 @@ async def test_frames_in_one_url(intake: Intake) -> None:
     url = "data:video/jpeg;base64," + ",".join(base64.b64encode(f).decode() for f in frames)
     body = await parsed(intake, with_urls(url), *range(777, len(url), 777))
     part = {"type": "video_url", "video_url": body["parts"][0]}
-    read = read_video_part(part, "x", DEFAULT_SAMPLING)
+    read: Any = conversation([{"role": "user", "content": [part]}])[0]["content"][0]
     assert not read["is_file"]
     assert [read_data_url(u, BOUND, "x") for u in read["urls"]] == frames
 

@@ -20,14 +20,15 @@ from typing import Any
 
 import pytest
 
-from epd.api.asked.structured import Constraint, read_constraint
-from epd.api.asked.tools import ToolUse, read_tools
+from epd.api.asked.structured import Constraint
+from epd.api.asked.tools import ToolUse
 from epd.api.expendable import grammar_proofs
 from epd.api.expendable.grammar_proofs import PROOF_STACK_NBYTES, GrammarProofs
 from epd.api.http.errors import ApiError
 from epd.engine.base import LAUNCH_STACK_NBYTES
 from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
+from tests.api.fakes import chat_asked
 from tests.grammars import VOCAB_SIZE, next_tokens
 from tests.hostile.deadly import CHAIN, DEEP, SLOW, chain
 from tests.hostile.forked import forked
@@ -66,7 +67,7 @@ async def test_a_death_is_a_refusal_and_is_remembered(proofs: GrammarProofs) -> 
         {"type": "function", "function": {"name": "g"}},
         {"type": "function", "function": function},
     ]
-    use = read_tools({"tools": tools, "tool_choice": "required"})
+    use = chat_asked(tools=tools, tool_choice="required").tool_use
     assert use is not None
     for source, param in (
         (schema_of(DEEP), PARAM),
@@ -161,7 +162,7 @@ def hostile(seed: int) -> Iterator[Constraint]:
             ("grammar", grammar(number)),
         ):
             try:
-                found = read_constraint({f"guided_{kind}": value})
+                found = chat_asked(**{f"guided_{kind}": value}).constraint
             except ApiError:  # too long, or no schema: refused before anything is compiled
                 continue
             assert found is not None

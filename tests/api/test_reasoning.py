@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.api.asked.reasoning import Place, ReasoningParser, place_of
-from epd.api.asked.template_flags import TemplateFlags, read_flags
+from epd.api.asked.template_flags import TemplateFlags
 from epd.api.http.errors import ApiError
 from epd.api.prompts.chat import ChatRenderer
 from epd.api.prompts.chat_template import ChatTemplate
@@ -20,7 +20,7 @@ from epd.cli.configure.settings import gateway_config
 from epd.config import Settings
 from epd.model_files.checkpoint import ModelError
 from epd.tiny import CHECKPOINT
-from tests.api.fakes import FakeFrontend, said, serving
+from tests.api.fakes import FakeFrontend, chat_asked, said, serving
 from tests.api.test_server import ask, chunks_of, client_of, finish_of, text_of
 from tests.api.test_tools import CALL, TOOLS, cut
 from tests.api.wire import HI, exchange, request
@@ -78,7 +78,7 @@ def test_where_an_answer_begins_is_read_from_the_prompt() -> None:
 
 
 def rendered(source: str, **body: Any) -> str:
-    return ChatTemplate(source, {}).render(USER, flags=read_flags(body))
+    return ChatTemplate(source, {}).render(USER, flags=chat_asked(**body).template_flags)
 
 
 def test_flags_reach_the_template() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.api.asked.tools import CallParser, read_tools
+from epd.api.asked.tools import CallParser
 from epd.api.schema.references import moved
 from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
+from tests.api.fakes import chat_asked
 from tests.api.test_tools import NAMES, TEXT, cut, drawn, parse, tool
 
 MARKED = st.dictionaries(
@@ -61,7 +62,7 @@ def test_references_are_to_the_parameters_that_they_stand_in() -> None:
     grammars, called = Grammars(CHECKPOINT, 272), set()
     other = {**DEFINED, "$defs": {"A": {"enum": ["x"]}}}
     tools = [tool("f", DEFINED), tool("g", other), tool("h", LIST)]
-    use = read_tools({"tools": tools, "tool_choice": "required", "parallel_tool_calls": False})
+    use = chat_asked(tools=tools, tool_choice="required", parallel_tool_calls=False).tool_use
     assert use is not None
     grammar = use.checked_grammar(grammars.fault)
     for seed in range(12):

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from epd.api.asked.structured import ANY_OBJECT, Constraint, read_constraint
+from epd.api.asked.structured import ANY_OBJECT, Constraint
 from epd.api.http.errors import ApiError
 from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
+from tests.api.fakes import chat_asked
 from tests.grammars import VOCAB_SIZE, next_tokens
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -44,7 +45,7 @@ def grammars() -> Grammars:
     ],
 )  # fmt: skip
 def test_spellings(present: Any, kind: str, value: Any, param: str, grammars: Grammars) -> None:
-    found = read_constraint(present)
+    found = chat_asked(**present).constraint
     assert found == Constraint(kind, value, param)
     assert found.checked_grammar(grammars.fault)
 
@@ -68,9 +69,9 @@ def test_ebnf_says_what_it_says(grammars: Grammars) -> None:
 
 
 def test_free_text() -> None:
-    assert read_constraint({}) is None
-    assert read_constraint({"response_format": {"type": "text"}}) is None
-    assert read_constraint({"structured_outputs": {"json_object": False}}) is None
+    assert chat_asked().constraint is None
+    assert chat_asked(response_format={"type": "text"}).constraint is None
+    assert chat_asked(structured_outputs={"json_object": False}).constraint is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_free_text() -> None:
 )
 def test_refused(present: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_constraint(present)
+        chat_asked(**present)
     assert caught.value.param == param
 
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.api.asked.tools import CallParser, read_tools, whole_calls
+from epd.api.asked.tools import CallParser, whole_calls
 from epd.api.http.errors import ApiError
-from epd.api.openai.messages_field import read_messages
 from epd.api.openai.validation import read_chat
 from epd.api.prompts.chat import ChatRenderer
 from epd.api.prompts.chat_template import ChatTemplate
@@ -21,7 +20,7 @@ from epd.config import Limits
 from epd.frontend import Leave
 from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
-from tests.api.fakes import FakeFrontend, FakePreparer, said, serving
+from tests.api.fakes import FakeFrontend, FakePreparer, chat_asked, conversation, said, serving
 from tests.api.test_server import ask, chunks_of, client_of, finish_of, text_of
 from tests.api.wire import HI, exchange, request
 from tests.grammars import next_tokens
@@ -133,7 +132,7 @@ def drawn(grammars: Grammars, grammar: str, seed: int) -> str:
 def test_a_forced_answer_is_calls(choice: Any, parallel: bool, most: int) -> None:
     """Whatever the model draws: every answer that the grammar admits parses."""
     present = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
-    use = read_tools(present)
+    use = chat_asked(**present).tool_use
     assert use is not None
     grammars = Grammars(CHECKPOINT, 272)
     grammar = use.checked_grammar(grammars.fault)
@@ -195,7 +194,7 @@ def test_allowed_tools(mode: str, forced: tuple[str, ...]) -> None:
     """The others are neither shown nor called."""
     chosen = [{"type": "function", "function": {"name": "now"}}]
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": chosen}}
-    use = read_tools({"tools": TOOLS, "tool_choice": choice})
+    use = chat_asked(tools=TOOLS, tool_choice=choice).tool_use
     assert use is not None
     assert [tool["function"]["name"] for tool in use.tools] == ["now"]
     assert use.forced == forced
@@ -207,12 +206,12 @@ def test_allowed_tools(mode: str, forced: tuple[str, ...]) -> None:
     ):  # fmt: skip
         choice = {"type": "allowed_tools", "allowed_tools": broken}
         with pytest.raises(ApiError) as caught:
-            read_tools({"tools": TOOLS, "tool_choice": choice})
+            chat_asked(tools=TOOLS, tool_choice=choice)
         assert caught.value.param == param
 
 
 def test_a_bad_schema_is_told_with_its_tool() -> None:
-    use = read_tools({"tools": [tool("a", {"type": "strin"})], "tool_choice": "required"})
+    use = chat_asked(tools=[tool("a", {"type": "strin"})], tool_choice="required").tool_use
     assert use is not None
     with pytest.raises(ApiError) as caught:
         use.checked_grammar(Grammars(CHECKPOINT, 272).fault)
@@ -239,13 +238,13 @@ def test_a_bad_schema_is_told_with_its_tool() -> None:
 )
 def test_refused(present: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_tools(present)
+        chat_asked(**present)
     assert caught.value.param == param
 
 
 def test_none_is_no_tools() -> None:
-    assert read_tools({"tools": TOOLS, "tool_choice": "none"}) is None
-    assert read_tools({}) is None
+    assert chat_asked(tools=TOOLS, tool_choice="none").tool_use is None
+    assert chat_asked().tool_use is None
 
 
 # --- the prompt -----------------------------------------------------------------------------------
@@ -253,7 +252,7 @@ def test_none_is_no_tools() -> None:
 
 def test_tools_and_calls_reach_the_template() -> None:
     function = {"name": "now", "arguments": '{"a": "ü"}'}
-    messages = read_messages([
+    messages = conversation([
         {"role": "user", "content": "when?"},
         {"role": "assistant", "content": None,
          "tool_calls": [{"id": "c1", "type": "function", "function": function}]},

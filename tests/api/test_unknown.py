@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from epd.api.document.openapi import OPERATIONS, document
 from epd.api.document.schemas import KNOWN
 from epd.api.http.unknown import MAX_CHARS, MAX_NAMES, Unknown
-from epd.api.openai.parameters import REFUSED
+from epd.api.openai.request import ChatRequest
 from epd.config import Limits
 from tests.api.fakes import FakePreparer, serving
 from tests.api.wire import CHAT, HI, exchange, request
@@ -54,7 +54,7 @@ async def test_what_would_change_the_answer_is_refused_all_the_same(path: str) -
 def test_what_is_refused_is_known() -> None:
     told = document(FakePreparer(), Limits())["components"]["schemas"]
     properties = {name for o in OPERATIONS if o.body for name in told[o.body]["properties"]}
-    assert properties | set(REFUSED) <= KNOWN
+    assert properties | {*ChatRequest.refused} <= KNOWN
 
 
 @settings(max_examples=40)

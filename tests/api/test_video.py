@@ -154,7 +154,7 @@ async def test_images_and_videos_keep_their_order(preparer: Preparer) -> None:
         (frames_part(png(40, 40), num_frames=1), ".num_frames", "not supported"),
         (frames_part(*[png(40, 40)] * 13), ".video", "has 13 frames; at most 12"),
         (frames_part(png(4000, 10)), ".video[0]", "200 times"),
-        ({"type": "audio_url"}, ".type", "parts are text, image_url or video_url"),
+        ({"type": "audio_url"}, ".type", "must be one of text, image_url, video_url, video"),
     ],
 )
 async def test_refusals_name_the_field(

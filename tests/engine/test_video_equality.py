@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from epd.api.openai.messages_field import read_messages
 from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
 from epd.engine.base import Rows
 from epd.messages import Address, MediaItem, SamplingParams
 from epd.roles.steps.step import layouts_of
+from tests.api.fakes import conversation
 from tests.engine.driver import Driver, Request, end_tokens
 from tests.engine.reference import reference_generate, reference_inputs, reference_logits
 from tests.engine.video_cases import Case, cases
@@ -27,7 +27,7 @@ NOBODY = Address("e", 1, "")
 async def prepared(serving: Driver, name: str, case: Case) -> Request:
     """A request as the gateway makes it of what a client sends, its media encoded."""
     preparer = Preparer(GatewayConfig(model_dir=str(serving.model_dir)))
-    prompt = await preparer.chat(read_messages(case.asked))
+    prompt = await preparer.chat(conversation(case.asked))
     await preparer.close()
     assert serving.vision is not None
     layouts, rows = [], []

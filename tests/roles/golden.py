@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from epd.api.openai.messages_field import read_messages
 from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
 from epd.frontend import Generation
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Gateway
 from epd.tiny import CHECKPOINT
+from tests.api.fakes import conversation
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import png
 from tests.engine.reference import (
@@ -67,7 +67,7 @@ async def ask(
 
 async def ask_case(case: Case, max_tokens: int = 24, model_dir: Path = CHECKPOINT) -> Question:
     """A turn with videos; the prompt's ids are transformers' too."""
-    messages = read_messages(case.asked)
+    messages = conversation(case.asked)
     found = await _question(
         messages, case.messages, case.images, case.videos, max_tokens, model_dir
     )

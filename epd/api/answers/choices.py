@@ -33,7 +33,7 @@ def make_choices(
             i,
             stream,
             model.detokenizer(skip_special_tokens=not shows_marks),
-            asked.stop,
+            asked.stops,
             asked.all_stop_token_ids(model),
             asked.min_tokens,
             asked.include_stop_str_in_output,

@@ -5,37 +5,38 @@ Names that Anthropic does not have (`seed`, `min_p`, ...) are taken as in chat c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from epd.api.asked.asked import Asked, ModelFacts
+from epd.api.asked.asked import Asked, ModelFacts, facts_of
+from epd.api.asked.offered_tools import NAME
+from epd.api.asked.parameters import Parameters, Stop, Tokens
 from epd.api.asked.template_flags import CONTINUED
-from epd.api.asked.tools import NAME
 from epd.api.http.data_url import DataUrl
 from epd.api.http.errors import bad_request
-from epd.api.http.shapes import JsonValue, Shape, read_shape
-from epd.api.openai import parameters
+from epd.api.http.shapes import JsonValue, Refused, Shape, bounded, read_shape
 from epd.api.openai.translation import Conversation, Parts, as_json, image_part, text_part
 from epd.config import Limits
 from epd.frontend import JsonObject
 
 # Chat's, under their own names.
-PASSED = parameters.PASSED - {"stop", "user"}
+PASSED = {*Parameters.__struct_fields__, "include_reasoning", "model"}
+NOTHING: tuple[object, ...] = (False, [], {}, "", 0)
 REFUSED = {
-    "container": "this server runs no code",
-    "mcp_servers": "this server calls no other",
+    "container": Refused("this server runs no code", NOTHING),
+    "mcp_servers": Refused("this server calls no other", NOTHING),
 }
-
-
 NOT_EMPTY = Meta(min_length=1)
 Hint = dict[str, JsonValue]  # cache_control: prompts are found in the cache by their content
 
 
-class Text(Shape, tag="text", tag_field="type"):
-    text: str
+class Cached(Shape):
     cache_control: Hint | None = None
+
+
+class Text(Cached, kw_only=True, tag="text", tag_field="type"):
+    text: str
     citations: JsonValue = None
 
 
@@ -48,24 +49,21 @@ class Url(Shape, tag="url", tag_field="type"):
     url: str
 
 
-class Image(Shape, tag="image", tag_field="type"):
+class Image(Cached, kw_only=True, tag="image", tag_field="type"):
     source: Base64 | Url
-    cache_control: Hint | None = None
 
 
-class ToolUse(Shape, tag="tool_use", tag_field="type"):
+class ToolUse(Cached, kw_only=True, tag="tool_use", tag_field="type"):
     id: str
     name: str
     input: dict[str, JsonValue]
-    cache_control: Hint | None = None
     caller: JsonValue = None
 
 
-class ToolResult(Shape, tag="tool_result", tag_field="type"):
+class ToolResult(Cached, kw_only=True, tag="tool_result", tag_field="type"):
     tool_use_id: str
     content: str | list[Text | Image] | None = None
     is_error: bool | None = None
-    cache_control: Hint | None = None
 
 
 class Thinking(Shape, tag="thinking", tag_field="type"):
@@ -85,13 +83,12 @@ class SystemMessage(Shape, tag="system", tag_field="role"):
     content: str | Annotated[list[Text], NOT_EMPTY]
 
 
-class Tool(Shape):
+class Tool(Cached, kw_only=True):
     name: Annotated[str, Meta(pattern=NAME)]
     input_schema: dict[str, JsonValue]
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: Hint | None = None
     eager_input_streaming: bool | None = None
     input_examples: list[dict[str, JsonValue]] | None = None  # hints, which templates do not show
     defer_loading: bool | None = None
@@ -136,33 +133,53 @@ class ContextManagement(Shape):
     edits: list[KeepThinking] | None = None
 
 
-class Prompt(Shape):
+Messages = Annotated[list[UserMessage | AssistantMessage | SystemMessage], NOT_EMPTY]
+System = str | list[Text]
+
+
+class Prompt(Cached, kw_only=True):
     """What makes the prompt: all that `count_tokens` takes."""
 
-    messages: Annotated[list[UserMessage | AssistantMessage | SystemMessage], NOT_EMPTY]
-    system: str | list[Text] | None = None
+    refused = REFUSED
+
+    messages: Messages
+    model: str | None = None
+    system: System | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None  # its older name
     context_management: ContextManagement | None = None
+
+
+class Request(Parameters, kw_only=True):
+    """A prompt, and how it is answered."""
+
+    refused = REFUSED
+
+    messages: Messages
+    max_tokens: Tokens
+    model: str | None = None
+    system: System | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = None
+    context_management: ContextManagement | None = None
     cache_control: Hint | None = None
-
-
-class Request(Prompt, kw_only=True):
-    max_tokens: Annotated[int, Meta(ge=1)]
-    stop_sequences: list[str] | None = None
+    include_reasoning: bool = True
+    stop_sequences: list[Stop] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
 def read_message(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/messages.  Raises ApiError."""
-    present = _present(body)
-    own = {name: v for name, v in present.items() if name not in PASSED or name == "max_tokens"}
-    request = read_shape(own, Request)
-    chat = {name: value for name, value in present.items() if name in PASSED}
+    request = read_shape(body, bounded(Request, facts_of(model, limits)))
+    chat = {name: body[name] for name in body if name in PASSED}
+    chat["max_tokens"] = request.max_tokens
     if request.stop_sequences:
         chat["stop"] = request.stop_sequences
     if request.metadata is not None and request.metadata.user_id is not None:
@@ -176,19 +193,11 @@ def read_message(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
 
 def read_counted(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/messages/count_tokens.  Raises ApiError."""
-    present = _present(body)
-    chat = {name: present.pop(name) for name in ("model",) if name in present}
-    return _read(read_shape(present, Prompt), chat, model, limits)
+    request = read_shape(body, Prompt)
+    return _read(request, {"model": request.model}, model, limits)
 
 
-def _present(body: Mapping[str, object]) -> JsonObject:
-    for name, reason in REFUSED.items():
-        if body.get(name):
-            raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
-    return {k: v for k, v in body.items() if v is not None and k not in REFUSED}
-
-
-def _read(request: Prompt, chat: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
+def _read(request: Prompt | Request, chat: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     talk = Conversation()
     talk.names.paths |= {"stop": "stop_sequences", "user": "metadata.user_id"}
     if request.system is not None:
@@ -219,7 +228,7 @@ def _read(request: Prompt, chat: JsonObject, model: ModelFacts, limits: Limits) 
     return talk.read(chat, model, limits)
 
 
-def _format(request: Prompt) -> tuple[str, Format] | None:
+def _format(request: Prompt | Request) -> tuple[str, Format] | None:
     """What the answer must be, and under which name it was sent."""
     config = request.output_config
     if config is not None and config.format is not None:

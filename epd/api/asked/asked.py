@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import field
+
 from epd.api.asked.chat_message import ChatMessage
+from epd.api.asked.parameters import Spoken
 from epd.api.asked.staged import WHOLE, Staged
 from epd.api.asked.structured import Constraint
 from epd.api.asked.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.asked.tools import Tool, ToolUse
 from epd.api.http.errors import ApiError, bad_request
+from epd.api.http.shapes import Facts
+from epd.config import Limits
+from epd.frontend import JsonObject
 from epd.messages import SamplingParams
 
 SEED_MASK = 2**63 - 1
@@ -30,59 +35,41 @@ class ModelFacts(Protocol):
     defaults: Mapping[str, object]  # of fields of `Asked`, as the model's publisher wants them
 
 
+def facts_of(model: ModelFacts, limits: Limits) -> Facts:
+    """What bounds a request."""
+    return Facts(model.vocab_size - 1, limits.max_choices, limits.max_pixels)
+
+
 def _as_it_is(error: ApiError) -> ApiError:
     return error
 
 
-@dataclass(slots=True, kw_only=True)
-class Asked:
-    """One validated request of either kind; fields as in OpenAI's API where names agree."""
+class Asked(Spoken):
+    """One validated request of any API: its parameters, and what was made of the rest of it."""
 
     messages: list[ChatMessage] | None = None  # chat
     prompts: tuple[str | list[int], ...] = ()  # completion: each has `n` choices
-    tells_prompt: bool = False  # completion (`echo`): the prompt is told ahead of the answer
-    no_tokens: bool = False  # the prompt alone is told
+    tells_prompt: bool = False  # completion (`echo`): the prompt stands ahead of the answer
+    no_tokens: bool = False  # the prompt alone is answered
     num_prompt_logprobs: int = -1  # as SamplingParams; -1 if they are only echoed
-    max_tokens: int | None = None  # None: the model's default, or what the context allows
     default_max_tokens: int | None = None  # unlike max_tokens, it gives way to the context
-    max_context: int = 0  # of the model; 0: where it ends an answer is told as "length"
-    min_tokens: int = 0
-    priority: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    truncate_prompt_tokens: int | None = None  # the last so many are kept
-    allowed_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()
-    skip_special_tokens: bool = True
-    n: int = 1
-    seed: int | None = None
+    max_context: int = 0  # of the model; 0: where it ends an answer ends as "length"
     num_logprobs: int = -1  # as SamplingParams
     logprob_token_ids: tuple[int, ...] = ()  # likewise
-    return_token_ids: bool = False  # of the prompt, and of what was generated
-    return_tokens_as_token_ids: bool = False  # log-probabilities name tokens by their ids
-    include_reasoning: bool = True  # chat, where it is told apart from the text
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    ignore_eos: bool = False
-    stream: bool = False
-    is_timed: bool = False  # the wait for each token is bounded: each is told at once
+    include_reasoning: bool = True  # chat, where it stands apart from the text
+    is_timed: bool = False  # the wait for each token is bounded: each is sent at once
     include_usage: bool = False
     continuous_usage: bool = False
-    user: str = ""
-    cache_salt: str = ""  # what is computed of its prompt is shared with equal ones only
     constraint: Constraint | None = None
     tool_use: ToolUse | None = None  # chat
     template_flags: TemplateFlags = NO_FLAGS  # chat
     staged: Staged = WHOLE
     told: Callable[[ApiError], ApiError] = _as_it_is  # names fields as the client's API does
-    echo: Mapping[str, object] = field(default_factory=dict)  # what that API's answers repeat of it
+    echo: JsonObject = field(default_factory=dict)  # what that API's answers repeat of it
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def num_choices(self) -> int:
@@ -103,29 +90,17 @@ class Asked:
         bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> SamplingParams:
         """Of choice `index` of a prompt: choices differ in their seed only."""
+        is_read_as_it_grows = self.stream or self.stops or self.is_timed
         return SamplingParams(
+            **{name: getattr(self, name) for name in _AS_IT_IS},
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
             seed=(seed + index) & SEED_MASK,
             stop_token_ids=self.all_stop_token_ids(model),
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self.logit_bias,
-            num_logprobs=self.num_logprobs,
+            logit_bias=tuple(sorted(self.logit_bias.items())),
             num_prompt_logprobs=self.num_scored,
-            min_tokens=self.min_tokens,
             grammar=grammar,
-            allowed_token_ids=self.allowed_token_ids,
             bad_words=bad_words,
-            priority=self.priority,
-            tokens_per_word=1
-            if self.stream or self.stop or self.is_timed
-            else WHOLE_TOKENS_PER_WORD,
-            logprob_token_ids=self.logprob_token_ids,
+            tokens_per_word=1 if is_read_as_it_grows else WHOLE_TOKENS_PER_WORD,
         )
 
     @property
@@ -183,3 +158,8 @@ class Asked:
                 "allowed_token_ids: allow one more token"
             )
             raise bad_request(message, "allowed_token_ids")
+
+
+_AS_IT_IS = {*SamplingParams.__struct_fields__} & {*Asked.__struct_fields__}
+_AS_IT_IS -= {"bad_words", "logit_bias", "max_tokens", "num_prompt_logprobs", "seed"}
+_AS_IT_IS -= {"stop_token_ids"}

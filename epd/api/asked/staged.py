@@ -11,18 +11,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from epd.api.http import fields
 from epd.api.http.errors import bad_request
+from epd.api.http.faults import expected
+from epd.api.http.shapes import JsonValue, Shape
 from epd.frontend import PreparedItem, Stage
 
 KV, EC = "kv_transfer_params", "ec_transfer_params"
-KV_READ = ("do_remote_decode", "do_remote_prefill", "remote_request_id")
-# What other engines' proxies write there, and what our answers tell besides: without effect.
-KV_INERT = (
-    "decode_engine_id", "lease_s", "num_prompt_tokens", "remote_block_ids", "remote_engine_id",
-    "remote_host", "remote_port", "tp_size", "transfer_id", "transport",
-)  # fmt: skip
-EC_KEYS = ("num_rows", "remote_engine_id", "transport")
+
+
+class KvParams(Shape):
+    """What is read; and, without effect, what proxies of other engines write there, and what our
+    answers have besides."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_request_id: JsonValue = None
+    decode_engine_id: JsonValue = None
+    lease_s: JsonValue = None
+    num_prompt_tokens: JsonValue = None
+    remote_block_ids: JsonValue = None
+    remote_engine_id: JsonValue = None
+    remote_host: JsonValue = None
+    remote_port: JsonValue = None
+    tp_size: JsonValue = None
+    transfer_id: JsonValue = None
+    transport: JsonValue = None
+
+
+class EcParams(Shape, kw_only=True):
+    """Of one image."""
+
+    remote_engine_id: str
+    num_rows: JsonValue = None
+    transport: JsonValue = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +69,16 @@ class Staged:
 WHOLE = Staged()
 
 
-def read_staged(present: Mapping[str, object]) -> Staged:
+def read_staged(kv: KvParams | None, ec: Mapping[str, EcParams] | None) -> Staged:
     """Both parameters.  Raises ApiError 400."""
-    if KV not in present and EC not in present:
+    if kv is None and ec is None:
         return WHOLE
-    kv = fields.mapping(present.get(KV, {}), KV)
-    fields.only(kv, KV, (*KV_READ, *KV_INERT))
-    holds, claims = (
-        kv.get(key) is not None and fields.boolean(kv[key], f"{KV}.{key}") for key in KV_READ[:2]
-    )
-    if holds and claims:
+    kv = kv or KvParams()
+    if kv.do_remote_decode and kv.do_remote_prefill:
         message = f"{KV}: do_remote_decode and do_remote_prefill are of different requests"
         raise bad_request(message, KV)
-    claim = fields.string(kv.get("remote_request_id"), f"{KV}.remote_request_id") if claims else ""
-    return Staged("prefill" if holds else "", _encoded_at(present), claim)
-
-
-def _encoded_at(present: Mapping[str, object]) -> dict[str, str]:
-    found = {}
-    for mm_hash, said in fields.mapping(present.get(EC, {}), EC).items():
-        path = f"{EC}.{mm_hash[:64]}"
-        told = fields.mapping(said, path)
-        fields.only(told, path, EC_KEYS)
-        found[mm_hash] = fields.string(told.get("remote_engine_id"), f"{path}.remote_engine_id")
-    return found
+    claim = kv.remote_request_id if kv.do_remote_prefill else ""
+    if not isinstance(claim, str):
+        raise expected(f"{KV}.remote_request_id", "a string", claim)
+    encoded_at = {mm_hash: params.remote_engine_id for mm_hash, params in (ec or {}).items()}
+    return Staged("prefill" if kv.do_remote_decode else "", encoded_at, claim)

@@ -9,11 +9,15 @@ enforced is an error that names its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from epd.api.http import fields
+from msgspec import Meta
+
 from epd.api.http.errors import ApiError, bad_request
+from epd.api.http.faults import expected
+from epd.api.http.shapes import JsonValue, Shape, json_text
 from epd.api.schema.complement import MANY
 from epd.api.schema.rewrite import exact
 from epd.frontend import JsonObject
@@ -28,8 +32,40 @@ GUIDED = ("json", "regex", "choice", "grammar")
 SPELLINGS = {f"guided_{kind}": kind for kind in GUIDED} | {
     "ebnf": "grammar", "json_schema": "json", "regex": "regex",  # SGLang's
 }  # fmt: skip
+JsonSchema = dict[str, JsonValue] | bool | str
+Choices = Annotated[list[str], Meta(min_length=1)]
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _ONE = ("items", "additionalProperties", "not", "contains", "if", "then", "else")
+
+
+class NamedSchema(Shape, kw_only=True):
+    schema: JsonSchema
+    name: JsonValue = None
+    description: JsonValue = None
+    strict: JsonValue = None
+
+
+class TextFormat(Shape, tag="text", tag_field="type"):
+    """Any text."""
+
+
+class JsonObjectFormat(Shape, tag="json_object", tag_field="type"):
+    """Any object."""
+
+
+class JsonSchemaFormat(Shape, tag="json_schema", tag_field="type"):
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputs(Shape):
+    json: JsonSchema | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool = False
 
 
 def unwatched(_: str | ApiError) -> None:
@@ -84,73 +120,44 @@ class Constraint:
         return bad_request(message, self.param, "invalid_schema")
 
 
-def read_constraint(present: Mapping[str, object]) -> Constraint | None:
-    """The one constraint of a request, if any.  Raises ApiError 400."""
-    found = [
-        constraint
-        for constraint in (
-            _response_format(present.get("response_format")),
-            *_structured_outputs(present.get("structured_outputs")),
-            *(
-                _of(kind, present[name], name)
-                for name, kind in SPELLINGS.items()
-                if present.get(name) is not None
-            ),
-        )
-        if constraint is not None
-    ]
+def read_constraint(
+    form: ResponseFormat | None, outputs: StructuredOutputs | None, request: object
+) -> Constraint | None:
+    """The one constraint of a request, which has all `SPELLINGS`, if any.  Raises ApiError 400."""
+    found = [*_response_format(form), *_structured(outputs)]
+    for name, kind in SPELLINGS.items():
+        if (value := getattr(request, name)) is not None:
+            found.append(_of(kind, value, name))
     if len(found) > 1:
         names = " and ".join(constraint.param for constraint in found)
         raise bad_request(f"{names} both constrain the answer; send one", found[1].param)
     return found[0] if found else None
 
 
-def _response_format(value: object) -> Constraint | None:
-    if value is None:
-        return None
+def _response_format(form: ResponseFormat | None) -> Iterator[Constraint]:
     name = "response_format"
-    form = fields.mapping(value, name)
-    kind = fields.string(form.get("type"), f"{name}.type")
-    if kind in ("text", "json_object"):
-        fields.only(form, name, ("type",))
-        return None if kind == "text" else Constraint("json", ANY_OBJECT, name)
-    if kind != "json_schema":
-        message = f"{name}.type '{kind[:40]}' is unknown; use text, json_object or json_schema"
-        raise bad_request(message, f"{name}.type", "unsupported_parameter")
-    fields.only(form, name, ("type", "json_schema"))
-    path = f"{name}.json_schema"
-    wrapper = fields.mapping(form.get("json_schema"), path)
-    fields.only(wrapper, path, ("name", "description", "schema", "strict"))
-    return _of("json", wrapper.get("schema"), f"{path}.schema")
+    if isinstance(form, JsonSchemaFormat):
+        yield _of("json", form.json_schema.schema, f"{name}.json_schema.schema")
+    elif isinstance(form, JsonObjectFormat):
+        yield Constraint("json", ANY_OBJECT, name)
 
 
-def _structured_outputs(value: object) -> Iterator[Constraint | None]:
-    if value is None:
+def _structured(outputs: StructuredOutputs | None) -> Iterator[Constraint]:
+    if outputs is None:
         return
     name = "structured_outputs"
-    outputs = fields.mapping(value, name)
-    fields.only(outputs, name, (*GUIDED, "json_object"))
     for kind in GUIDED:
-        if outputs.get(kind) is not None:
-            yield _of(kind, outputs[kind], f"{name}.{kind}")
-    wanted = outputs.get("json_object")
-    if wanted is not None and fields.boolean(wanted, f"{name}.json_object"):
+        if (value := getattr(outputs, kind)) is not None:
+            yield _of(kind, value, f"{name}.{kind}")
+    if outputs.json_object:
         yield Constraint("json", ANY_OBJECT, f"{name}.json_object")
 
 
 def _of(kind: str, value: object, param: str) -> Constraint:
-    if kind == "json":
-        if isinstance(value, str):
-            value = fields.json_text(value, param)
-        if not isinstance(value, bool):
-            fields.mapping(value, param)
-    elif kind == "choice":
-        value = [
-            fields.string(choice, f"{param}[{i}]")
-            for i, choice in enumerate(fields.array(value, param))
-        ]
-    else:
-        fields.string(value, param)
+    if kind == "json" and isinstance(value, str):
+        value = json_text(value, param)
+        if not isinstance(value, dict | bool):
+            raise expected(param, "an object", value)
     most = MAX_RAW_CHARS if kind == "json" else MAX_CHARS
     if num_chars(value, param) > most:
         raise bad_request(f"{param} has more than {most} characters; simplify it", param)

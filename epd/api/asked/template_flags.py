@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from epd.api.http import fields
 from epd.api.http.errors import bad_request
 from epd.frontend import JsonObject
 
 KWARGS, EFFORT = "chat_template_kwargs", "reasoning_effort"
 ANSWERED, CONTINUED = "add_generation_prompt", "continue_final_message"
 OWN = ("messages", "tools", "documents", ANSWERED, CONTINUED)  # said elsewhere in the request
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -52,17 +52,17 @@ class TemplateFlags:
 NO_FLAGS = TemplateFlags()
 
 
-def read_flags(present: Mapping[str, object]) -> TemplateFlags:
+def read_flags(
+    variables: JsonObject, effort: str | None, is_answered: bool | None, *, is_continued: bool
+) -> TemplateFlags:
     """Raises ApiError 400."""
-    variables = fields.mapping(present.get(KWARGS, {}), KWARGS)
     for name in OWN:
         if name in variables:
             path = f"{KWARGS}.{name}"
-            raise bad_request(f"{path} is not taken: the request itself says it", path)
-    effort = fields.one_of(present[EFFORT], EFFORT, EFFORTS) if EFFORT in present else ""
-    is_continued = fields.boolean(present.get(CONTINUED, False), CONTINUED)
-    is_answered = fields.boolean(present.get(ANSWERED, not is_continued), ANSWERED)
+            raise bad_request(f"{path} is not taken: the request itself has it", path)
     if is_continued and is_answered:
         message = f"{CONTINUED} needs {ANSWERED}: false, or none: no new answer begins"
         raise bad_request(message, CONTINUED)
-    return TemplateFlags(variables, effort, is_answered, is_continued)
+    if is_answered is None:
+        is_answered = not is_continued
+    return TemplateFlags(variables, effort or "", is_answered, is_continued)

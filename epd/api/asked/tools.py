@@ -17,29 +17,23 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Required, TypedDict, cast
+from typing import Literal, Required, TypedDict
 
 from epd.api.asked.json_walk import Walk
 from epd.api.asked.stop import overlap
 from epd.api.asked.structured import (
-    MAX_RAW_CHARS,
     Constraint,
     Watch,
     as_rule,
     compiled_schema,
-    num_chars,
     unwatched,
 )
-from epd.api.http import fields
-from epd.api.http.errors import bad_request
 from epd.api.schema.references import moved
 from epd.frontend import JsonObject
 from epd.model_files.finite import SPACING
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MAX_TOOLS = 128
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of a function
 
 
 class Function(TypedDict, total=False):
@@ -110,96 +104,6 @@ def _call_schema(name: str, parameters: Mapping[str, object], at: str) -> JsonOb
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-# --- the request ----------------------------------------------------------------------------------
-
-
-def read_tools(present: Mapping[str, object]) -> ToolUse | None:
-    """`tools`, `tool_choice` and `parallel_tool_calls`.  Raises ApiError 400."""
-    offered = present.get("tools") or []
-    if not isinstance(offered, list):
-        raise fields.expected("tools", "an array", offered)
-    if len(offered) > MAX_TOOLS:
-        message = f"tools holds {len(offered)} tools; at most {MAX_TOOLS} are taken"
-        raise bad_request(message, "tools")
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered))
-    names = [tool["function"]["name"] for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            path = f"tools[{i}].function.name"
-            raise bad_request(f"{path} '{name}' is there twice", path)
-    parallel = fields.boolean(present.get("parallel_tool_calls", True), "parallel_tool_calls")
-    choice = present.get("tool_choice", "auto" if tools else "none")
-    if choice == "none":
-        return None
-    if not tools:
-        raise bad_request("tool_choice needs tools; send them or leave it out", "tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        choice, allowed = _allowed(choice, names)
-        tools = tuple(tool for tool in tools if tool["function"]["name"] in allowed)
-        names = [tool["function"]["name"] for tool in tools]
-    if choice == "auto":
-        return ToolUse(tools, parallel=parallel)
-    if choice == "required":
-        return ToolUse(tools, tuple(names), parallel)
-    return ToolUse(tools, (_named(choice, names),), parallel, is_named=True)
-
-
-def _allowed(choice: JsonObject, names: Sequence[str]) -> tuple[str, list[str]]:
-    """`allowed_tools`: its mode, and the names of the tools that are shown and may be called."""
-    name = "tool_choice.allowed_tools"
-    fields.only(choice, "tool_choice", ("type", "allowed_tools"))
-    wanted = fields.mapping(choice.get("allowed_tools"), name)
-    fields.only(wanted, name, ("mode", "tools"))
-    mode = fields.one_of(wanted.get("mode"), f"{name}.mode", ("auto", "required"))
-    allowed = []
-    for i, value in enumerate(fields.array(wanted.get("tools"), f"{name}.tools")):
-        path = f"{name}.tools[{i}]"
-        tool = fields.mapping(value, path)
-        fields.only(tool, path, ("type", "function"))
-        function = fields.mapping(tool.get("function"), f"{path}.function")
-        allowed.append(_among(function.get("name"), f"{path}.function.name", names))
-    return mode, allowed
-
-
-def _among(value: object, path: str, names: Sequence[str]) -> str:
-    name = fields.string(value, path)
-    if name not in names:
-        raise bad_request(f"{path} '{name[:64]}' is not among the tools", path)
-    return name
-
-
-def _named(choice: object, names: Sequence[str]) -> str:
-    if isinstance(choice, str):
-        message = f"tool_choice '{choice[:40]}' is unknown; use none, auto, required or a function"
-        raise bad_request(message, "tool_choice")
-    wanted = fields.mapping(choice, "tool_choice")
-    fields.only(wanted, "tool_choice", ("type", "function"))
-    function = fields.mapping(wanted.get("function"), "tool_choice.function")
-    return _among(function.get("name"), "tool_choice.function.name", names)
-
-
-def _tool(value: object, name: str) -> Tool:
-    tool = fields.mapping(value, name)
-    fields.only(tool, name, ("type", "function", "cache_control"))
-    fields.mapping(tool.get("cache_control") or {}, f"{name}.cache_control")
-    kind = fields.string(tool.get("type"), f"{name}.type")
-    if kind != "function":
-        path = f"{name}.type"
-        raise bad_request(f"{path} '{kind[:40]}' is not supported: tools are functions", path)
-    path = f"{name}.function"
-    function = fields.mapping(tool.get("function"), path)
-    fields.only(function, path, ("name", "description", "parameters", "strict"))
-    called = fields.string(function.get("name"), f"{path}.name")
-    if not re.fullmatch(NAME, called):
-        message = f"{path}.name must have 1 to 64 letters, digits, '_', '-' or '.'"
-        raise bad_request(message, f"{path}.name")
-    if function.get("parameters") is not None:
-        fields.mapping(function["parameters"], f"{path}.parameters")
-    if num_chars(function, path) > MAX_RAW_CHARS:
-        raise bad_request(f"{path} has more than {MAX_RAW_CHARS} characters; shorten it", path)
-    return {"type": "function", "function": cast("Function", function)}
 
 
 # --- the answer -----------------------------------------------------------------------------------

@@ -1,114 +1,146 @@
 """What is read by its type: a struct says what may be sent, and is what is documented.
 
-The one reader turns what is wrong with a value into a complaint that names its place, as
-`epd.api.http.fields` does for what no type says alone.
+A shape is a struct of `msgspec`, which reads what is right.  What it refuses goes through a walk of
+the value beside the type (`epd.api.http.faults`), which names the place, the rule and the bound.
+
+What no type says alone stands beside it: a bound that the model or the settings have
+(`most`, put in by `bounded`), and a parameter that is not served (`refused`).
 """
 
 from __future__ import annotations
 
-import re
+import types
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from functools import cache, reduce
+from operator import or_
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
 
-from epd.api.http.errors import ApiError, bad_request
-from epd.api.http.fields import shown
+from epd.api.http.errors import bad_request
+from epd.api.http.faults import CODES, Codes, checked, expected
 
-T = TypeVar("T")
+S = TypeVar("S", bound="Shape")
 JsonValue = Any  # of a shape: what msgspec calls any JSON value; `object` it takes for a class
-_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)  # names have any text
-_WORDS = {
-    "array": "an array",
-    "bool": "true or false",
-    "float": "a number",
-    "int": "an integer",
-    "null": "null",
-    "object": "an object",
-    "str": "a string",
-}
-SEE = "GET /openapi.json tells what is taken"
+
+
+class Refused(NamedTuple):
+    """Why a parameter that is known elsewhere is not read here."""
+
+    reason: str
+    harmless: tuple[object, ...] = ()  # values that change nothing
 
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
     """A JSON object: every field that is not declared is refused by name."""
 
+    refused: ClassVar[Mapping[str, Refused]] = {}
 
-def read_shape(value: Mapping[str, object], shape: type[T]) -> T:
-    """The value as that shape.  Raises ApiError 400."""
+
+class Facts(NamedTuple):
+    """Bounds that the model and the settings have."""
+
+    token_id: int
+    choices: int
+    pixels: int
+
+
+def most(fact: str, least: int = 0) -> Meta:
+    """The bounds of an integer whose upper one is a field of `Facts`."""
+    return Meta(ge=least, extra={"most": fact})
+
+
+def bounded(shape: type[S], facts: Facts) -> type[S]:
+    """The same shape, where bounds that are facts are numbers."""
+    return cast("type[S]", _bounded_shape(shape, facts))
+
+
+@cache
+def _bounded_shape(shape: Any, facts: Facts) -> Any:
+    hints = get_type_hints(shape, include_extras=True)
+    fields = [
+        (f.name, kind) if f.required else (f.name, kind, _default(f))
+        for f in msgspec.structs.fields(shape)
+        if (kind := _bounded(hints[f.name], facts)) is not hints[f.name]
+    ]
+    if not fields:
+        return shape
+    return msgspec.defstruct(shape.__name__, fields, bases=(shape,), kw_only=True)
+
+
+def _default(field: Any) -> object:
+    if field.default is msgspec.NODEFAULT:
+        return msgspec.field(default_factory=field.default_factory)
+    default: object = field.default
+    return default
+
+
+def _bounded(hint: Any, facts: Facts) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Shape):
+        return _bounded_shape(hint, facts)
+    if get_origin(hint) is Annotated:
+        base, *metas = get_args(hint)
+        found = [m for m in metas if isinstance(m, Meta) and m.extra and "most" in m.extra]
+        if found:
+            (meta,) = found
+            assert meta.extra is not None
+            return Annotated[base, Meta(ge=meta.ge, le=getattr(facts, meta.extra["most"]))]
+        inner = _bounded(base, facts)
+        return hint if inner is base else Annotated[(inner, *metas)]
+    args = get_args(hint)
+    inner = [_bounded(arg, facts) for arg in args]
+    if all(a is b for a, b in zip(args, inner, strict=True)):
+        return hint
+    if isinstance(hint, types.UnionType):
+        return reduce(or_, inner)
+    return (get_origin(hint) or hint)[tuple(inner)]
+
+
+def read_shape(value: Mapping[str, object], shape: type[S], codes: Codes = CODES) -> S:
+    """The value as that shape; null at its top is absence.  Raises ApiError 400."""
+    present = {name: item for name, item in value.items() if item is not None}
+    for name in [name for name in present if name in shape.refused]:
+        refusal, item = shape.refused[name], present.pop(name)
+        if not any(item == one and type(item) is type(one) for one in refusal.harmless):
+            message = f"{name} is not supported: {refusal.reason}"
+            raise bad_request(message, name, "unsupported_parameter")
     try:
-        return msgspec.convert(value, shape)
-    except msgspec.ValidationError as error:
-        whole = with_integers(value, inspect.type_info(shape))
-        if whole is value:
-            raise _complaint(str(error), value, shape) from None
-        return read_shape(whole, shape)
+        return msgspec.convert(present, shape, str_keys=True)
+    except msgspec.ValidationError:
+        whole = checked(present, _type_of(shape), codes)
+        return msgspec.convert(whole, shape, str_keys=True)
 
 
-def with_integers(value: JsonValue, kind: inspect.Type) -> JsonValue:
-    """The same value, if no integer in it is written as 5.0: JSON's 5.0 is one where one is due."""
-    if isinstance(value, float):
-        kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-        takes = {type(one) for one in kinds}
-        is_due = inspect.IntType in takes and inspect.FloatType not in takes
-        return int(value) if is_due and value.is_integer() else value
-    if isinstance(kind, inspect.UnionType):
-        changed = (with_integers(value, one) for one in kind.types)
-        return next((one for one in changed if one is not value), value)
-    if isinstance(value, dict) and isinstance(kind, inspect.StructType):
-        named = {field.encode_name: field.type for field in kind.fields}
-        pairs = {k: with_integers(v, named[k]) if k in named else v for k, v in value.items()}
-        return pairs if any(pairs[k] is not v for k, v in value.items()) else value
-    if isinstance(value, list) and isinstance(kind, inspect.ListType | inspect.VarTupleType):
-        items = [with_integers(item, kind.item_type) for item in value]
-        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
-    return value
+@cache
+def _type_of(shape: Any) -> inspect.Type:
+    return inspect.type_info(shape)
 
 
-def _complaint(text: str, value: Mapping[str, object], shape: type[object]) -> ApiError:
-    found = _AT.fullmatch(text)
-    assert found is not None  # the second half is optional
-    what, path = found["what"], found["path"] or ""
-    given = value.get(path)
-    is_of_type = not re.fullmatch(r"Expected `[^`]*`, got .*", what)
-    if is_of_type and isinstance(given, int | float | str) and (allowed := _allowed(shape, path)):
-        told = f"'{given[:40]}'" if isinstance(given, str) else shown(given)
-        return bad_request(f"{path} must be {allowed}, not {told}", path, "out_of_range")
-    if field := re.search(r"unknown field `(.*)`", what, re.DOTALL):
-        name = f"{path}.{field[1]}" if path else field[1]
-        code = "unsupported_parameter" if path else "unknown_parameter"
-        return bad_request(f"{name[:120]} is not supported; remove it ({SEE})", name[:120], code)
-    if field := re.search(r"missing required field `(.*)`", what):
-        name = f"{path}.{field[1]}" if path else field[1]
-        return bad_request(f"{name} is missing", name)
-    if expected := re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", what):
-        wanted, got = (_in_words(kinds) for kinds in expected.groups())
-        return bad_request(f"{path} must be {wanted}, not {got}", path, "invalid_type")
-    if bounded := re.fullmatch(r"Expected `([^`]*)` (.*)", what):
-        bound = bounded[2].replace("<=", "at most").replace(">=", "at least")
-        message = f"{path} must be {_in_words(bounded[1])} {bound}"
-        return bad_request(message, path, "out_of_range")
-    if invalid := re.fullmatch(r"Invalid (?:enum )?value (.*)", what):
-        message = f"{path} {invalid[1][:80]} is not supported ({SEE})"
-        return bad_request(message, path, "unsupported_parameter")
-    return bad_request(f"{path}: {what} ({SEE})", path)
+def names_of(*shapes: type[Shape]) -> frozenset[str]:
+    """What they read or refuse for a reason."""
+    return frozenset(n for one in shapes for n in (*one.__struct_fields__, *one.refused))
 
 
-def _allowed(shape: type[object], name: str) -> str:
-    """The values that a field may have, in words; empty if bounds do not tell."""
-    _, found = msgspec.json.schema_components([shape])
-    schema = found[shape.__name__]["properties"].get(name, {})
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if "enum" in schema:
-        return f"one of {', '.join(map(str, schema['enum']))}"
-    if "exclusiveMinimum" in schema:
-        return f"above {schema['exclusiveMinimum']} and at most {high}"
-    if low is not None:
-        return f"at least {low}" if high is None else f"{low} to {high}"
-    return ""
-
-
-def _in_words(kinds: str) -> str:
-    words = [_WORDS.get(kind, kind) for kind in kinds.split(" | ")]
-    return " or ".join(word for word in words if word != "null" or len(words) == 1)
+def json_text(value: object, name: str) -> object:
+    """What a string means that is JSON itself.  As strict as the body around it: no NaN, no number
+    out of range, no lone surrogate (F73).  Raises ApiError 400."""
+    if not isinstance(value, str):
+        raise expected(name, "a string", value)
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "nested too deeply"
+    raise bad_request(f"{name} is not JSON: {reason}", name, "invalid_json")

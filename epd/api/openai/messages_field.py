@@ -1,35 +1,103 @@
-"""The `messages` of a chat request: roles and content parts; each fault is told with its path."""
+"""The `messages` of a chat request: roles and content parts; each fault has its path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
 
 from epd.api.asked.chat_message import ChatMessage, MessagePart
-from epd.api.http import fields
 from epd.api.http.errors import bad_request
-from epd.api.openai.video_field import read_video_part
+from epd.api.http.faults import Codes, missing
+from epd.api.http.shapes import JsonValue, Shape, json_text
+from epd.api.openai.video_field import Video, VideoFile, read_video_part
 from epd.frontend import JsonObject
-from epd.media_files.video import DEFAULT_SAMPLING, Sampling
+from epd.media_files.video import Sampling
 from epd.messages import PixelBounds
 
-# Templates know `system`; `developer` is OpenAI's newer word for it.
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-REASONING = ("reasoning_content", "reasoning")  # of an answer of ours, sent back as it came
-# Without effect: names and hints of clients, in messages and parts.
-INERT: dict[str, Callable[[object, str], object]] = {
-    "cache_control": fields.mapping,
-    "id": fields.string,
-    "type": fields.string,
-    "uuid": fields.string,
-}
-DETAILS = ("auto", "low", "high", "original")  # hints: every image is read in full
+# What clients of chat know from OpenAI's.
+CHAT_CODES = Codes(missing="invalid_type", empty=None, choice="out_of_range")
+Hint = dict[str, JsonValue]
+
+
+class Hinted(Shape):
+    """Without effect: names and hints of clients, in messages and parts."""
+
+    cache_control: Hint | None = None
+    id: str | None = None
+    uuid: str | None = None
+
+
+class TextPart(Hinted, tag="text", tag_field="type", kw_only=True):
+    text: str
+
+
+class ImageUrl(Shape, kw_only=True):
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None  # every image is read in full
+
+
+class ImagePart(Hinted, tag="image_url", tag_field="type", kw_only=True):
+    image_url: str | ImageUrl
+
+
+class CalledFunction(Shape):
+    name: str
+    arguments: str
+
+
+class Call(Shape, kw_only=True):
+    function: CalledFunction
+    id: JsonValue = None
+    index: JsonValue = None
+    type: JsonValue = None
+    uuid: JsonValue = None
+    cache_control: JsonValue = None
+
+
+Part = TextPart | ImagePart | VideoFile | Video
+Content = str | Annotated[list[Part], Meta(min_length=1)]
+
+
+class Message(Hinted):
+    name: str | None = None
+    type: str | None = None
+
+
+class SystemMessage(Message, tag="system", tag_field="role", kw_only=True):
+    content: Content
+
+
+class DeveloperMessage(Message, tag="developer", tag_field="role", kw_only=True):
+    """OpenAI's newer word for it; templates know `system`."""
+
+    content: Content
+
+
+class UserMessage(Message, tag="user", tag_field="role", kw_only=True):
+    content: Content
+
+
+class AssistantMessage(Message, tag="assistant", tag_field="role"):
+    """An answer of ours, as it came: templates know the older name of reasoning."""
+
+    content: Content | None = None
+    tool_calls: list[Call] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ToolMessage(Message, tag="tool", tag_field="role", kw_only=True):
+    content: Content
+    tool_call_id: str | None = None
+
+
+AnyMessage = Annotated[
+    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage,
+    Meta(extra={"code": None}),
+]
+Messages = Annotated[list[AnyMessage], Meta(min_length=1)]
 
 
 class Asks(NamedTuple):
@@ -39,117 +107,65 @@ class Asks(NamedTuple):
     bounds: PixelBounds | None
 
 
-def read_messages(
-    value: object, sampling: Sampling = DEFAULT_SAMPLING, bounds: PixelBounds | None = None
-) -> list[ChatMessage]:
+def read_messages(messages: Sequence[AnyMessage], asks: Asks) -> list[ChatMessage]:
     """Plain dicts of `role` and `content`, a string or a list of text, image_url and video parts.
 
-    `sampling`: what the request asks for all its videos (`video_field` tells a part's form);
-    `bounds`: for all its images.
-
-    An answer may carry `tool_calls`, whose arguments become objects, as templates want them; a
+    An answer may carry `tool_calls`, whose arguments become objects, as templates take them; a
     message of role `tool` names the call that it answers.  A message's name, and an answer's
-    reasoning, are there for templates that show them.
+    reasoning, are there for templates that show them.  Raises ApiError 400.
     """
-    return [
-        _message(message, f"messages[{i}]", Asks(sampling, bounds))
-        for i, message in enumerate(fields.array(value, "messages"))
-    ]
+    return [_message(message, f"messages[{i}]", asks) for i, message in enumerate(messages)]
 
 
-def _message(value: object, name: str, asks: Asks) -> ChatMessage:
-    message = fields.mapping(value, name)
-    role = fields.string(message.get("role"), f"{name}.role")
-    if role not in ROLES:
-        allowed = ", ".join(ROLES)
-        path = f"{name}.role"
-        raise bad_request(f"{path} must be one of {allowed}, not '{role[:40]}'", path)
-    # An answer of ours, sent back as it came, carries these empty.
-    present = {k: v for k, v in message.items() if v is not None and v != []}
-    more = {"assistant": ("tool_calls", *REASONING), "tool": ("tool_call_id",)}.get(role, ())
-    fields.only(present, name, ("role", "content", "name", *INERT, *more))
-    _check_inert(present, name)
-    read: ChatMessage = {"role": ROLES[role], "content": ""}
-    if "tool_calls" in present:
-        path = f"{name}.tool_calls"
-        calls = fields.array(present["tool_calls"], path)
-        read["tool_calls"] = [_call(call, f"{path}[{i}]") for i, call in enumerate(calls)]
-    if "tool_call_id" in present:
-        read["tool_call_id"] = fields.string(present["tool_call_id"], f"{name}.tool_call_id")
-    if "name" in present:
-        read["name"] = fields.string(present["name"], f"{name}.name")
-    for key in REASONING:
-        if key in present:  # templates know the older name
-            read["reasoning_content"] = fields.string(present[key], f"{name}.{key}")
-    is_call = "tool_calls" in read and message.get("content") is None
-    if not is_call:
-        read["content"] = _content(message.get("content"), f"{name}.content", role, asks)
-    return read
-
-
-def _check_inert(present: Mapping[str, object], name: str) -> None:
-    for key, read in INERT.items():
-        if present.get(key) is not None:
-            read(present[key], f"{name}.{key}")
-
-
-def _content(content: object, path: str, role: str, asks: Asks) -> str | list[MessagePart]:
+def _message(message: AnyMessage, name: str, asks: Asks) -> ChatMessage:
+    role = "system" if isinstance(message, DeveloperMessage) else message.__struct_config__.tag
+    content = message.content
+    read: ChatMessage = {"role": str(role), "content": ""}
     if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise fields.expected(path, "a string or an array of parts", content)
-    return [
-        _part(part, f"{path}[{i}]", role, asks)
-        for i, part in enumerate(fields.array(content, path))
-    ]
-
-
-def _call(value: object, name: str) -> JsonObject:
-    call = fields.mapping(value, name)
-    fields.only(call, name, ("function", "index", *INERT))
-    path = f"{name}.function"
-    function = fields.mapping(call.get("function"), path)
-    fields.only(function, path, ("name", "arguments"))
-    text = fields.string(function.get("arguments"), f"{path}.arguments")
-    arguments = fields.json_text(text or "{}", f"{path}.arguments")
-    read = {"name": fields.string(function.get("name"), f"{path}.name"), "arguments": arguments}
-    return {"id": call.get("id"), "type": "function", "function": read}
-
-
-def _part(value: object, name: str, role: str, asks: Asks) -> MessagePart:
-    part = fields.mapping(value, name)
-    kind = fields.string(part.get("type"), f"{name}.type")
-    _check_inert(part, name)
-    if kind == "text":
-        fields.only(part, name, ("text", *INERT))
-        return {"type": "text", "text": fields.string(part.get("text"), f"{name}.text")}
-    if kind not in ("image_url", "video_url", "video"):
-        path = f"{name}.type"
-        message = f"{path} '{kind[:40]}' is not supported: parts are text, image_url or video_url"
-        raise bad_request(message, path, "unsupported_parameter")
-    if role == "assistant":
-        what = "images" if kind == "image_url" else "videos"
-        raise bad_request(f"{name}: {what} are not taken in messages of role {role}", name)
-    if kind != "image_url":
-        return read_video_part(part, name, asks.sampling, (*INERT,))
-    fields.only(part, name, ("image_url", *INERT))
-    read: MessagePart = {
-        "type": "image_url",
-        "image_url": {"url": _url(part, f"{name}.image_url")},
-    }
-    if asks.bounds is not None:
-        read["bounds"] = asks.bounds
+        read["content"] = content
+    elif content is not None:
+        read["content"] = [*_parts(message, content, f"{name}.content", asks)]
+    if message.name is not None:
+        read["name"] = message.name
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        read["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        if message.tool_calls:
+            path = f"{name}.tool_calls"
+            calls = [_call(call, f"{path}[{i}]") for i, call in enumerate(message.tool_calls)]
+            read["tool_calls"] = calls
+        elif content is None:
+            raise missing(f"{name}.content", CHAT_CODES.missing)
+        for reasoning in (message.reasoning_content, message.reasoning):
+            if reasoning is not None:
+                read["reasoning_content"] = reasoning
     return read
 
 
-def _url(part: JsonObject, name: str) -> str:
-    image = part.get("image_url")
-    if isinstance(image, str):
-        return image
-    if not isinstance(image, dict):
-        raise fields.expected(name, 'an object {"url": ...} or a URL', image)
-    fields.only(image, name, ("url", "detail"))
-    detail = image.get("detail")
-    if detail is not None:
-        fields.one_of(detail, f"{name}.detail", DETAILS)
-    return fields.string(image.get("url"), f"{name}.url")
+def _call(call: Call, name: str) -> JsonObject:
+    function = call.function
+    arguments = json_text(function.arguments or "{}", f"{name}.function.arguments")
+    said = {"name": function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": said}
+
+
+def _parts(
+    message: AnyMessage, parts: Sequence[Part], name: str, asks: Asks
+) -> Iterator[MessagePart]:
+    for i, part in enumerate(parts):
+        if isinstance(part, TextPart):
+            yield {"type": "text", "text": part.text}
+            continue
+        path = f"{name}[{i}]"
+        is_image = isinstance(part, ImagePart)
+        if isinstance(message, AssistantMessage):
+            what = "images" if is_image else "videos"
+            raise bad_request(f"{path}: {what} are not taken in messages of role assistant", path)
+        if not isinstance(part, ImagePart):
+            yield read_video_part(part, path, asks.sampling)
+            continue
+        url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
+        read: MessagePart = {"type": "image_url", "image_url": {"url": url}}
+        if asks.bounds is not None:
+            read["bounds"] = asks.bounds
+        yield read

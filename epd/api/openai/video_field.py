@@ -9,53 +9,86 @@ A video is a file, `{"type": "video_url", "video_url": {"url": ...}}`, or its fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from msgspec import Meta
 
 from epd.api.asked.chat_message import MessagePart
-from epd.api.asked.pixel_bounds import PIXELS
-from epd.api.http import fields
 from epd.api.http.data_url import DataUrl
 from epd.api.http.errors import bad_request
-from epd.frontend import JsonObject
+from epd.api.http.faults import out_of_range
+from epd.api.http.shapes import JsonValue, Shape, most
 from epd.media_files.video import Sampling
+from epd.messages import PixelBounds
 
-MAX_FPS = 1000.0
-MAX_FRAMES = 1 << 20
 MAX_SPLIT = 4096  # of a short text; the data of a long one is taken apart while it arrives
-_COUNTS = ("num_frames", "min_frames", "max_frames")
-SAMPLING = ("fps", *_COUNTS)
 _FRAMES_URL = "data:video/jpeg;base64,"
+Fps = Annotated[float, Meta(gt=0, le=1000)]
+Count = Annotated[int, Meta(ge=1, le=1 << 20)]
+Area = Annotated[int, most("pixels", 1)]
 
 
-def read_video_part(
-    part: JsonObject, name: str, asked: Sampling, inert: Sequence[str] = ("type",)
-) -> MessagePart:
+class Sampled(Shape):
+    fps: Fps | None = None
+    num_frames: Count | None = None
+    min_frames: Count | None = None
+    max_frames: Count | None = None
+
+
+class VideoLoading(Sampled):
+    num_frames: Annotated[int, Meta(ge=-1, le=1 << 20)] | None = None  # -1: the processor's choice
+
+
+class MediaIo(Shape):
+    """vLLM's `media_io_kwargs`."""
+
+    video: VideoLoading | None = None
+
+
+class Processing(Sampled):
+    """vLLM's `mm_processor_kwargs`: of all videos, and between which areas images are resized."""
+
+    do_sample_frames: bool = True
+    min_pixels: Area | None = None
+    max_pixels: Area | None = None
+
+
+class VideoUrl(Shape):
+    url: str
+
+
+class VideoHints(Sampled):
+    """Without effect: names and hints of clients."""
+
+    cache_control: dict[str, JsonValue] | None = None
+    id: str | None = None
+    uuid: str | None = None
+
+
+class VideoFile(VideoHints, tag="video_url", tag_field="type", kw_only=True):
+    video_url: VideoUrl
+
+
+class Video(VideoHints, tag="video", tag_field="type", kw_only=True):
+    video: str | Annotated[list[str], Meta(min_length=1)]
+
+
+def read_video_part(part: VideoFile | Video, name: str, asked: Sampling) -> MessagePart:
     """`{"type": "video", "field", "urls", "is_file", "sampling"}` of a part of either type.
 
-    `field`: the part's field that holds the video, for messages.  `inert`: fields of any part.
+    `field`: the part's field that holds the video, for messages.  Raises ApiError 400.
     """
-    kind = fields.string(part["type"], f"{name}.type")
-    if kind == "video_url":
-        fields.only(part, name, ("video_url", *inert, *SAMPLING))
-        path = f"{name}.video_url"
-        video = part.get("video_url")
-        if not isinstance(video, dict):
-            raise fields.expected(path, 'an object {"url": ...}', video)
-        fields.only(video, path, ("url",))
-        source: object = fields.string(video.get("url"), f"{path}.url")
-    else:
-        fields.only(part, name, ("video", *inert, *SAMPLING))
-        path = f"{name}.video"
-        source = part.get("video")
-    if isinstance(source, str):
-        urls, is_file = _split(source)
-    else:
-        values = fields.array(source, path)
-        urls = [fields.string(url, f"{path}[{i}]") for i, url in enumerate(values)]
-        is_file = False
-    if not is_file:  # they are all taken
-        fields.only(part, name, (kind, *inert, "fps"))
-    sampling = _merged(read_sampling(part, name), asked)
+    kind, source = (
+        ("video_url", part.video_url.url) if isinstance(part, VideoFile) else ("video", part.video)
+    )
+    urls, is_file = _split(source) if isinstance(source, str) else (source, False)
+    for other in () if is_file else ("num_frames", "min_frames", "max_frames"):
+        if getattr(part, other) is not None:  # they are all taken
+            path = f"{name}.{other}"
+            message = f"{path} is not supported: the frames are sent, and all are taken"
+            raise bad_request(message, path, "unsupported_parameter")
+    sampling = _merged(_sampling(part, name), asked)
     return {
         "type": "video",
         "field": kind,
@@ -75,40 +108,36 @@ def _split(url: str) -> tuple[list[str], bool]:
     return [f"data:image/jpeg;base64,{frame}" for frame in frames], False
 
 
-def read_request_sampling(body: Mapping[str, object]) -> Sampling:
-    """What the whole request asks for."""
-    name = "media_io_kwargs"
-    media = fields.mapping(body.get(name) or {}, name)
-    fields.only(media, name, ("video",))
-    path = f"{name}.video"
-    loading = dict(fields.mapping(media.get("video") or {}, path))
-    fields.only(loading, path, SAMPLING)
-    if loading.get("num_frames") == -1:  # in vLLM: leave it to the processor, which here does all
-        del loading["num_frames"]
-    first = read_sampling(loading, path)
-    name = "mm_processor_kwargs"
-    processing = fields.mapping(body.get(name) or {}, name)
-    fields.only(processing, name, (*SAMPLING, "do_sample_frames", *PIXELS))
-    return _merged(read_sampling(processing, name), first)
+def read_request_sampling(media: MediaIo | None, processing: Processing | None) -> Sampling:
+    """What the whole request asks for.  Raises ApiError 400."""
+    loading, path = (media.video if media else None), "media_io_kwargs.video"
+    first = Sampling()
+    if loading is not None:
+        if loading.num_frames == 0:
+            raise out_of_range(f"{path}.num_frames", "-1, or at least 1", 0)
+        if loading.num_frames == -1:  # in vLLM: leave it to the processor, which here does all
+            loading.num_frames = None
+        first = _sampling(loading, path)
+    if processing is None:
+        return first
+    second = _sampling(processing, "mm_processor_kwargs")
+    return _merged(replace(second, every_frame=not processing.do_sample_frames), first)
 
 
-def read_sampling(value: JsonObject, name: str) -> Sampling:
-    """The fields of `SAMPLING`, and `do_sample_frames` where it is taken."""
-    fps = value.get("fps")
-    if fps is not None:
-        fps = fields.number(fps, f"{name}.fps", 0, MAX_FPS, low_excluded=True)
-    frames, fewest, most = (
-        None
-        if value.get(key) is None
-        else fields.integer(value[key], f"{name}.{key}", 1, MAX_FRAMES)
-        for key in _COUNTS
-    )
-    if fps is not None and frames is not None:
+def read_bounds(processing: Processing | None) -> PixelBounds | None:
+    """Between which areas images are resized; None: as the model's.  Raises ApiError 400."""
+    least, most = (processing.min_pixels or 0, processing.max_pixels or 0) if processing else (0, 0)
+    if least and most and least > most:
+        path = "mm_processor_kwargs.min_pixels"
+        raise bad_request(f"{path} {least} is above max_pixels {most}", path, "out_of_range")
+    return PixelBounds(min_pixels=least, max_pixels=most) if least or most else None
+
+
+def _sampling(asked: Sampled, name: str) -> Sampling:
+    if asked.fps is not None and asked.num_frames is not None:
         path = f"{name}.num_frames"
         raise bad_request(f"{path} and {name}.fps exclude each other; send one of them", path)
-    is_thinned = value.get("do_sample_frames")
-    every = is_thinned is not None and not fields.boolean(is_thinned, f"{name}.do_sample_frames")
-    return Sampling(fps, frames, fewest, most, every)
+    return Sampling(asked.fps, asked.num_frames, asked.min_frames, asked.max_frames)
 
 
 def _merged(first: Sampling, second: Sampling) -> Sampling:

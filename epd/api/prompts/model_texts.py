@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from epd.api.answers.detokenize import Vocabulary
+from epd.api.asked.parameters import Spoken
 from epd.api.http.errors import ApiError
-from epd.api.openai.parameters import SIMPLE, read_simple
+from epd.api.http.shapes import read_shape
 from epd.api.prompts.chat import ChatRenderer
 from epd.errors import FAILED, OK, explain
 from epd.frontend import JsonObject
@@ -37,7 +38,7 @@ class _TooSlow(BaseException):
 
 
 def sampling_defaults(directory: Path) -> Mapping[str, object]:
-    """What its publisher wants where a request says nothing; fields of `validation.Asked`.
+    """What its publisher wants where a request says nothing; fields of `Asked`.
 
     A model that is not meant to be sampled answers greedily, as under generate.  Raises ModelError
     for what a request could not ask for.
@@ -56,12 +57,12 @@ def sampling_defaults(directory: Path) -> Mapping[str, object]:
 
 
 def _read(path: Path, present: JsonObject, name: str = "") -> JsonObject:
-    assert present.keys() <= SIMPLE.keys()
     try:
-        return read_simple(present)
+        found = read_shape(present, Spoken)
     except ApiError as error:
         said = str(error).replace("max_tokens", name) if name else error
         raise ModelError(f"{path}: {said}; restore the file") from None
+    return {name: getattr(found, name) for name in present}
 
 
 def check(directory: Path, template: str = "") -> None:

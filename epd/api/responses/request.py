@@ -11,29 +11,21 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-from epd.api.asked.asked import Asked, ModelFacts
-from epd.api.asked.tools import NAME
-from epd.api.http.errors import bad_request
-from epd.api.http.shapes import JsonValue, Shape, read_shape
-from epd.api.openai import parameters
+from epd.api.asked.asked import Asked, ModelFacts, facts_of
+from epd.api.asked.offered_tools import NAME
+from epd.api.asked.parameters import Metadata, NumLogprobs, Parameters, ServiceTier, Stops, Tokens
+from epd.api.http.shapes import JsonValue, Refused, Shape, bounded, read_shape
 from epd.api.openai.translation import Conversation, Parts, image_part, text_part
 from epd.config import Limits
 from epd.frontend import JsonObject
 
 # Chat's, under their own names.
-PASSED = {*parameters.PASSED, *parameters.INERT, "chat_template_kwargs", "parallel_tool_calls"}
-PASSED -= {"max_tokens", "verbosity"}
-REFUSED = {
-    "background": "nothing is stored; stream the answer instead",
-    "context_management": "nothing is stored, and nothing is left out of what is sent",
-    "conversation": "nothing is stored; send the whole conversation as input",
-    "max_tool_calls": "calls are made by the client",
-    "previous_response_id": "nothing is stored; send the items of the conversation as input",
-    "prompt": "nothing is stored; send the prompt as input",
-}
+PASSED = {*Parameters.__struct_fields__, "include_reasoning", "model", "stop", "user"}
+PASSED |= {"chat_template_kwargs", "parallel_tool_calls"}
 NOT_EMPTY = Meta(min_length=1)
+NOTHING: tuple[object, ...] = (False, [])
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -59,39 +51,38 @@ class InputImage(Shape, tag="input_image", tag_field="type"):
 Content = InputText | InputImage | OutputText | Refusal
 
 
-class Message(Shape, tag="message", tag_field="type"):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[InputText | InputImage | OutputText | Refusal], NOT_EMPTY]
+class Returned(Shape):
+    """What items of an answer have, which come back as they were."""
+
     id: str | None = None
     status: str | None = None
+
+
+class Message(Returned, kw_only=True, tag="message", tag_field="type"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[InputText | InputImage | OutputText | Refusal], NOT_EMPTY]
     phase: str | None = None
 
 
-class FunctionCall(Shape, tag="function_call", tag_field="type"):
+class FunctionCall(Returned, kw_only=True, tag="function_call", tag_field="type"):
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
-    status: str | None = None
 
 
-class FunctionCallOutput(Shape, tag="function_call_output", tag_field="type"):
+class FunctionCallOutput(Returned, kw_only=True, tag="function_call_output", tag_field="type"):
     call_id: str
     output: str | Annotated[list[InputText | InputImage], NOT_EMPTY]
-    id: str | None = None
-    status: str | None = None
 
 
 class ReasoningText(Shape, tag="reasoning_text", tag_field="type"):
     text: str
 
 
-class ReasoningItem(Shape, tag="reasoning", tag_field="type"):
-    id: str | None = None
+class ReasoningItem(Returned, kw_only=True, tag="reasoning", tag_field="type"):
     summary: list[JsonValue] | None = None
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
-    status: str | None = None
 
 
 class TextFormat(Shape):
@@ -139,30 +130,58 @@ class StreamOptions(Shape):
 Item = Message | FunctionCall | FunctionCallOutput | ReasoningItem
 
 
-class Request(Shape):
-    input: str | Annotated[list[Item], NOT_EMPTY]
+STORED = "nothing is stored; send "
+
+
+REFUSED = {
+    "background": Refused("nothing is stored; stream the answer instead", NOTHING),
+    "context_management": Refused(
+        "nothing is stored, and nothing is left out of what is sent", NOTHING
+    ),
+    "conversation": Refused(f"{STORED}the whole conversation as input", NOTHING),
+    "max_tool_calls": Refused("calls are made by the client", NOTHING),
+    "previous_response_id": Refused(f"{STORED}the items of the conversation as input", NOTHING),
+    "prompt": Refused(f"{STORED}the prompt as input", NOTHING),
+}
+
+
+class Request(Parameters, kw_only=True):
+    input: Annotated[
+        str | Annotated[list[Item], NOT_EMPTY], Meta(extra={"missing": "invalid_type"})
+    ]
+    model: str | None = None
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Tokens | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool = True
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
     )
-    top_logprobs: int | None = None
+    include_reasoning: bool = True
+    top_logprobs: NumLogprobs | None = None
     stream_options: StreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None  # nothing is left out by either
+    chat_template_kwargs: dict[str, JsonValue] = field(default_factory=dict)
+    stop: Stops = ()
+    user: str = ""
+    # Without effect: they name, tag or cache.
+    metadata: Metadata | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    request_id: str | None = None
+    safety_identifier: str | None = None
+    service_tier: ServiceTier | None = None
+    store: bool | None = None
+    refused = REFUSED
 
 
 def read_response(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/responses.  Raises ApiError."""
-    for name, reason in REFUSED.items():
-        if body.get(name) not in (None, False, []):
-            raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
-    present = {k: v for k, v in body.items() if v is not None and k not in REFUSED}
-    own = {name: value for name, value in present.items() if name not in PASSED}
-    request = read_shape(own | {"input": _typed(own.get("input"))}, Request)
+    typed = {**body, "input": _typed(body.get("input"))}
+    request = read_shape(typed, bounded(Request, facts_of(model, limits)))
     talk = Conversation()
     if request.instructions is not None:
         talk.say("system", request.instructions, "instructions")
@@ -171,10 +190,10 @@ def read_response(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     else:
         for i, item in enumerate(request.input):
             _add(talk, item, f"input[{i}]")
-    chat = {name: value for name, value in present.items() if name in PASSED} | _chat(request)
+    chat = {name: value for name, value in body.items() if name in PASSED} | _chat(request)
     talk.names.paths |= _names(request)
     asked = talk.read(chat, model, limits)
-    asked.echo = _echo(request, present, asked)
+    asked.echo = _echo(request, asked)
     return asked
 
 
@@ -263,7 +282,7 @@ def _names(request: Request) -> dict[str, str]:
     return names
 
 
-def _echo(request: Request, present: JsonObject, asked: Asked) -> JsonObject:
+def _echo(request: Request, asked: Asked) -> JsonObject:
     """What the object of an answer repeats."""
     form = request.text.format if request.text is not None else None
     choice = request.tool_choice
@@ -272,15 +291,15 @@ def _echo(request: Request, present: JsonObject, asked: Asked) -> JsonObject:
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": present.get("metadata") or {},
-        "parallel_tool_calls": present.get("parallel_tool_calls", True),
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": None,
-        "prompt_cache_key": present.get("prompt_cache_key"),
+        "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {
             "effort": request.reasoning.effort if request.reasoning is not None else None,
             "summary": None,
         },
-        "safety_identifier": present.get("safety_identifier"),
+        "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": False,
         "temperature": asked.temperature,
