@@ -43,7 +43,6 @@ OTHERS = {
     "groups/processes.py self._ranks[number].asked": "what a rank has been asked",
     "groups/processes.py its.asked": "likewise",
     "scheduling/backlog.py attempt.images": "the books of the gateway",
-    "scheduling/backlog.py self._attempts[key].images": "likewise",
 }
 
 

