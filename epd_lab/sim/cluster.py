@@ -234,15 +234,15 @@ class Cluster:
     # --- composition ------------------------------------------------------------------------------
 
     def _ports(self, process: SimProcess) -> Ports:
+        world = self.world
         return Ports(
-            clock=(world := self.world).clock(process),
+            clock=world.clock(process),
             bus=SimBus(world.network, process),
             random=world.random.stream("role", process.name),
             transfers=SimTransferEngine(world.fabric, process),
             journal=world.journal(process),
             log=SimLog(world, process),
             storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,
-            start_task=lambda work, name: world.loop.create_task(work, name=name),
         )
 
     def _gateway_config(self) -> GatewayConfig:
