@@ -17,4 +17,4 @@ def test_no_invalid_instance_of_a_public_schema_is_accepted(every: int) -> None:
     assert letter.passed + letter.refused == letter.schemas, wrong
     assert letter.refused <= 3, letter  # of 34: 91 % pass
     assert closed.passed >= 0.55 * closed.schemas, closed  # 23 of 34
-    assert letter.valid_taken > closed.valid_taken > 0
+    assert letter.passed > closed.passed and closed.valid_taken > 0
