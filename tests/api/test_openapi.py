@@ -182,4 +182,4 @@ def test_no_body_breaks_the_server(url: str, monkeypatch: pytest.MonkeyPatch):
         statuses[case.call_and_validate(checks=CHECKS, timeout=PATIENCE_S).status_code] += 1
 
     ask()
-    assert statuses[200] > 10 and statuses[400] > 10, statuses
+    assert statuses[200] > 3 and statuses[400] > 3, statuses
