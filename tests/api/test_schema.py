@@ -176,10 +176,11 @@ def test_formats_are_those_of_their_standards(form: str, right: str, wrong: str)
     [
         ("email", "a0@b.c", f"a0{'a' * 63}@b.c"),
         ("hostname", f"a0.{'b' * 63}", "a0" + f".{'d' * 61}" * 5),
+        ("time", "07:00:59.30+06:50", "07:00:60.30+06:50"),
     ],
 )
-def test_a_format_beside_a_pattern_has_its_length(form: str, right: str, wrong: str) -> None:
-    for pattern in ("(a){1,3}", "(0)*"):
+def test_a_format_beside_a_pattern_is_followed_too(form: str, right: str, wrong: str) -> None:
+    for pattern in ("(0){1,3}", "(0)*"):
         asked = {"type": "string", "format": form, "pattern": pattern}
         assert admits(asked, json.dumps(right)) and not admits(asked, json.dumps(wrong))
 

@@ -331,6 +331,15 @@ def _keep_off_whole(
 # --- formats --------------------------------------------------------------------------------------
 
 
+def _add_pattern(schema: JsonObject, pattern: str) -> None:
+    """Beside the one that is given, if there is one."""
+    if schema.setdefault("pattern", pattern) == pattern:
+        return
+    several = schema.setdefault("allOf", [])
+    if isinstance(several, list):
+        several.append({"pattern": pattern})
+
+
 def _follow_formats(schema: JsonObject, place: _Place) -> None:
     form = schema.get("format")
     pattern = _CALENDAR.get(form) if isinstance(form, str) else None
@@ -338,16 +347,14 @@ def _follow_formats(schema: JsonObject, place: _Place) -> None:
         if not isinstance(form, str) or form not in _FORMATS:
             schema.pop("format", None)
             return
-    elif "pattern" not in schema and place.narrows:
-        schema["pattern"] = pattern
+    elif place.narrows:
+        _add_pattern(schema, pattern)
         del schema["format"]
     if isinstance(form, str) and form in _MOST_CHARS and place.narrows:
         given = schema.get("maxLength", _MOST_CHARS[form])
         schema["maxLength"] = min(given, _MOST_CHARS[form]) if is_number(given) else given
-        if form == "email" and schema.setdefault("pattern", _MAIL) != _MAIL:
-            several = schema.setdefault("allOf", [])
-            if isinstance(several, list):
-                several.append({"pattern": _MAIL})
+        if form == "email":
+            _add_pattern(schema, _MAIL)
 
 
 # --- objects --------------------------------------------------------------------------------------
