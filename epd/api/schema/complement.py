@@ -38,6 +38,7 @@ _BOUNDS = {
 MAX_PARTS = 2000  # of all complements of a document: branches multiply
 MAX_BRANCHES = 16  # of a `oneOf`, each beside the complements of the others
 MAX_ARRAYS = 400
+MAX_REFERENCES = 6  # one behind the other
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -109,7 +110,7 @@ class Positive:
 
     def _target(self, schema: object) -> object:
         """What a reference alone refers to."""
-        for _ in range(len(_KINDS)):
+        for _ in range(MAX_REFERENCES):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 break
             schema = target(self._root, schema["$ref"])
@@ -188,11 +189,8 @@ def _other_values(values: list[object]) -> object | None:
             return None
         found.append({"pattern": pattern})
     if truths := {value for value in values if isinstance(value, bool)}:
-        found.append(
-            _any_of(
-                [_of_no("boolean"), *({"enum": [not one]} for one in truths)][: 3 - len(truths)]
-            )
-        )
+        other = [{"enum": [not one]} for one in truths] if len(truths) == 1 else []
+        found.append(_any_of([_of_no("boolean"), *other]))
     if None in values:
         found.append(_of_no("null"))
     if numbers := {value for value in values if is_number(value)}:

@@ -13,7 +13,7 @@ JOINED = ("allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "
 _LISTS = ("additionalProperties", "patternProperties", "properties")
 _ABOUT_OTHERS = ("additionalProperties", "unevaluatedProperties")
 MAX_BRANCHES = 64
-MANY = 1 << 62  # members: no bound
+UNBOUNDED = 1 << 62  # members
 
 
 def may_close(schema: JsonObject) -> bool:
@@ -67,7 +67,7 @@ def count_members(schema: JsonObject) -> None:
     """Say how many there are by which there are, where all are listed; else only drop what says
     nothing.  Rewrites `schema`."""
     needed = {*required(schema)}
-    fewest, most = schema.get("minProperties", 0), schema.get("maxProperties", MANY)
+    fewest, most = schema.get("minProperties", 0), schema.get("maxProperties", UNBOUNDED)
     if not isinstance(fewest, int) or not isinstance(most, int) or min(fewest, most) < 0:
         return
     if fewest <= len(needed):

@@ -83,7 +83,7 @@ def _has_branches(pieces: list[str]) -> bool:
 
 
 def _branches(pieces: list[str]) -> list[str]:
-    """Texts of the branches; one text if all are alike."""
+    """Texts of the branches; one text of all where none ends a line or begins anywhere."""
     found, depth = [""], 0
     for piece in pieces:
         depth += (piece == "(") - (piece == ")")

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from epd.api.schema.branches import required
-from epd.api.schema.complement import MANY, ONE, Positive, is_number
+from epd.api.schema.complement import MANY, ONE, Positive, conjoin, is_number
 from epd.api.schema.ends import Ends
 from epd.api.schema.members import JOINED, count_members, may_close, speaks_with_others
 from epd.api.schema.names import name_members
@@ -331,15 +331,6 @@ def _keep_off_whole(
 # --- formats --------------------------------------------------------------------------------------
 
 
-def _add_pattern(schema: JsonObject, pattern: str) -> None:
-    """Beside the one that is given, if there is one."""
-    if schema.setdefault("pattern", pattern) == pattern:
-        return
-    several = schema.setdefault("allOf", [])
-    if isinstance(several, list):
-        several.append({"pattern": pattern})
-
-
 def _follow_formats(schema: JsonObject, place: _Place) -> None:
     form = schema.get("format")
     pattern = _CALENDAR.get(form) if isinstance(form, str) else None
@@ -348,13 +339,13 @@ def _follow_formats(schema: JsonObject, place: _Place) -> None:
             schema.pop("format", None)
             return
     elif place.narrows:
-        _add_pattern(schema, pattern)
+        conjoin(schema, {"pattern": pattern})
         del schema["format"]
     if isinstance(form, str) and form in _MOST_CHARS and place.narrows:
         given = schema.get("maxLength", _MOST_CHARS[form])
         schema["maxLength"] = min(given, _MOST_CHARS[form]) if is_number(given) else given
         if form == "email":
-            _add_pattern(schema, _MAIL)
+            conjoin(schema, {"pattern": _MAIL})
 
 
 # --- objects --------------------------------------------------------------------------------------

@@ -93,9 +93,8 @@ class Context(Machine):
         self.num_coming = 0  # tokens that they sample, and that a step behind them may take
         self.output: list[TokenLogprobs] = []  # tokens sampled in this attempt
         self.rope_delta = rope_delta
-        self.kv_room = str(
-            RoomKey(message.request_id, message.attempt)
-        )  # of the transfer of its KV, if there is one
+        # Of the transfer of its KV, if there is one.
+        self.kv_room = str(RoomKey(message.request_id, message.attempt))
         self.finish_reason = ""
         self.failure: Failure | None = None
 

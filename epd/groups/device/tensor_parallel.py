@@ -64,7 +64,7 @@ class Cut:
 
 
 class TensorParallel:
-    """How one model is cut for one rank."""
+    """How one model is cut for one rank of several."""
 
     def __init__(self, adapter: ModelAdapter, model: nn.Module, shard: Shard) -> None:
         text = adapter.text_config
@@ -85,15 +85,11 @@ class TensorParallel:
 
     def cuts(self) -> dict[str, Cut]:
         """By parameter; none, of those that are held whole."""
-        if self._shard.size == 1:
-            return {}
         each = ((name, self._cut(name, like)) for name, like in self._model.named_parameters())
         return {name: cut for name, cut in each if cut is not None}
 
     def join(self) -> None:
         """Let the ranks meet behind the modules whose results are parts."""
-        if self._shard.size == 1:
-            return
         for name, module in self._model.named_modules():
             how = self._how(name)
             if how in _SUMMED:
