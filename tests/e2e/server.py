@@ -271,6 +271,11 @@ def abandoned_segments(since_s: float) -> list[str]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """A zombie, which the host's first process may not have reaped yet, is not."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -7,10 +7,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 
-from tests.e2e.server import COLD, READY_S, Server, discarding, wait_for
+from tests.e2e.server import COLD, READY_S, Server, discarding, is_alive, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 LONG = pytest.mark.long
@@ -78,7 +77,7 @@ def test_with_a_stderr_that_takes_nothing_all_is_mended_and_ends(
             assert (
                 f"epd0: process {frozen}, whose supervisor is gone, stands still" in successor.text
             )
-            assert not psutil.pid_exists(frozen)
+            assert not is_alive(frozen)
             assert successor.stop() == 0, successor.text
         server.check_nothing_left()
 

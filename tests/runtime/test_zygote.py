@@ -20,6 +20,7 @@ from epd.runtime.supervisor import _lines_of
 from epd.runtime.worker import Ending
 from epd.runtime.zygote import LOST, Zygote, ZygoteLost
 from epd.tiny import CHECKPOINT
+from tests.e2e.server import is_alive
 
 TIMEOUT_S = 110.0  # pytest's own is 120: on a busy machine a start takes half a minute
 
@@ -164,11 +165,6 @@ async def a_zygote_other_than(pids: set[int]) -> int:
                 if process.pid not in pids and "epd.runtime.zygote" in process.cmdline():
                     return process.pid
         await asyncio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie, which nobody may have reaped, is not."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 async def test_closing_while_it_still_imports_ends_who_waits(zygote: Zygote) -> None:
