@@ -79,7 +79,7 @@ async def test_an_unannounced_oversized_body_is_413_and_the_answer_arrives():
         wire = await Wire.to(server)
         head = request(b"", transfer_encoding="chunked").replace(b"content-length: 0\r\n", b"")
         wire.writer.write(head)
-        for _ in range(64):
+        for _ in range(512):  # 32 MiB
             wire.writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
             await wire.writer.drain()
         status, _, _ = await wire.answer()

@@ -68,7 +68,7 @@ EVENTS: Headers = [
 ]
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # printable ASCII: safe in a header and in a log line
 LINGER_S = 1.0
-LINGER_NBYTES = 16 << 20
+LINGER_NBYTES = 64 << 20  # a client that had all of a body sent anyway reads why it was refused
 
 _encode = msgspec.json.Encoder().encode
 log = logging.getLogger(__name__)
