@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 
+from epd.api.asked.grammar import checked_grammar
 from epd.api.asked.structured import Constraint
 from epd.model_files.grammar import Grammars, Matcher
 from epd.tiny import CHECKPOINT
@@ -20,7 +21,7 @@ GRAMMARS.warm_up()
 
 
 def grammar_of(asked: object, *, closes: bool = True) -> str:
-    return Constraint("json", asked, "x").checked_grammar(GRAMMARS.fault, closes=closes)
+    return checked_grammar(Constraint("json", asked, "x"), GRAMMARS.fault, closes=closes)
 
 
 def matcher_of(asked: object, *, closes: bool = True) -> Matcher:

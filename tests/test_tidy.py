@@ -36,6 +36,7 @@ ANY = {
     ),
     "epd/api/http/shapes.py": (6, "any JSON value, which has no other name in a shape, and types"),
     "epd/setting.py": (6, "values of settings, whose kinds are checked by msgspec"),
+    "epd/api/http/rarely.py": (1, "what is at a place"),
     "epd/later.py": (1, "a function of any module"),
     "epd/cli/": (42, "JSON of other servers, and values of settings"),
     "epd/engine/": (120, "tensors, modules and configurations of torch and transformers"),

@@ -19,21 +19,18 @@ from epd.api.answers.answer import Answer, Extras, Facts
 from epd.api.answers.choice import Choice, Delta, joined
 from epd.api.answers.choices import make_choices
 from epd.api.answers.pace import SLICE, Pace, size, whole_size
-from epd.api.anthropic.answer import MessageAnswer
-from epd.api.anthropic.request import read_message
 from epd.api.asked.asked import Asked, ModelFacts
 from epd.api.http.body import Intake
 from epd.api.http.errors import ApiError
 from epd.api.http.exchange import ClientGone, Exchange
 from epd.api.http.identity import credential, tenant_of
 from epd.api.http.places import Places
+from epd.api.http.rarely import fetched
 from epd.api.http.time_limits import read_time_limits
 from epd.api.openai.answer import ChatAnswer, CompletionAnswer
 from epd.api.openai.validation import read_chat, read_completion, read_encode
 from epd.api.prompts.pixels import PixelBudget
 from epd.api.prompts.prepare import Preparer, Prompt
-from epd.api.responses.answer import ResponseAnswer
-from epd.api.responses.request import read_response
 from epd.api.watching.metering import NO_METER, Meter
 from epd.api.watching.telemetry import Telemetry
 from epd.api.watching.tracing import CLIENT_LEFT, Record, Tracer, describe_answer, describe_request
@@ -53,6 +50,9 @@ from epd.frontend import (
 T = TypeVar("T")
 Reader = Callable[[JsonObject, ModelFacts, Limits], Asked]
 NO_TRACER = Tracer()
+# Imported with their first request: most gateways are asked in one API alone.
+MESSAGES = "epd.api.anthropic.request:read_message", "epd.api.anthropic.answer:MessageAnswer"
+RESPONSES = "epd.api.responses.request:read_response", "epd.api.responses.answer:ResponseAnswer"
 
 
 class Completions:
@@ -98,11 +98,11 @@ class Completions:
 
     async def message(self, exchange: Exchange) -> None:
         """POST /v1/messages.  Raises ApiError, ClientGone."""
-        await self._traced(exchange, "chat", read_message, MessageAnswer)
+        await self._traced(exchange, "chat", *[await fetched(place) for place in MESSAGES])
 
     async def response(self, exchange: Exchange) -> None:
         """POST /v1/responses.  Raises ApiError, ClientGone."""
-        await self._traced(exchange, "chat", read_response, ResponseAnswer)
+        await self._traced(exchange, "chat", *[await fetched(place) for place in RESPONSES])
 
     async def _traced(
         self, exchange: Exchange, operation: str, read: Reader, kind: type[Answer]

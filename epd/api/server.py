@@ -18,26 +18,22 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from epd import __version__
-from epd.api import web
-from epd.api.anthropic.answer import error_body as anthropic_error
+from epd.api.anthropic.errors import error_body as anthropic_error
 from epd.api.completions import Completions
-from epd.api.document.openapi import document
-from epd.api.document.schemas import KNOWN
 from epd.api.http.access import Access, tls_context, warning
 from epd.api.http.body import Intake
 from epd.api.http.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.http.errors import ApiError, retry_after
 from epd.api.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from epd.api.http.rarely import Rarely, fetched
 from epd.api.http.unknown import Unknown
 from epd.api.openai.validation import unknown_model
 from epd.api.prompts.prepare import Preparer
-from epd.api.tokenizing import Tokenizing
-from epd.api.watching.cluster import Cluster
 from epd.api.watching.metering import NO_METER
 from epd.api.watching.metrics import CONTENT_TYPE, exposition
 from epd.api.watching.telemetry import Telemetry
 from epd.api.watching.tracing import Tracer
-from epd.config import ConfigError, GatewayConfig
+from epd.config import ConfigError, GatewayConfig, Limits
 from epd.frontend import Frontend, JsonObject, TimeLimits
 
 GRACE_S = 2.0  # for answers that are being written when the server closes
@@ -61,6 +57,7 @@ class ApiServer:
         self._is_draining = False
         self._completions: Completions | None = None
         self._created_s = int(time.time())
+        self._started_s = time.monotonic()
         self._telemetry = Telemetry()
         self._tracer = Tracer()
         self._meter = NO_METER
@@ -201,8 +198,7 @@ class ApiServer:
     def _make_routes(self, preparer: Preparer) -> dict[str, dict[str, Handler]]:
         limits = self._config.limits
         time_limits = TimeLimits.of(self._config.timing)
-        unknown = Unknown(KNOWN, left_out=limits.unknown_parameters == "warn")
-        self._intake = Intake(limits, preparer.max_context, unknown)
+        self._intake = Intake(limits, preparer.max_context, _unknown(limits))
         completions = Completions(
             self._frontend,
             preparer,
@@ -214,8 +210,9 @@ class ApiServer:
             self._config.access,
         )
         self._completions = completions
-        cluster = Cluster(self._frontend, self._config, preparer.model_name)
-        tokenizing = Tokenizing(preparer, self._intake)
+        facts = self._frontend, self._config, preparer.model_name, self._started_s
+        cluster = Rarely("epd.api.watching.cluster:Cluster", *facts)
+        tokenizing = Rarely("epd.api.tokenizing:Tokenizing", preparer, self._intake)
         profiling: dict[str, dict[str, Handler]] = {
             "/start_profile": {"POST": lambda exchange: self._profile(exchange, starts=True)},
             "/stop_profile": {"POST": lambda exchange: self._profile(exchange, starts=False)},
@@ -228,15 +225,15 @@ class ApiServer:
             "/v1/completions": {"POST": completions.completion},
             "/v1/messages": {"POST": completions.message},
             "/v1/responses": {"POST": completions.response},
-            "/v1/messages/count_tokens": {"POST": tokenizing.count},
+            "/v1/messages/count_tokens": {"POST": tokenizing.handler("count")},
             "/v1/models": {"GET": self._models},
-            "/tokenize": {"POST": tokenizing.tokenize},
-            "/detokenize": {"POST": tokenizing.detokenize},
+            "/tokenize": {"POST": tokenizing.handler("tokenize")},
+            "/detokenize": {"POST": tokenizing.handler("detokenize")},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
-            "/state": {"GET": cluster.state},
-            "/ui": {"GET": cluster.page},
+            "/state": {"GET": cluster.handler("state")},
+            "/ui": {"GET": cluster.handler("page")},
             "/version": {"GET": self._version},
             "/openapi.json": {"GET": self._openapi},
             "/docs": {"GET": self._docs},
@@ -315,16 +312,19 @@ class ApiServer:
     async def _openapi(self, exchange: Exchange) -> None:
         assert self._preparer is not None
         if not self._document:  # of no interest to most, and 30 ms of work
+            document = await fetched("epd.api.document.openapi:document")
             told = await asyncio.to_thread(document, self._preparer, self._config.limits)
             self._document = msgspec.json.encode(told)
         await exchange.respond(200, self._document)
 
     async def _docs(self, exchange: Exchange) -> None:
+        web = await fetched("epd.api.web")
         await exchange.respond(200, web.docs_page(), web.CONTENT_TYPE, list(web.HEADERS))
 
     async def _home(self, exchange: Exchange) -> None:
         assert self._preparer is not None
         host = exchange.headers.get(b"host", b"").decode("latin-1") or f"127.0.0.1:{self.port}"
+        web = await fetched("epd.api.web")
         page = web.home_page(
             self._preparer,
             self._frontend.ready(),
@@ -332,6 +332,14 @@ class ApiServer:
             needs_key=bool(self._config.access.api_keys),
         )
         await exchange.respond(200, page, web.CONTENT_TYPE, list(web.HEADERS))
+
+
+def _unknown(limits: Limits) -> Unknown:
+    if limits.unknown_parameters != "warn":
+        return Unknown()
+    from epd.api.document.schemas import KNOWN
+
+    return Unknown(KNOWN)
 
 
 async def _fail(exchange: Exchange, error: ApiError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from epd.api.asked.grammar import checked_grammar
 from epd.api.asked.structured import Constraint
 from epd.api.expendable.grammar_child import job_text
 from epd.api.http.errors import ApiError
@@ -40,7 +41,7 @@ def constraint(seed: int) -> str:
     try:
         asked = chat(**{name: schema_text(seed)})
         assert isinstance(asked.constraint, Constraint) and job_text(asked.constraint)
-        grammar = asked.constraint.checked_grammar(GRAMMARS.fault)
+        grammar = checked_grammar(asked.constraint, GRAMMARS.fault)
         GRAMMARS.proof(grammar)
     except ApiError as error:
         assert error.status == 400 and error.message.encode(), error

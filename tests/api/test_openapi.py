@@ -81,7 +81,7 @@ async def test_it_is_made_once_and_not_on_the_loop(monkeypatch: pytest.MonkeyPat
         threads.append(threading.current_thread())
         return {"openapi": "3.1.0"}
 
-    monkeypatch.setattr("epd.api.server.document", made)
+    monkeypatch.setattr("epd.api.document.openapi.document", made)
     async with serving() as (server, _, _):
         for _ in range(3):
             answer = await exchange(server, request(method="GET", path="/openapi.json"))

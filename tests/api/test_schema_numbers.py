@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epd.api.asked.grammar import checked_grammar
 from epd.api.asked.structured import Constraint
 from epd.api.asked.tools import ToolUse
 from epd.api.http.errors import ApiError
@@ -225,7 +226,7 @@ def test_arguments_have_such_numbers_too() -> None:
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     choice = Constraint("choice", ['%json {"x-guidance": 1e400}'], "guided_choice")
     use = ToolUse((tool,), otherwise=choice)
-    matcher = GRAMMARS._matcher(use.checked_grammar(GRAMMARS.fault))
+    matcher = GRAMMARS._matcher(checked_grammar(use, GRAMMARS.fault))
     call = '<tool_call>\n{{"name": "f", "arguments": {{"a": {}}}}}\n</tool_call>'
     assert takes(matcher.deep_copy(), call.format("1e40"))
     assert not takes(matcher.deep_copy(), call.format("1e400"))

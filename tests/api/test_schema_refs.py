@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.api.asked.grammar import checked_grammar
 from epd.api.asked.tools import CallParser
 from epd.api.schema.references import moved
 from epd.model_files.grammar import Grammars
@@ -64,7 +65,7 @@ def test_references_are_to_the_parameters_that_they_stand_in() -> None:
     tools = [tool("f", DEFINED), tool("g", other), tool("h", LIST)]
     use = chat_asked(tools=tools, tool_choice="required", parallel_tool_calls=False).tool_use
     assert use is not None
-    grammar = use.checked_grammar(grammars.fault)
+    grammar = checked_grammar(use, grammars.fault)
     for seed in range(12):
         said = drawn(grammars, grammar, seed)
         call = json.loads(said.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))

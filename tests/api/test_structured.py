@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from epd.api.asked.grammar import checked_grammar
 from epd.api.asked.structured import ANY_OBJECT, Constraint
 from epd.api.http.errors import ApiError
 from epd.model_files.grammar import Grammars
@@ -47,7 +48,7 @@ def grammars() -> Grammars:
 def test_spellings(present: Any, kind: str, value: Any, param: str, grammars: Grammars) -> None:
     found = chat_asked(**present).constraint
     assert found == Constraint(kind, value, param)
-    assert found.checked_grammar(grammars.fault)
+    assert checked_grammar(found, grammars.fault)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +56,14 @@ def test_spellings(present: Any, kind: str, value: Any, param: str, grammars: Gr
 )
 def test_ebnf_that_cannot_be_converted_is_refused_by_name(text: str, grammars: Grammars) -> None:
     with pytest.raises(ApiError) as caught:
-        Constraint("grammar", text, "ebnf").checked_grammar(grammars.fault)
+        checked_grammar(Constraint("grammar", text, "ebnf"), grammars.fault)
     assert (caught.value.param, caught.value.status) == ("ebnf", 400)
     assert "ebnf" in caught.value.message
 
 
 def test_ebnf_says_what_it_says(grammars: Grammars) -> None:
     text = 'root ::= greeting (" " name)*  # all of it\ngreeting ::= "hi" | "yo"\nname ::= [a-c]{2}'
-    grammar = Constraint("grammar", text, "ebnf").checked_grammar(grammars.fault)
+    grammar = checked_grammar(Constraint("grammar", text, "ebnf"), grammars.fault)
     for said, ends in (("hi", True), ("yo ab", True), ("hi ab", True), ("h", False)):
         allowed = next_tokens(grammars, said, grammar, list(said.encode()))
         assert bool((allowed >= 256).any()) is ends, said
@@ -122,7 +123,7 @@ def test_a_bad_schema_says_where(
     schema: dict[str, Any], place: str, reason: str, grammars: Grammars
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        Constraint("json", schema, "guided_json").checked_grammar(grammars.fault)
+        checked_grammar(Constraint("json", schema, "guided_json"), grammars.fault)
     assert caught.value.status == 400
     assert caught.value.message.startswith(f"{place} cannot be followed: ")
     assert reason in caught.value.message
@@ -131,4 +132,4 @@ def test_a_bad_schema_says_where(
 @pytest.mark.parametrize(("kind", "value"), [("regex", "("), ("grammar", "start: nowhere")])
 def test_a_bad_grammar(kind: str, value: str, grammars: Grammars) -> None:
     with pytest.raises(ApiError, match="cannot be followed"):
-        Constraint(kind, value, f"guided_{kind}").checked_grammar(grammars.fault)
+        checked_grammar(Constraint(kind, value, f"guided_{kind}"), grammars.fault)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.api.asked.grammar import checked_grammar
 from epd.api.asked.tools import CallParser, whole_calls
 from epd.api.http.errors import ApiError
 from epd.api.openai.validation import read_chat
@@ -135,7 +136,7 @@ def test_a_forced_answer_is_calls(choice: Any, parallel: bool, most: int) -> Non
     use = chat_asked(**present).tool_use
     assert use is not None
     grammars = Grammars(CHECKPOINT, 272)
-    grammar = use.checked_grammar(grammars.fault)
+    grammar = checked_grammar(use, grammars.fault)
     seen = set()
     for seed in range(30):
         text, calls = parse([drawn(grammars, grammar, seed)])
@@ -170,7 +171,7 @@ def test_an_answer_is_calls_or_what_is_asked_for(constraint: Any, ends_as: set[s
     use = asked.grammar_source
     assert use is asked.tool_use and use is not None
     grammars = Grammars(CHECKPOINT, 272)
-    grammar = use.checked_grammar(grammars.fault)
+    grammar = checked_grammar(use, grammars.fault)
     texts, names = set(), set()
     for seed in range(40):
         text, calls = parse([drawn(grammars, grammar, seed)])
@@ -185,7 +186,7 @@ def test_a_whole_grammar_cannot_stand_beside_tools() -> None:
     use = read_chat(body, FakePreparer(), Limits()).grammar_source
     assert use is not None
     with pytest.raises(ApiError) as caught:
-        use.checked_grammar(Grammars(CHECKPOINT, 272).fault)
+        checked_grammar(use, Grammars(CHECKPOINT, 272).fault)
     assert caught.value.param == "ebnf"
 
 
@@ -214,7 +215,7 @@ def test_a_bad_schema_is_told_with_its_tool() -> None:
     use = chat_asked(tools=[tool("a", {"type": "strin"})], tool_choice="required").tool_use
     assert use is not None
     with pytest.raises(ApiError) as caught:
-        use.checked_grammar(Grammars(CHECKPOINT, 272).fault)
+        checked_grammar(use, Grammars(CHECKPOINT, 272).fault)
     assert caught.value.param == "tools[0].function.parameters"
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
-from epd.api.asked.structured import Constraint, to_grammar
+from epd.api.asked.grammar import checked_grammar, to_grammar
+from epd.api.asked.structured import Constraint
 from epd.api.asked.tools import ToolUse
 from epd.model_files import grammar as module
 from epd.model_files.grammar import Grammars
@@ -178,7 +179,7 @@ def test_text_that_spells_a_special_token_is_ordinary(text: str) -> None:
         state, token_ids = grammars(), list[int]()
         if kind == "tools":
             tool: Any = {"type": "function", "function": {"name": "f", "parameters": value}}
-            grammar = ToolUse((tool,), ("f",), is_named=True).checked_grammar(state.fault)
+            grammar = checked_grammar(ToolUse((tool,), ("f",), is_named=True), state.fault)
         else:
             grammar = to_grammar(Constraint(kind, value, ""))
         while (may := np.flatnonzero(allowed(state, "r", grammar, token_ids)))[-1] not in ENDS:
@@ -194,7 +195,7 @@ def test_a_long_choice_is_followed(is_beside_tools: bool, monkeypatch: pytest.Mo
     grammar = to_grammar(choice)
     if is_beside_tools:
         tool: Any = {"type": "function", "function": {"name": "f"}}
-        grammar = ToolUse((tool,), otherwise=choice).checked_grammar(grammars().fault)
+        grammar = checked_grammar(ToolUse((tool,), otherwise=choice), grammars().fault)
     assert not grammars().fault(grammar) and not grammars().proof(grammar)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from epd.api.asked.structured import Constraint, to_grammar
+from epd.api.asked.grammar import to_grammar
+from epd.api.asked.structured import Constraint
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision

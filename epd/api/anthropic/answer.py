@@ -1,4 +1,4 @@
-"""Anthropic's objects and events of an answer, and its form of errors."""
+"""Anthropic's objects and events of an answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from epd.api.answers.choice import Choice
 from epd.api.answers.parts import Kind, Part, PartsAnswer, event
+from epd.api.anthropic.errors import error_body
 from epd.api.http.errors import ApiError
 from epd.frontend import JsonObject
 from epd.messages import TokenLogprobs
@@ -18,17 +19,6 @@ _DELTAS = {
     Kind.REASONING: ("thinking_delta", "thinking"),
     Kind.TEXT: ("text_delta", "text"),
     Kind.CALL: ("input_json_delta", "partial_json"),
-}
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    422: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
 }
 
 
@@ -120,15 +110,3 @@ def _arguments(text: str) -> JsonObject:
     except msgspec.DecodeError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def error_body(error: ApiError, request_id: str = "") -> JsonObject:
-    """As Anthropic's; the code and the field are told besides."""
-    told = {
-        "type": _ERRORS.get(error.status, "api_error" if error.status >= 500 else _ERRORS[400]),
-        "message": error.message,
-        "param": error.param,
-        "code": error.code,
-    }
-    body: JsonObject = {"type": "error", "error": told}
-    return body | ({"request_id": request_id} if request_id else {})

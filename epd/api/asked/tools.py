@@ -15,25 +15,16 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Required, TypedDict
 
 from epd.api.asked.json_walk import Walk
 from epd.api.asked.stop import overlap
-from epd.api.asked.structured import (
-    Constraint,
-    Watch,
-    as_rule,
-    compiled_schema,
-    unwatched,
-)
-from epd.api.schema.references import moved
+from epd.api.asked.structured import Constraint
 from epd.frontend import JsonObject
-from epd.model_files.finite import SPACING
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Function(TypedDict, total=False):
@@ -64,46 +55,6 @@ class ToolUse:
     def is_shaped(self) -> bool:
         """Whether a grammar says what the answer is."""
         return bool(self.forced or self.otherwise)
-
-    def checked_grammar(
-        self, fault: Callable[[str], str], watch: Watch = unwatched, closes: bool = True
-    ) -> str:
-        """Of a shaped answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
-        callees = self.forced or tuple(tool["function"]["name"] for tool in self.tools)
-        bodies: list[JsonObject] = []
-        for index, tool in enumerate(self.tools):
-            function = tool["function"]
-            if function["name"] in callees:
-                parameters = function.get("parameters") or NO_PARAMETERS
-                param = f"tools[{index}].function.parameters"
-                constraint = Constraint("json", parameters, param)
-                schema = compiled_schema(constraint.checked_grammar(fault, watch, closes))
-                at = f"#/anyOf/{len(bodies)}"
-                bodies.append(_call_schema(function["name"], schema, at))
-        text = json.dumps({"anyOf": bodies, "x-guidance": SPACING})
-        more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
-        text_rule = ""
-        if not self.forced and self.otherwise is not None:
-            own = self.otherwise.checked_grammar(fault, watch, closes)
-            text_rule = f" | {as_rule(self.otherwise, own)}"
-        rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
-        # As one token where the vocabulary has it, else spelled out.
-        special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
-        spelled = f'{rules}call: "{OPEN}\\n" body "\\n{CLOSE}"\n'
-        watch("tools")
-        grammar = spelled if fault(special) else special
-        return Constraint("grammar", grammar, "tools").checked_grammar(fault, watch)
-
-
-def _call_schema(name: str, parameters: Mapping[str, object], at: str) -> JsonObject:
-    """`at`: where it stands in its document, as a reference."""
-    arguments = moved(parameters, f"{at}/properties/arguments")
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
 
 
 # --- the answer -----------------------------------------------------------------------------------

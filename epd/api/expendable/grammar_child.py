@@ -67,6 +67,7 @@ def refusal(error: ApiError) -> Refused:
 
 
 def prepare(model_dir: str, vocab_size: str, additional: str) -> Work:
+    from epd.api.asked.grammar import checked_grammar
     from epd.model_files.grammar import Grammars
 
     grammars, closes = Grammars(model_dir, int(vocab_size)), additional == "closed"
@@ -81,7 +82,7 @@ def prepare(model_dir: str, vocab_size: str, additional: str) -> Work:
             job = msgspec.convert(json.loads(request), Job)
             source = job.constraint or job.tool_use
             assert source is not None
-            grammar = source.checked_grammar(grammars.fault, watch, closes)
+            grammar = checked_grammar(source, grammars.fault, watch, closes)
             param = source.param if isinstance(source, Constraint) else "tools"
             watch(param)
             if reason := grammars.proof(grammar):

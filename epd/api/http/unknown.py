@@ -22,15 +22,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header that a client's own text
 class Unknown:
     """What one gateway does with them."""
 
-    def __init__(self, known: Collection[str] = (), *, left_out: bool = False) -> None:
-        """`known`: what the top of some body may have."""
+    def __init__(self, known: Collection[str] | None = None) -> None:
+        """`known`: what the top of some body may have; None: nothing is left out."""
         self._known = known
-        self._left_out = left_out
         self._num_ignored = 0
 
     def leave_out(self, body: JsonObject) -> list[str]:
         """Take them out of a body, perhaps on a thread; which these were."""
-        if not self._left_out:
+        if self._known is None:
             return []
         names = [name for name in body if name not in self._known]
         return [name for name in names if body.pop(name) is not None]  # null is absence

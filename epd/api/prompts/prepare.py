@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from epd.api.answers.detokenize import Detokenizer, Vocabulary
 from epd.api.asked.chat_message import ChatMessage, MessagePart
@@ -18,11 +18,11 @@ from epd.api.asked.reasoning import Place, place_of
 from epd.api.asked.structured import Constraint
 from epd.api.asked.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.asked.tools import Tool, ToolUse
-from epd.api.expendable.grammar_proofs import GrammarProofs
 from epd.api.http.data_url import Bound, data_nbytes, image_bound, is_data_url, video_bound
 from epd.api.http.errors import bad_request
 from epd.api.http.exchange import while_wanted
 from epd.api.http.identity import scope_of
+from epd.api.http.rarely import fetched
 from epd.api.prompts.chat import ChatRenderer
 from epd.api.prompts.continued import begun
 from epd.api.prompts.media import MediaFetcher
@@ -33,6 +33,9 @@ from epd.frontend import Metric, PreparedItem
 from epd.media_files.image_opening import load_pillow
 from epd.media_files.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
+
+if TYPE_CHECKING:
+    from epd.api.expendable.grammar_proofs import GrammarProofs
 
 T = TypeVar("T")
 
@@ -105,14 +108,17 @@ class Preparer:
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
         self.reasoning_parser: str = config.reasoning_parser
-        self._proofs = GrammarProofs(directory, self.vocab_size, config.additional_properties)
+        self._proofs: GrammarProofs | None = None  # with the first grammar
+        self._config = config
         if self.takes_images:
             load_pillow()  # now, not in the first request
         self.eos_token_ids = self._renderer.end_token_ids
         self.defaults: Mapping[str, object] = sampling_defaults(directory)
 
     async def close(self) -> None:
-        await asyncio.gather(self._fetcher.close(), self._proofs.close())
+        await self._fetcher.close()
+        if self._proofs is not None:
+            await self._proofs.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._films.shutdown(wait=False, cancel_futures=True)
         self._texts.shutdown(wait=False, cancel_futures=True)
@@ -282,10 +288,15 @@ class Preparer:
 
     async def grammar(self, constraint: Constraint | ToolUse) -> str:
         """The text that constrains the answer.  Raises ApiError."""
+        proofs = await fetched("epd.api.expendable.grammar_proofs:GrammarProofs")
+        if self._proofs is None:
+            additional = self._config.additional_properties
+            directory = Path(self._config.model_dir)
+            self._proofs = proofs(directory, self.vocab_size, additional)
         return await self._proofs.grammar(constraint)
 
     def samples(self) -> Iterator[Metric]:
-        return self._proofs.samples()
+        return self._proofs.samples() if self._proofs is not None else iter(())
 
     # --- text -------------------------------------------------------------------------------------
 

@@ -53,10 +53,13 @@ OFF = (
 class Cluster:
     """What can be seen of the machines behind one gateway."""
 
-    def __init__(self, frontend: Frontend, config: GatewayConfig, model: str) -> None:
+    def __init__(
+        self, frontend: Frontend, config: GatewayConfig, model: str, started_s: float
+    ) -> None:
+        """`started_s`: when the gateway did, in monotonic time."""
         self._frontend = frontend
         self._model = model
-        self._started_s = time.monotonic()
+        self._started_s = started_s
         self._is_off = bool(warning(config.host, config.access))
 
     async def state(self, exchange: Exchange) -> None:
