@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 The whole model class of transformers is built with every parameter on the meta device, the
 submodules of the other stages are dropped, and only the tensors that are left are read from the
-safetensors files.  Parameters go to meta by patching `register_parameter`, not with
+safetensors files.  Parameters go to meta by torch's hook for their registration, not with
 `torch.device("meta")`, which would also ruin the non-persistent buffers (rope frequencies) that no
 checkpoint can restore.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from epd.engine.base import Progress, Taker, no_progress
 from epd.engine.sharding import WHOLE, Shard
@@ -41,44 +43,46 @@ if TYPE_CHECKING:
 
 Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_patching = threading.Lock()
-_register = nn.Module.register_parameter
-_empty = torch.empty
+_building = threading.Lock()
 LARGE_NBYTES = 64 << 20
+
+
+class LargeOnMeta(TorchFunctionMode):
+    """Experts of one layer may be more than this host has: what is as large as that is a parameter,
+    and never there.  A mode is its thread's own."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is torch.empty:
+            like = func(*args, **options | {"device": "meta"})
+            if like.nbytes > LARGE_NBYTES:
+                return like
+        return func(*args, **options)
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
     """Modules built inside have shapes but no weights; buffers are real.
 
-    It patches torch's module class, so one thread at a time: others wait.
+    transformers has its initialisation switched off by a global flag, so one thread at a time.
     """
     from transformers.initialization import no_init_weights
 
     here = threading.get_ident()
 
-    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and param.device.type != "meta":
-            param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
-        _register(module, name, param)
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
+        if param is None or param.device.type == "meta" or threading.get_ident() != here:
+            return param
+        return nn.Parameter(param.detach().to("meta"), requires_grad=False)
 
-    def empty(*size: Any, **options: Any) -> torch.Tensor:
-        """Experts of one layer may be more than this host has: what is as large as that is a
-        parameter, and never there.  Of other threads nothing is."""
-        if threading.get_ident() == here:
-            like = _empty(*size, **options | {"device": "meta"})
-            if like.nbytes > LARGE_NBYTES:
-                return like
-        return _empty(*size, **options)
-
-    with _patching, no_init_weights():
-        nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
-        torch.empty = empty
+    with _building, no_init_weights(), LargeOnMeta():
+        hook = register_module_parameter_registration_hook(on_meta)
         try:
             yield
         finally:
-            nn.Module.register_parameter = _register  # type: ignore[method-assign]
-            torch.empty = _empty
+            hook.remove()
 
 
 @dataclass(frozen=True, slots=True)
