@@ -21,7 +21,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # What `make test` begins with; the directories that it leaves out need not be imported.
 FAST = -m "not e2e and not gpu and not long and not clients and not real" \
   --ignore tests/e2e --ignore tests/gpu --ignore tests/clients --ignore tests/real \
-  --ignore tests/test_imports.py --ignore tests/test_tidy.py  # `make check` has them
+  --ignore tests/test_imports.py --ignore tests/test_references.py --ignore tests/test_tidy.py  # in `make check`
 # Where it is set, each of the many processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -103,7 +103,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 rules: $(STAMP)
-	$(PYTEST) -q tests/test_imports.py tests/test_tidy.py
+	$(PYTEST) -q tests/test_imports.py tests/test_references.py tests/test_tidy.py
 
 .PHONY: clean
 clean:  ## Remove the environment and everything that was made

@@ -283,21 +283,6 @@ def test_no_module_is_called_utils() -> None:
     assert not found, f"name each after what it holds: {found}"
 
 
-@pytest.mark.parametrize("page", ["faults.md", "trust.md"])
-def test_what_a_page_says_is_shown_by_exists(page: str) -> None:
-    """It tells which test shows that a fault is impossible; the test must be there."""
-    text = (ROOT / "docs" / page).read_text()
-    named = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)))
-    known = {source.path: source.text for source in sources()}
-    missing = [
-        f"{path}::{function}" if function else path
-        for path, function in named
-        if path not in known or (function and f"def {function}(" not in known[path])
-    ]
-    assert named
-    assert not missing, "\n" + "\n".join(missing)
-
-
 def test_links_in_the_documents_lead_somewhere() -> None:
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("epd/**/*.md")]
     broken = [

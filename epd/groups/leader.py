@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-What the leader's roles ask of their engines (`group_engines`) runs on the leader's own rank and
+What the leader's roles ask of their engines (`groups/engines.py`) runs on the leader's own rank and
 goes to the others as a numbered command; it is over when all ranks have executed it (GROUP).  The
 next one may be given before, as on one device.  A follower has no role: it takes commands in order,
 runs each on its own share of the engines, and answers with its number.

@@ -52,7 +52,7 @@ def render(tables: Iterable[Table] = TABLES, actors: Iterable[Path] = ACTORS) ->
 
 
 def drawings(tables: Iterable[Table] = WATCHED) -> str:
-    """For the page that shows them at work (`epd.api.pages`)."""
+    """For the page that shows them at work (`epd/api/pages`)."""
     return "".join(RailMap(state_graph(table)).draw_part() for table in tables)
 
 

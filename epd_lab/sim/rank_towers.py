@@ -46,7 +46,7 @@ class Gather:
 
 
 class TowerShare:
-    """Of one rank: `epd.groups.leader.TowerShare`."""
+    """Of one rank: `epd.groups.engines.TowerShare`."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class Place(Enum):
 
 
 def place_of(parser: str, prompt: str, begun: str = "") -> Place:
-    """Where an answer to this prompt begins; `parser`: one of `config.REASONING_PARSERS`.
+    """Where an answer to this prompt begins; `parser`: a value of `model.reasoning_parser`.
 
     `begun`: what of the answer the prompt holds already.
     """

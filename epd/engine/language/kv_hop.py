@@ -124,7 +124,7 @@ class KvHop:
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """Slots of a pool as a transport copies them (`transport.device.Scattered`)."""
+    """Slots of a pool as a transport copies them (`epd.transport.cuda.device.Scattered`)."""
 
     pool: torch.Tensor  # kept while a write reads it
     addresses: np.ndarray[Any, np.dtype[np.uint64]]

@@ -1,6 +1,6 @@
 """The context of REQUEST: what guards and the scheduler read of an attempt at an instance.
 
-The scheduler asks it (`scheduling/batching.Schedulable`) and keeps nothing of its own.  What only
+The scheduler asks it (`epd.scheduling.batching.Schedulable`) and keeps nothing of its own.  What only
 the roles need is in their record of the attempt (`roles/steps/record.py`).  Tokens count as computed when
 their step has returned, and for the scheduler from its launch.
 """

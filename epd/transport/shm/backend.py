@@ -8,7 +8,7 @@ unlinked, never reused: a copy that was under way ends in pages that nobody will
 Outcomes are always definite.  The only mover of bytes is a thread of this process, and a copy that
 raised has stopped: that is `WriteFailed` even if some bytes had moved.  What remains for `fence` is
 the owner's question about a writer in another process that fell silent: it is dead when its life
-lock is free (see shm_segment), and nothing less will do.
+lock is free (see segment.py), and nothing less will do.
 """
 
 from __future__ import annotations
