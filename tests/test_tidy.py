@@ -38,7 +38,7 @@ ANY = {
     "epd/setting.py": (6, "values of settings, whose kinds are checked by msgspec"),
     "epd/api/http/rarely.py": (1, "what is at a place"),
     "epd/later.py": (1, "a function of any module"),
-    "epd/cli/": (42, "JSON of other servers, and values of settings"),
+    "epd/cli/": (47, "JSON of other servers, values of settings, objects of transformers"),
     "epd/engine/": (120, "tensors, modules and configurations of torch and transformers"),
     "epd/families/": (26, "modules and configurations of torch and transformers"),
     "epd/groups/device/": (2, "tensors and modules of torch"),

@@ -27,6 +27,7 @@ VERBS = {
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",
     "bench": "measure a server under load, the gateway, the hop, the simulator",
     "diagrams": "write or check the images of the state machines",
+    "verify": "prove that a checkpoint is answered from as transformers does",
     "doctor": "what is installed, reachable, missing, left over; and the fix",
     "completion": "what bash, zsh or fish needs to complete verbs and flags",
 }

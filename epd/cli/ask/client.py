@@ -83,6 +83,13 @@ class Client:
                     told(_add(answer, json.loads(line[6:])))
         raise CommandFailed("the server ended the answer before its end")
 
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a chat request in one piece.  Raises CommandFailed."""
+        body = {"model": self.model, **body}
+        async with self._request("POST", "/v1/chat/completions", json=body) as response:
+            found: dict[str, Any] = json.loads(await response.read())
+            return found
+
     async def state(self, query: Mapping[str, str]) -> ClusterView:
         """`GET /state`.  Raises CommandFailed."""
         async with self._request("GET", "/state", params=query) as response:

@@ -1,0 +1,207 @@
+"""`epd verify`: both sides agree on each family; what is wrong on purpose is named by its row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from epd.cli.boundary import CommandFailed
+from epd.cli.main import main
+from epd.cli.verify import file_rows, model_rows, questions, sides
+from epd.cli.verify.findings import Finding, Result, parting
+from epd.cli.verify.fitting import Need, check_fits, cut, need_of
+from epd.cli.verify.ours import Ours
+from epd.cli.verify.report import in_process
+from epd.cli.verify.rows import ROWS
+from epd.cli.verify.sides import Sides
+from epd.cli.verify.theirs import Theirs
+from epd.config import EngineConfig, Settings
+from epd.model_files.checkpoint import read_checkpoint
+from tests.engine.reference import reference_processor
+from tests.engine.tiny_models import FAMILIES, cached_model
+
+SETTINGS = Settings(engine=EngineConfig(threads=1, kv_nbytes=4 << 20))
+NAMES = [row.name for row in ROWS[:-1]]
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each kind of question the first ones."""
+    monkeypatch.setattr(questions, "NUM_PROMPTS", 4)
+    monkeypatch.setattr(sides, "NUM_ANSWERS", 2)
+    monkeypatch.setattr(model_rows, "NUM_NEW_TOKENS", 8)
+    monkeypatch.setattr(sides, "NUM_NEW_TOKENS", 8)
+    for module in (file_rows, model_rows):
+        monkeypatch.setattr(module, "SIZES", questions.SIZES[:2])
+
+
+def of(directory: Path, against: Path | None = None) -> Sides:
+    return Sides(read_checkpoint(directory), directory, against or directory, SETTINGS)
+
+
+async def found(both: Sides, last: str = NAMES[-1]) -> dict[str, Finding]:
+    """Rows until this one."""
+    rows = [row for row in ROWS[: 1 + NAMES.index(last)] if both.sees or not row.of_pictures]
+    return await in_process(both, rows)
+
+
+def first_wrong(findings: dict[str, Finding]) -> tuple[str, str]:
+    return next(
+        ((n, f.detail) for n, f in findings.items() if f.result is Result.DIFFERS), ("", "")
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "llama"])
+@pytest.mark.usefixtures("few")
+async def test_all_rows_are_the_same(family: str) -> None:
+    both = of(cached_model(family))
+    findings = await found(both)
+    assert {f.result for f in findings.values()} == {Result.SAME}
+    assert len(findings) == len(NAMES) if both.sees else len(NAMES) - 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [*FAMILIES, "embedded"])
+def test_each_family_is_proved_through_processes(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from epd.tiny import CHECKPOINT
+
+    directory = CHECKPOINT if family == "embedded" else cached_model(family)
+    if family == "kimi_k25":  # which transformers reads with torchvision alone
+        kimi = reference_processor(directory)
+        monkeypatch.setattr(Theirs, "image_processor", kimi)
+    report = tmp_path / "report.json"
+    assert main(["verify", str(directory), "--json", str(report)]) == 0
+    told = json.loads(report.read_text())
+    assert told["ok"] and [row["result"] for row in told["rows"]] == ["same"] * len(told["rows"])
+
+
+# --- wrong on purpose, in the files ---------------------------------------------------------------
+
+
+def damaged(directory: Path, change: Callable[[Tensors], object]) -> None:
+    (file,) = directory.glob("*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _drop_norm(directory: Path) -> None:
+    name = "model.language_model.layers.1.input_layernorm.weight"
+    damaged(directory, lambda tensors: tensors[name].fill_(1.0))
+
+
+def _scale_tower(directory: Path) -> None:
+    name = "model.visual.blocks.1.mlp.linear_fc1.weight"
+    damaged(directory, lambda tensors: tensors[name].mul_(1.01))
+
+
+def _rename(directory: Path) -> None:
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    damaged(directory, lambda tensors: tensors.update({f"{name}s": tensors.pop(name)}))
+
+
+def _change_base(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["rope_parameters"]["rope_theta"] = 20000.0
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def _edit_template(directory: Path) -> None:
+    path = directory / "chat_template.jinja"
+    path.write_text(path.read_text().replace("<|im_end|>", " <|im_end|>", 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "row", "named"),
+    [
+        (_drop_norm, "weights", "model.language_model.layers.1.input_layernorm.weight differs"),
+        (_scale_tower, "weights", "model.visual.blocks.1.mlp.linear_fc1.weight differs"),
+        (_rename, "tensors", "layers.0.mlp.up_proj.weight"),
+        (_change_base, "config", "rope_theta: 20000.0 here, 10000.0 there"),
+        (_edit_template, "template", "here, "),
+    ],
+)
+@pytest.mark.usefixtures("few")
+async def test_what_is_wrong_in_files_is_named(
+    change: Callable[[Path], None], row: str, named: str, tmp_path: Path
+) -> None:
+    """`--against` the directory before."""
+    right = cached_model("qwen3_vl")
+    wrong = tmp_path / "wrong"
+    shutil.copytree(right, wrong)
+    change(wrong)
+    name, detail = first_wrong(await found(of(wrong, right), row))
+    assert name == row and named in detail
+
+
+# --- wrong on purpose, in the engine --------------------------------------------------------------
+
+
+def _scaled_tower(ours: Ours) -> None:
+    ours.vision.model.model.visual.blocks[1].mlp.linear_fc1.weight.mul_(1.01)
+
+
+def _other_base(ours: Ours) -> None:
+    ours.adapter.language_model(ours.language.model).rotary_emb.inv_freq[1:] *= 0.98
+
+
+def _no_norm(ours: Ours) -> None:
+    stack: Any = ours.adapter.language_model(ours.language.model)
+    stack.layers[1].post_attention_layernorm.weight.fill_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "row"), [(_scaled_tower, "tower"), (_other_base, "positions"), (_no_norm, "text")]
+)
+@pytest.mark.usefixtures("few")
+async def test_what_is_wrong_in_the_engine_is_named(
+    change: Callable[[Ours], None], row: str
+) -> None:
+    both = of(cached_model("qwen3_vl"))
+    change(both.ours)
+    assert first_wrong(await found(both, row))[0] == row
+
+
+# --- what fits, and the command -------------------------------------------------------------------
+
+
+def test_memory_is_estimated_and_the_remedy_names_layers() -> None:
+    need = need_of(read_checkpoint(cached_model("qwen3_vl")), "float32")
+    assert need.num_layers == 3 and need.layer_nbytes > 0
+    with pytest.raises(CommandFailed, match=r"--layers 2$"):
+        check_fits(Need(100, 10, 8), 8, 129, "this host")
+    check_fits(Need(100, 10, 8), 2, 129, "this host")
+    with pytest.raises(CommandFailed, match="--dtype bfloat16"):
+        check_fits(Need(100, 10, 8), 1, 100, "this host")
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+@pytest.mark.usefixtures("few")
+async def test_the_first_layers_are_compared_alone(family: str, tmp_path: Path) -> None:
+    whole = read_checkpoint(cached_model(family))
+    directory = cut(whole.directory, 2, tmp_path)
+    loose = Settings(engine=EngineConfig(threads=1, kv_nbytes=4 << 20, allow_unused_tensors=True))
+    findings = await found(Sides(whole, directory, directory, loose), "images")
+    assert {f.result for f in findings.values()} == {Result.SAME}
+    if family == "qwen3_5":
+        (tmp_path / "few").mkdir()
+        with pytest.raises(CommandFailed, match="give at least 2"):
+            cut(whole.directory, 1, tmp_path / "few")
+
+
+def test_answers_part_where_they_differ() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [0.0, 1.0, 3.0]])
+    assert parting([1, 2], [1, 2], logits) is None
+    apart = parting([1, 1], [1, 2], logits)
+    assert apart is not None and (apart.place, apart.ours, apart.theirs) == (1, 1, 2)
+    assert apart.margin == pytest.approx(2.0 / float(logits[1].std()))
