@@ -260,7 +260,6 @@ class GatewayConfig(Settings, frozen=True, kw_only=True):
 
     @property
     def base_url(self) -> str:
-        """Where clients find it."""
         scheme = "https" if self.access.ssl_certfile else "http"
         return f"{scheme}://{self.host}:{self.port}"
 

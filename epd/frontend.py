@@ -216,8 +216,6 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One sample for /metrics."""
-
     name: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()

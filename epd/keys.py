@@ -17,7 +17,6 @@ def attempt_key(request_id: str, attempt: int) -> str:
 
 
 def request_of(key: str) -> str:
-    """The request of an attempt's key."""
     return key.rpartition("/")[0]
 
 

@@ -182,7 +182,6 @@ class EncodeRequest(Message):
     is_suspect: bool = False  # an instance died of it: it is computed apart from other suspects
 
     def elsewhere(self, room: str, *, is_suspect: bool) -> EncodeRequest:
-        """The same for another encoder."""
         return msgspec.structs.replace(self, room=room, is_suspect=is_suspect)
 
 

@@ -303,7 +303,6 @@ class MediaItem(Record):
         return end_of(self.offset, self.num_rows, self.offsets)
 
     def elsewhere(self, room: str, encoder: Address) -> MediaItem:
-        """The same of another encoder."""
         return msgspec.structs.replace(self, room=room, encoder=encoder)
 
     def runs(self) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ of a slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Shares = Sequence[range]  # the heads of each rank, by their place in the model
@@ -59,6 +59,15 @@ def runs(nbytes: Sequence[int], slot_nbytes: int) -> list[range]:
         found.append(range(at, stop))
         at = stop
     return found
+
+
+def neighbours(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Slots side by side as `(first, behind the last)`, in order: one copy for each."""
+    begin = 0
+    for at in range(1, len(slots) + 1):
+        if at == len(slots) or slots[at] != slots[at - 1] + 1:
+            yield slots[begin], slots[at - 1] + 1
+            begin = at
 
 
 def owners(sizes: Sequence[int], num_ranks: int) -> list[int]:

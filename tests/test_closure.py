@@ -23,7 +23,6 @@ from tests.test_imports import ROOT, module_name
 MAX_LINES = 43_600
 BEGINNINGS = (
     "epd.cli.main",
-    "epd.cli.start.compose",
     "epd.cli.start.plan",
     "epd.cli.start.preflight",
     "epd.cli.start.supervisor",

@@ -20,7 +20,6 @@ class CommandFailed(Told):
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run it; whatever happens becomes an exit status."""
     try:
         return work()
     except KeyboardInterrupt:
@@ -35,7 +34,6 @@ def guarded(work: Callable[[], int]) -> int:
 
 
 def report(error: BaseException) -> int:
-    """Print an error on stderr; returns its exit status."""
     if os.environ.get("EPD_TRACEBACK"):
         traceback.print_exception(error)
     status, sentence = explain(error)

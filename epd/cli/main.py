@@ -82,7 +82,6 @@ def module_of(verb: str) -> ModuleType:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run the verb; returns the exit status.  Raises what the verb raises."""
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(help_text())
         return 0

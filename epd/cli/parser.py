@@ -87,13 +87,11 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unexpected argument {argument!r}")
 
     def _all_flags(self) -> Iterable[str]:
-        """Own ones, and those of the verbs below."""
         yield from self._option_string_actions
         for parser in self.verbs().values():
             yield from parser._option_string_actions
 
     def verbs(self) -> dict[str, Parser]:
-        """Those below this one."""
         found = (one for one in self._actions if isinstance(one, argparse._SubParsersAction))
         return {name: parser for one in found for name, parser in one.choices.items()}
 

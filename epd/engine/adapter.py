@@ -130,7 +130,6 @@ class ModelAdapter:
 
     @property
     def delta_heads(self) -> DeltaHeads | None:
-        """Of its linear attention layers, if it has any."""
         return None
 
     def sequence_tensors(self, dtype: torch.dtype, shard: Shard = WHOLE) -> tuple[StateTensor, ...]:

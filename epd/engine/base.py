@@ -139,7 +139,6 @@ class SlotRows:
     transport: str = ""  # by which they came: where the slots are
 
     def held(self, rank: int, num_ranks: int) -> range:
-        """The rows that a rank has."""
         return part(self.num_rows, rank, num_ranks) if self.is_sharded else range(self.num_rows)
 
 

@@ -19,8 +19,6 @@ from epd.engine.sharding import WHOLE, Heads, Shard
 
 
 class DeltaHeads(NamedTuple):
-    """Those of a model."""
-
     num_keys: int
     num_values: int
     key_width: int

@@ -61,15 +61,12 @@ class ProcessGroupCollectives(Collectives):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which rank of how many this process is."""
-
     rank: int
     size: int
     collectives: Collectives
 
     @property
     def group(self) -> list[Shard]:
-        """Of each rank."""
         return [replace(self, rank=rank) for rank in range(self.size)]
 
     def least(self, number: int, device: str) -> int:

@@ -77,14 +77,10 @@ class SumRows(Ask):
 
 
 class Settle(Ask):
-    """See `TransferEngine.settle`."""
-
     peer: Address
 
 
 class Fence(Ask):
-    """See `TransferEngine.fence`."""
-
     peer: Address
     host_id: str
     pid: int
@@ -97,14 +93,10 @@ class Sums(Record, tag=True):
 
 
 class Holds(Record, tag=True):
-    """Whether it is so."""
-
     holds: bool
 
 
 class Fault(Record, tag=True):
-    """It could not be done."""
-
     reason: str
 
 
@@ -119,8 +111,6 @@ class Joined(Record):
 
 
 class OtherRanks(Protocol):
-    """Those of a group, for its leader."""
-
     joined: dict[int, Joined]  # by rank
     pids: tuple[int, ...]  # in the order of ranks
 

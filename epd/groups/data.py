@@ -74,20 +74,13 @@ class RankKv:
         """What others write to."""
         return self._transfers.recut(self.region, self._num_heads) if by_head else self.region
 
-    async def write(self, ask: WriteKv) -> WriteOutcome:
-        source = await self._engine.fetch_kv(
-            ask.slots,
-            in_place=self._transfers.takes_references(ask.target),
-            heads=None if ask.heads is None else range(*ask.heads),
-        )
-        return await self._transfers.write(source, ask.target, ask.target_slots)
-
-    async def write_state(self, ask: WriteState) -> WriteOutcome:
-        source = await self._engine.fetch_state(
-            ask.blocks,
-            range(*ask.heads),
-            in_place=self._transfers.takes_references(ask.target),
-        )
+    async def write(self, ask: WriteKv | WriteState) -> WriteOutcome:
+        engine, in_place = self._engine, self._transfers.takes_references(ask.target)
+        if isinstance(ask, WriteState):
+            source = await engine.fetch_state(ask.blocks, range(*ask.heads), in_place=in_place)
+        else:
+            heads = None if ask.heads is None else range(*ask.heads)
+            source = await engine.fetch_kv(ask.slots, in_place=in_place, heads=heads)
         return await self._transfers.write(source, ask.target, ask.target_slots)
 
     async def land(self, ask: LandKv) -> Sums:
@@ -177,12 +170,9 @@ class RankPart:
     async def answer(self, ask: AnyAsk) -> Answer:
         try:
             match ask:
-                case WriteKv():
+                case WriteKv() | WriteState():
                     assert self._kv is not None  # only its leader asks, which has the same roles
                     return await self._kv.write(ask)
-                case WriteState():
-                    assert self._kv is not None
-                    return await self._kv.write_state(ask)
                 case LandKv():
                     assert self._kv is not None
                     return await self._kv.land(ask)

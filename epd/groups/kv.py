@@ -89,8 +89,7 @@ class KvRanks:
 
     async def _write(self, rank: int, ask: WriteKv | WriteState) -> WriteOutcome:
         if not rank:
-            own = self.own
-            return await (own.write(ask) if isinstance(ask, WriteKv) else own.write_state(ask))
+            return await self.own.write(ask)
         assert self._others is not None
         try:
             outcome = await self._others.ask(rank, ask)

@@ -85,8 +85,6 @@ class Ranks(Protocol):
 
 @dataclass(slots=True)
 class _Given:
-    """A command that is not over."""
-
     given_s: float
     resolve: Callable[[], None]  # tell who gave it
 
@@ -202,7 +200,7 @@ class Leader:
 
     def _send_probe(self, event: Event) -> None:
         number = self.machine.given
-        self._open[number] = _Given(self._clock.now_s(), _nobody_waits)
+        self._open[number] = _Given(self._clock.now_s(), lambda: None)  # nobody waits for it
         self._ranks.send(number, Probe())
         self._own.add(number, _ended())
 
@@ -234,10 +232,6 @@ def _resolve(over: asyncio.Future[T], own: asyncio.Future[T]) -> None:
         over.set_exception(error)
     else:
         over.set_result(own.result())
-
-
-def _nobody_waits() -> None:
-    """For a probe."""
 
 
 def _ended(error: Exception | None = None) -> asyncio.Future[None]:
@@ -272,7 +266,7 @@ class Follower:
     def execute(self, number: int, command: Command) -> None:
         """In the order in which they were given; none is left out."""
         try:
-            if not self._is_next(number):
+            if number != self._last + 1:
                 raise EngineError(f"command {self._last + 1} has not come")
             self._last = number
             begun = self._begin(command)
@@ -290,6 +284,3 @@ class Follower:
                 return self._rank.go_on()
             case Probe():
                 return _ended()
-
-    def _is_next(self, number: int) -> bool:
-        return number == self._last + 1

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import itertools
 import os
 import signal
@@ -45,14 +44,13 @@ from epd.records import rank_name
 from epd.runtime import heap, lines
 from epd.runtime.loading import load_rank
 from epd.runtime.logs import set_up_logging
-from epd.runtime.system import SystemClock
+from epd.runtime.system import SystemClock, die_with_parent
 from epd.runtime.worker import new_epoch, open_transfers
 
 if TYPE_CHECKING:
     from epd.engine.sharding import Shard
 
 T = TypeVar("T")
-PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!I")
 
 
@@ -280,7 +278,7 @@ def _be_rank(
     """In the fork; leaves without teardown, as what its parent has to close is not its own."""
     status = 1
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         for asked_of_leader in (signal.SIGINT, signal.SIGTERM):
             signal.signal(asked_of_leader, signal.SIG_IGN)
         if os.getppid() == leader:  # else it died before the kernel was asked

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from epd.transport.host import has_ended
+
 SUFFIX = ".pid"
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One process of this host."""
-
     pid: int
     began_ticks: int  # of the kernel's clock, since boot
 
@@ -34,8 +33,6 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What the file says."""
-
     child: Life
     supervisor: Life
 
@@ -102,8 +99,6 @@ def wait_gone(life: Life, timeout_s: float, *, kill: bool = False) -> bool:
         if kill:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return bool(poll.poll(1000 * timeout_s))
+        return has_ended(fd, timeout_s)
     finally:
         os.close(fd)

@@ -34,7 +34,6 @@ class Objects:
         self._traceback: list[str] = []  # so far
 
     def take(self, line: bytes) -> Iterator[str | bytes]:
-        """What goes on now."""
         if _is_object(line):
             yield line
             return

@@ -97,8 +97,6 @@ def load_engines(
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """A rank's share of the engines."""
-
     vision: TorchVisionEngine | None = None
     language: SharedRows | None = None
 

@@ -294,8 +294,6 @@ def _read_status(line: bytes) -> StatusLine | None:
 
 
 class Supervisor:
-    """The children of one cluster on this host."""
-
     def __init__(self, specs: list[ChildSpec], changed: Callable[[Child], None]) -> None:
         models = {spec.instance.model_dir for spec in specs if spec.instance is not None}
         self._zygotes = {model_dir: Zygote(model_dir) for model_dir in sorted(models)}

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import random
+import signal
 import time
 from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends, however that comes."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class SystemClock:

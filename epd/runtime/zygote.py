@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import os
 import selectors
@@ -35,10 +34,10 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from epd.errors import Told
+from epd.runtime.system import die_with_parent
 
 START_LIMIT_S = 120.0  # to import; half a minute on a busy machine
 ANSWER_LIMIT_S = 10.0  # to a request, once it has answered one; and to the end of a worker
-PR_SET_PDEATHSIG = 1
 _MAX_WORD = 4096
 FORK = b"fork"
 LOST = 255  # exit status of a worker that ended after its zygote
@@ -130,7 +129,6 @@ class ForkedProcess:
         self._hung()
 
     def end(self, exit_status: int) -> None:
-        """It is gone."""
         if not self._ended.done():
             self._loop.remove_reader(self._pidfd)
             if self._clock is not None:
@@ -329,7 +327,7 @@ def main() -> None:
     gc.disable()  # imports make next to no garbage, and looking for it is a fifth of their time
     from epd.runtime import child, worker  # noqa: F401  (what every worker imports)
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also one that stands still
+    die_with_parent()  # also one that stands still
     # Between processes of one user; the number 0 is given back to what expects a stdin.
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

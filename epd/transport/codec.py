@@ -75,7 +75,6 @@ def check_instance_id(instance_id: str) -> None:
 
 
 def pack(source: Address, target_epoch: int, message: Any) -> bytes:
-    """Message to header frame."""
     return encode(
         Envelope(PROTOCOL_VERSION, source.instance_id, source.epoch, message, target_epoch)
     )

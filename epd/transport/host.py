@@ -52,11 +52,11 @@ def is_process_dead(pid: int) -> bool:
         os.close(fd)
 
 
-def has_ended(pidfd: int) -> bool:
-    """Whether the process, all its threads and what it has queued on devices have ended."""
+def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    """Whether the process, all its threads and what it has queued on devices end within."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(1000 * timeout_s))
 
 
 def has_half_closed_arrivals() -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from epd.messages import RemoteRegion
+from epd.shares import neighbours
 from epd.transport.base import Buffer, Life, Reference, TransportError
 
 RegionKey = tuple[str, int, str]  # instance id, epoch, region id
@@ -58,13 +59,10 @@ def runs(slots: Sequence[int], slot_nbytes: int, nbytes: int) -> list[tuple[int,
     if slots and tuple(slots) == tuple(range(slots[0], slots[0] + len(slots))):
         return [(slots[0] * slot_nbytes, nbytes)]
     merged: list[tuple[int, int]] = []
-    first = 0
-    for at in range(1, len(slots) + 1):
-        if at == len(slots) or slots[at] != slots[at - 1] + 1:
-            length = min(nbytes, (at - first) * slot_nbytes)
-            merged.append((slots[first] * slot_nbytes, length))
-            nbytes -= length
-            first = at
+    for first, end in neighbours(slots):
+        length = min(nbytes, (end - first) * slot_nbytes)
+        merged.append((first * slot_nbytes, length))
+        nbytes -= length
     return merged
 
 

@@ -81,13 +81,16 @@ class RoutingTransferEngine:
         """Memory of the preferred backend, reachable in this process as well."""
         region = self._preferred.allocate(name, num_slots, slot_nbytes, by_reference=by_reference)
         if isinstance(region, SlotRegion):  # host memory
-            self._memory.add(region)
-            self._exposed[key_of(region.remote)] = {
-                name: backend.expose(region)
-                for name, backend in self._backends.items()
-                if backend is not self._preferred and isinstance(backend, Exposes)
-            }
+            self._expose(region, self._preferred)
         return region
+
+    def _expose(self, region: SlotRegion, made_by: TransferEngine | None = None) -> None:
+        self._memory.add(region)
+        self._exposed[key_of(region.remote)] = {
+            name: backend.expose(region)
+            for name, backend in self._backends.items()
+            if backend is not made_by and isinstance(backend, Exposes)
+        }
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         exposed = self._exposed.get(key_of(region.remote), {})
@@ -103,19 +106,13 @@ class RoutingTransferEngine:
         if key not in self._cuts:
             assert isinstance(region, SlotRegion)
             fine = self._cuts[key] = recut(region, num_parts)
-            self._memory.add(fine)
-            self._exposed[key_of(fine.remote)] = {
-                name: backend.expose(fine)
-                for name, backend in self._backends.items()
-                if isinstance(backend, Exposes)
-            }
+            self._expose(fine)
             mirror = self._mirrors.get(key)
             if mirror is not None and isinstance(self._device, Recuts):
                 self._mirrors[key_of(fine.remote)] = self._device.recut(mirror, num_parts)
         return self._cuts[key]
 
     def mirror(self, region: Region) -> Region | None:
-        """See `DataPlane.mirror`.  Raises TransportError."""
         if self._device is None:
             return None
         its = region.remote
@@ -135,24 +132,20 @@ class RoutingTransferEngine:
 
     @property
     def refused(self) -> Counter[str]:
-        """See `DataPlane.refused`."""
         counts = Counter[str]()
         for backend in self._backends.values():
             counts.update(getattr(backend, "refused", {}))
         return counts
 
     def guard(self, region: Region) -> None:
-        """See `DataPlane.guard`."""
         if isinstance(region, SlotRegion):
             region.lent.guard()
 
     def lend(self, target: RemoteRegion, slots: Sequence[int], peer: Address, room: str) -> None:
-        """See `DataPlane.lend`."""
         if (region := self._memory.listed(target)) is not None:
             region.lent.lend((peer.instance_id, peer.epoch), room, slots)
 
     def take_back(self, target: RemoteRegion, room: str) -> None:
-        """See `DataPlane.take_back`."""
         if (region := self._memory.listed(target)) is not None:
             region.lent.take_back(room)
 

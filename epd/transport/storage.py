@@ -45,8 +45,6 @@ class Store(Protocol):
 
 
 class ThreadedStorage:
-    """See `Storage`."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self.tier = store.tier

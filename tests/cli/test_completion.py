@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from epd.cli.completion import levels, script
 from epd.cli.main import VERBS, main
+from epd.cli.verbs.completion import levels, script
 
 
 @cache

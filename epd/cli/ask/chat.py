@@ -77,8 +77,6 @@ def _no_media() -> dict[str, list[str]]:
 
 
 class Chat:
-    """One conversation with one server."""
-
     def __init__(self, client: Client, conversation: Conversation, sampling: Sampling) -> None:
         self._client = client
         self._conversation = conversation

@@ -17,8 +17,6 @@ class _Interrupted(Exception):
 
 
 class Prompt:
-    """Lines from a terminal."""
-
     def __init__(self, commands: Mapping[str, str]) -> None:
         self._session: PromptSession[str] = PromptSession(
             completer=_Commands(commands),

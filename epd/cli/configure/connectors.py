@@ -29,8 +29,6 @@ KEYS = (  # behind the prefix of their hop
 
 @dataclass(slots=True)
 class Applied:
-    """What the two configurations come to."""
-
     values: dict[str, Any] = field(default_factory=dict)  # settings by dotted key
     transports: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)  # by setting: the flag

@@ -17,7 +17,6 @@ BUNDLED_NAME = "epd-tiny"
 
 
 def bundled_model() -> Path:
-    """The tiny model that comes with the package."""
     from epd.tiny import CHECKPOINT
 
     return CHECKPOINT

@@ -33,6 +33,7 @@ from epd.cli.start.rundir import base_dir, cluster_dir
 from epd.config import ConfigError, EngineConfig
 from epd.scheduling.slots import POOL_ROWS
 from epd.transport.endpoint import is_answered
+from epd.transport.shm.segment import free_nbytes
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = (
@@ -172,9 +173,9 @@ def check_torch() -> Check:
 
 def check_machine() -> Check:
     cores = len(os.sched_getaffinity(0))
-    free_nbytes = memory_nbytes()
-    detail = f"{cores} cores, {free_nbytes / 2**30:.1f} GiB of memory available"
-    if free_nbytes < MIN_FREE_MEMORY_NBYTES:
+    there_nbytes = memory_nbytes()
+    detail = f"{cores} cores, {there_nbytes / 2**30:.1f} GiB of memory available"
+    if there_nbytes < MIN_FREE_MEMORY_NBYTES:
         needed = f"{MIN_FREE_MEMORY_NBYTES / 2**30:g} GiB"
         remedy = f"free memory until {needed} are there, or use a topology of fewer processes: 1epd"
         return Check("machine", ok=False, detail=detail, remedy=remedy)
@@ -194,11 +195,12 @@ def check_shared_memory() -> Check:
             "shared-memory", ok=False, detail=f"{SHM} is not there or not writable",
             remedy=f"mount -t tmpfs tmpfs {SHM}",
         )  # fmt: skip
-    info = os.statvfs(SHM)
-    free_nbytes = info.f_bavail * info.f_frsize
+    there_nbytes = free_nbytes(str(SHM))
     needed_nbytes = POOL_ROWS * BUNDLED_ROW_NBYTES + EngineConfig().kv_nbytes
-    detail = f"{SHM} has {free_nbytes / 2**20:.0f} MiB free; 1e1p1d takes {needed_nbytes >> 20} MiB"
-    if free_nbytes < needed_nbytes:
+    detail = (
+        f"{SHM} has {there_nbytes / 2**20:.0f} MiB free; 1e1p1d takes {needed_nbytes >> 20} MiB"
+    )
+    if there_nbytes < needed_nbytes:
         remedy = (
             f"mount -o remount,size=1g {SHM} (docker run --shm-size=1g), or lower engine.kv_nbytes"
         )

@@ -40,7 +40,6 @@ def nbytes(count: int) -> str:
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table, each column as wide as it must be."""
     table = [list(head), *map(list, rows)]
     widths = [max(len(row[at]) for row in table) for at in range(len(head))]
     return [

@@ -39,11 +39,9 @@ class View:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """What is to be asked next."""
         return self._query
 
     def update(self, told: ClusterView, now_s: float) -> None:
-        """An answer."""
         self.trouble = ""
         seen: Counter[tuple[str, str]] = Counter()
         for edge in told.edges:
@@ -64,7 +62,6 @@ class View:
         self._rows[self._level] = min(last, max(0, self._rows[self._level] + by))
 
     def enter(self) -> None:
-        """Look into what is chosen."""
         row = min(self._rows[self._level], len(self._items(self._level)) - 1)
         if self._level == STORY or row < 0:
             return

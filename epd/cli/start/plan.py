@@ -35,8 +35,6 @@ GATEWAY_ID = "gateway"
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What the processes say on stderr, and in which form."""
-
     level: str = "info"
     as_json: bool = False
 

@@ -20,7 +20,7 @@ from epd.model_files.families import family_of
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
 from epd.runtime.loading import backends_of
 from epd.scheduling.slots import receive_pool
-from epd.transport.shm.segment import DIRECTORY
+from epd.transport.shm.segment import DIRECTORY, free_nbytes
 
 GIB, MIB = 1 << 30, 1 << 20
 VISION_NAMES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
@@ -108,8 +108,7 @@ def check_memory(
 def check_shared_memory(instances: Sequence[InstanceConfig], directory: str = DIRECTORY) -> None:
     """Raises ConfigError if receive pools and KV pools alone are more than is free there."""
     needs = {instance.instance_id: _shared_nbytes(instance) for instance in instances}
-    info = os.statvfs(directory)
-    free, needed = info.f_bavail * info.f_frsize, sum(needs.values())
+    free, needed = free_nbytes(directory), sum(needs.values())
     if needed <= free:
         return
     each = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in needs.items() if nbytes)

@@ -12,19 +12,36 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from epd.cli.boundary import CommandFailed
-from epd.cli.start.compose import spec_in_one, specs_of
 from epd.cli.start.leftovers import take_over
 from epd.cli.start.plan import Plan
 from epd.cli.start.ports import check_free
 from epd.cli.start.preflight import check_host
 from epd.cli.start.rundir import remove_if_empty
+from epd.config import GatewayConfig, InstanceConfig
 from epd.runtime import lines
 from epd.runtime.child import ChildSpec
+from epd.runtime.claim import claim_path, own_life
 from epd.runtime.logs import set_up_logging
 from epd.runtime.supervisor import Child, StartFailed, Supervisor
 from epd.runtime.worker import on_hang_up
 
 START_TIMEOUT_S = 300.0
+
+
+def specs_of(plan: Plan) -> list[ChildSpec]:
+    """One process per instance, and one for the gateway if the plan has one."""
+    specs = [_spec(plan, instance, None) for instance in plan.instances]
+    if plan.gateway is not None:
+        specs.insert(0, _spec(plan, None, plan.gateway))
+    return specs
+
+
+def _spec(plan: Plan, instance: InstanceConfig | None, gateway: GatewayConfig | None) -> ChildSpec:
+    owner = instance or gateway
+    assert owner is not None
+    name, log = owner.instance_id, plan.log
+    claim = str(claim_path(plan.run_dir, name))
+    return ChildSpec(name, instance, gateway, log.level, log.as_json, claim, own_life())
 
 
 class Board:
@@ -119,7 +136,8 @@ def run_topology(plan: Plan) -> int:
 def run_role(plan: Plan) -> int:
     """The same with all of the plan in one process, which waits for the others without a limit:
     they may be started in any order."""
-    return _run_supervised(plan, [spec_in_one(plan)], None)
+    instance = plan.instances[0] if plan.instances else None
+    return _run_supervised(plan, [_spec(plan, instance, plan.gateway)], None)
 
 
 def _run_supervised(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:

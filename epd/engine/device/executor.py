@@ -93,8 +93,6 @@ class Completion:
 
 @dataclass(slots=True)
 class _Job:
-    """A call and the future that waits for it."""
-
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     loop: asyncio.AbstractEventLoop
@@ -264,8 +262,6 @@ class _Threads:
 
 
 class DeviceExecutor:
-    """The threads of one device."""
-
     def __init__(
         self,
         name: str = "device",

@@ -109,12 +109,19 @@ class Arena:
         weakref.finalize(piece, self._note, at, length).atexit = False
         return tensor.view(shape)
 
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory for it on its way down; pinned here, which holds up the thread, where the arena is
+        full."""
+        host = self.take(tensor.shape, tensor.dtype)
+        if host is None:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host
+
     def _note(self, at: int, length: int) -> None:
         """A piece has come back; its finalizer holds this method, and so all of the memory."""
         self._returned.append((at, length))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies in here."""
         offset = tensor.data_ptr() - self._memory.data_ptr()
         return tensor.device == self._memory.device and 0 <= offset < self.nbytes
 

@@ -67,7 +67,6 @@ class Slices:
             layer.register_forward_pre_hook(self._before)
 
     def measured(self, num_patches: int, elapsed_s: float) -> None:
-        """A whole run over one image took so long."""
         if self._num_layers:
             self._patch_s = elapsed_s / num_patches / self._num_layers
 
@@ -77,7 +76,6 @@ class Slices:
         return self._patch_s * self._num_layers
 
     def begin(self, num_patches: int) -> None:
-        """The next run has so many patches."""
         self._layer, self._is_first = 0, True
         num_slices = self._turns or self.count(num_patches)
         self._per_slice = -(-self._num_layers // num_slices) if num_slices else 0
@@ -91,7 +89,6 @@ class Slices:
         return -(-self._num_layers // most)
 
     def lead(self, num_turns: int) -> None:
-        """The next batch has so many turns."""
         self._turns = num_turns
 
     def end(self) -> None:

@@ -37,5 +37,4 @@ class DeviceStopwatch:
 
 
 def stopwatch_of(*, on_gpu: bool) -> HostStopwatch | DeviceStopwatch:
-    """One that runs."""
     return DeviceStopwatch() if on_gpu else HostStopwatch()

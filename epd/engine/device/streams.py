@@ -91,7 +91,7 @@ class DeviceStreams:
         It may be read behind the lane DOWNLOAD; `tensor` may be forgotten or overwritten by kernels
         that wait for that lane.
         """
-        host = self._pinned(tensor)
+        host = self.arena.pinned_like(tensor)
         self.download_stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.download_stream):
             host.copy_(tensor, non_blocking=True)
@@ -106,7 +106,7 @@ class DeviceStreams:
 
     def moved_down(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in pinned memory of what is final in the device's.  Waits; from any thread."""
-        return self._moved(tensor, self._pinned(tensor))
+        return self._moved(tensor, self.arena.pinned_like(tensor))
 
     def moved_up(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy in the arena on the device; None: it is full.  Waits; from any thread."""
@@ -124,9 +124,3 @@ class DeviceStreams:
             passed.record()
         passed.synchronize()
         return target
-
-    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        host = self.arena.take(tensor.shape, tensor.dtype)
-        if host is None:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host

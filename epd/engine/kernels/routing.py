@@ -21,8 +21,6 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Of one layer."""
-
     top_k: int
     is_sigmoid: bool = False  # of logits in fp32; else a softmax, of logits as they are
     normalised: bool = True

@@ -62,7 +62,6 @@ class Heads(NamedTuple):
 
     @property
     def values(self) -> int:
-        """Numbers of all heads' values."""
         return self.num_values * self.value_dim
 
 

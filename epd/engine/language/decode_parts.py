@@ -78,7 +78,6 @@ def parts_of(lengths: Ints, at_once: int) -> tuple[Ints, Ints]:
 
 
 def _size(units: Ints, at_once: int) -> int:
-    """Units of a part, at most."""
     total, longest, count = int(units.sum()), int(units.max()), len(units)
 
     def needed(size: int) -> int:

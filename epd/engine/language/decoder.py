@@ -60,7 +60,6 @@ class FusedDecoder:
 
     @staticmethod
     def fits(stack: Any, family: Family) -> bool:
-        """Whether all layers have the shape that this decoder knows."""
         for layer in stack.layers:
             names = {name for name, _ in layer.named_children()}
             if not (names > _BESIDE and len(names - _BESIDE) == 1 and _mixer_of(layer, family)):

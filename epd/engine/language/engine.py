@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 
 
 class TorchLanguageEngine:
-    """`LanguageEngine` over a decoder stack."""
-
     row_memory: RowMemory  # once attached
 
     def __init__(
@@ -121,7 +119,6 @@ class TorchLanguageEngine:
         return self._adapter.rope_positions(num_tokens, items)
 
     def attach_kv(self, buffer: Buffer) -> None:
-        """Place the KV pool (on a CPU) or what lands for it (on a GPU).  Once, before any step."""
         if self._hop is not None:
             self._hop.attach(buffer)
         else:
@@ -149,7 +146,6 @@ class TorchLanguageEngine:
     async def land_kv(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
     ) -> None:
-        """What arrived in `slots` of this attached memory becomes the content of `blocks`."""
         if self._hop is not None:
             land: Any = partial(self._hop.land, by_head=by_head)
             await self._executor.launch_brief(land, memory, tuple(slots), tuple(blocks))
@@ -162,7 +158,6 @@ class TorchLanguageEngine:
     async def fetch_state(
         self, blocks: Sequence[int], heads: range, *, in_place: bool
     ) -> Sequence[Buffer]:
-        """The bytes of these heads of a state that is final, in memory of their own."""
         from epd.groups.device.state_moves import take_states
 
         if (hop := self._hop) is None:
@@ -180,7 +175,6 @@ class TorchLanguageEngine:
         blocks: Sequence[int],
         pieces: Sequence[tuple[range, int]],
     ) -> None:
-        """What arrived of a state in `slots` of this attached memory becomes that in `blocks`."""
         from epd.groups.device.state_moves import put_states
 
         if (hop := self._hop) is not None:
@@ -200,7 +194,6 @@ class TorchLanguageEngine:
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
     ) -> Awaitable[StepResult]:
-        """One forward, then sampling; one outcome per sequence, in order.  Raises EngineError."""
         if on_layers is None:
             return self._executor.launch(self._launch, list(batch))
         loop, told = asyncio.get_running_loop(), on_layers

@@ -41,8 +41,6 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Router, experts, and what is shared."""
-
     def __init__(self, block: Foreign, routing: Routing) -> None:
         super().__init__()
         self.gate = block.gate
@@ -59,7 +57,6 @@ class Mixture(nn.Module):
 
     @staticmethod
     def fits(block: Foreign) -> bool:
-        """Whether a layer's MLP is a mixture of a known shape."""
         names = {name for name, _ in block.named_children()}
         known = {"gate", "experts", *_SHARED, "shared_expert_gate"}
         if not {"gate", "experts"} <= names <= known:

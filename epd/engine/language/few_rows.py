@@ -44,6 +44,5 @@ def linears(layers: nn.Module) -> list[tuple[str, nn.Linear]]:
 
 
 def exchange(layers: nn.Module) -> None:
-    """The linear modules of loaded layers."""
     for path, plain in linears(layers):
         layers.set_submodule(path, FewRowsLinear.of(plain))

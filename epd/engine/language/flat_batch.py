@@ -114,7 +114,6 @@ ALIGNED = 4  # integers: fields begin at 16 bytes, or a kernel would be compiled
 
 
 def header_size(shape: Shape) -> int:
-    """Integers before the blocks."""
     return sum(-(-size // ALIGNED) * ALIGNED for size in _sizes(shape))
 
 
@@ -130,14 +129,12 @@ def _sizes(shape: Shape) -> list[int]:
 def shape_of(
     counts: Sequence[int], tile_size: int, num_state_blocks: int = 0, at_once: int = 1
 ) -> Shape:
-    """What sequences with so many tokens each need."""
     decodes = sum(count == 1 for count in counts)
     tiles = sum(-(-count // tile_size) for count in counts if count > 1)
     return Shape(sum(counts), len(counts), decodes, tiles, num_state_blocks, at_once)
 
 
 def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
-    """In order."""
     chunks, at = [], 0
     for i, sequence in enumerate(sequences):
         count = len(sequence.ids)

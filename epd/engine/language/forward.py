@@ -250,7 +250,6 @@ class FusedForward:
         return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
 
     def _hidden(self, parts: list[FlatSequence], batch: list[StepSequence]) -> torch.Tensor:
-        """Hidden states of all tokens."""
         counts = [len(part.ids) for part in parts]
         if self.prompt_graphs is not None:
             needed = shape_of(counts, self._tile_size)

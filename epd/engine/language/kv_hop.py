@@ -11,7 +11,7 @@ step uses them yet.  The landing memory may be written again when the call's fut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from epd.engine.base import Buffer
-from epd.engine.device.copies import to_device
+from epd.engine.device.copies import to_device, to_host
 from epd.engine.device.executor import Deferred
 from epd.engine.device.pinned import Arena, register
 from epd.engine.device.row_memory import read_bytes
@@ -27,6 +27,7 @@ from epd.engine.device.streams import KV_IN, KV_OUT, DeviceStreams
 from epd.engine.language.kv_pool import KvPool
 from epd.groups.device.kv_heads import put_blocks, take_heads
 from epd.groups.device.state_moves import Piece, put_states, take_states
+from epd.shares import neighbours
 
 
 class KvHop:
@@ -58,9 +59,7 @@ class KvHop:
         by_slot = self._pool.memory.view(-1, self._pool.layout.slot_nbytes)
         with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
             gathered = by_slot.index_select(0, self._index(slots))
-            host = self._leaving.take(gathered.shape, torch.uint8)
-            if host is None:
-                host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
+            host = self._leaving.pinned_like(gathered)
             host.copy_(gathered, non_blocking=True)
         return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
 
@@ -102,18 +101,17 @@ class KvHop:
             if by_head:
                 put_blocks(self._pool, targets, self._landed(memory, slots))
             elif isinstance(memory, memoryview):
-                runs = (self._landing[first:last] for first, last in _runs(slots))
+                runs = (self._landing[first:last] for first, last in neighbours(slots))
                 self._pool.memory.index_copy_(0, targets, self._streams.upload(*runs))
             else:
                 pool, landing, at = _wide(self._pool.memory), _wide(self._mirror), 0
-                for first, last in _runs(slots):
+                for first, last in neighbours(slots):
                     pool.index_copy_(0, targets[at : at + last - first], landing[first:last])
                     at += last - first
         return Deferred(lambda: None, KV_IN)
 
     def _landed(self, memory: Buffer, slots: Sequence[int]) -> torch.Tensor:
-        """A copy of these slots on the device."""
-        pieces = [slice(*run) for run in _runs(slots)]
+        pieces = [slice(*run) for run in neighbours(slots)]
         if isinstance(memory, memoryview):
             return self._streams.upload(*(self._landing[run] for run in pieces))
         return torch.cat([self._mirror[run] for run in pieces])
@@ -139,22 +137,10 @@ def _leaving(taken: torch.Tensor, *, in_place: bool) -> Deferred[list[Buffer]]:
     """On its way out, from the current stream: in memory of the device, if `in_place`."""
     if in_place:
         return Deferred(lambda: [taken.view(-1)], KV_OUT)
-    host = torch.empty(taken.shape, dtype=torch.uint8, pin_memory=True)
-    host.copy_(taken, non_blocking=True)
+    host = to_host(taken)
     return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
 
 
 def _wide(rows: torch.Tensor) -> torch.Tensor:
     """The same bytes in elements of eight, which move at twice the speed of two."""
     return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
-
-
-def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbours as `(first, behind the last)`, in order: one copy for each."""
-    first = last = slots[0]
-    for slot in slots[1:]:
-        if slot != last + 1:
-            yield first, last + 1
-            first = slot
-        last = slot
-    yield first, last + 1

@@ -29,6 +29,7 @@ import torch
 from epd.engine.device.copies import to_device
 from epd.engine.kernels.eight_bits import FP8, scaled
 from epd.messages import KvLayout
+from epd.shares import neighbours
 
 SCALE_NBYTES = 4
 
@@ -41,7 +42,6 @@ class KvPart(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of a head's row."""
         return self.numbers.shape[-1]
 
     def write(
@@ -67,15 +67,11 @@ class KvPart(NamedTuple):
 
 
 class KvLayer(NamedTuple):
-    """One layer of the pool."""
-
     keys: KvPart
     values: KvPart
 
 
 class _Memory(NamedTuple):
-    """The pool's memory and views of it."""
-
     whole: torch.Tensor  # uint8 [num_blocks, block_nbytes]
     numbers: torch.Tensor  # [num_blocks, num_layers, num_parts, block_size, num_kv_heads, head_dim]
     scales: torch.Tensor | None  # [num_blocks, num_layers, num_parts, num_kv_heads, block_size]
@@ -131,7 +127,6 @@ class KvPool:
         return self._placed().scales
 
     def like(self, num_blocks: int) -> KvPool:
-        """Another pool of the same shape, with memory of its own."""
         return KvPool(self.layout, num_blocks, self._dtype, self._device)
 
     def attach(self, buffer: memoryview) -> None:
@@ -193,16 +188,9 @@ class KvPool:
         """The bytes of slots, in order, no copy (host memory); neighbours are one view."""
         flat = memoryview(self.memory.view(-1).numpy())
         nbytes = self.layout.slot_nbytes
-        views: list[memoryview] = []
-        first = 0
-        for at in range(1, len(slots) + 1):
-            if at == len(slots) or slots[at] != slots[at - 1] + 1:
-                views.append(flat[slots[first] * nbytes : (slots[at - 1] + 1) * nbytes])
-                first = at
-        return views
+        return [flat[first * nbytes : end * nbytes] for first, end in neighbours(slots)]
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zero whole blocks."""
         for block in blocks:
             self.memory[block].zero_()
 

@@ -59,8 +59,6 @@ def zero_centred_norm(module: Foreign) -> Norm:
 
 
 class Mixer(Protocol):
-    """Of one layer."""
-
     takes_fp8: bool  # its first product, rows of eight bits
     reads_chunks: bool  # so steps with prompts are not captured
 
@@ -75,8 +73,6 @@ class Mixer(Protocol):
 
 
 class Family(Protocol):
-    """What a decoder stack must say of its layers."""
-
     @property
     def mixers(self) -> Sequence[type[Mixer]]:
         """Those that its layers may have."""

@@ -32,8 +32,6 @@ class AddedRows:
 
 
 class RowSplicer:
-    """Rows of one contract on one device."""
-
     def __init__(
         self, contract: RowContract, dtype: torch.dtype, streams: DeviceStreams | None = None
     ) -> None:
@@ -44,7 +42,6 @@ class RowSplicer:
 
     @property
     def num_deepstack(self) -> int:
-        """Levels of rows that are added behind layers."""
         return self._contract.num_deepstack
 
     def splice(self, embeds: torch.Tensor, batch: Sequence[StepSequence]) -> list[AddedRows]:
@@ -64,7 +61,6 @@ class RowSplicer:
         return added
 
     def empty(self, count: int, device: torch.device) -> torch.Tensor:
-        """Memory for so many rows."""
         return torch.empty(count, self._contract.row_width, dtype=self._dtype, device=device)
 
     def rows(self, span: RowSpan) -> torch.Tensor:

@@ -110,7 +110,6 @@ class Told:
         self._chosen = to_host(tokens)
 
     def finish(self) -> Callable[[int], TokenLogprobs | StepFailure]:
-        """As of a draft."""
         chosen: list[int] = self._chosen.tolist()
         return lambda row: TokenLogprobs(chosen[row], 0.0, ())
 

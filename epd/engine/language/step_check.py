@@ -13,8 +13,6 @@ MAX_SOUND = 4096  # tables that are remembered
 
 @dataclass(frozen=True, slots=True)
 class StepCheck:
-    """The bounds of one engine."""
-
     max_context: int
     block_size: int
     num_state_blocks: int

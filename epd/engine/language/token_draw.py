@@ -15,6 +15,7 @@ The functions here are their specification, and what runs elsewhere.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,6 @@ def draw(logits: torch.Tensor, rows: Filtered, numbers: torch.Tensor) -> torch.T
 
 
 def first_largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `likeliest`."""
     # The sum of a row is finite exactly when all of it is: logits are far from overflow.
     return logits.argmax(dim=-1), torch.isfinite(logits.sum(dim=-1, dtype=torch.float32))
 
@@ -180,17 +180,9 @@ def _chunk_length(size: int) -> int:
 
 
 def _ops(device: torch.device, width: int = 0) -> Any:
-    """Who computes with rows of this width."""
     if device.type == "cuda":
         from epd.engine.kernels import triton_draw
 
         if width <= triton_draw.MAX_WIDTH:
             return triton_draw
-    return _Plainly
-
-
-class _Plainly:
-    first_largest = staticmethod(first_largest)
-    lowest_kept = staticmethod(lowest_kept)
-    lowest_of_nucleus = staticmethod(lowest_of_nucleus)
-    drawn = staticmethod(drawn)
+    return sys.modules[__name__]  # the functions above

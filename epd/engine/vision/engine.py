@@ -46,8 +46,6 @@ _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finit
 
 
 class TorchVisionEngine:
-    """`VisionEngine` over a transformers vision tower."""
-
     _cut_run: _Encoded  # that takes turns
     _turns_left: int  # to be given to it
 
@@ -104,7 +102,6 @@ class TorchVisionEngine:
         bounds: PixelBounds | None = None,
         on_begin: Callable[[], None] = nothing,
     ) -> Patches:
-        """Compressed bytes to patches, on the pool.  Raises MediaError."""
         work = image, grid_thw, clip, bounds
         return await self._executor.compute_in_turn(on_begin, self._preprocess, *work)
 
@@ -175,7 +172,6 @@ class TorchVisionEngine:
             self._run(batch * self._shard.size)
 
     def capture(self, record: PartsRecorder, max_patches: int) -> None:
-        """Runs over up to so many patches, in their slices."""
         with torch.inference_mode():
             self._adapter.capture_vision(self.model, max_patches, record, self._slices)
 
@@ -189,7 +185,6 @@ class TorchVisionEngine:
         return watch.elapsed_s()
 
     def _image(self, scale: int) -> Patches:
-        """An image of so many times the smallest one's width and height."""
         from PIL import Image
 
         width, height = self._adapter.smallest_image()

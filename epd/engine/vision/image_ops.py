@@ -95,7 +95,6 @@ class QwenImageOps:
         return grid_thw[1] * self._patch, grid_thw[2] * self._patch
 
     def num_rows(self, grid_thw: tuple[int, int, int]) -> int:
-        """Embedding rows of a grid."""
         return grid_thw[0] * grid_thw[1] * grid_thw[2] // self._merge**2
 
     def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

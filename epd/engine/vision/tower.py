@@ -53,8 +53,6 @@ class PackedAttention(nn.Module):
 
 
 class LinearPatchEmbed(nn.Module):
-    """The patch embedding as one product."""
-
     def __init__(self, embed: Any) -> None:
         super().__init__()
         self.proj = embed.proj
@@ -74,7 +72,6 @@ class GeluMlp(nn.Module):
 
     @staticmethod
     def fits(mlp: Any) -> bool:
-        """Whether a module is of this shape."""
         if {name for name, _ in mlp.named_children()} - {"act_fn"} != {"linear_fc1", "linear_fc2"}:
             return False
         probe = torch.linspace(-4, 4, 33)
@@ -145,7 +142,6 @@ def joined(bounds: list[torch.Tensor]) -> torch.Tensor:
 def _of_grid(
     grid: Grid, merge: int, side: int, windows: tuple[int, ...]
 ) -> dict[str, torch.Tensor]:
-    """Of one image, on the host."""
     from transformers import vision_utils
 
     thw = torch.tensor([grid])

@@ -108,7 +108,6 @@ def _shown(container: InputContainer, header: FilmHeader) -> Iterator[VideoFrame
 
 
 def _upright(frame: VideoFrame, header: FilmHeader) -> Pixels:
-    """RGB bytes of a decoded frame."""
     plane = frame.reformat(format="rgb24").planes[0]
     lines = np.frombuffer(memoryview(plane), np.uint8).reshape(
         plane.height, plane.line_size

@@ -38,8 +38,6 @@ def settings_of(config: Settings) -> Settings:
 
 
 class Bits(ABC):
-    """One format."""
-
     dtype: str  # of the stored tensor
     name: str
     item_nbytes: int

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from epd.engine.device.copies import upload
+from epd.engine.language.products import side_by_side
 from epd.engine.vision.segments import SegmentAttention
 from epd.engine.vision.tower import Grid, LinearPatchEmbed, PackedAttention, joined
 
@@ -26,7 +26,7 @@ def adopt(tower: Any) -> None:
     tower.patch_embed.proj = LinearPatchEmbed(tower.patch_embed)
     attend = SegmentAttention()
     for layer in tower.layers:
-        layer.attn.qkv = _side_by_side(layer.attn.q_proj, layer.attn.k_proj, layer.attn.v_proj)
+        layer.attn.qkv = side_by_side(layer.attn.q_proj, layer.attn.k_proj, layer.attn.v_proj)
         layer.attn = PackedAttention(layer.attn, attend)
 
 
@@ -37,15 +37,6 @@ def run(model: Any, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor
     output = tower(pixels, grid_thw=torch.tensor(grids), return_dict=True, **inputs)
     rows: torch.Tensor = model.mm_projector(output.pooler_output)
     return rows.squeeze(1)
-
-
-def _side_by_side(*linear: nn.Linear) -> nn.Linear:
-    """One product for several."""
-    weights = torch.cat([one.weight for one in linear])
-    wide = nn.Linear(weights.shape[1], len(weights), device="meta")
-    wide.weight = nn.Parameter(weights, requires_grad=False)
-    wide.bias = nn.Parameter(torch.cat([one.bias for one in linear]), requires_grad=False)
-    return wide
 
 
 def _inputs(tower: Any, grids: Sequence[Grid], device: torch.device) -> dict[str, torch.Tensor]:
@@ -65,7 +56,6 @@ def _inputs(tower: Any, grids: Sequence[Grid], device: torch.device) -> dict[str
 
 @functools.lru_cache(maxsize=256)
 def _of_grid(grid: Grid, merge: tuple[int, int], side: int) -> dict[str, torch.Tensor]:
-    """Of one image, on the host."""
     from transformers import vision_utils
     from transformers.models.kimi_k25 import modeling_kimi_k25 as theirs
 

@@ -39,8 +39,6 @@ class LocalBusHub(dict[str, "LocalBus"]):
 
 
 class LocalBus:
-    """One instance's end of the hub."""
-
     def __init__(
         self,
         hub: LocalBusHub,
@@ -75,7 +73,6 @@ class LocalBus:
         self._peers[peer.instance_id] = peer
 
     def disconnect(self, instance_id: str) -> None:
-        """Forget a peer and take back what it has not received yet."""
         if self._peers.pop(instance_id, None) is not None:
             bus = self._hub.get(instance_id)
             if bus is not None:
@@ -85,7 +82,6 @@ class LocalBus:
         """There is no connection that could be mute."""
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        """Put a message into the peer's inbox; see `Bus.send`."""
         peer = self._peers.get(instance_id)
         if peer is None or self._closed:
             return False

@@ -130,13 +130,11 @@ class ZmqBus:
             )
 
     def disconnect(self, instance_id: str) -> None:
-        """Forget a peer and drop what is queued for it."""
         outbox = self._outboxes.pop(instance_id, None)
         if outbox is not None:
             outbox.close(linger_ms=0)
 
     def reopen(self, instance_id: str) -> None:
-        """Give the connection to a peer up, with what is queued in it, and open another."""
         outbox = self._outboxes.get(instance_id)
         if outbox is not None:
             self.disconnect(instance_id)
@@ -166,7 +164,6 @@ class ZmqBus:
         return sent
 
     def start(self, deliver: Callable[[Received], None]) -> None:
-        """Begin receiving on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._loop.add_reader(self._router.FD, self._drain)

@@ -141,7 +141,6 @@ class CudaTransferEngine(HostEngine):
         return region
 
     def recut(self, region: Region, num_parts: int) -> SlotRegion:
-        """See `DataPlane.recut`."""
         assert isinstance(region, SlotRegion)
         fine = recut(region, num_parts)
         self._own[fine.remote.region_id] = fine

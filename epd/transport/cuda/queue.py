@@ -55,7 +55,6 @@ class DeviceQueue:
         self._order = threading.Lock()
 
     def mark(self) -> Callable[[], None]:
-        """See `Device.mark`."""
         with self._order:
             return self._device.mark()
 

@@ -223,20 +223,20 @@ def _create_locked(path: str) -> int | None:
 
 def _reserve(fd: int, nbytes: int, what: str, directory: str) -> None:
     """Take every page now, so that a full /dev/shm is an error here and not SIGBUS later."""
-    free_nbytes = _free_nbytes(directory)
+    there_nbytes = free_nbytes(directory)
     try:
-        if nbytes > free_nbytes:
+        if nbytes > there_nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         raise TransportError(
             f"shared memory for {what} needs {nbytes / 2**20:.1f} MiB and {directory} has "
-            f"{free_nbytes / 2**20:.1f} MiB free ({error.strerror}): lower pool_nbytes or "
+            f"{there_nbytes / 2**20:.1f} MiB free ({error.strerror}): lower pool_nbytes or "
             f"kv_nbytes, or enlarge it (mount -o remount,size=... {directory}; "
             "docker run --shm-size=...)"
         ) from None
 
 
-def _free_nbytes(directory: str) -> int:
+def free_nbytes(directory: str) -> int:
     info = os.statvfs(directory)
     return info.f_bavail * info.f_frsize
