@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_image_nbytes: Annotated[Nbytes, about("of an image, compressed")] = 32 << 20
     max_pixels: Annotated[Count, about("of an image, or of one frame of a video")] = 64_000_000
     max_videos: Annotated[Count, about("videos of one request")] = 4
-    max_video_nbytes: Annotated[Nbytes, about("of a video, compressed; about what a body of 64 MiB holds in base64")] = 48 << 20
+    max_video_nbytes: Annotated[Nbytes, about("of a video, compressed; about as much as a body of 64 MiB holds in base64")] = 48 << 20
     max_video_frames: Annotated[Count, about("that are taken of one video")] = 768
     max_video_pixels: Annotated[Count, about("of all frames that are decoded to take some of a video")] = 8_000_000_000
     max_encoder_pixels: Annotated[Count, about("of images before one encoder, or in it")] = 2_000_000_000
@@ -65,7 +65,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch_timeout_s: Annotated[Seconds, about("of an image or video by its URL")] = 10.0
     allow_private_networks: Annotated[bool, about("URLs may lead to loopback, link-local and private addresses")] = False
     allowed_media_domains: Annotated[Texts, about("URLs of images and videos may name these hosts only; none: any that is public", "--allowed-media-domains", "access", "HOST")] = ()
-    allowed_local_media_path: Annotated[str, about("file: URLs may name what lies below; empty: there are none", "--allowed-local-media-path", "access", "DIR")] = ""
+    allowed_local_media_path: Annotated[str, about("file: URLs may name files below it; empty: there are none", "--allowed-local-media-path", "access", "DIR")] = ""
 
 
 class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +93,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     abort_timeout_s: Annotated[Seconds, fixed("how long an abort waits for its confirmation", NO_LOAD)] = 5.0
     link_timeout_s: Annotated[Seconds, fixed("a link without an echo is opened anew; after twice that it is given up", NO_LOAD)] = 2.0
     retry_interval_s: Annotated[Seconds, fixed("grants, commits, cancels, joins, fences and settling are asked for again", "asking again is idempotent and small; the simulator shortens it")] = 0.5
-    tombstone_s: Annotated[Seconds, fixed("what has ended is remembered for messages that come late", "it must outlive messages under way, and costs little memory; the simulator shortens it")] = 60.0
+    tombstone_s: Annotated[Seconds, fixed("ended machines are remembered for messages that come late", "it must outlive messages under way, and costs little memory; the simulator shortens it")] = 60.0
     heartbeat_interval_s: Annotated[Seconds, about("of each instance, to the gateway")] = 0.5
     suspect_after_s: Annotated[Seconds, about("an instance that was silent so long gets no new work")] = 2.0
     lost_after_s: Annotated[Seconds, about("an instance that was silent so long is lost, and this life of it barred")] = 5.0
@@ -131,11 +131,11 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: Annotated[Count, about("requests waiting or being computed")] = 512
     pool_nbytes: Annotated[NbytesOrNone, about("receive pool of rows, split into slots; 0: 8,192 rows")] = 0
     slot_nbytes: Annotated[NbytesOrNone, fixed("of a slot of the receive pool", ROW_WIDTH)] = 0
-    rows_at_ranks: Annotated[Literal["sharded", "replicated"], about("where an instance is several ranks, what encoders write to each: its part of an image's rows, which ranks then exchange, or all of them; an image of fewer rows than ranks goes to each")] = "sharded"
+    rows_at_ranks: Annotated[Literal["sharded", "replicated"], about("sharded: each rank of an instance gets its part of an image's rows, which ranks then exchange; replicated: all rows, as of an image of fewer rows than ranks")] = "sharded"
     max_slots_share_per_peer: Annotated[Share, fixed("of the receive pool, in flight from one encoder (fault F41)", FAIR)] = 0.75
     rows_timeout_s: Annotated[SecondsOrNone, about("of waiting for an encoder, then another is asked; 0: no bound")] = 0.0
-    hedge_after_s: Annotated[Seconds, about("rows are late if they take twice as long as 99 % of those that the best encoder sent, and at least so long; then a second encoder is asked (limits.max_hedged_share)")] = 0.25
-    min_measured_loads: Annotated[Count, fixed("of so many images of an encoder the times must be known before one is late", "fewer have no 99th percentile; the simulator has few images")] = 20
+    hedge_after_s: Annotated[Seconds, about("rows are late if they take twice as long as 99 % of the best encoder's, and at least so long; then a second encoder is asked (limits.max_hedged_share)")] = 0.25
+    min_measured_loads: Annotated[Count, fixed("so many images of an encoder must be measured before one is late", "fewer have no 99th percentile; the simulator has few images")] = 20
     min_early_tokens: Annotated[Count, fixed("a prompt begins before its images if so much can be computed", "a step of its own pays for so many, whatever the model; tests begin at once")] = 64
 
 
@@ -171,7 +171,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What computes: the device, its memory, and the size of its steps (docs/engine.md)."""
 
     device: Annotated[str, matches(r"^(cpu|cuda(:\d+)?(,cuda(:\d+)?)*)$", "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"), about("cpu, cuda, cuda:1; or cuda:0,cuda:1 to give each instance of a topology, and each of its ranks, the next", "--device", "model", "DEVICE")] = "cpu"
-    tensor_parallel_size: Annotated[Count, about("ranks (processes, each with a device) that share the language model of each instance with prefill and decode; a topology may say it for some: 1e1pd:tp2", "--tensor-parallel-size", "model", short="-tp")] = 1
+    tensor_parallel_size: Annotated[Count, about("ranks (processes, each with a device) that share the language model of each instance with prefill and decode; or for some of a topology: 1e1pd:tp2", "--tensor-parallel-size", "model", short="-tp")] = 1
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], about("float32, bfloat16 or float16 (fp32, bf16, fp16)", "--dtype", "model", "DTYPE")] = "float32"
     quantization: Annotated[Literal["", "fp8"], about("fp8: linear layers of the language model in eight bits, faster and less exact; empty: in engine.dtype", "--quantization", "model", "METHOD")] = ""
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], about("fp8: keys and values in eight bits, half of the memory, faster decodes of long texts, and less exact; auto: in engine.dtype", "--kv-cache-dtype", "model", "DTYPE")] = "auto"
@@ -180,10 +180,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: Annotated[CountOrNone, about("CPU threads per process; 0: half of the CPUs, or all but one (for the event loop) where they are its own, or of several ranks each its part", "--threads", "model")] = 0
     cpu_affinity: Annotated[str, about("CPUs of the process, such as 0-3,8; or 0-3|4-7 to give each instance of a topology the next; empty: those it was started with", "--cpu-affinity", "model", "CPUS")] = ""
     block_size: Annotated[Count, about("tokens of one KV block; the same in all instances")] = 16
-    kv_nbytes: Annotated[NbytesOrNone, about("KV pool of each prefill and decode instance, such as 256MiB; 0: what is free on a GPU", "--kv-nbytes", "model")] = 128 << 20
-    kv_layer_groups: Annotated[Count, fixed("a last chunk's KV is sent in so many parts; 1: behind its last layer", "both ends must agree on it, and it changes no answer; tests try others")] = 4
-    kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves; and its mirror on the device, which has a quarter at most of what --gpu-memory-utilization leaves for KV")] = 4 << 30
-    gpu_memory_utilization: Annotated[Share, about("of a GPU's memory, when its KV pool takes what is free", "--gpu-memory-utilization", "model")] = 0.9
+    kv_nbytes: Annotated[NbytesOrNone, about("KV pool of each prefill and decode instance, such as 256MiB; 0: all that is free on a GPU", "--kv-nbytes", "model")] = 128 << 20
+    kv_layer_groups: Annotated[Count, fixed("a last chunk's KV is sent in so many parts; 1: behind its last layer", "both ends must agree on it, and it changes no answer; tests try more values")] = 4
+    kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves; and its mirror on the device, at most a quarter of the memory that --gpu-memory-utilization leaves for KV")] = 4 << 30
+    gpu_memory_utilization: Annotated[Share, about("of a GPU's memory, when its KV pool takes all that is free", "--gpu-memory-utilization", "model")] = 0.9
     cuda_graphs: Annotated[bool, about("on a GPU steps are captured and replayed")] = True
     max_captured_tokens: Annotated[CountOrNone, about("steps with prompts are captured up to so many, rounded up, with decodes up to 2048; 0: none")] = 4096
     async_scheduling: Annotated[bool, about("the next step is launched while one runs: pays on a GPU")] = False
@@ -191,10 +191,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_chunk_tokens: Annotated[Count, about("of one prefill chunk")] = 512
     min_partial_tokens: Annotated[CountOrNone, fixed("fewer, before an image that lacks, wait for it", "it goes with the device: a GPU launches kernels longer than it computes fewer")] = 0
     max_quantum_ms: Annotated[Milliseconds, about("that images and prompts may hold streams up for; 0: any time")] = 0.0
-    min_step_tokens: Annotated[CountOrNone, fixed("a step may have so many, decodes included, whatever engine.max_quantum_ms says", "it goes with the device: a GPU computes tokens in tiles, and so many in about the time that it takes for few")] = 0
+    min_step_tokens: Annotated[CountOrNone, fixed("a step may have so many, decodes included, whatever engine.max_quantum_ms is", "it goes with the device: a GPU computes tokens in tiles, and so many in about the time that it takes for few")] = 0
     max_itl_impact: Annotated[Factor, about("a step with prompts takes at most so many times one without, so tokens come evenly and prompts take longer; 0: no bound", "--max-itl-impact", "model")] = 0.0
     prefix_caching: Annotated[bool, about("KV blocks that nobody uses are found again by their content")] = True
-    checksums: Annotated[Literal["auto", "always", "never"], about("of what moves; auto: of what leaves the host")] = "auto"
+    checksums: Annotated[Literal["auto", "always", "never"], about("of rows and KV that move; auto: that leave the host")] = "auto"
     speculative: SpeculativeConfig = SpeculativeConfig()
 
 
@@ -205,24 +205,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_name: Annotated[str, about("in the API (--served-model-name); empty: the directory's name")] = ""
     model_aliases: Annotated[Texts, about("other names that requests may give (--served-model-name)")] = ()
     chat_template: Annotated[str, about("jinja template; empty: the model's own", "--chat-template", "model", "FILE")] = ""
-    reasoning_parser: Annotated[Literal["", "qwen3"], about("qwen3: what stands between <think> and </think> is told apart from the answer; empty: it is text", "--reasoning-parser", "model", "NAME")] = ""
-    special_tokens_in_content: Annotated[Literal["keep", "escape"], about("text of special tokens in what a chat request says: keep, it becomes these tokens, as in transformers; escape, it becomes ordinary tokens, so that no text ends a message or begins another", "--special-tokens-in-content", "model", "HOW")] = "keep"
-    additional_properties: Annotated[Literal["closed", "letter"], about("of objects whose schema lists properties and is silent about others: closed, there are none, as in OpenAI's strict mode; letter: any, as the standard reads", "--additional-properties", "model", "HOW")] = "closed"
+    reasoning_parser: Annotated[Literal["", "qwen3"], about("qwen3: text between <think> and </think> is kept apart from the answer; empty: it is text", "--reasoning-parser", "model", "NAME")] = ""
+    special_tokens_in_content: Annotated[Literal["keep", "escape"], about("text of special tokens in a chat request: keep, it becomes these tokens, as in transformers; escape, ordinary tokens, so that no text ends a message or begins another", "--special-tokens-in-content", "model", "HOW")] = "keep"
+    additional_properties: Annotated[Literal["closed", "letter"], about("of objects whose schema lists properties, and no rule for further ones: closed, there are none, as in OpenAI's strict mode; letter: any, as in the standard", "--additional-properties", "model", "HOW")] = "closed"
     host: Annotated[str, about("HTTP address", "--host", "where", "ADDRESS")] = "127.0.0.1"
     port: Annotated[PortOrAny, about("HTTP port; it also names the cluster among those of this host", "--port", "where")] = 8000
     tenant: Annotated[str, about("whose rows and KV are shared where a request names none (X-EPD-Tenant)")] = ""
-    cache_scope: Annotated[Literal["tenant", "global"], about("who shares cached rows and KV: tenant (API key, X-EPD-Tenant) or global", "--cache-scope", "where", "SCOPE")] = "tenant"
+    cache_scope: Annotated[Literal["tenant", "global"], about("cached rows and KV are shared by a tenant (API key, X-EPD-Tenant), or global", "--cache-scope", "where", "SCOPE")] = "tenant"
     placement: Annotated[Literal["auto", "fixed"], about("which instances serve a request: auto, by predicted completion; fixed: by counts of requests, and prefill encodes its own images if it can", "--placement", "where", "RULE")] = "auto"
-    encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("who encodes an image")] = "affinity"
+    encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("which encoder an image goes to")] = "affinity"
     prefix_affinity: Annotated[bool, about("prompts go where their beginnings are, if that is not overloaded")] = True
-    cluster_key: Annotated[str, about("key file, required between hosts; who has it is a member (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""
+    cluster_key: Annotated[str, about("key file, required between hosts; its holders are members (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""
     transport: Annotated[str, about("how rows and KV move: auto (by pair of instances), or some of the transports that epd doctor names and package.module:factory of your own, with commas", "--transport", "where", "NAMES")] = "auto"
     transport_directory: Annotated[str, about("a directory that instances share, for files; auto: for pairs without another way", "--transport-dir", "where", "DIR")] = ""
-    transport_options: Annotated[str, about("a JSON object, for a transport of others: package.module:factory")] = ""
+    transport_options: Annotated[str, about("a JSON object, for a transport of your own: package.module:factory")] = ""
     profile_dir: Annotated[str, about("POST /start_profile and /stop_profile write a trace of each instance there, CPU and GPU, for Perfetto; empty: neither is there", "--profile-dir", "watch", "DIR")] = ""
-    health_when_ready: Annotated[bool, about("GET /health is 200 only when a request would be served, as GET /ready is; for checkers that know one address only", "--health-when-ready", "watch")] = False
-    otlp_traces_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/traces"), about("OpenTelemetry collector for traces, such as http://host:4318/v1/traces; empty: what OpenTelemetry's own variables say", "--otlp-traces-endpoint", "config", "URL")] = ""
-    otlp_metrics_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/metrics"), about("OpenTelemetry collector for metrics by GenAI's names, such as http://host:4318/v1/metrics; empty: what OpenTelemetry's own variables say", "--otlp-metrics-endpoint", "config", "URL")] = ""
+    health_when_ready: Annotated[bool, about("GET /health is 200 only when a request would be served, as GET /ready is; for checkers with one address only", "--health-when-ready", "watch")] = False
+    otlp_traces_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/traces"), about("OpenTelemetry collector for traces, such as http://host:4318/v1/traces; empty: by OpenTelemetry's own variables", "--otlp-traces-endpoint", "config", "URL")] = ""
+    otlp_metrics_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/metrics"), about("OpenTelemetry collector for metrics by GenAI's names, such as http://host:4318/v1/metrics; empty: by OpenTelemetry's own variables", "--otlp-metrics-endpoint", "config", "URL")] = ""
     cpus_per_instance: Annotated[CountOrNone, about("CPUs of its own for each instance; the gateway gets the rest; 0: shared", "--cpus-per-instance", "model")] = 0
     access: AccessConfig = AccessConfig()
     limits: Limits = Limits()

@@ -1,8 +1,7 @@
 """The one error boundary of the command line: an error is a sentence and an exit status.
 
-Errors of known types were written for the reader and are printed as they are. Anything else is a
-bug of ours: it is named, with its place, and the traceback is one environment variable away.
-"""
+Errors of our own types were written for the reader and are printed as they are. Anything else is a
+bug of ours: it is named, with its place, and the traceback is one environment variable away."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from epd.errors import FAILED, INTERRUPTED, OK, Told, explain
 
 
 class CommandFailed(Told):
-    """A verb could not do its work; the text says what and the remedy."""
+    """A verb could not do its work; the text has the reason and the remedy."""
 
 
 def guarded(work: Callable[[], int]) -> int:

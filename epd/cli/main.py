@@ -116,8 +116,7 @@ def run() -> None:
     """Entry point of the `epd` command.
 
     Until a verb's event loop takes the signal, Ctrl-C finds nothing to clean up and ends the
-    process without ado: a KeyboardInterrupt in the middle of an import would show its traceback.
-    """
+    process at once. A KeyboardInterrupt in the middle of an import would show its traceback."""
     hold_standard_files()
     if "--log-json" in sys.argv:  # also for what is wrong with the other flags
         from epd.runtime import json_stderr

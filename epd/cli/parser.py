@@ -14,7 +14,7 @@ from epd.errors import USAGE, Told
 
 
 class UsageError(Told):
-    """The command line cannot be understood; the text says what to write instead."""
+    """The command line cannot be understood; the text has the right form."""
 
     exit_status = USAGE
 

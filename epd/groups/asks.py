@@ -105,7 +105,7 @@ Answer = Written | WriteFailed | WriteUnknown | Sums | Holds | Fault
 
 
 class Joined(Record):
-    """What a rank says of its data plane when it is there."""
+    """The data plane of a rank that is there."""
 
     regions: tuple[tuple[str, str, RemoteRegion], ...]  # its name, a transport, how peers reach it
 

@@ -8,9 +8,8 @@ everywhere.  Who writes to a group, or from one, writes parts (`epd.fsm.fan_out`
 rank to another, and no rank passes anything on.
 
 Where two groups share heads alike, what one rank writes to another is slots as they are.  Else the
-producer sends a slot head by head, each where the consumer expects it, and the consumer puts them
-in their order when it takes in what has landed (`LanguageEngine.land_kv`).
-"""
+producer sends a slot head by head, each where the consumer expects it.  The consumer puts them in
+their order when it takes them in (`LanguageEngine.land_kv`)."""
 
 from __future__ import annotations
 

@@ -4,12 +4,11 @@ Theory of operation
 -------------------
 A step, or a batch of images, is a command to all ranks (`group`).
 
-A batch that would hold up streams has *turns*.  Each is a command, so the steps that the leader
-gives between two of them are let in there by all ranks: no two can launch a step and the joining of
-rows in another order.  A turn is given when all ranks have begun the one before, so that one slice
-is ahead of the devices, as it is on one device (`engine/device/slices.py`).  A batch behind it is
-begun when its last turn is given, so that the devices do not wait.
-"""
+A batch that would hold up streams has *turns*.  Each is a command, so all ranks let in the steps
+that the leader gives between two of them.  No two ranks can launch a step and the joining of rows
+in another order.  A turn is given when all ranks have begun the one before, so that one slice is
+ahead of the devices, as it is on one device (`engine/device/slices.py`).  A batch behind it is
+begun when its last turn is given, so that the devices do not wait."""
 
 from __future__ import annotations
 

@@ -3,13 +3,12 @@
 Theory of operation
 -------------------
 What the leader's roles ask of their engines (`groups/engines.py`) runs on the leader's own rank and
-goes to the others as a numbered command; it is over when all ranks have executed it (GROUP).  The
-next one may be given before, as on one device.  A follower has no role: it takes commands in order,
-runs each on its own share of the engines, and answers with its number.
+goes to the other ranks as a numbered command.  It is over when all ranks have executed it (GROUP).
+The next one may be given before, as on one device.  A follower has no role: it takes commands in
+order, runs each on its own share of the engines, and answers with its number.
 
-Nothing here knows how ranks are reached, or what they compute: real processes and simulated ones
-are composed from the same parts.
-"""
+Nothing here depends on how ranks are reached, or on what they compute: real processes and simulated
+ones are composed from the same parts."""
 
 from __future__ import annotations
 
@@ -90,10 +89,10 @@ class _Given:
 
 
 class InOrder:
-    """Tells how commands ended, an empty failure where they were done, in the order in which they
-    were given: one may end before what was begun ahead of it, whose rows are still on their way.
-    That the device is lost is told at once, as the failure of command 0: the other ranks wait for
-    this one in a collective, and would until their clock."""
+    """Reports ends of commands, with an empty failure where they were done, in the order in which
+    they were given. One may end before an earlier one, whose rows are still on their way. The loss
+    of the device is reported at once, as the failure of command 0: the other ranks wait for this
+    one in a collective, and would until their clock."""
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
         self._tell = tell
@@ -169,7 +168,7 @@ class Leader:
 
     def execute(self, command: Command, run: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
         """Run the leader's own share, and have the other ranks run theirs; what the own one gave,
-        when all are done.  Raises RankLost or EngineError; no rank was told then."""
+        when all are done.  Raises RankLost or EngineError; no other rank has it then."""
         if not self.machine.takes_commands:
             if reason := self.machine.reason:
                 raise RankLost(f"the group was lost: {reason}")

@@ -1,11 +1,11 @@
-"""The ranks of an instance as real processes of one host: forked, told, watched, ended together.
+"""The ranks of an instance as real processes of one host: forked, led, watched, ended together.
 
 Theory of operation
 -------------------
 The process of an instance leads.  Before it has a thread it forks a process for each other rank.
 Leader and follower share a socket pair, on which steps go one way and their numbers come back, in
-order.  Nobody else has an end of it, and the file by which torch.distributed's ranks find each
-other has no name: only the forks of this life have it, so no rank of an earlier one can be met
+order.  No other process has an end of it.  The file by which torch.distributed's ranks find each
+other has no name.  Only the forks of this life have it, so no rank of an earlier one can be met
 (fault F30).
 
 One fate: a follower that ends closes its socket, which ends its group (GROUP).  A leader that ends,

@@ -65,8 +65,8 @@ class RowRanks:
         return self._shards and num_rows >= self.num_ranks > 1
 
     def landed(self, incoming: Incoming, transport: str) -> object:
-        """What a step is told of them: what holds them, if they were made in this process; where
-        they are at each rank, of several; or views."""
+        """The form in which a step has them: their holder, if they were made in this process; their
+        place at each rank, of several; or views."""
         rows = self._rows(incoming, transport)
         views = self.own.views(rows, incoming.nbytes)
         if isinstance(views[0], Reference):

@@ -1,10 +1,10 @@
-"""A supervised process: told what to be on stdin, says what it is on stdout, ends with its parent.
+"""A supervised process: it reads its task on stdin, writes its state to stdout, ends with its
+parent.
 
 The supervisor writes one line of JSON, a `ChildSpec`, and keeps the socket open: its end of file is
 the supervisor's death, however that came, and the child closes.  Nothing is passed on the command
 line or in the environment, and no orphan stays.  Each change of status is a line of JSON; so is the
-answer of the loop to anything else on stdin, by which the supervisor knows that it runs.
-"""
+answer of the loop to anything else on stdin, the sign that it runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
 
 class StatusLine(msgspec.Struct, frozen=True):
-    """What a child says of itself: loading, joining, waiting, serving, draining, failed, ..."""
+    """The state of a child: loading, joining, waiting, serving, draining, failed, ..."""
 
     state: str
     detail: str = ""
@@ -56,7 +56,7 @@ Serve = Callable[[Ending], Awaitable[int]]
 
 
 class LoadingShare:
-    """Says now and then how much of the weights has been read."""
+    """Reports now and then how much of the weights has been read."""
 
     def __init__(self, status: Status, now_s: Callable[[], float] = time.monotonic) -> None:
         self._status = status

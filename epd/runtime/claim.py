@@ -6,8 +6,7 @@ A child ends when its supervisor does, unless it stands still then: stopped, or 
 process keeps its ports and its device, and only somebody else can end it.  So each child writes
 down itself and its supervisor, and removes that when it ends in order.  Who finds a child that
 lives and a supervisor that does not may kill the child.  A pid alone is no proof, as it is used
-again: a life is a pid and the moment at which it began, which the kernel tells of both.
-"""
+again: a life is a pid and the moment at which it began, which the kernel has."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def usable_cpus() -> tuple[int, ...]:
 
 
 def _siblings(cpu: int) -> int:
-    """The first CPU of the same core; the CPU itself where Linux does not tell."""
+    """The first CPU of the same core; the CPU itself where Linux has no list."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return parse_cpus(path.read_text().strip())[0]

@@ -15,7 +15,7 @@ LIBRARY = "libcuda.so.1"
 
 
 class NoCuda(Exception):
-    """There is no usable GPU; the text says what lacks and what to do."""
+    """There is no usable GPU; the text has the reason and the remedy."""
 
 
 def device_sizes(library: Any = None) -> list[int]:
@@ -47,7 +47,7 @@ def _ask(error: int) -> None:
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built with CUDA; True where its files do not say."""
+    """Whether the installed torch was built with CUDA; True where its files do not have it."""
     spec = importlib.util.find_spec("torch")
     for directory in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(directory) / "version.py"

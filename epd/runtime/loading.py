@@ -67,9 +67,8 @@ def load_engines(
 ) -> Engines:
     """Load the stages that these roles need; blocks for seconds.  Raises ModelError.
 
-    `progress` is told how much of a stage's weights has been read.  `ranks`: those that share the
-    language model with this process.
-    """
+    `progress` gets the number of a stage's bytes that have been read.  `ranks`: those that share
+    the language model with this process."""
     from epd.engine.factory import build_executor
     from epd.engine.sharding import WHOLE
 

@@ -2,9 +2,8 @@
 
 What becomes of each stands in CHILD's table; here its effects are performed, each whatever becomes
 of the others (fault F69).  Children live in sessions of their own, so that Ctrl-C reaches only the
-supervisor, which ends them in order; and they hold the supervisor's socket, so that they end even
-if it is killed.
-"""
+supervisor, which ends them in order.  They hold the supervisor's socket, so that they end even if
+it is killed."""
 
 from __future__ import annotations
 
@@ -125,7 +124,7 @@ class Child:
 
     async def stop(self, *, hurried: bool) -> None:
         """Drain it (not if `hurried`); it is killed if it does not end.  One whose process is still
-        being made is not waited for: it is told when it is."""
+        being made is not waited for: it gets the signal then."""
         self.fire(StopRequested())
         if hurried:
             self.fire(HurryRequested())
@@ -145,7 +144,7 @@ class Child:
         self._show("restarting" if self.served.is_set() else "starting", _why(event))
 
     async def _live(self) -> None:
-        """Whatever goes wrong here is an end of the child, of which its table is told."""
+        """Whatever goes wrong here is an end of the child, and an event of its table."""
         try:
             self._process = process = await self._launch()
         except Exception as error:

@@ -1,11 +1,10 @@
 """One serving process: engines, ports, roles, and an orderly end.
 
-Engines are loaded before the instance joins, so that what the gateway sees is what can serve.
-Ways to end: SIGTERM or SIGHUP drains, a second SIGTERM, SIGINT or the supervisor's end closes; an
-instance whose epoch was declared lost, or that has lost a rank, closes with `EXIT_EXPELLED`, one
-whose device does not work any more with `EXIT_DEVICE_LOST`, for its supervisor to start anew.
-Whatever the way, sockets, ipc files and shared memory are removed.
-"""
+Engines are loaded before the instance joins, so that what the gateway sees is what can serve. Ways
+to end: SIGTERM or SIGHUP drains; a second SIGTERM, SIGINT or the supervisor's end closes. An
+instance whose epoch was declared lost, or that has lost a rank, closes with `EXIT_EXPELLED`. One
+whose device does not work any more closes with `EXIT_DEVICE_LOST`; its supervisor starts it anew.
+Whatever the way, sockets, ipc files and shared memory are removed."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def make_ports(
     storage: Storage | None = None,
     journal: Journal | None = None,
 ) -> Ports:
-    """The real ports of one instance; `journal`: one that knows a machine of it already."""
+    """The real ports of one instance; `journal`: one that has a machine of it already."""
     clock = SystemClock()
     return Ports(
         clock=clock,
@@ -230,7 +229,7 @@ def end_with_device(instance: Instance, ending: Ending, status: Status) -> None:
 
 
 def is_gone(other: InstanceInfo) -> bool:
-    """Only of a process of this host, in this namespace of pids, the kernel can tell."""
+    """The kernel has an answer only for processes of this host and this namespace of pids."""
     return other.host_id == this_host_id() and is_process_dead(other.pid)
 
 

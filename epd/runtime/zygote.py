@@ -3,19 +3,19 @@
 Theory of operation
 -------------------
 torch and a modelling file of transformers cost a worker about four seconds of a core before it
-reads its first weight, and as much again for every worker of the host and every restart.  The
-supervisor starts one zygote (the word is Android's), which imports them once, touches no device,
-starts no thread and holds no weights, and then only forks: a worker starts within milliseconds,
-also anew after a crash, and the pages of the libraries are shared.
+reads its first weight, at each start.  The supervisor starts one zygote (the word is Android's),
+which imports them once and then only forks.  It touches no device, starts no thread and holds no
+weights.  A worker starts within milliseconds, also anew after a crash, and the pages of the
+libraries are shared.
 
 The two speak over a seqpacket socket.  A request carries one descriptor, the socket that becomes
-the worker's stdin and stdout; the answer carries a pidfd, so that a signal never reaches another
-process under a reused number.  The zygote alone can reap its children and tells how each ended.
-Workers watch their own socket for the supervisor's end; the kernel ends the zygote with it.  If the
-zygote itself dies its workers live on: nobody can tell any more how they end, but their pidfds tell
-when.  A new zygote is started at once, and only who is to be forked waits for it.  One that hangs
-is killed: it has so long to import, to fork, and to tell of an end that a pidfd has told already.
-"""
+the worker's stdin and stdout.  The answer carries a pidfd, so that a signal never reaches another
+process under a reused number.  The zygote alone can reap its children and sends the exit status of
+each.  Workers watch their own socket for the supervisor's end; the kernel ends the zygote with it.
+If the zygote itself dies its workers live on: their exit statuses are lost, but their pidfds show
+their ends.  A new zygote is started at once, and only who is to be forked waits for it.  One that
+hangs is killed: it has so long to import, to fork, and to report an end that a pidfd has shown
+already."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class ForkedProcess:
-    """A child of the zygote; `hung` is called when that does not tell how it ended."""
+    """A child of the zygote; `hung` is called when that does not send its exit status."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class ForkedProcess:
                 _signal.pidfd_send_signal(self._pidfd, signal)
 
     def orphan(self) -> None:
-        """Nobody will tell how it ends."""
+        """Its exit status will not come."""
         self._word_limit_s = 0.0
 
     def _see_end(self) -> None:
-        """The kernel tells when; its zygote tells how."""
+        """The kernel shows the end; its zygote sends the exit status."""
         self._loop.remove_reader(self._pidfd)
         self._clock = self._loop.call_later(self._word_limit_s, self._miss_word)
 
@@ -276,7 +276,7 @@ class Zygote:
 
 
 def _serve(control: socket.socket) -> None:
-    """Fork on request, tell of ends; returns with the supervisor."""
+    """Fork on request, report ends; returns with the supervisor."""
     pids: dict[int, int] = {}  # pidfd to pid
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)

@@ -1,9 +1,8 @@
 """A conversation: lines in, streamed answers out.
 
 A line is a question, or a command that begins with a slash.  An answer that is stopped stays in the
-conversation as far as it was said; a question that failed is forgotten, so that the next one is not
-refused for its sake.  Answers alone go to stdout; what is said about them goes to stderr.
-"""
+conversation as far as it came.  A question that failed is forgotten, or the next one would be
+refused for its sake.  Answers alone go to stdout; remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ KEYS = "Ctrl-C stops an answer, Ctrl-D ends"
 
 
 class Conversation:
-    """What has been said, and what goes with the next question."""
+    """Questions and answers so far, and the media of the next question."""
 
     def __init__(self, system: str = "") -> None:
         self._system = [{"role": "system", "content": system}] if system else []
@@ -53,7 +52,7 @@ class Conversation:
         return user_message(text, media["/image"], media["/video"])
 
     def command(self, line: str) -> str:
-        """Carry out a line that begins with a slash; returns what to say.  Raises CommandFailed."""
+        """Carry out a line that begins with a slash; returns the answer.  Raises CommandFailed."""
         name, _, rest = line.partition(" ")
         if name not in COMMANDS:
             raise CommandFailed(f"unknown command {name}{suggestion(name, COMMANDS)} (/help)")

@@ -18,7 +18,7 @@ class Connector:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One of the two hops: the prefix of its keys, who sends and who takes, what is known."""
+    """One of the two hops: the prefix of its keys, its ends, its connectors."""
 
     prefix: str
     flag: str

@@ -1,10 +1,8 @@
 """`--ec-transfer-config` and `--kv-transfer-config`: JSON as vLLM spells it, in our words.
 
-`connector_names` says what each connector is.  A key that means something here becomes a setting,
-one that can mean nothing here is checked and has no effect (`_check_rest`), and everything else is
-refused by name with what is known or what to do instead.
-A role that the instance does not play is refused as well.
-"""
+`connector_names` has all connectors.  A key with a meaning here becomes a setting; one that can
+have none is checked and has no effect (`_check_rest`).  Everything else is refused by name, with
+the choices or a remedy.  A role that the instance does not play is refused as well."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ class Applied:
         return f"tcp://{self.host or '127.0.0.1'}:{self.port or '*'}" if named else ""
 
     def put(self, hop: Hop, key: str, value: Any) -> None:
-        """Raises ConfigError if the other hop wants something else."""
+        """Raises ConfigError if the other hop has another value."""
         value = checked(key, value, hop.flag)
         if self.values.get(key, value) != value:
             raise ConfigError(
@@ -67,7 +65,7 @@ def read_transfer_configs(ec: str | None, kv: str | None, roles: tuple[str, ...]
 
 
 def apply(settings: Settings, applied: Applied) -> Settings:
-    """The settings with what the connectors say.  Raises ConfigError if a flag says otherwise."""
+    """The settings with those of the connectors.  Raises ConfigError if a flag differs."""
     default, own = flatten(Settings()), flatten(settings)
     for key, value in applied.values.items():
         if own[key] not in (default[key], value):

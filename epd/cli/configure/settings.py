@@ -2,13 +2,11 @@
 
 Theory of operation
 -------------------
-`Settings` gathers all that the processes of a cluster share; its leaves have dotted names
-(`timing.lost_after_s`), which are the keys of the file, of `--set`, and of the flags that
-abbreviate them. Every value is checked on its own, at the place where it was given, so that an
-error can name file or flag, key, and remedy: by what stands beside the field (`epd.setting`), and
-by `CHECKS` where that takes more than bounds. What is put together from checked values needs no
-second message.
-"""
+`Settings` gathers all that the processes of a cluster share. Its leaves have dotted names
+(`timing.lost_after_s`): the keys of the file, of `--set`, and of the flags that abbreviate them.
+Every value is checked on its own, where it was given, so that an error can name file or flag, key,
+and remedy. It is checked by the bounds beside the field (`epd.setting`), and by `CHECKS` where
+these are not enough. What is put together from checked values needs no second message."""
 
 from __future__ import annotations
 

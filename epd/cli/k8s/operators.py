@@ -1,7 +1,6 @@
 """Objects for operators that a Kubernetes cluster may have: Prometheus, KEDA, an inference gateway.
 
-All of them look at the gateway, whose /metrics tells of every instance.
-"""
+All of them look at the gateway, whose /metrics has every instance."""
 
 from __future__ import annotations
 

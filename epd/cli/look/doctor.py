@@ -147,7 +147,7 @@ def check_packages() -> Check:
 
 
 def _asked(code: str) -> tuple[dict[str, Any], str]:
-    """What a child process prints as its last line; or the last that it says before it fails."""
+    """The last line that a child process prints; or the last one before it fails."""
     asked = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
@@ -281,7 +281,7 @@ def check_pairs(host: str, port: int, instances: Ask) -> Check:
 
 
 def _instances(host: str, port: int) -> list[dict[str, Any]]:
-    """What a gateway says of its instances, with or without TLS; empty if none answers."""
+    """The instances that a gateway lists, with or without TLS; empty if none answers."""
     answer = None
     for connection in (
         http.client.HTTPConnection(host, port, timeout=READY_TIMEOUT_S),

@@ -1,8 +1,7 @@
 """What `epd top` shows: three views, one below the other, each asked for anew every second.
 
-`View` knows what is on the screen and is driven by keys and answers; it draws text only, so that
-tests need no terminal. `watch` is the loop around it.
-"""
+`View` holds the screen's content and is driven by keys and answers; it draws text only, so that
+tests need no terminal. `watch` is the loop around it."""
 
 from __future__ import annotations
 

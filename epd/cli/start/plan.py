@@ -108,7 +108,7 @@ def plan_role(
 
 
 def _name_of(roles: Roles, placing: Placing) -> str:
-    """Of one process: by its pid where that says who it is, beside a gateway of the same host."""
+    """Of one process: by its pid, where that is a name: beside a gateway of the same host."""
     ((name, _),) = name_instances([roles])
     if placing.join or placing.id_prefix:
         return placing.named(name)

@@ -1,4 +1,4 @@
-"""What would fail in every worker alike is found before any starts, and said once.
+"""What would fail in every worker alike is found before any starts, and reported once.
 
 Devices that are not there, weights that cannot be read, and memory that cannot be enough.  What is
 needed is counted from below: weights and KV pools, nothing of what computing takes.  So what is

@@ -1,9 +1,8 @@
 """Where the sockets of one cluster lie on this host.
 
-Processes find each other without being told: a cluster is known by the HTTP port of its gateway,
-and its ipc sockets lie in a private directory of that name. So `epd run --role gateway` in one
-terminal and `epd run --role prefill+decode` in another are one cluster.
-"""
+Processes find each other by themselves: a cluster is named by the HTTP port of its gateway, and its
+ipc sockets lie in a private directory of that name. So `epd run --role gateway` in one terminal and
+`epd run --role prefill+decode` in another are one cluster."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """All settings, with what the connectors say; of `args`, these may set --id and --listen."""
+    """All settings, with those of the connectors, which may set --id and --listen of `args`."""
     settings = options.settings_of(args)
     connectors = (args.ec_transfer_config, args.kv_transfer_config)
     if connectors == (None, None):
@@ -148,7 +148,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _agreed(flag: str, own: str, name: str, its: str) -> str:
-    """Raises ConfigError if flag and connector say different things."""
+    """Raises ConfigError if flag and connector differ."""
     from epd.config import ConfigError
 
     if own and its and own != its:
@@ -157,7 +157,7 @@ def _agreed(flag: str, own: str, name: str, its: str) -> str:
 
 
 def _roles_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """All roles that the command starts, for what is said of them together."""
+    """All roles that the command starts, for flags of them together."""
     from epd.topology import ROLES, parse_groups, parse_roles
 
     if args.topology:

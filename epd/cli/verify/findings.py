@@ -114,7 +114,7 @@ class Parting:
 
 
 def parting(ours: Sequence[int], theirs: Sequence[int], logits: torch.Tensor) -> Parting | None:
-    """`logits`: of which `theirs` were chosen; None: both say the same."""
+    """`logits`: of which `theirs` were chosen; None: both are the same."""
     for place in range(max(len(ours), len(theirs))):
         mine, right = (said[place] if place < len(said) else None for said in (ours, theirs))
         if mine == right:

@@ -54,7 +54,7 @@ class Sides:
         return [question(n, *([n] if self.sees and n % 2 else ())) for n in range(NUM_ANSWERS)]
 
     def answers(self) -> list[tuple[list[int], torch.Tensor]]:
-        """What transformers says to them, and the logits of which it chose."""
+        """The answers of transformers, and the logits of which it chose."""
         for body in self.questions()[len(self.right_answers) :]:
             inputs = self.theirs.inputs(body)
             self.right_answers.append(self.theirs.answer(inputs, NUM_NEW_TOKENS, self.ends))

@@ -24,7 +24,7 @@ _MODELS = ("AutoModelForImageTextToText", "AutoModelForCausalLM")
 
 
 class LeftOut(Exception):
-    """This side cannot say here what is right; the text has the reason and the remedy."""
+    """This side has no answer here to compare with; the text has the reason and the remedy."""
 
 
 class Theirs:
@@ -62,7 +62,7 @@ class Theirs:
 
     @cached_property
     def processor(self) -> Foreign:
-        """Of texts with pictures; its processor of videos, which wants torchvision, is left out."""
+        """Of texts with pictures; its processor of videos, which needs torchvision, is left out."""
         from transformers import AutoConfig
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 

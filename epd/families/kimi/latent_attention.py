@@ -7,14 +7,13 @@ keeps that row and, behind it, the turned key that all heads share: nothing of a
 rank of a group keeps the same.  There are two ways to attend, equal but for rounding.
 
 - Chunks *expand* the rows of their sequences into keys and values of the heads, once for all their
-  queries, and attend over them as usual; over long histories some chunks or heads at a time, so
-  that these take bounded memory.
+  queries, and attend over them as usual. Over long histories they do so for some chunks or heads at
+  a time, in bounded memory.
 - A decode is *absorbed*: the factor that would make keys of latents is multiplied into its one
   query instead, and the factor of values into what it attends to.  So it reads the rows as they
   lie, as one head that all queries share, and nothing is made for each token of its history.
 
-How many rows are to be expanded the host alone knows, so steps with prompts are not captured.
-"""
+The host alone has the number of rows to expand, so steps with prompts are not captured."""
 
 from __future__ import annotations
 

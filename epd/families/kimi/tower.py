@@ -1,9 +1,8 @@
 """The vision tower of Kimi-K2.5 (MoonViT) over packed images, without waiting for the device.
 
-As `tower` does it for the Qwen families: what the forward would derive from the grids is computed
-on the host, and attention knows its segments as numbers.  An image is one segment.  Patches lie in
-order of lines, not of merge blocks; a gather behind the layers groups them.
-"""
+As in `tower` for the Qwen families: what the forward would derive from the grids is computed on the
+host, and attention has its segments as numbers.  An image is one segment.  Patches lie in order of
+lines, not of merge blocks; a gather behind the layers groups them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """LLaVA-OneVision: SigLIP over tiles, packed without padding and with newline rows, linear rope.
 
-Every image is cut into tiles (anyres), also when a prompt has several.  The Hugging Face
-processor does so for a flat list of images and shrinks each image to one tile for a nested list;
-rows that depend on how many other images a prompt has could not be cached by content.
-"""
+Every image is cut into tiles (anyres), also when a prompt has several.  The Hugging Face processor
+does so for a flat list of images and shrinks each image to one tile for a nested list.  Rows that
+depend on the number of a prompt's other images could not be cached by content."""
 
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ Theory of operation
 -------------------
 Such a layer keeps two tensors of a sequence (`state_kinds`): the last inputs of a short convolution
 and the matrices of the delta rule.  All projections of a layer's input are one product; then come
-the convolution, the delta rule, which norms and gates what it answers, and the output's product.
-A sequence with one token in a step changes its state in one pass over it; the tokens of a chunk
-are computed a span at a time, from the state behind the chunk before it.  Both change states where
-they lie.  The first token of a sequence reads no state, so a block needs no clearing.
-"""
+the convolution, the delta rule, which norms and gates what it answers, and the output's product.  A
+sequence with one token in a step changes its state in one pass over it.  The tokens of a chunk are
+computed a span at a time, from the state behind the chunk before it.  Both change states where they
+lie.  The first token of a sequence reads no state, so a block needs no clearing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Multimodal rope positions of a prompt, as a pure function of where its images stand.
 
 Text advances all three axes (time, height, width) by one per token.  An image that starts at
-position p puts row (t, y, x) at (p + t, p + y, p + x) and then the text goes on at p + max(h, w):
-an image of 10 x 10 rows costs 100 tokens of KV but only 10 positions.  What that saves is the
-`delta`: the decode token at index i has position i + delta in all axes (fault F26).
+position p puts row (t, y, x) at (p + t, p + y, p + x).  The text goes on at p + max(h, w): an image
+of 10 x 10 rows costs 100 tokens of KV but only 10 positions.  What that saves is the `delta`: the
+decode token at index i has position i + delta in all axes (fault F26).
 
 A video is an image with more than one t.  Qwen2.5-VL measures t in time instead of frames: frame t
 stands at p + floor(t * seconds between frames * positions per second), in fp32 as in transformers.

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-A small image takes less time on the device than launching its kernels takes on the host, and under
+A small image takes less time on the device than launching its kernels takes on the host.  Under
 load the host is late for large ones, too: threads that decode images hold the interpreter.  So runs
 are captured once for some numbers of patches; one is then a copy of what it reads into the next
-larger shape, and replays.  What pads it belongs to no segment: no tile of attention covers it, and
-everything else in a tower looks at one patch, or the patches of one row, at a time.
+larger shape, and replays.  Padding belongs to no segment: no tile of attention covers it.
+Everything else in a tower looks at one patch, or the patches of one row, at a time.
 
 A run that is cut into slices (`slices`) is captured as these slices, one graph each.  What one
 leaves for the next lies in memory that all graphs share: no other run comes between them.

@@ -1,10 +1,9 @@
 """Slots of a KV pool head by head, as they move between ranks that share heads in other ways.
 
 A slot is a few layers of a block, `[layers, num_parts, block_size, num_kv_heads, head_dim]`.  A
-rank that holds other heads wants some of these only, and what it wants of a slot has to come in one
+rank that holds other heads needs some of these only, and its part of a slot has to come in one
 piece (`epd/shares.py`).  So a slot moves as `[num_kv_heads, layers, num_parts, block_size,
-head_dim]`, of eight bits with each layer's scales behind its numbers.
-"""
+head_dim]`, of eight bits with each layer's scales behind its numbers."""
 
 from __future__ import annotations
 

@@ -2,15 +2,14 @@
 
 Theory of operation
 -------------------
-Rows are in one of three places.  The first rank has them, which made them itself: then all get
-them by a broadcast.  Or an encoder has written them into slots of all ranks: all rows to each,
-which reads its own, or to each its part; then one gather of all images of the step joins them.
+Rows are in one of three places.  The first rank has them, which made them itself: then all get them
+by a broadcast.  Or an encoder has written them into slots of all ranks: all rows to each, which
+reads its own.  Or to each its part: then one gather of all images of the step joins them.
 
 Of an image only those rows are moved that the step's chunks read, so one that is found in the
 prefix cache costs nothing.  Which rows these are, and who has them, follows from the spans, which
-are in the command.  So all ranks are in the same calls, whose sizes they know; where ranks have
-unequally many of a step's rows, what the others send is padded.
-"""
+are in the command.  So all ranks are in the same calls, of sizes that they have; where ranks have
+unequally many of a step's rows, the shorter parts are padded."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from epd.engine.sharding import Shard
 
 
 class Piece(NamedTuple):
-    """Rows of an image that one rank has and a span wants."""
+    """Rows of an image that one rank has and a span needs."""
 
     rows: SlotRows
     wanted: range  # of the image

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 An image is one rank's work.  Towers are small beside language models, and images come in numbers:
-so ranks share out images, not heads, and meet once for a batch, where tensor parallelism would meet
-twice in each layer.  Who has which image follows from the numbers of patches alone, and how many
-rows come of it from the batch; so nothing is agreed on but the calls in which ranks meet.
+so ranks share out images, not heads.  They meet once for a batch; tensor parallelism would meet
+twice in each layer.  The rank of an image follows from the numbers of patches alone, and the number
+of its rows from the batch.  So nothing is agreed on but the calls in which ranks meet.
 
 The first rank prepares all images.  Pixels of those that are not its own go to all ranks, one image
 after the other: between GPUs that costs less than a layer of the tower.  Behind the tower one
@@ -34,7 +34,7 @@ Tower = Callable[[Sequence[Patches]], torch.Tensor]  # rows of all images, in or
 
 
 def kind_of(pixels: Any) -> list[Any]:
-    """The name of their type, and their shape; told already, at other ranks."""
+    """The name of their type, and their shape; at other ranks it is this already."""
     if isinstance(pixels, torch.Tensor):
         return [str(pixels.dtype), *pixels.shape]
     return list(pixels)

@@ -1,11 +1,10 @@
 """States of sequences head by head, as they move between ranks that share heads in other ways.
 
-A state lies in its blocks by tensors, layers and pieces, and what a rank has of a tensor depends on
-its heads: of a recurrent state their matrices, of a convolution's inputs their channels.  So what
-one rank has of a state for another moves as one run of bytes, part behind part, and in each the
-heads that both have, each with all layers.  Channels of a key head that value heads of several
-ranks read go to each of these.
-"""
+A state lies in its blocks by tensors, layers and pieces.  A rank's part of a tensor depends on its
+heads: of a recurrent state their matrices, of a convolution's inputs their channels.  So the part
+of one rank for another moves as one run of bytes, part behind part.  Each part has the heads that
+both have, each with all layers.  Channels of a key head that value heads of several ranks read go
+to each of these."""
 
 from __future__ import annotations
 

@@ -2,18 +2,17 @@
 
 Theory of operation
 -------------------
-transformers says of each family which weights are cut (`_tp_plan` of a model): by output
-("colwise": query, key, value, gate, up, head) or by input ("rowwise": what follows them).  A rank
+transformers lists the weights of each family that are cut (`_tp_plan` of a model): by output
+("colwise": query, key, value, gate, up, head) or by input ("rowwise": those behind them).  A rank
 computes its heads and its part of an MLP; what a rowwise product gives is a part of a sum over all
 ranks.  So a layer needs two sums, and a step one gather, of logits.  They are forward hooks of the
 modules, so transformers' layers and the fused decoder run as they are, over fewer heads.
 
 Query heads stay with the key and value heads that they read.  Heads that cannot be shared out
 evenly are shared out unevenly.  With fewer key and value heads than ranks, a head is held by
-several, each with a part of its queries.  Embeddings are held whole by every rank: rows of images
-are put over them, and a sum over the ranks ahead of the first layer would cost more than the memory
-is worth; a tied head is a view of them.
-"""
+several, each with a part of its queries.  Embeddings are held whole by every rank, and a tied head
+is a view of them.  Rows of images are put over them; a sum over the ranks ahead of the first layer
+would cost more than the memory is worth."""
 
 from __future__ import annotations
 
