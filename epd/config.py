@@ -250,8 +250,7 @@ class InstanceConfig(Settings, frozen=True, kw_only=True):
 
 
 class GatewayConfig(Settings, frozen=True, kw_only=True):
-    """The gateway's process; `otlp_*_endpoint` may be `env`: what OpenTelemetry's own variables
-    say."""
+    """The gateway's process; `otlp_*_endpoint` may be `env`: OpenTelemetry's own variables."""
 
     instance_id: str = "gateway"
     endpoint: str = ""

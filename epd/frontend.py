@@ -191,8 +191,7 @@ class InstanceFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class OutsideFacts:
-    """A life that asked for a place and has none; `since_s`: how long ago it asked, or was
-    refused."""
+    """A life that asked for a place and has none; `since_s`: since it asked, or was refused."""
 
     instance: str
     epoch: int
@@ -261,5 +260,5 @@ class Frontend(Protocol):
         """Start or stop recording at every instance: whether it did, and a trace or a reason."""
 
     def observe(self, query: Query) -> Awaitable[tuple[dict[str, Observed], list[str]]]:
-        """The machines of each process, the gateway's first, and the instances that did not answer.
-        Raises Refused."""
+        """Each process's machines, the gateway's first, and instances without an answer. Raises
+        Refused."""

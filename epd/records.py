@@ -258,9 +258,7 @@ class Clip(Record):
     """Which frames of a video an item's rows are made of; an image has none.
 
     `container`: the file's format, one of `epd.media_files.video.CONTAINERS`, or "frames" for
-    images packed one after the other (a msgpack array).  `frames`: indices into the video, in
-    order.
-    """
+    images packed one after the other (a msgpack array).  `frames`: indices into it."""
 
     container: Name
     frames: tuple[Index, ...]

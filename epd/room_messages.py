@@ -1,8 +1,6 @@
 """The control plane's vocabulary for transfers, on both hops: what the ends of a room say.
 
-A consumer leases memory and grants it; a producer writes, and commits.  `epd.fsm.room` has the
-theory.
-"""
+A consumer leases memory and grants it; a producer writes and commits (theory: `epd.fsm.room`)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Texts = tuple[Annotated[str, Meta(min_length=1)], ...]
 def about(
     text: str, flag: str = "", group: str = "", metavar: str = "", *, short: str = ""
 ) -> Meta:
-    """One line of help; `group`: of the flags among which this one is listed; `short`: the flag,
+    """One line of help; `group`: of flags that are listed together; `short`: the flag,
     abbreviated."""
     given = {"flag": flag, "group": group, "metavar": metavar, "short": short}
     return Meta(description=text, extra={name: word for name, word in given.items() if word})

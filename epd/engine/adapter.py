@@ -232,13 +232,9 @@ class ModelAdapter:
         """Exchange modules of a loaded vision part for faster ones."""
 
     def capture_vision(
-        self,
-        model: Any,
-        max_patches: int,
-        record: PartsRecorder,
-        slices: Slices,
+        self, model: Any, max_patches: int, record: PartsRecorder, slices: Slices
     ) -> None:
-        """Capture runs of a loaded tower over up to so many patches, in these slices, where it can
+        """Capture runs of a loaded tower over up to so many patches, in these slices, if it can
         be."""
 
     def tower_layers(self, model: Any) -> Sequence[nn.Module]:

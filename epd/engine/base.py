@@ -111,9 +111,7 @@ class VisionEngine(Protocol):
         on the loop before a thread begins.
 
         `clip`: which frames to take of a video; `bounds`: how an image is resized.  Raises
-        MediaError, also when it does not give the `grid_thw` that the gateway computed from its
-        header.
-        """
+        MediaError, also when it does not give the gateway's `grid_thw`."""
 
     def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
         """Run the tower over a batch; one result per item, in order."""

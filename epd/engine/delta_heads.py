@@ -25,13 +25,13 @@ class DeltaHeads(NamedTuple):
     value_width: int
 
     def of(self, shard: Shard) -> Heads:
-        """A rank's value heads (`queries`) and key heads (`kv`).  Raises ConfigError where it would
-        have none."""
+        """A rank's value heads (`queries`) and key heads (`kv`).  Raises ConfigError if it has
+        none."""
         return Heads.of(shard, self.num_values, self.num_keys, "linear attention")
 
     def parts(self, shard: Shard = WHOLE) -> tuple[tuple[int, int], ...]:
-        """What lies side by side in channels: queries, keys and values; how many heads of each, and
-        their width."""
+        """Of queries, keys and values, side by side in channels: how many heads, and their
+        width."""
         own = self.of(shard)
         keys, values = (len(own.kv), self.key_width), (len(own.queries), self.value_width)
         return keys, keys, values

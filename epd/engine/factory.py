@@ -145,9 +145,8 @@ def build_language(
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
     way from a GPU to another instance, reserved here.  `mirrored`: what the data plane will take of
     the device if a row has so many bytes.  `vision`: of the same process, whose largest batch needs
-    memory beside the KV pool.  Raises ModelError and ConfigError, also when `kv_nbytes` is less
-    than one block.
-    """
+    memory beside the KV pool.  Raises ModelError and ConfigError, also when `kv_nbytes` is no
+    block."""
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
@@ -232,7 +231,7 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
 
 
 def _check_states(layout: KvLayout, config: EngineConfig) -> None:
-    """Refuse what would compute wrongly with tensors of sequences, and say what they cost.  Raises
+    """Refuse what would compute wrongly with tensors of sequences; log their cost.  Raises
     ConfigError."""
     if not layout.tensors:
         return
@@ -333,8 +332,7 @@ def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int
 
 
 def _touch_sampling(max_running: int, vocabulary: torch.nn.Embedding) -> None:
-    """Likewise for whatever may be asked of so many rows; kernels are compiled by their first
-    use."""
+    """Likewise for all that may be asked of so many rows: first uses compile kernels."""
     everything = SamplingParams(
         max_tokens=1, temperature=1.0, top_k=20, top_p=0.9, repetition_penalty=1.1,
         frequency_penalty=0.1, logit_bias=((0, 1.0),), allowed_token_ids=(0,), num_logprobs=20,

@@ -21,8 +21,8 @@ from epd.engine.base import part
 
 
 class Collectives:
-    """Calls that every rank of a group enters, in the same order, with equal shapes; these
-    are of a group of one."""
+    """Calls that every rank of a group enters, in one order, with equal shapes; here of a group of
+    one."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks; `x` is overwritten."""

@@ -48,8 +48,7 @@ class WriteKv(Ask):
 
 
 class WriteState(Ask):
-    """Write the state in these blocks, which is final, of these heads, to a rank of another
-    instance."""
+    """Write the final state in these blocks, of these heads, to a rank of another instance."""
 
     blocks: tuple[int, ...]
     heads: Heads
@@ -124,8 +123,8 @@ A = TypeVar("A", LandKv, SumRows)
 async def added_up(
     own: Callable[[A], Awaitable[Sums]], others: OtherRanks | None, asks: Sequence[A]
 ) -> list[int]:
-    """Of each write the checksum of what landed at all ranks; `asks`: of each rank, whose first is
-    the `own` one."""
+    """Each write's checksum of what landed at all ranks; `asks`: of each, the first for the `own`
+    one."""
 
     async def at(rank: int, ask: A) -> tuple[int, ...]:
         if not rank:

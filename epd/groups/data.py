@@ -188,8 +188,8 @@ class RankPart:
 
 
 class GroupDataPlane:
-    """`DataPlane` of all ranks: the leader's own, with the parts of the others, which close theirs
-    when they end."""
+    """`DataPlane` of all ranks: the leader's own, with the parts of the others, which close
+    theirs."""
 
     def __init__(self, own: DataPlane, others: OtherRanks) -> None:
         self._own = own

@@ -124,8 +124,7 @@ class _Rank:
 
 
 class ForkedRanks:
-    """The ports `Ranks` and `OtherRanks` over forked processes; `leader` is there when they are
-    being formed."""
+    """The ports `Ranks` and `OtherRanks` over forked processes; `leader`: from `form` on."""
 
     def __init__(
         self, config: InstanceConfig, epoch: int, meeting: int, ranks: dict[int, _Rank]
@@ -268,12 +267,7 @@ def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> For
 
 
 def _be_rank(
-    config: InstanceConfig,
-    rank: int,
-    epoch: int,
-    meeting: int,
-    channel: socket.socket,
-    leader: int,
+    config: InstanceConfig, rank: int, epoch: int, meeting: int, channel: socket.socket, leader: int
 ) -> NoReturn:
     """In the fork; leaves without teardown, as what its parent has to close is not its own."""
     status = 1

@@ -43,12 +43,7 @@ class RowRanks:
     """Those of all ranks, for the leader's roles; `others`: of a group."""
 
     def __init__(
-        self,
-        own: RankRows,
-        contract: RowContract,
-        others: OtherRanks | None,
-        *,
-        shards: bool,
+        self, own: RankRows, contract: RowContract, others: OtherRanks | None, *, shards: bool
     ) -> None:
         self.own = own
         self._row_nbytes = contract.row_nbytes

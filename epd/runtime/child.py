@@ -1,5 +1,4 @@
-"""A supervised process: it reads its task on stdin, writes its state to stdout, ends with its
-parent.
+"""A supervised process: it reads its task from stdin, writes its state, and ends with its parent.
 
 The supervisor writes one line of JSON, a `ChildSpec`, and keeps the socket open: its end of file is
 the supervisor's death, however that came, and the child closes.  Nothing is passed on the command
@@ -172,8 +171,7 @@ def main() -> int:
 
 
 def main_and_exit() -> NoReturn:
-    """`main`, then an end without teardown: all is closed and removed, and unloading torch takes
-    seconds for nothing."""
+    """`main`, then an end without teardown: all is closed, and unloading torch takes seconds."""
     exit_status = main()
     lines.flush()
     os._exit(exit_status)

@@ -11,14 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from epd.config import InstanceConfig
-from epd.engine.base import (
-    EncodeFailure,
-    Patches,
-    Progress,
-    Rows,
-    StepResult,
-    no_progress,
-)
+from epd.engine.base import EncodeFailure, Patches, Progress, Rows, StepResult, no_progress
 from epd.groups.asks import OtherRanks
 from epd.roles.compose import Engines
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
@@ -115,10 +108,7 @@ class LoadedRank:
 
 
 def load_rank(
-    config: InstanceConfig,
-    executor: DeviceExecutor,
-    shard: Shard,
-    progress: Progress = no_progress,
+    config: InstanceConfig, executor: DeviceExecutor, shard: Shard, progress: Progress = no_progress
 ) -> LoadedRank:
     """Returns when every rank has loaded its own."""
     from epd.engine.weights.loading import DTYPES

@@ -17,8 +17,7 @@ _WORD = re.compile(r"[^\s\"=]+")
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:01.250 warning e0 fault where=... error=...`; a value with spaces is quoted, so that a
-    line stays one."""
+    """`12:00:01.250 warning e0 fault where=... error=...`; values with spaces are quoted."""
 
     def __init__(self, instance_id: str) -> None:
         super().__init__(datefmt="%H:%M:%S")

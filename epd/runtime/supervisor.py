@@ -104,7 +104,7 @@ class Child:
             Do.TELL_SERVED: self._tell_served,
             Do.TELL_SILENT: lambda event: self._show("silent", "does not answer its supervisor"),
             Do.TELL_HUNG: lambda event: self._show("hung", "killed, to be started again"),
-            Do.TELL_FAILED: self._tell_failed,
+            Do.TELL_FAILED: lambda event: self._show("failed", self.detail or _why(event)),
             Do.TELL_STOPPED: lambda event: self._show("stopped"),
         }
 
@@ -215,9 +215,6 @@ class Child:
         if self.state not in ("serving", WAITING):
             self._show("serving")
 
-    def _tell_failed(self, event: Event) -> None:
-        self._show("failed", self.detail or _why(event))  # its own sentence, if it has said one
-
     def _show(self, state: str, detail: str = "") -> None:
         self.state, self.detail = state, detail
         try:
@@ -249,8 +246,8 @@ def _why(event: Event) -> str:
 
 
 async def _lines_of(stdout: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Until the end, which may come before it has read what it is to be.  A line without an end
-    comes in pieces."""
+    """Until the end, which may come before it has read its task.  A line without an end comes in
+    pieces."""
     rest = b""
     with contextlib.suppress(ConnectionError):
         while data := await stdout.read(MAX_LINE_NBYTES):

@@ -54,10 +54,7 @@ def new_epoch() -> int:
 
 
 def make_ports(
-    bus: Bus,
-    transfers: DataPlane,
-    storage: Storage | None = None,
-    journal: Journal | None = None,
+    bus: Bus, transfers: DataPlane, storage: Storage | None = None, journal: Journal | None = None
 ) -> Ports:
     """The real ports of one instance; `journal`: one that has a machine of it already."""
     clock = SystemClock()

@@ -5,8 +5,7 @@ Theory of operation
 torch and a modelling file of transformers cost a worker about four seconds of a core before it
 reads its first weight, at each start.  The supervisor starts one zygote (the word is Android's),
 which imports them once and then only forks.  It touches no device, starts no thread and holds no
-weights.  A worker starts within milliseconds, also anew after a crash, and the pages of the
-libraries are shared.
+weights.  A worker starts within milliseconds, and the pages of the libraries are shared.
 
 The two speak over a seqpacket socket.  A request carries one descriptor, the socket that becomes
 the worker's stdin and stdout.  The answer carries a pidfd, so that a signal never reaches another

@@ -92,8 +92,7 @@ def problem(transport: str) -> str:
 def chosen(
     transport: str, endpoint: str, directory: str, device: str = "cpu"
 ) -> tuple[Backend, ...]:
-    """The backends that an instance sets up whose bus listens at `endpoint`, and which computes on
-    `device`.
+    """The backends of an instance whose bus listens at `endpoint`, and which computes on `device`.
 
     `auto` never opens a port for the data plane beside a bus on ipc.  Raises TransportError.
     """

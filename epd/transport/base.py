@@ -86,7 +86,7 @@ class Bus(Protocol):
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         """Queue a message.  False: not queued (unknown peer, or a full queue).  Raises Unsendable
-        and nothing else."""
+        alone."""
 
     def start(self, deliver: Callable[[Received], None]) -> None:
         """Begin receiving; `deliver` is called on the loop, in order per peer, and never raises."""
@@ -146,8 +146,7 @@ class TransferEngine(Protocol):
         """Allocate and register memory that peers may write to.
 
         `by_reference`: a producer in this very process may deposit its buffers instead of copying
-        bytes, or a `Reference`; `views` then returns what was deposited.  Raises `TransportError`
-        with a remedy.
+        bytes, or a `Reference`; `views` then returns what was deposited.  Raises `TransportError`.
         """
 
     async def write(

@@ -110,10 +110,7 @@ def weigh(header: bytes, payloads: Sequence[Buffer], limits: FrameLimits) -> int
 
 
 def unpack(
-    header: Buffer,
-    payloads: tuple[Any, ...],
-    own_epoch: int,
-    limits: FrameLimits,
+    header: Buffer, payloads: tuple[Any, ...], own_epoch: int, limits: FrameLimits
 ) -> Received:
     """Frames to message.  Raises FrameRejected, whatever the bytes are."""
     if payloads or len(header) > limits.max_header_nbytes:

@@ -187,8 +187,7 @@ class Lent:
                 del self._to[slot]
 
     def check(self, writer: Life, slots: Iterable[int]) -> None:
-        """Raises WriteRefused where one is not lent to the writer, or to the group it is a rank
-        of."""
+        """Raises WriteRefused where one is not lent to the writer, or to its group."""
         if self._to is None:
             return
         lives = (writer, (writer[0].rpartition(".")[0], writer[1]))

@@ -63,8 +63,8 @@ class ThreadedStorage:
         return await self._run(self._store.listing, None)
 
     async def _run(self, call: Callable[[], T], otherwise: T) -> T:
-        """What `call` returns, or `otherwise` where it cannot be made.  A cancelled caller leaves
-        it running."""
+        """What `call` returns, or `otherwise`: it cannot be made.  A cancelled caller leaves it
+        running."""
         if self._closed or len(self._open) >= MAX_WAITING:
             return otherwise
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)

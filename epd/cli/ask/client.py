@@ -120,8 +120,7 @@ class Client:
 async def connected(
     base_url: str, api_key: str = "", trusted: ssl.SSLContext | None = None
 ) -> AsyncIterator[Client]:
-    """A server that answers; `trusted`: by whom its certificate may be signed.  Raises
-    CommandFailed."""
+    """A server that answers; `trusted`: signers of its certificate.  Raises CommandFailed."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(

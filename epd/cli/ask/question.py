@@ -30,7 +30,7 @@ class Sampling:
 
 
 def read_piped(fd: int = 0) -> str:
-    """The text on stdin, for `-`.  Raises CommandFailed, also at a terminal, and for what is no
+    """The text on stdin, for `-`.  Raises CommandFailed, also at a terminal, and if it is no
     text."""
     if os.isatty(fd):
         raise CommandFailed(

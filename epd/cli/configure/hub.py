@@ -17,9 +17,8 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 def find_model(given: str, *, weights: bool = True) -> Path:
     """The directory that is meant, which may not exist.
 
-    Raises ModelError for a name of the hub that is not in the cache, or not whole (`weights`: they
-    are needed).
-    """
+    Raises ModelError for a name of the hub that is not in the cache, or not whole (`weights`: with
+    these)."""
     if not is_hub_name(given):
         return Path(given).expanduser().absolute()
     from huggingface_hub import constants, snapshot_download

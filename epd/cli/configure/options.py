@@ -75,10 +75,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     group = add_settings(parser, "config", "configuration and log")
     group.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="TOML or JSON file of settings; flags win",
+        "--config", type=Path, metavar="FILE", help="TOML or JSON file of settings; flags win"
     )
     group.add_argument(
         "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",

@@ -30,6 +30,7 @@ from epd.config import (
     InstanceConfig,
     Settings,
 )
+from epd.later import later
 from epd.runtime.cpus import parse_cpus
 from epd.setting import Setting
 from epd.setting import settings as settings_of
@@ -164,24 +165,10 @@ def _no_setting(key: str) -> str:
     return f"not a setting{suggestion(key, leaves()) or hint}"
 
 
-def _is_directory(path: str) -> str:
-    return "" if Path(path).is_dir() else "it must be a directory"
-
-
-def _is_readable(path: str) -> str:
-    return "" if os.access(path, os.R_OK) else "it must be a file that can be read"
-
-
 def _is_above_one(factor: float) -> str:
     if factor > 1:
         return ""
     return "it must be above 1 (how many times as long a step may take), or 0 for no bound"
-
-
-def _names_transports(text: str) -> str:
-    from epd.transport import backends
-
-    return backends.problem(text)
 
 
 def _is_object(text: str) -> str:
@@ -203,11 +190,15 @@ def _lists_cpus(text: str) -> str:
 
 
 CHECKS: dict[str, Callable[[Any], str]] = {  # of what is given, where bounds do not say it
-    "chat_template": _is_readable,
+    "chat_template": lambda path: (
+        "" if os.access(path, os.R_OK) else "it must be a file that can be read"
+    ),
     "engine.cpu_affinity": _lists_cpus,
     "engine.max_itl_impact": _is_above_one,
-    "limits.allowed_local_media_path": _is_directory,
-    "transport": _names_transports,
+    "limits.allowed_local_media_path": lambda path: (
+        "" if os.path.isdir(path) else "it must be a directory"
+    ),
+    "transport": later("epd.transport.backends:problem"),
     "transport_options": _is_object,
 }
 

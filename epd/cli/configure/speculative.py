@@ -1,8 +1,7 @@
 """`--speculative-config`: vLLM's JSON object, and the settings that it stands for.
 
-As there, one of `prompt_lookup_min` and `prompt_lookup_max` stands for the other where that is not
-given, and 5 for both.
-"""
+As there, one of `prompt_lookup_min` and `prompt_lookup_max` stands for the other if that is not
+given, and 5 for both."""
 
 from __future__ import annotations
 

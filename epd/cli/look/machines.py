@@ -66,7 +66,7 @@ def machine_lines(told: ClusterView) -> list[str]:
 
 
 def process_lines(told: ClusterView) -> list[str]:
-    """Every process with its roles, its life and its memory, also who is gone; then who has no
+    """Every process with its roles, life and memory, also those that are gone; then those without a
     place."""
     rows = [
         (
@@ -123,8 +123,7 @@ def state_lines(told: ClusterView, rates: Mapping[tuple[str, str], float] = NO_R
 def story_lines(machines: Sequence[MachineView]) -> list[str]:
     """Their stories merged by time, in milliseconds from the first line; then where each is."""
     told = sorted(
-        ((line.at_s, one, line) for one in machines for line in one.story),
-        key=lambda item: item[0],
+        ((line.at_s, one, line) for one in machines for line in one.story), key=lambda item: item[0]
     )
     start_s = told[0][0] if told else 0.0
     rows = [

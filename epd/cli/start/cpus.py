@@ -1,8 +1,7 @@
 """CPUs for the processes of one command: named by the user, or an equal number of its own each.
 
-The gateway gets what is left over, if anything is: it must neither wait for an instance's threads
-nor disturb them.
-"""
+The gateway gets the rest, if there is any: it must neither wait for an instance's threads nor
+disturb them."""
 
 from __future__ import annotations
 

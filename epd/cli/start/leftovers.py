@@ -57,9 +57,7 @@ def orphans(directory: Path) -> dict[str, Claim]:
 def take_over(directory: Path, names: Sequence[str]) -> None:
     """End what a supervisor that is gone has left in a cluster's directory.
 
-    Raises ConfigError if one of `names` belongs to a process whose supervisor lives, or to one that
-    cannot be ended.
-    """
+    Raises ConfigError if a process of these `names` has a living supervisor, or cannot be ended."""
     for name, claim in orphans(directory).items():
         if not wait_gone(claim.child, END_BY_ITSELF_S):
             pid = claim.child.pid

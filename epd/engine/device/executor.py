@@ -30,9 +30,8 @@ Cancelling the future does not cancel the work: it goes on and its result is dro
 entry, and through it every tensor of the call, lives until the completion has fired, so nothing is
 freed under a running kernel.
 
-Both queues have a bound; a full one raises EngineError at once (the role's own queue is where work
-waits).
-"""
+Both queues have a bound; a full one raises EngineError at once (work waits in the role's own
+queue)."""
 
 from __future__ import annotations
 
@@ -299,8 +298,7 @@ class DeviceExecutor:
     def launch_brief(
         self, function: Callable[..., T | Deferred[T]], *arguments: Any
     ) -> asyncio.Future[T]:
-        """As `launch`, for work that holds nobody up: a long call gives way to the next step
-        besides."""
+        """As `launch`, for work that holds nobody up: a long call gives way to a step besides."""
         return self._launch.submit(function, arguments, Weight.BRIEF)
 
     def give_way(self) -> None:

@@ -8,9 +8,7 @@ beside that it gives back where weights are laid side by side, or the pool would
 is free then, within the share that this process may use, less a reserve for graphs and libraries,
 becomes the KV pool, and where KV comes from other GPUs the memory in which it arrives, which has a
 quarter of it at most.  An instance that cannot serve says so before it joins; none runs out of
-memory later, but for an image of more patches than a batch may have: it runs alone, in what others
-leave, and fails alone.
-"""
+memory later, but for an image of more patches than a batch may have: it runs and fails alone."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ class KvPlan(NamedTuple):
 
 
 def kv_plan(config: EngineConfig, layout: KvLayout, mirrored: Mirrored) -> KvPlan:
-    """Blocks of the KV pool, and of the memory in which KV arrives.  Raises ConfigError when not
-    even one token has room.
+    """Blocks of the KV pool, and of the memory in which KV arrives.  Raises ConfigError when no
+    token has room.
 
     With `kv_nbytes` 0, to be asked when everything else is in place but what the data plane takes.
     """

@@ -4,8 +4,7 @@ Pinning costs milliseconds per ten megabytes and stops the thread that asks.  So
 from the device regularly is cut from memory that was pinned before the first request; and what
 stays on the device, from memory that the plan of the device has room for.  A piece returns when
 nothing refers to it any more: tensors, arrays and views over it keep it, whoever holds them.  On a
-device that is as good as an event, since a launched call keeps what it uses until the device has
-passed it.
+device that is as good as an event: a launched call keeps what it uses until its end.
 
 A piece's finalizer runs wherever the garbage collector does, within `take` too.  So it takes no
 lock: it notes what has come back, and the next `take` puts that in order (fault F50).
@@ -110,8 +109,8 @@ class Arena:
         return tensor.view(shape)
 
     def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory for it on its way down; pinned here, which holds up the thread, where the arena is
-        full."""
+        """Memory for it on its way down; where the arena is full it is pinned here, which takes
+        long."""
         host = self.take(tensor.shape, tensor.dtype)
         if host is None:
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -5,8 +5,8 @@ Theory of operation
 Kernels run on the *compute* stream in the order in which the launch thread queued them.  What is
 large moves beside them: host to device on *upload*, device to host on *download*.  The rule:
 
-    A copy waits for what was launched before it; what is launched after it and touches its target
-    waits for the copy.
+    A copy waits for what was launched before it; a later launch that touches its target waits for
+    it.
 
 So a download waits for the kernels that fill its source (fault F2), and the source is not given out
 again before the copy has passed; an upload's target is fresh memory, and compute waits for the
@@ -88,9 +88,8 @@ class DeviceStreams:
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in pinned memory of what the kernels launched so far leave in `tensor`.
 
-        It may be read behind the lane DOWNLOAD; `tensor` may be forgotten or overwritten by kernels
-        that wait for that lane.
-        """
+        It may be read behind the lane DOWNLOAD; kernels that wait for that lane may overwrite
+        `tensor`."""
         host = self.arena.pinned_like(tensor)
         self.download_stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.download_stream):
@@ -99,8 +98,7 @@ class DeviceStreams:
         return host
 
     def stay(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A copy in the arena on the device, made by the stream that is current; None: it is
-        full."""
+        """A copy in the arena on the device, made by the current stream; None: it is full."""
         kept = self.rows.take(tensor.shape, tensor.dtype)
         return kept if kept is None else kept.copy_(tensor)
 

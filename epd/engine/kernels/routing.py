@@ -7,9 +7,7 @@ all experts, or a sigmoid of each; whether a bias and groups have a say in the c
 none in the weights); whether the weights of those that are chosen sum to one.  Everything has a
 fixed shape and stays on the device, so that it can be captured.
 
-Rows that only pad a captured step go nowhere: each would read the weights of experts that nobody
-asked for.
-"""
+Rows that only pad a captured step go nowhere: each would read weights of more experts."""
 
 from __future__ import annotations
 

@@ -70,9 +70,8 @@ def convolve(
 ) -> torch.Tensor:
     """SiLU of the causal convolution of each sequence's rows, `[T, channels]`.
 
-    rows `[T, channels]`, taps `[inputs, channels]`; `kept`: the last inputs but one.  What pads
-    comes out as anything.
-    """
+    rows `[T, channels]`, taps `[inputs, channels]`; `kept`: the last inputs but one.  Padding comes
+    out as anything."""
     out, last = torch.zeros_like(rows), len(taps) - 1
     ones, tables = _ones(batch)
     if ones:
@@ -102,8 +101,7 @@ def recall(
     """What the states answer, normed and gated, `[T, values]`; what pads, zeros.
 
     mixed `[T, channels]`, as convolved; gates `[T, values]`; strengths `[T, 2 num_values]`: of
-    writing and of decay.
-    """
+    write and decay."""
     out = torch.zeros_like(gates)
     ones, tables = _ones(batch)
     if ones:
@@ -126,8 +124,8 @@ def _ones(batch: FlatBatch) -> tuple[int, torch.Tensor]:
 
 
 def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool]]:
-    """Of sequences with several tokens: where they are, the blocks of the state, and whether there
-    are tokens before them."""
+    """Of sequences with several tokens: their places, state blocks, and whether tokens come
+    before."""
     cu_q, lengths = batch.cu_q.tolist(), batch.seq_lens.tolist()
     for i in range(int(batch.decodes), len(lengths)):
         if cu_q[i] < cu_q[i + 1]:

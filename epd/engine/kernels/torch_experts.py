@@ -42,8 +42,7 @@ def multiply_experts(
     """`[T, H]`: of each token the sum of what its experts give, times their weights.
 
     gate_up `[E, 2 I, H]`, down `[E, H, I]`.  Products are rounded to the precision of `x`, the sum
-    is not before its end.
-    """
+    at its end."""
     out = x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     for expert in routed.counts.nonzero().flatten().tolist():
         token, place = torch.where(routed.experts == expert)

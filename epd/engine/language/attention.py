@@ -217,10 +217,7 @@ def _attend_chunk(
 
 
 def _attend_decodes(
-    group: DecodeGroup,
-    query: torch.Tensor,
-    layer: KvLayer,
-    scaling: float | None,
+    group: DecodeGroup, query: torch.Tensor, layer: KvLayer, scaling: float | None
 ) -> torch.Tensor:
     """`[n, num_heads, head_dim]`; the heads of one KV head are packed as its queries."""
     num_kv_heads, head_dim = layer.keys.numbers.shape[-2:]

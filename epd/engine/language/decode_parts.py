@@ -15,9 +15,8 @@ than one part beyond its share) and needs one round more at most.  So however lo
 no part is longer than two such shares.
 
 The parts of one sequence are as even as units allow.  The host lists them, since it knows the
-lengths: a captured step has a program for each part that there is room for, and those that are no
-sequence's end at once.
-"""
+lengths: a captured step has a program for each part that has room; those of no sequence end at
+once."""
 
 from __future__ import annotations
 

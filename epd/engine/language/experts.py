@@ -7,9 +7,8 @@ the host in every layer.  Here pairs of tokens and experts are sorted on the dev
 all experts are two products of fixed shape, whatever the tokens chose.
 
 Modules keep the names that they had, since weights and the sums over ranks go by these: the result
-of `experts` is a part of a sum where ranks have parts of each expert, and so is that of a shared
-expert.
-"""
+of `experts` is a part of a sum where ranks have parts of each expert, as is that of a shared
+expert."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ views of it in a fixed order.
 A captured graph reads the same addresses in every replay, so its batch is packed into a shape of
 its own (`room`), larger than needed: behind what there is lie tokens without a slot, sequences
 without tokens and tiles of no sequence.  How many decodes there are stands in the buffer too, since
-the first token behind them is one of a prompt.  Nothing is written for what pads, and nothing of it
+the first token behind them is one of a prompt.  Nothing is written for padding, and nothing of it
 is read (fault F25).
 
 How decodes' keys are cut into parts (`decode_parts`) is listed for all layers at once.
@@ -18,8 +18,8 @@ How decodes' keys are cut into parts (`decode_parts`) is listed for all layers a
 Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table;
 the row of a sequence that only pads has -1 in it, and who finds that reads and writes nothing.
 
-The host knows one thing more, `chunks`: who needs it (`mixers.Mixer.reads_chunks`) is not captured
-in steps with prompts.
+The host alone has `chunks`: a mixer that reads it (`Mixer.reads_chunks`) is not captured in steps
+with prompts.
 
 A token may not be known on the host yet: the step that samples it is still running.  Then `sources`
 names its row among the tokens that the previous step has sampled, which never leave the device.
@@ -238,8 +238,8 @@ def view(data: Any, shape: Shape, tile_size: int, chunks: tuple[FlatChunk, ...] 
 
 
 def _tiles(counts: Ints, lengths: Ints, tile_size: int) -> Ints:
-    """Tiles of the sequences with several queries, those with most keys first: the long ones must
-    not start last."""
+    """Tiles of the sequences with several queries, most keys first: the long ones must not start
+    last."""
     tiles = [
         (int(lengths[i] - counts[i]) + first, i, first)
         for i in np.flatnonzero(counts > 1)

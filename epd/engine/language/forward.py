@@ -203,11 +203,7 @@ class FusedForward:
                     self._embedding.weight[:1],
                     self._splicer.num_deepstack if self._splicer is not None else 0,
                     Rooms(
-                        max_prompt_tokens,
-                        max_running,
-                        self._tile_size,
-                        states,
-                        self._at_once(True),
+                        max_prompt_tokens, max_running, self._tile_size, states, self._at_once(True)
                     ),
                     size,
                     self._tile_size,

@@ -80,11 +80,7 @@ class KvHop:
             return _leaving(taken, in_place=in_place)
 
     def land_state(
-        self,
-        memory: Buffer,
-        slots: Sequence[int],
-        blocks: Sequence[int],
-        pieces: Sequence[Piece],
+        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], pieces: Sequence[Piece]
     ) -> Deferred[None]:
         """What lies of a state in `slots` of this landing memory becomes that in `blocks`."""
         with torch.inference_mode(), torch.cuda.stream(self._streams.kv_in_stream):

@@ -48,7 +48,7 @@ class KvPart(NamedTuple):
         self, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         """`[T, num_kv_heads, head_dim]`, each row to its place.  Gives what they will mean when
-        they are read again."""
+        read again."""
         if self.scales is None:
             self.numbers.index_put_((blocks, offsets), rows)
             return rows

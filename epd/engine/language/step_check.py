@@ -35,7 +35,8 @@ class StepCheck:
             return f"{len(table)} KV blocks where {total} tokens need {blocks}"
         if sequence.num_drafts and self.num_state_blocks:
             return "draft tokens, which a state that they change would keep"
-        if not self._in_pool(table) or not self._may_copy(sequence):
+        copied = (block for pair in sequence.copies for block in pair)
+        if not self._in_pool(table) or not all(0 <= b < self.num_blocks for b in copied):
             return f"a KV block outside the pool of {self.num_blocks}"
         if sequence.is_pending:
             if sequence.request_id not in sampled:
@@ -47,9 +48,6 @@ class StepCheck:
         ):
             return f"positions must be 3 x {count}"
         return next(filter(None, (self._span_fault(span, count) for span in sequence.spans)), "")
-
-    def _may_copy(self, sequence: StepSequence) -> bool:
-        return all(0 <= block < self.num_blocks for pair in sequence.copies for block in pair)
 
     def _in_pool(self, table: Sequence[int]) -> bool:
         """Checked once for each tuple: a request shows the same one step after step."""

@@ -7,9 +7,8 @@ that evicts one image gets its bytes back.
 
 On a CPU, patches are made on the pool and rows lie where the tower left them.  On a GPU the pool
 only decodes; pixels go up as bytes and become patches there (`image_ops`).  Rows stay there, in an
-arena, or come down into pinned memory when it is full, on a stream of their own, while the next
-step computes.
-"""
+arena, or come down into pinned memory when it is full, on a stream of their own, beside the next
+step."""
 
 from __future__ import annotations
 

@@ -114,8 +114,7 @@ class NavitImageOps:
     def patches(
         self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
     ) -> torch.Tensor:
-        """uint8 `[height, width, 3]` to patches `[num_patches, 3 * patch_size ** 2]`, on its
-        device."""
+        """uint8 `[height, width, 3]` to `[num_patches, 3 * patch_size ** 2]`, on its device."""
         p, (_, rows, columns) = self._settings.patch_size, grid_thw
         height, width = navit_resize(self._settings, pixels.shape[1], pixels.shape[0])
         image = resized(pixels[None], height, width)[0].permute(2, 0, 1)

@@ -40,11 +40,7 @@ class Preprocessor:
         self.image_ops = adapter.image_ops(self._processor) if on_device else None
 
     def __call__(
-        self,
-        data: Any,
-        grid_thw: Grid,
-        clip: Clip | None = None,
-        bounds: PixelBounds | None = None,
+        self, data: Any, grid_thw: Grid, clip: Clip | None = None, bounds: PixelBounds | None = None
     ) -> Patches:
         """Patches of compressed bytes.  Raises MediaError, also when `grid_thw` is another one."""
         if clip is not None:

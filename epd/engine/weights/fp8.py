@@ -81,8 +81,8 @@ class Fp8Linear(nn.Module):
 
 
 def exchange(model: nn.Module, layers: nn.Module, dtype: torch.dtype) -> dict[str, Taker]:
-    """The linear modules of these layers of a model on meta, but for odd sizes; by the name of a
-    weight, who takes it."""
+    """The linear modules of these layers of a model on meta, but for odd sizes: by a weight's name,
+    its taker."""
     (prefix,) = (path for path, module in model.named_modules() if module is layers)
     takers: dict[str, Taker] = {}
     left = 0

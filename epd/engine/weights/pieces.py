@@ -118,7 +118,7 @@ def _found(
 
 def _places(stored: str, family: Family, held: Mapping[str, Shape]) -> list[tuple[str, Piece]]:
     """The parameters that a stored tensor is a piece of, under the first name that the model
-    knows."""
+    has."""
     for name in _candidates(stored, family.renames):
         if name in held:
             return [(name, Piece(stored))]

@@ -3,11 +3,10 @@
 Theory of operation
 -------------------
 config.json names a format, and the dtype of a stored tensor says whether it is in it: e4m3 with
-scales, or numbers of four bits that share a word or a byte (`stored_formats`).
-A weight becomes what it means, in the dtype that is computed with, since no product of this engine
-takes what is stored: loading says what that costs.  What config.json does not name is refused, and
-so is a weight whose scales are missing or do not fit: read in another way it would give answers,
-and wrong ones.
+scales, or numbers of four bits that share a word or a byte (`stored_formats`).  A weight becomes
+what it means, in the dtype that is computed with, since no product of this engine takes what is
+stored: loading says what that costs.  What config.json does not name is refused, and so is a weight
+whose scales are missing or do not fit: read in another way it would give wrong answers.
 
 Scales of inputs and of the KV cache are not needed: they are found as inputs come.
 """
@@ -97,10 +96,7 @@ def is_beside(tensors: Mapping[str, TensorEntry], stored: str) -> bool:
 
 
 def read(
-    checkpoint: Checkpoint,
-    stored: str,
-    tensor_of: TensorOf,
-    dtype: torch.dtype,
+    checkpoint: Checkpoint, stored: str, tensor_of: TensorOf, dtype: torch.dtype
 ) -> torch.Tensor | None:
     """What a weight means; None: it is stored as it is.  `tensor_of`: reads a tensor by name."""
     bits = _bits_of(checkpoint, checkpoint.tensors[stored])

@@ -13,9 +13,8 @@ scale in common: a group of them, or all.
 
 *NVFP4*: two numbers of four bits (e2m1: a sign, two bits of exponent, one of mantissa) share a
 byte, the first in its lower half.  Each 16 of a row have a scale in e4m3, and the whole weight has
-one in float32: modelopt multiplies by it (`weight_scale_2`), compressed-tensors divides by it
-(`weight_global_scale`).
-"""
+one in float32: modelopt multiplies by it (`weight_scale_2`), compressed-tensors divides
+(`weight_global_scale`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Qwen3.5, dense and sparse: gated delta-net layers beside full attention; a tower without
-deepstack."""
+"""Qwen3.5, dense and sparse: gated delta nets beside full attention; a tower without deepstack."""
 
 from __future__ import annotations
 

@@ -59,11 +59,7 @@ class Qwen2VL(ModelAdapter):
         adopt(model.model.visual)
 
     def capture_vision(
-        self,
-        model: Any,
-        max_patches: int,
-        record: PartsRecorder,
-        slices: Slices,
+        self, model: Any, max_patches: int, record: PartsRecorder, slices: Slices
     ) -> None:
         from epd.families.qwen_vl.tower_graphs import TowerGraphs
 

@@ -9,8 +9,8 @@ of its rows from the batch.  So nothing is agreed on but the calls in which rank
 
 The first rank prepares all images.  Pixels of those that are not its own go to all ranks, one image
 after the other: between GPUs that costs less than a layer of the tower.  Behind the tower one
-gather gives all rows to all ranks.  Between the two no rank needs another, so steps may be let into
-a run (`slices`).
+gather gives all rows to all ranks.  Between them no rank needs another, so a run can let steps in
+(`slices`).
 
 No rank may stay away from that.  So an image that fails here does not raise: its rows are not
 numbers, which fails it, alone, on every rank (fault F13).
@@ -41,8 +41,8 @@ def kind_of(pixels: Any) -> list[Any]:
 
 
 class SharedTower:
-    """`Tower` of a group.  Of an image's pixels the ranks behind the first have only the kind, as
-    `kind_of` gives it."""
+    """`Tower` of a group.  Ranks behind the first have only the kind of an image's pixels
+    (`kind_of`)."""
 
     def __init__(
         self,

@@ -21,13 +21,7 @@ from collections.abc import Callable, Sequence
 
 from epd.messages import Address, Message
 from epd.transport.base import Buffer, Received, Unsendable
-from epd.transport.codec import (
-    FrameLimits,
-    FrameRejected,
-    check_instance_id,
-    frames_of,
-    unpack,
-)
+from epd.transport.codec import FrameLimits, FrameRejected, check_instance_id, frames_of, unpack
 
 log = logging.getLogger(__name__)
 

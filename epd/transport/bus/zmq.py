@@ -39,13 +39,7 @@ from epd.dropped import DropLog
 from epd.messages import Address, Message
 from epd.transport.base import Buffer, Received, TransportError, Unsendable
 from epd.transport.bus.zmq_sockets import MessageReader, Outbox
-from epd.transport.codec import (
-    FrameLimits,
-    FrameRejected,
-    check_instance_id,
-    frames_of,
-    unpack,
-)
+from epd.transport.codec import FrameLimits, FrameRejected, check_instance_id, frames_of, unpack
 from epd.transport.endpoint import check_reach, ipc_path, is_tcp, prepare_ipc, split_tcp
 
 if TYPE_CHECKING:
@@ -64,9 +58,8 @@ class ZmqBus:
     """The control plane of one instance.
 
     `endpoint`: `ipc:///PRIVATE_DIR/NAME.sock`, or `tcp://HOST:PORT` (port 0 or *: any free one).
-    `dropped` counts what was not let in or not sent, by kind.  Raises TransportError when the
-    endpoint cannot be used.
-    """
+    `dropped` counts what was not let in or not sent, by kind.  Raises TransportError for one that
+    it cannot use."""
 
     def __init__(
         self,

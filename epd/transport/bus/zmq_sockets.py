@@ -85,7 +85,8 @@ class Outbox:
         if not payloads:
             self._dealer.send(header, zmq.NOBLOCK)
             return True
-        self._let_go()
+        while self._big and self._big[0][0].done:
+            self._big_nbytes -= self._big.popleft()[1]
         if self._big and self._big_nbytes + nbytes > self._max_queued_nbytes:
             return False
         views = [memoryview(payload).cast("B") for payload in payloads]
@@ -103,7 +104,3 @@ class Outbox:
     def close(self, linger_ms: int) -> None:
         """Close; what is queued may still leave for `linger_ms`."""
         self._dealer.close(linger=linger_ms)
-
-    def _let_go(self) -> None:
-        while self._big and self._big[0][0].done:
-            self._big_nbytes -= self._big.popleft()[1]

@@ -1,8 +1,7 @@
 """What the data plane asks of a device: memory that other processes map, and copies into theirs.
 
-`CudaDevice` (`cuda_driver.py`) is one.  In tests it runs on a stand-in for NVIDIA's driver, over
-the host's memory.
-"""
+`CudaDevice` (`cuda_driver.py`) is one.  Tests run it on a stand-in for NVIDIA's driver, in host
+memory."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ _kept: list[memoryview] = []  # memory that a peer may still write to: never giv
 
 
 class MooncakeTransferEngine(LinkedEngine):
-    """One instance's data plane over mooncake.  Raises TransportError when the library is missing,
-    too."""
+    """One instance's data plane over mooncake.  Raises TransportError, also without the library."""
 
     kind = "mooncake"
 
