@@ -1,4 +1,4 @@
-"""Errors that are told: what a person reads is their text, and what a program sees their status."""
+"""Errors for the reader: a text for a person, and an exit status for a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MediaError(Told):
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """Exit status and sentence of an error; what is not told is a bug of ours, with its place."""
+    """Exit status and sentence of an error; any but `Told` is a bug of ours, with its place."""
     if isinstance(error, Told):
         return error.exit_status, str(error)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("epd"):

@@ -9,7 +9,7 @@ from epd.wire import Record
 
 
 class FailureKind(StrEnum):
-    """What went wrong; the kind alone says what may be done about it, and what a client is told."""
+    """What went wrong; the remedy and the client's answer follow from the kind alone."""
 
     ABSENT = "absent"  # the rows were to be found in a storage, and are not there
     AWAY = "away"  # who was asked takes no work: it drains, or has not heard its welcome yet

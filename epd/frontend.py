@@ -22,7 +22,7 @@ Stage = Literal["", "encode", "prefill"]
 
 
 class Refused(Exception):
-    """Admission says no, before any work (fault F39)."""
+    """Not admitted, before any work (fault F39)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Leave(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PreparedItem:
-    """One image or video of a prompt: compressed bytes, and what its header says it will give."""
+    """One image or video of a prompt: compressed bytes, and the shape of its rows by its header."""
 
     mm_hash: str  # 64 hex digits
     offset: int  # of its first placeholder in `token_ids`
@@ -205,7 +205,7 @@ class OutsideFacts:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether a topology can serve now; `reason` says what is missing."""
+    """Whether a topology can serve now; `reason`: what is missing."""
 
     ok: bool
     reason: str

@@ -1,9 +1,8 @@
 """Keys of an attempt and of its rooms: as they are on the wire, in tables of roles and in traces.
 
 An attempt is REQUEST/ATTEMPT, and so are its REQUEST and OFFER machines.  A room is one transfer of
-it: REQUEST/ATTEMPT/kv (P to D), REQUEST/ATTEMPT/ITEM (E to P) for an image or video of the prompt,
-and REQUEST/ATTEMPT/ITEM.N when N encoders were asked for that one before.
-"""
+it: REQUEST/ATTEMPT/kv (P to D), or REQUEST/ATTEMPT/ITEM (E to P) for an image or video of the
+prompt.  It is REQUEST/ATTEMPT/ITEM.N when N encoders were asked for that one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How what layers keep of a sequence lies in blocks, as instances tell each other."""
+"""How what layers keep of a sequence lies in blocks, as it stands in messages."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class KvLayout(Record):
         return tuple(range(first, first + count) for first, count in self.state_ranks or (own,))
 
     def state_parts(self, heads: range) -> list[tuple[range, int]]:
-        """What belongs to these heads, by their place in the model: of each part of each tensor the
-        range among its own heads, by their place here, and the bytes of one."""
+        """What belongs to these heads, by their place in the model. Of each part of each tensor:
+        the range among its own heads, by their place here, and the bytes of one."""
         total, found = max(share.stop for share in self.state_shares), []
         for tensor in self.all_tensors or self.tensors:
             for count, nbytes in zip(tensor.counts, tensor.nbytes_each, strict=True):
@@ -120,8 +120,8 @@ class KvLayout(Record):
 
     @property
     def whole(self) -> KvLayout:
-        """What it would be at an instance of one rank: equal where KV can be exchanged, and the
-        bytes in which the ends of a room count, however their ranks share them."""
+        """The layout at an instance of one rank: equal where KV can be exchanged. The ends of a
+        room count its bytes, however their ranks share them."""
         if not self.ranks:
             return msgspec.structs.replace(self, most_state_blocks=0)
         num_heads = max(share.stop for share in self.shares)

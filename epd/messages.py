@@ -1,12 +1,12 @@
-"""The control plane's vocabulary: what one instance may say to another.
+"""The control plane's vocabulary: what one instance may send to another.
 
 Theory of operation
 -------------------
 A message is a noun on the wire.  Roles never see bytes: the bus decodes a frame once, at the edge,
-into one of the tagged unions below, and a frame that does not decode is counted and dropped there.
+into one of the tagged unions below.  A frame that does not decode is counted and dropped there.
 The bus promises little (at most once, ordered per peer, never blocks), so nothing here relies on
-delivery: a lost message is recovered by a time-out row of some state machine, and every message can
-arrive twice without harm.  For that, each carries what makes it idempotent: ids that are never
+delivery.  A lost message is recovered by a time-out row of some state machine, and every message
+can arrive twice without harm.  For that, each carries what makes it idempotent: ids that are never
 reused, the `attempt` of the request, and (in the envelope) the sender's epoch.
 
 Big things do not ride here.  Compressed images travel as payload frames behind the header frame
@@ -14,19 +14,18 @@ Big things do not ride here.  Compressed images travel as payload frames behind 
 
 Identifiers
 -----------
-`request_id`   minted by the gateway: random, so that nobody forges for one that is to come.
-`attempt`      1, 2, ...: which try of the request; a migrated request is a new attempt.
-`room`         one transfer: `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D);
-               `request_id/attempt/item.n` where an image is encoded once more.
-`mm_hash`      64 hex digits: H(tenant scope, content, processor config, model revision).
-`instance_id`  a name; with `epoch` (set anew by each start of the process) it is an address.
-`PROTOCOL_VERSION` rises with each release in which a message or a record has another form than in
-the last one: a process of another version is refused by name, not by frames that do not decode.
+`request_id` minted by the gateway: random, so that nobody forges for one that is to come. `attempt`
+1, 2, ...: which try of the request; a migrated request is a new attempt. `room` one transfer:
+`request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D); `request_id/attempt/item.n`
+where an image is encoded once more. `mm_hash` 64 hex digits: H(tenant scope, content, processor
+config, model revision). `instance_id` a name; with `epoch` (set anew by each start of the process)
+it is an address. `PROTOCOL_VERSION` rises with each release in which a message or a record has
+another form than in the last one. A process of another version is refused by name, not by frames
+that do not decode.
 
 All deadlines are absolute, in seconds of the gateway's time: its wall clock's when it started, and
-steady since.  It tells its time with each `Welcome` and `HeartbeatAck`, so no clock of an instance
-needs to be right, and setting one moves no deadline.
-"""
+steady since.  It sends its time with each `Welcome` and `HeartbeatAck`, so no clock of an instance
+needs to be right, and setting one moves no deadline."""
 
 from __future__ import annotations
 
@@ -110,7 +109,7 @@ class JoinRefused(Message):
 
 
 class Heartbeat(Message):
-    """States rather than news: the next one tells again what a lost one told."""
+    """States rather than news: the next one has all that a lost one had."""
 
     load: Load
     version: Total = 0  # of the registry that the instance has seen
@@ -119,11 +118,10 @@ class Heartbeat(Message):
 
 
 class HeartbeatAck(Message):
-    """Tells the instance that the gateway still knows it; its absence makes the instance rejoin.
+    """The instance is still a member; without this message it rejoins.
 
-    Not for each heartbeat: a few times per `lost_after_s`, and at once when the instance is not
-    known or has missed a `Membership`, which it learns from `version`.
-    """
+    Not for each heartbeat: a few times per `lost_after_s`, and at once when the instance is no
+    member or has missed a `Membership`, which it learns from `version`."""
 
     known: bool
     version: Total
@@ -155,7 +153,7 @@ class CacheEvents(Message):
 
 
 class CacheEventsWanted(Message):
-    """The gateway missed a batch: say everything."""
+    """The gateway missed a batch: send everything."""
 
 
 # --- gateway -> encode ----------------------------------------------------------------------------
@@ -163,7 +161,7 @@ class CacheEventsWanted(Message):
 
 class EncodeRequest(Message):
     """Make the rows of `mm_hash`, deliver them to `consumer` under `room`; to nobody: keep them in
-    the cache and say `RowsKept`.
+    the cache and answer `RowsKept`.
 
     Payload: the compressed image or video.
     """
@@ -186,7 +184,7 @@ class EncodeRequest(Message):
 
 
 class EncodeAccepted(Message):
-    """The image is at work.  Said again now and then while the room is open."""
+    """The image is at work.  Sent again now and then while the room is open."""
 
     room: Id
     attempt: Count
@@ -218,7 +216,7 @@ class AtHand(Message):
 class AbortEncode(Message):
     """The attempt is over, or has what it needs: drop the room.
 
-    Not acknowledged: an encoder that has missed it says `EncodeAccepted` again and is told again.
+    Not acknowledged: an encoder that has missed it sends `EncodeAccepted` again, and gets it again.
     """
 
     room: Id
@@ -250,15 +248,15 @@ class PrefillRequest(Message):
 
 
 class RequestAccepted(Message):
-    """Said soon, if the first token has not come by then, and now and then while it is silent."""
+    """Sent soon, if the first token has not come by then, and now and then while it is silent."""
 
     request_id: Id
     attempt: Count
 
 
 class RequestInquiry(Message):
-    """Nothing was heard of an attempt for a while.  Answered by `RequestFailed` if it has ended,
-    for its last message was lost then; by nothing while it is open."""
+    """Nothing has come of an attempt for a while.  Answered by `RequestFailed` if it has ended, for
+    its last message was lost then; by nothing while it is open."""
 
     request_id: Id
     attempt: Count
@@ -345,7 +343,8 @@ class LinkEcho(Message):
 
 
 class ProfileRequest(Message):
-    """Record what threads and device do, or end that and write it; a repeat is told what holds."""
+    """Record what threads and device do, or end that and write it; a repeat gets the present
+    state."""
 
     serial: Total
     starts: bool

@@ -1,4 +1,4 @@
-"""What one process knows of its machines, as it is asked for and told: `GET /state`, `epd top`."""
+"""The machines of one process, for `GET /state` and `epd top`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from epd.wire import Message, Record
 
 
 class Query(Record):
-    """Which machines are wanted one by one, oldest first; counts are told in any case."""
+    """Which machines to list one by one, oldest first; counts come in any case."""
 
     machines: tuple[Name, ...] = ()  # names of tables; empty: of any
     states: tuple[Name, ...] = ()  # empty: any
@@ -100,7 +100,7 @@ class Observed(Record):
 
 
 class ObserveRequest(Message):
-    """From a gateway to each instance: say what your machines do."""
+    """From a gateway to each instance: list your machines."""
 
     serial: Total
     query: Query

@@ -1,7 +1,7 @@
 """What the numbers and texts of a message may be: a frame with another does not decode.
 
 The bounds are wide.  They keep out what would break a reader: what overflows a device's integers,
-takes memory without a limit, or is not a number.  Floats are finite, unless they say otherwise.
+takes memory without a limit, or is not a number.  Floats are finite, but for those with a remark.
 """
 
 from __future__ import annotations

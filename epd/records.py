@@ -1,7 +1,6 @@
 """The values that travel inside messages: addresses, shapes, samplings, pieces of answers.
 
-Plain frozen records without behaviour; `epd.messages` says who sends which to whom.
-"""
+Plain frozen records without behaviour; `epd.messages` has their senders and receivers."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ class TransportOffer(Record):
 
 
 class InstanceInfo(Record):
-    """What an instance says of itself when it joins; the registry and all peers keep it."""
+    """What an instance sends of itself when it joins; the registry and all peers keep it."""
 
     address: Address
     roles: Annotated[tuple[Name, ...], Meta(max_length=8)]
@@ -204,7 +203,7 @@ class Load(Record):
 class SamplingParams(Record):
     """How to pick the next token; everything needed to continue on another instance exactly.
 
-    `seed` is always set (the gateway draws one if the client did not): the random number for output
+    `seed` is always set (the gateway draws one if the client did not). The random number for output
     token `i` is a pure function of `(seed, i)`, so batch, topology and migration cannot change it.
     """
 
@@ -314,7 +313,7 @@ class MediaItem(Record):
 def check_prompt(
     token_ids: tuple[int, ...], num_emitted: int, items: tuple[MediaItem, ...]
 ) -> None:
-    """Raises ValueError unless what is told of a prompt is about these tokens."""
+    """Raises ValueError unless all items of a prompt are among these tokens."""
     if not token_ids or num_emitted > len(token_ids):
         raise ValueError(f"{num_emitted} of {len(token_ids)} tokens are an answer's")
     for item in items:

@@ -1,4 +1,4 @@
-"""The control plane's vocabulary for transfers, on both hops: what the ends of a room say.
+"""The control plane's vocabulary for transfers, on both hops: messages of the ends of a room.
 
 A consumer leases memory and grants it; a producer writes and commits (theory: `epd.fsm.room`)."""
 
@@ -92,11 +92,10 @@ class CommitAck(Message):
 
 
 class CancelTransfer(Message):
-    """The consumer does not want it any more; its slots stay leased until CancelAck (fault F7).
+    """The consumer has no use for it any more; its slots stay leased until CancelAck (fault F7).
 
-    `failure`: where it never wanted it.  It goes the way of the offer, so that who learns of the
-    refusal learns why.
-    """
+    `failure`: where it never had.  It goes the way of the offer, so that who learns of the refusal
+    learns why."""
 
     room: Id
     attempt: Count
@@ -119,7 +118,7 @@ class TransferAborted(Message):
 
 
 class TransferInDoubt(Message):
-    """The producer failed and cannot tell yet whether bytes still land: an end follows later."""
+    """The producer failed, and bytes may still land: an end follows later."""
 
     room: Id
     attempt: Count

@@ -46,13 +46,13 @@ def fixed(text: str, reason: str) -> Meta:
 
 
 def matches(pattern: str, must: str) -> Meta:
-    """A text that msgspec checks with `pattern`; `must` says in a sentence what it asks."""
+    """A text that msgspec checks with `pattern`; `must` is the sentence for a wrong one."""
     return Meta(pattern=pattern, extra={"must": must})
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of the configuration, and all that is said of it."""
+    """One field of the configuration, with its texts and bounds."""
 
     key: str  # dotted
     annotation: Any  # as msgspec converts it

@@ -2,14 +2,13 @@
 an encoder runs the tower over which image.
 
 Each rank of the consumer gets each of its heads from one rank that has it.  Heads that several
-ranks of the producer have (fewer heads than ranks) are written by these in turn, and heads that
-several ranks of the consumer want go to each of them.  So nothing is gathered, and nothing goes
-where nobody wants it; ranks of equal shares write to each other.
+ranks of the producer have (fewer heads than ranks) are written by these in turn; heads of several
+ranks of the consumer go to each of them.  So nothing is gathered, and no rank gets more than its
+part; ranks of equal shares write to each other.
 
-States of sequences have heads, too.  What one rank writes of a state to another is one run of
-bytes, in slots that the consumer has for the whole state: run behind run, each from the beginning
-of a slot.
-"""
+States of sequences have heads, too.  The part of a state from one rank to another is one run of
+bytes, in slots that the consumer has for the whole state.  Runs lie one behind the other, each from
+the beginning of a slot."""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ A number counts instances; the letters behind it are the roles that each of them
 are three instances, `1epd` is one with all three roles, and `2epd` are two replicas of it.
 
 `:tpN` behind the letters makes each of these instances a group of N ranks, processes that share its
-language model and its images: `1e1pd:tp2` is one encoder and a group of two ranks. More may follow
-behind a comma: `1pd:tp2,1e`.
-"""
+language model and its images. `1e1pd:tp2` is one encoder and a group of two ranks. More may follow
+behind a comma: `1pd:tp2,1e`."""
 
 from __future__ import annotations
 
@@ -47,9 +46,8 @@ def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
     """The roles and the number of ranks of each instance, in the order of the text: "1e1pd:tp2"
     gives [(("encode",), 1), (("prefill", "decode"), 2)].
 
-    `num_ranks`: of instances with prefill or decode of which the text does not say it.  Raises
-    ConfigError as `parse_topology`, and where ranks cannot share what an instance does.
-    """
+    `num_ranks`: of instances with prefill or decode that have none in the text.  Raises ConfigError
+    as `parse_topology`, and where ranks cannot share what an instance does."""
     parts = _PART.findall(text)
     if not parts or "".join(found[0] for found in _PART.finditer(text)) != text:
         raise ConfigError(
@@ -77,7 +75,7 @@ def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
 
 
 def num_ranks_of(roles: Roles, num_ranks: int) -> int:
-    """Of an instance where so many were asked for: an encoder has one, if nothing else is said."""
+    """Of an instance where so many were asked for: an encoder has one, if the text has none."""
     return 1 if roles == ("encode",) else num_ranks
 
 

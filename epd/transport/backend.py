@@ -1,4 +1,4 @@
-"""What a transfer backend is: all that the rest of `epd` knows of one way to move bytes."""
+"""What a transfer backend is: all that the rest of `epd` has of one way to move bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epd.transport.region import SlotRegion
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """What a backend may need to know of its instance; each takes what concerns it."""
+    """All that a backend may need of its instance; each takes its own part."""
 
     instance_id: str
     epoch: int
@@ -33,7 +33,7 @@ class BackendEngine(TransferEngine, Protocol):
 
     @property
     def domain(self) -> str:
-        """Raises TransportError where it cannot be told."""
+        """Raises TransportError where it has none."""
 
 
 @runtime_checkable

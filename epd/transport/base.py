@@ -1,16 +1,16 @@
 """Ports of the two planes, and of time: what a role may assume of the outside.
 
 Control plane: `Bus` moves small typed messages, at most once, in order per peer, and never blocks
-on a peer.  Data plane: `TransferEngine` moves bytes into a peer's registered memory and says
-nothing; a role follows a write with a `Commit` message.  The two fail differently, so they are two
-ports.  Each has several adapters (ZMQ, in-process, simulated; local, shm, simulated) and each
-adapter passes the one contract kit of its port (tests/contract/).
+on a peer.  Data plane: `TransferEngine` moves bytes into a peer's registered memory, without a
+word; a role sends a `Commit` message behind a write.  The two fail differently, so they are two
+ports.  Each adapter passes the contract kit of its port (tests/contract/).
 
-Ownership rule of the data plane: memory that a write reads from belongs to OUTGOING, memory that it
-lands in to INCOMING, until the outcome is known.  `Written` and `Failed` are definite.  `Unknown`
-means that bytes may still be read from the source or land in the target: both stay owned until the
-writer's engine has settled (`settle`: nothing of its own moves any more), or, if the other side was
-lost, until `fence` says that it cannot touch them any more.  A time-out is neither (fault F7).
+Ownership rule of the data plane: until the outcome is there, memory that a write reads belongs to
+OUTGOING, and memory that it lands in to INCOMING.  `Written` and `WriteFailed` are definite.
+`WriteUnknown` means that bytes may still be read from the source or land in the target.  Both stay
+owned until the writer's engine has settled (`settle`: nothing of its own moves any more).  If the
+other side was lost, they stay so until `fence` is true: it cannot touch them any more.  A time-out
+is neither (fault F7).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Bus(Protocol):
         """Forget a peer and drop what is queued for it."""
 
     def reopen(self, instance_id: str) -> None:
-        """Give the connection to a known peer up, with what is queued in it, and open another."""
+        """Give the connection to a peer up, with what is queued in it, and open another."""
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         """Queue a message.  False: not queued (unknown peer, or a full queue).  Raises Unsendable
@@ -158,15 +158,15 @@ class TransferEngine(Protocol):
         """The checksum that `Written` carries, of these bytes in order; off the loop when large."""
 
     async def settle(self, peer: Address) -> bool:
-        """True once no write that we have begun to this epoch of the peer can move a byte any more,
-        so that their sources and targets are free; False: cannot tell.  Bars nobody.
+        """True once no write that we have begun to this epoch of the peer can move a byte any more:
+        sources and targets are free.  False: not sure.  Bars nobody.
 
         For writes that ended as `WriteUnknown`, or whose caller was cancelled, while the peer is
         trusted.  Bounded as `fence` is, and repeated by the caller.
         """
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
-        """True once this epoch of the peer can never write to our memory again; False: cannot tell.
+        """True once this epoch of the peer can never write to our memory again; False: not sure.
 
         For a peer that was lost: it is barred for good, should it live.  Includes `settle`.
         Bounded: answers within about a second.  The caller retries with back-off.
@@ -208,8 +208,7 @@ class Storage(Protocol):
     async def listing(self) -> Sequence[str] | None:
         """Keys that it has, by whomever they were put, those to be forgotten first at the head.
 
-        None: as when it was asked last, or it cannot tell.
-        """
+        None: as when it was asked last, or it has no list."""
 
     def usage(self) -> StorageUsage: ...
 
@@ -225,7 +224,7 @@ class DataPlane(TransferEngine, Protocol):
 
     @property
     def offers(self) -> tuple[TransportOffer, ...]:
-        """Ways by which peers can reach this instance, the best first; it says so when it joins."""
+        """Ways by which peers can reach this instance, the best first; it joins with them."""
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         """How a peer reaches an own region over this transport; empty: the one that made it."""
@@ -249,12 +248,12 @@ class DataPlane(TransferEngine, Protocol):
 
     @property
     def refused(self) -> Counter[str]:
-        """Connections of the data plane that were severed for what they said, by kind."""
+        """Connections of the data plane that were severed for wrong frames, by kind."""
         return Counter()
 
     def guard(self, region: Region) -> None:
-        """From now on a write into a slot of this own region is declined unless it is lent to the
-        writer, by every transport that asks the owner; shared memory does not."""
+        """From now on every transport that asks the owner declines a write into a slot of this own
+        region unless it is lent to the writer; shared memory does not."""
         return
 
     def lend(self, target: RemoteRegion, slots: Sequence[int], peer: Address, room: str) -> None:

@@ -4,8 +4,8 @@ A bus message is `[header, payload, ...]`.  The header is one msgpack `Envelope`
 bytes (compressed images) and are never parsed here.  Everything that arrives is hostile until
 `unpack` has passed it: it raises `FrameRejected` with a `kind` that is counted, and nothing else,
 whatever the bytes are.  A connection has no name that a peer could choose, so none can take over
-another's (fault F48); who speaks is what the header says, and whoever may connect is trusted to say
-the truth: it has the cluster's key, or may enter the user's own directory.
+another's (fault F48).  The header names the sender, and is believed: whoever may connect has the
+cluster's key, or may enter the user's own directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """The header frame: who speaks, in which life, what it says, and to which life."""
+    """The header frame: the sender and its life, the message, and the life it is meant for."""
 
     version: int
     source: Name  # instance id
@@ -45,10 +45,10 @@ decode: Callable[[Any], Envelope] = msgspec.msgpack.Decoder(Envelope).decode
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """What one bus message may weigh; above it the message is dropped and counted.
+    """The bounds of one bus message; above them it is dropped and counted.
 
-    The header bound also bounds the time for which one hostile header can hold the loop (a 4 MiB
-    one decodes in well under 0.2 s); a prompt of 500k tokens fits.
+    The header bound also bounds the time of the loop for one hostile header (well under 0.2 s for 4
+    MiB); a prompt of 500k tokens fits.
     """
 
     max_header_nbytes: int = 4 << 20

@@ -1,12 +1,12 @@
 """Memory copies that do not hold the event loop for long.
 
 Measured: a trip to a thread and back takes 90 us, as long as copying 2 MiB.  So up to 256 KiB a
-copy is made on the loop, and up to `inline_nbytes` (0.3 ms) too, but only one such in each turn of
-the loop; what else comes in that turn, and all that is bigger, goes to threads, in numpy, which
-lets go of the interpreter lock meanwhile.  A copy of several `SHARE_NBYTES` is shared out among the
-threads if they are idle: one core alone does not fill the memory's bandwidth.
+copy is made on the loop; up to `inline_nbytes` (0.3 ms) too, but only one in each turn of the loop.
+All further and bigger copies go to threads, in numpy, which lets go of the interpreter lock
+meanwhile.  A copy of several `SHARE_NBYTES` is shared out among the threads if they are idle: one
+core alone does not fill the memory's bandwidth.
 
-A copy that has begun cannot be taken back: cancelling the caller leaves it running, so the copier
+A copy that has begun cannot be taken back: cancelling the caller leaves it running.  So the copier
 keeps every copy in `in_flight` until its last byte has moved, and whoever frees memory waits for
 it.
 """
@@ -49,7 +49,7 @@ class Copier:
     ) -> int:
         """Put the pieces into `memory` (None: only sum them up); returns the checksum or 0.
 
-        `track` is told of the future of a copy that is not done at once.
+        `track` gets the future of a copy that is not done at once.
         """
         nbytes = sum(view.nbytes for _, view in pieces)
         if nbytes <= self._inline_nbytes and (nbytes <= SMALL_NBYTES or self._may_hold_the_loop()):

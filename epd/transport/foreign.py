@@ -1,8 +1,8 @@
 """Transfer backends that are not of this project, by the name `package.module:factory`.
 
 The factory gets `BackendSettings` and returns a `TransferEngine` (`epd.transport.base`) with one
-attribute more, `domain`; docs/transports.md says what it must promise, and `tests/contract` holds
-it to that.  Its module is imported when an instance starts that names it, and at no other time.
+attribute more, `domain`.  docs/transports.md has its promises, and `tests/contract` tests them.
+Its module is imported when an instance starts that names it, and at no other time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This host and its processes, as the transports need to know them."""
+"""This host and its processes, as the transports need them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def this_host_id() -> str:
     """Equal for all processes of one boot of one host that count pids alike.
 
     Containers of a host share its boot, but have pids of their own: the same number is another
-    process there, and tells nothing of a peer's end (fault F60).
+    process there, and no sign of a peer's end (fault F60).
     """
     try:
         return f"{this_boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"

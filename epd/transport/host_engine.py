@@ -39,7 +39,7 @@ class Write(NamedTuple):
         return sum(view.nbytes for view in self.views)
 
     def announced(self) -> dict[str, Any]:
-        """As an `Announced` says it."""
+        """The fields of an `Announced`."""
         its = self.target
         return {
             "region_id": its.region_id,
@@ -51,7 +51,7 @@ class Write(NamedTuple):
 
 
 class HostEngine(OwnMemory, ABC):
-    """One instance's data plane of one kind; a subclass says how bytes move and what a fence is."""
+    """One instance's data plane of one kind; a subclass has the move of bytes and the fence."""
 
     def __init__(self, its: BackendSettings) -> None:
         super().__init__(its)

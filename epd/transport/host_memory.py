@@ -1,10 +1,9 @@
 """Memory of this host that peers write into: reserved and touched before the first request.
 
-The first touch of a page costs a fault in this kernel and, in a virtual machine, often a second one
-in its host, which is the dearer: a thread waits out one at a time.  So the pages are shared out
-among threads, which multiplies neither the work nor the memory.  Measured for 1 GiB on two cores:
-0.3 s where the host has the pages, 0.8 s instead of 2 to 3 where it has yet to find them.
-"""
+The first touch of a page costs a fault in this kernel and, in a virtual machine, often a dearer one
+in its host.  A thread waits out one at a time.  So the pages are shared out among threads, which
+multiplies neither the work nor the memory.  Measured for 1 GiB on two cores: 0.3 s where the host
+has the pages, 0.8 s instead of 2 to 3 where it has yet to find them."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ take the producer's buffers as deposits: the hop costs no copy, and the producer
 those buffers afterwards (encoded rows never change).
 
 Nobody here can be stalled half-way without the process being so too: outcomes are always definite.
-A fence still means what it says: it waits for the peer's copies in flight and bars it from then on.
-"""
+A fence is one all the same: it waits for the peer's copies in flight and bars it from then on."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class LocalMemory:
         return region if region is not None and region.remote == target else None
 
     def listed(self, target: RemoteRegion) -> SlotRegion | None:
-        """Likewise, by whichever transport the descriptor says that it is reached."""
+        """Likewise, by whichever transport the descriptor is."""
         return self._regions.get(key_of(target))
 
     def of(self, owner: Life) -> list[SlotRegion]:

@@ -2,9 +2,9 @@
 
 `SlotRegion` is what every host-memory backend hands out: one block of memory that is never moved,
 seen as `num_slots` slots.  Besides bytes it can hold *deposits*: buffers of a producer in the same
-process, kept by reference for the slots they were written to, until the lease ends (`forget`) or
-the slots are written again.  `plan` turns "these buffers, into those slots" into copies; it checks
-everything before the first byte moves.
+process, kept by reference until the lease ends (`forget`) or their slots are written again.  `plan`
+turns "these buffers, into those slots" into copies; it checks everything before the first byte
+moves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Piece = tuple[int, memoryview]  # offset in the target region, bytes to put ther
 
 
 class WriteRefused(TransportError):
-    """This write cannot be done and no byte of it has moved; the text says why."""
+    """This write cannot be done and no byte of it has moved; the text has the reason."""
 
 
 def key_of(remote: RemoteRegion) -> RegionKey:
@@ -168,7 +168,7 @@ class Inbox(Protocol):
 
 
 class Lent:
-    """Who may write to which slots now; `None`: nobody has begun to say."""
+    """Who may write to which slots now; `None`: nobody has begun to lend."""
 
     def __init__(self) -> None:
         self._to: dict[int, tuple[Life, str]] | None = None

@@ -1,17 +1,16 @@
 """The data plane of one instance: one memory, several ways to it.
 
 A region is made once, by the first backend that the instance offers, and the others expose the same
-memory.  Which descriptor a peer gets depends on the pair (`epd.scheduling.pairing`), so one receive
+memory.  The descriptor for a peer depends on the pair (`epd.scheduling.pairing`), so one receive
 pool serves shared memory from this host and TCP or mooncake from others at the same time.
 
 A write whose target lives in this process goes there directly, by copy or by reference, whichever
-backend allocated the region: when two stages of a request meet in one instance the hop is local,
-with nothing for the role to decide.  Every other write goes to the backend named in the descriptor.
+backend allocated the region.  So the hop of two stages in one instance is local, with nothing for
+the role to decide.  Every other write goes to the backend named in the descriptor.
 
 A backend that can also expose memory of another one has the methods of `Exposes`.  One whose
-regions lie on a device cannot: it makes a mirror of the same slots there (`mirror`), and a slot is
-filled in the one or the other, as the transport of the pair says.
-"""
+regions lie on a device cannot: it makes a mirror of the same slots there (`mirror`).  The transport
+of the pair decides which of the two a slot is filled in."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`Storage` over a store whose calls block, on threads of its own, bounded.
 
-A disk or a store that hangs holds its threads, not the loop and not the encoder: when `MAX_WAITING`
-calls are open, further reads are misses and further writes are not made, at once.
+A disk or a store that hangs holds its threads, not the loop and not the encoder.  When
+`MAX_WAITING` calls are open, further reads are misses and further writes are not made, at once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Data plane over plain TCP: the portable way between hosts.
 
-The writer announces a write and pours its buffers into the socket; the owner checks region, epoch
+The writer announces a write and pours its buffers into the socket.  The owner checks region, epoch
 and slots, reads straight into the slots, and answers with the checksum of what has landed.  One
 connection per pair carries any number of writes, one payload after the other.
 
 Outcomes.  Nothing was sent, or the owner refused: `WriteFailed`.  The owner's answer: `Written`.
-The connection broke, or made no progress, after the first byte: `WriteUnknown`; what lies in the
+The connection broke, or made no progress, after the first byte: `WriteUnknown`; bytes in the
 owner's socket buffer may still land.  `fence` ends the doubt from either side.  An owner severs and
 bars the writer, at once and whatever that writer does: no process needs to be dead.  A writer asks
 the owner, which severs the old connections before it answers.

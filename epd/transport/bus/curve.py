@@ -75,7 +75,7 @@ class ClusterKey:
             file.write("\n")
 
     def data_plane_secret(self) -> bytes:
-        """What members prove to each other on the data plane; tells nothing of the keys."""
+        """What members prove to each other on the data plane; the keys do not follow from it."""
         return hashlib.sha256(
             f"epd data plane\n{self.server_secret}\n{self.client_secret}".encode()
         ).digest()

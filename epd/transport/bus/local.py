@@ -1,15 +1,14 @@
 """`Bus` within one process: no sockets, same promises as between machines.
 
-A hub is the wire: buses find each other there by instance id, and a bus that is created under an id
+A hub is the wire: buses find each other there by instance id.  A bus that is created under an id
 already present takes its place, as a restarted process takes its endpoint.  A message goes into the
 receiver's inbox and is delivered from the loop, never from inside `send`, so a handler may send and
 is never re-entered.  Objects are passed as they are; with `codec=True` they really become bytes and
-back, which tests use to find what would not survive the wire.  Payloads are passed by reference:
-as with ZMQ, the sender must not change them after `send`.
+back, for tests.  Payloads are passed by reference: as with ZMQ, the sender must not change them
+after `send`.
 
-What reaches nobody (the peer was replaced, or closed) is dropped and counted by the sender in
-`dropped`; `send` still says True, as a socket to a dead peer would.
-"""
+A message that reaches no bus (the peer was replaced, or closed) is counted by the sender in
+`dropped`. `send` is True all the same, as of a socket to a dead peer."""
 
 from __future__ import annotations
 

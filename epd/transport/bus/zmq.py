@@ -2,22 +2,21 @@
 
 Theory of operation
 -------------------
-One bound ROUTER receives from everybody; one DEALER per peer sends.  Nothing is ever sent back over
-the ROUTER, so no send can depend on who happens to be connected.  A DEALER has no routing id: the
+One bound ROUTER receives from all peers; one DEALER per peer sends.  Nothing is ever sent back over
+the ROUTER, so no send depends on who happens to be connected.  A DEALER has no routing id: the
 ROUTER names each connection itself, also one that libzmq makes again.  With an id of our own and
-ROUTER_HANDOVER, a new connection that came while the old one was being given up could stay mute for
-good (fault F48).  A new life of a peer gets a new DEALER, and each header names the life it is
-meant for, so what was queued for a dead process never reaches its successor at the same endpoint
-(fault F44).  A link that its user takes for mute is opened anew by `reopen`.
+ROUTER_HANDOVER, a new connection could stay mute for good while the old one was being given up
+(fault F48).  A new life of a peer gets a new DEALER, and each header names the life it is meant
+for.  So messages for a dead process never reach its successor at the same endpoint (fault F44).  A
+link that its user takes for mute is opened anew by `reopen`.
 
-Receiving: the sockets are plain ones and the loop watches the ROUTER's FD (4 times the round trips
-of zmq.asyncio).  That FD is edge-triggered: it says "look again", not "there is a message", so each
-wake reads until EAGAIN.  A wake reads at most 256 messages and then goes on after the loop's other
-work, so a flood delays nobody for long.  Only reads move the ROUTER's edge here, because sends go
-out through other sockets; a socket that did both would have to be read again after each send.
+Receiving: the sockets are plain ones and the loop watches the ROUTER's FD, which costs a fourth of
+zmq.asyncio's round trips.  That FD is edge-triggered, so each wake reads until EAGAIN: at most 256
+messages, and the rest after the loop's other work.  Only reads move the ROUTER's edge here, because
+sends go out through other sockets.
 
 Sending never blocks: a full queue is False.  The queue of a peer is bounded in messages by the high
-water mark and in bytes of big payloads by a count of what libzmq has not let go of yet.
+water mark, and in bytes of big payloads by a count of those that libzmq still holds.
 
 All methods belong to the thread of the loop.
 """

@@ -73,8 +73,8 @@ class Outbox:
         self._big_nbytes = 0
 
     def learn(self, peer: Address) -> bool:
-        """True if this connection serves `peer` too: the same life, or the first life met of a
-        peer that was dialled before its epoch was known."""
+        """True if this connection serves `peer` too: the same life, or the first life met of a peer
+        that was dialled without an epoch."""
         if self.peer.endpoint != peer.endpoint or self.peer.epoch not in (0, peer.epoch):
             return False
         self.peer = peer

@@ -1,18 +1,18 @@
 """Data plane between GPUs of one host: the writer's copy engine writes into the owner's memory.
 
-A region is device memory that its owner hands out as a file descriptor (`memory_socket.py`); a
+A region is device memory that its owner hands out as a file descriptor (`memory_socket.py`).  A
 writer maps it for its own device, once per (instance, epoch, region), and keeps the mapping.  All
-is copied from where it lies, what is scattered slot by slot.  A write has ended when an event
-behind its copies has passed.  So nothing passes through host memory, no multiprocessor of the GPU
-has a part in it, and the host only queues and waits.
+is copied from where it lies, slot by slot if it is scattered.  A write has ended when an event
+behind its copies has passed.  So nothing passes through host memory or a multiprocessor of the GPU,
+and the host only queues and waits.
 
-A copy that is queued cannot be taken back, and ends with its process.  Therefore the fence is the
-end of that process, as its pidfd tells it, and nothing less: a file lock is free before the last
-bytes have landed.  If the device fails under a write, its outcome is unknown until the device says
-that all that was queued has passed.
+A queued copy cannot be taken back, and ends with its process.  Therefore the fence is the end of
+that process, which its pidfd shows, and nothing less: a file lock is free before the last bytes
+have landed.  If the device fails under a write, its outcome is unknown until all that was queued
+has passed.
 
 A mapping of a dead owner's memory keeps that memory taken.  It is unmapped as soon as the owner's
-socket says that it is gone, behind the last own copy.
+socket closes, behind the last own copy.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ class CudaTransferEngine(HostEngine):
     # --- peers' memory ----------------------------------------------------------------------------
 
     async def _mapping(self, target: RemoteRegion) -> _Mapping:
-        """Mapped now or earlier, and served as far as the loop knows: the owner is asked behind the
-        write, and once is enough.  Raises WriteRefused."""
+        """Mapped now or earlier, and served as far as the loop has seen: the owner is asked behind
+        the write, and once is enough.  Raises WriteRefused."""
         if not LOCATOR.fullmatch(target.locator):
             raise WriteRefused(f"{target.locator!r} is not the socket of an owner")
         key = key_of(target)

@@ -1,11 +1,9 @@
 """A GPU as the data plane uses it, by the calls of CUDA's driver.
 
-Memory comes from the virtual-memory calls, which count the processes that have mapped it: it is
-exported as a file descriptor, and whoever imports it maps it for its own device, which is what
-makes the copy a peer copy.  Measured between two H200: 394 GB/s, and 38 if it is mapped for the
-owner's device.  `cuda-bindings` comes with torch where that is built for CUDA; nothing here is
-imported before it is used.
-"""
+Memory comes from the virtual-memory calls, which count the processes that have mapped it.  It is
+exported as a file descriptor.  Whoever imports it maps it for its own device, which makes the copy
+a peer copy (two H200: 394 GB/s, and 38 if it is mapped for the owner's).  `cuda-bindings` comes
+with torch where that is built for CUDA; nothing here is imported before it is used."""
 
 from __future__ import annotations
 
@@ -33,9 +31,8 @@ IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 class Driver(NamedTuple):
     """NVIDIA's: by cuda-bindings, and calls of its library that take a microsecond or two.
 
-    The latter keep the interpreter's lock.  Whoever lets it go waits for a turn of each thread that
-    computes to have it back: queueing 132 copies takes 0.3 ms beside two such threads, and 1.4 if
-    it lets go twice (H200).  A copy from pageable memory may block, and is not among them.
+    The latter keep the interpreter's lock: to let it go costs a turn of each thread that computes.
+    A copy from pageable memory may block, and is not among them.
     """
 
     bindings: Any
@@ -190,12 +187,11 @@ def _unmap(driver: Any, handle: Any, address: int, nbytes: int) -> None:
 class CudaDevice:
     """See `Device`.  Raises DeviceError.
 
-    Who waits sleeps for as long as the copies take at best, then asks again and again: the driver's
-    own blocking wait ends 30 us late after a copy of 16 MB, and 350 us after one of 310 MB, for as
-    much CPU time.  Each question takes the interpreter's lock from who queues the next write.
+    A waiting thread sleeps for as long as the copies take at best, then asks again and again: the
+    driver's own blocking wait ends later, for as much CPU time.  Each question takes the
+    interpreter's lock from the thread that queues the next write.
 
-    Many copies are shared out to two streams, so that some begin while others end: 528 of 0.6 MB
-    move at 327 GB/s, on one stream at 285, and one by one at 149 (between two H200).
+    Many copies are shared out to two streams, so that some begin while others end.
     """
 
     def __init__(self, index: int, its: Driver | None = None) -> None:

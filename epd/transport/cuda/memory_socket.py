@@ -1,14 +1,13 @@
 """Memory as file descriptors, handed from process to process over unix sockets.
 
-Each owner listens in a directory that only its user may enter.  A writer says who it is and which
-region it means, and gets the descriptor, or why not.  The connection stays open for as long as the
-region is served: the owner closes it with the region, and the kernel with the owner.  So a writer
-sees before and after each write whether it still is, and learns at once when it is not.
+Each owner listens in a directory that only its user may enter.  A writer sends its name and the
+region that it means, and gets the descriptor, or a reason.  The connection stays open for as long
+as the region is served: the owner closes it with the region, and the kernel with the owner.  So a
+writer sees before and after each write whether it still is, and learns at once when it is not.
 
 The owner keeps a pidfd of every process that has mapped its memory.  It becomes readable when the
-process has ended with all that it has queued on devices, which its files do not wait for: measured,
-bytes of a killed writer land for 3 to 11 ms after its file lock is free.
-"""
+process has ended with all that it has queued on devices.  Its files do not wait for these: a killed
+writer's bytes land for some milliseconds after its file lock is free."""
 
 from __future__ import annotations
 
@@ -125,7 +124,7 @@ class MemorySocket:
         return life not in self._writers
 
     def withdraw(self, region: RemoteRegion) -> None:
-        """Who has mapped it is told."""
+        """Close the doors of those that have mapped it."""
         for door, key in list(self._doors.items()):
             if key == key_of(region):
                 self._shut(door)
@@ -154,7 +153,7 @@ def _pid_of(door: socket.socket) -> int:
 
 
 class Door:
-    """A writer's end: open for as long as the region is served.  `on_shut` is told once."""
+    """A writer's end: open for as long as the region is served.  `on_shut` is called once."""
 
     def __init__(self, wire: socket.socket, on_shut: Callable[[], None]) -> None:
         self._wire = wire

@@ -1,15 +1,14 @@
 """Data plane through a shared directory: the simplest way between hosts that share a file system.
 
-A region is a directory, and a write is one file in it that appears whole, by a rename; its name
-says which life of which instance wrote it.  The owner takes files in when it looks at their slots:
-it maps them, unlinks them, and holds the mapping like a deposit until the lease ends.  So nothing
-is copied at the reader, and bytes never change after they have appeared.  Only where the memory of
-a region is read and no views (KV: not `by_reference`) it is a copy.
+A region is a directory, and a write is one file in it that appears whole, by a rename; its name has
+the life of the instance that wrote it.  The owner takes files in when it looks at their slots: it
+maps them, unlinks them, and holds the mapping like a deposit until the lease ends.  So nothing is
+copied at the reader, and bytes never change after they have appeared.  Only where the memory of a
+region is read and no views (KV: not `by_reference`) it is a copy.
 
-Outcomes are definite: a file was renamed or it was not.  The fence needs no dead process either:
-the owner ignores and removes files of a barred life from then on, whenever they appear, and a mark
-in the directory tells a writer that still lives.
-"""
+Outcomes are definite: a file was renamed or it was not.  The fence needs no dead process either.
+From then on the owner ignores and removes files of a barred life, and a mark in the directory stops
+a writer that still lives."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
 """A durable cache of byte strings in a directory that processes, and hosts, may share.
 
 A value is the file `encoder_cache.safetensors` in a directory named by its key, where the field's
-shared-storage connectors have it.
-Keys are content hashes, so equal keys have equal values: whoever writes last changes nothing, and
-two writers at once are no conflict (fault F32).  Values appear whole or not at all and are verified
-on every read; a torn or rotten file is a miss and is removed.  Keys are hex digits and nothing
-else, so no key is a path (fault F45).  The directory stays below `max_nbytes`: what was not asked
-for the longest goes first, by the file's own time stamp, which `get` renews.  Looking at all files
-takes long when there are many, so a store counts what it writes, looks when that reaches the bound
-or others may have written a good deal, and then frees a sixteenth more than it must; and who wants
-to know what is there is told only when the directory has changed.
+shared-storage connectors have it.  Keys are content hashes, so equal keys have equal values: two
+writers at once are no conflict (fault F32).  Values appear whole or not at all and are verified on
+every read; a torn or rotten file is a miss and is removed.  Keys are hex digits and nothing else,
+so no key is a path (fault F45).  The directory stays below `max_nbytes`: the value that was not
+asked for the longest goes first, by the file's own time stamp, which `get` renews.  To look at many
+files takes long.  So a store counts its own writes, looks when these reach the bound or others may
+have written a good deal, and then frees a sixteenth more than it must.  A listing is made only when
+the directory has changed.
 
-All methods block on the file system: call them from a thread.  What a disk can do wrong is a miss
-or a False, never an exception.
+All methods block on the file system: call them from a thread.  A fault of the disk is a miss or a
+False, never an exception.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Files that are there as a whole or not at all, in the safetensors format.
 
-A writer fills a temporary name and renames it; a reader checks lengths and, where asked, the
-checksum, and takes anything else for absent (fault F32): a file torn by a crash of the host, a
-short read on a network file system, or a stranger's file.
+A writer fills a temporary name and renames it.  A reader checks lengths and, where asked, the
+checksum.  Anything else is absent (fault F32): a file torn by a crash of the host, a short read on
+a network file system, or a stranger's file.
 
-Layout: any reader of safetensors finds one tensor of bytes, `value`, and in the metadata what the
-format itself lacks: `note` (a few bytes of the caller's), and CRC-32 sums of note and value.  A
-reader of ours makes the header again from what it has read and compares, so that a flipped bit
-anywhere is noticed.
+Layout: any reader of safetensors finds one tensor of bytes, `value`.  The metadata has what the
+format lacks: `note` (a few bytes of the caller's), and CRC-32 sums of note and value.  A reader of
+ours makes the header again from what it has read and compares: a flipped bit anywhere is noticed.
 """
 
 from __future__ import annotations

@@ -51,4 +51,4 @@ class LinkedEngine(HostEngine):
 
     @abstractmethod
     def _on_frame(self, wire: Wire, frame: object) -> None:
-        """What a peer says."""
+        """A peer's frame."""

@@ -1,4 +1,4 @@
-"""What two data planes say to each other beside the payload: see `wire` and `links`."""
+"""What goes between two data planes beside the payload: see `wire` and `links`."""
 
 from __future__ import annotations
 

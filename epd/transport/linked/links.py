@@ -1,15 +1,15 @@
 """Who may connect to whom on the data plane: one listener, and connections by life of a peer.
 
-A caller says which life of which instance it is and whom it means to reach; both sides prove with
-an HMAC over each other's nonce that they hold the cluster key.  The payload that follows is neither
-encrypted nor signed.  Without a key nobody listens or calls beyond loopback.
+A caller names its own life of its instance, and the life that it means to reach.  Both sides prove
+with an HMAC over each other's nonce that they hold the cluster key.  The payload that follows is
+neither encrypted nor signed.  Without a key nobody listens or calls beyond loopback.
 
 Fencing.  `bar` severs every connection of one life of a peer and refuses it from then on: nothing
-that it has sent or will send lands any more, be it alive, frozen or unreachable.  The other way
-round a writer whose connection broke does not know what still lands at the peer.  A caller has one
-connection to a peer at a time, and a new one succeeds the lost one: a peer that accepts it has
-severed the earlier ones before.  So `succeed` and `settle` ask by connecting; a peer whose port is
-closed, or belongs to somebody else, is gone with its memory.  Who answers nothing settles nothing.
+of it lands any more, be it alive, frozen or unreachable.  The other way round, a writer whose
+connection broke cannot see what still lands at the peer.  A caller has one connection to a peer at
+a time, and a new one succeeds the lost one: a peer that accepts it has severed the earlier ones
+before.  So `succeed` and `settle` ask by connecting; a peer whose port is closed, or belongs to
+somebody else, is gone with its memory.  A peer that answers nothing settles nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FencedByPeer(LinkRefused):
 
 
 class Links:
-    """The connections of one instance.  `on_frame(wire, frame)`: what proved peers say."""
+    """The connections of one instance.  `on_frame(wire, frame)`: frames of proved peers."""
 
     def __init__(
         self, life: Life, host: str, secret: bytes, on_frame: Callable[[Wire, Any], None]
@@ -268,7 +268,7 @@ class Links:
         return found["host"].strip("[]"), int(found["port"])
 
     def _proof(self, side: bytes, nonce: bytes, hello: Hello) -> bytes:
-        """Of the key's holder, over the other side's nonce and all that the caller says."""
+        """Of the key's holder, over the other side's nonce and all that the caller sends."""
         said = "\n".join(
             map(str, (hello.version, hello.instance_id, hello.epoch, hello.to_instance_id,
                       hello.to_epoch, hello.succeeds, hello.nonce.hex()))
@@ -288,7 +288,7 @@ class Links:
         return await _is_severed(self.to(life, locator))
 
     async def settle(self, life: Life, locator: str) -> bool:
-        """Nothing of our lost connections to that life can land any more; False: cannot tell."""
+        """Nothing of our lost connections to that life can land any more; False: not sure."""
 
         async def call_anew() -> None:
             (await self._call(life, locator, succeeds=True)).sever()
@@ -333,7 +333,7 @@ class Links:
 
 async def _is_severed(call: Awaitable[object]) -> bool:
     """The peer has severed our lost connections: it took a new one, or it is gone, or it has fenced
-    us.  False: it does not say."""
+    us.  False: no answer."""
     try:
         async with asyncio.timeout(SETTLE_TIMEOUT_S):
             await call

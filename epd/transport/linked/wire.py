@@ -1,12 +1,12 @@
 """One TCP connection of the data plane: small frames both ways, and payload without a copy.
 
 A frame is a length and a tagged struct in msgpack.  Payload has no frame of its own: the frame that
-announces it tells the receiver how much will follow and where it belongs, and from then on the loop
-reads straight into those views (`land`), until they are full.  Frames are read to their exact
-length, so that not one payload byte takes a detour through another buffer.
+announces it has its length and place.  From then on the loop reads straight into those views
+(`land`), until they are full.  Frames are read to their exact length, so that not one payload byte
+takes a detour through another buffer.
 
-`sever` is the fence of a connection: after it returns, no byte that still arrives goes anywhere but
-into scratch memory, whatever the loop does until the socket is really closed.
+`sever` is the fence of a connection: after it returns, each byte that still arrives goes into
+scratch memory, until the socket is really closed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Wire(asyncio.BufferedProtocol):
         self._payload_progressed()
 
     def discard(self, nbytes: int, done: Callable[[], None]) -> None:
-        """The next bytes are not wanted."""
+        """The next bytes go nowhere."""
         self._discard_nbytes, self._landed = nbytes, done
         self._payload_progressed()
 
@@ -199,7 +199,7 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def hang_up(self, last_message: Message) -> None:
-        """Say one thing more and close; nothing that comes in counts."""
+        """Send one frame more and close; nothing that comes in counts."""
         self.post(last_message)
         self.severed = True
         if self._transport is not None:

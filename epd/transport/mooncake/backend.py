@@ -1,19 +1,19 @@
 """Data plane over mooncake's transfer engine: one-sided writes between hosts.
 
-Mooncake moves bytes and nothing more: any process that knows port and address may write, a failed
+Mooncake moves bytes and nothing more: any process that has port and address may write, a failed
 write may still land, and nobody can be turned away.  So every write asks first, over a connection
-of our own (`links`: authenticated, of one life of a peer): the owner checks region, epoch and
-slots, and notes the write as begun; the writer says when it has ended.  The owner therefore knows
-at any time who may be writing.
+of our own (`links`: authenticated, of one life of a peer).  The owner checks region, epoch and
+slots, and notes the write as begun; the writer reports its end.  So the owner has at any time a
+list of those that may be writing.
 
-Outcomes.  Not begun, or declined: `WriteFailed`.  All pieces done: `Written`.  Anything else:
+Outcomes.  Not begun, or declined: `WriteFailed`.  All pieces done: `Written`.  Else:
 `WriteUnknown`.
 
 Fence.  A peer is barred: it begins nothing any more.  If it has begun nothing that has not ended,
 that is all.  Otherwise it must have died on this host, and the library must have read its
 connections to their ends.  A writer in doubt whose connections broke can also ask a living owner
-whether they have been read to the end.  What neither covers stays owned: a host that vanished in
-the middle of a write leaves its slots owned until this process ends.
+whether they have been read to the end.  In all other cases memory stays owned: a host that vanished
+in the middle of a write leaves its slots owned until this process ends.
 
 Protocol TCP: any source memory will do.  RDMA reads sources from registered memory only: KV blocks
 lie in it, rows go through the encoder's ring of send slots.

@@ -1,17 +1,16 @@
 """`Storage` in Mooncake Store: the memory of many hosts as one shared, lossy tier.
 
-A master (`mooncake_master`) knows where each value lies; every client gives a segment of its memory
+A master (`mooncake_master`) has the place of each value; every client gives a segment of its memory
 to all and reads and writes those of the others.  Seen with 0.3.13 over TCP: a value lies in one
-segment, at random, and is gone when its client is; a full store evicts, and refuses some writes
-before; the first write of a key stays, a second one is answered as if it had been kept; a read
-cannot tell "not there" from "no master"; without a master a call takes 4 s, and finding that out
-at start 90 s.
+segment, at random, and is gone with its client.  A full store evicts, and refuses some writes
+before.  The first write of a key stays; a second one is answered as if it had been kept.  To a
+reader "not there" and "no master" are one.  Without a master a call takes 4 s, and 90 s at start.
 
 So nothing is believed.  A value carries the header of a file of ours (`whole_file`): its note, its
-length and a CRC-32, all compared on every read; what differs is removed and counts as a miss, and
-the image is encoded again.  The size is asked first, which does tell why there is none.  After a
-failure that is not a miss the store is left alone for `REST_S`: misses, at once.  Keys are content
-hashes, so two writers of one key write the same (fault F32).
+length and a CRC-32, all compared on every read.  If one differs the value is removed, a miss, and
+the image is encoded again.  The size is asked first, whose answer has the reason for a miss.  After
+a failure that is not a miss the store is left alone for `REST_S`: misses, at once.  Keys are
+content hashes, so two writers of one key write the same (fault F32).
 
 Mooncake authenticates nobody: whoever reaches the master or a client can read and replace rows; a
 checksum is no signature.  For networks that are the cluster's own.
@@ -100,11 +99,11 @@ class MooncakeStore:
         return bool(code == 0)
 
     def listing(self) -> Sequence[str] | None:
-        """The master does not tell."""
+        """The master has no list."""
         return None
 
     def usage(self) -> StorageUsage:
-        """What this process has put, up to what it has given: the master tells of no evictions."""
+        """What this process has put, up to what it has given: the master reports no evictions."""
         return StorageUsage(min(self._put_nbytes, self._capacity_nbytes), self._capacity_nbytes, 0)
 
     def close(self) -> None:
@@ -117,7 +116,7 @@ class MooncakeStore:
         return time.monotonic() < self._rests_until_s
 
     def _judge(self, code: int) -> None:
-        """Codes of -800 and below say that a message or its bytes did not arrive."""
+        """Codes of -800 and below: a message or its bytes did not arrive."""
         if code <= -800:
             self._rests_until_s = time.monotonic() + REST_S
 

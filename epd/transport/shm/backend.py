@@ -1,14 +1,14 @@
 """Data plane between processes of one host: the writer copies into the owner's memory.
 
 A region is one segment in /dev/shm.  A peer maps it once per (instance, epoch, region) and keeps
-the mapping; every write asks first whether the owner still lives and still serves it, so a
+the mapping.  Every write asks first whether the owner still lives and still serves it, so a
 descriptor of an earlier life fails instead of landing anywhere.  A revoked or orphaned segment is
 unlinked, never reused: a copy that was under way ends in pages that nobody will read.
 
 Outcomes are always definite.  The only mover of bytes is a thread of this process, and a copy that
-raised has stopped: that is `WriteFailed` even if some bytes had moved.  What remains for `fence` is
-the owner's question about a writer in another process that fell silent: it is dead when its life
-lock is free (see segment.py), and nothing less will do.
+raised has stopped: that is `WriteFailed` even if some bytes had moved.  `fence` is left with the
+owner's question about a silent writer in another process: it is dead when its life lock is free
+(see `segment`), and nothing less will do.
 """
 
 from __future__ import annotations

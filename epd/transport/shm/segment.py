@@ -4,10 +4,10 @@ Plain files and mmap instead of `multiprocessing.shared_memory`, whose resource 
 segments of others and which learns of a full /dev/shm from SIGBUS.
 
 The owner holds an exclusive `flock` from creation on.  The kernel drops it when the process has
-died, in whatever way, and only after its last thread has left its memory: a free lock is proof that
-the owner can write nothing any more.  Unlike a pid it cannot be recycled, and it means the same in
-every container that shares the directory.  `sweep` therefore removes what nobody holds; a new file
-that a sweep catches before it is locked is simply made again.
+died, in whatever way, and only after its last thread has left its memory.  So a free lock is proof
+that the owner can write nothing any more.  Unlike a pid it cannot be recycled, and it means the
+same in every container that shares the directory.  `sweep` therefore removes files that no process
+holds; a new file that a sweep catches before it is locked is simply made again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
 
 
 class SegmentGone(Exception):
-    """There is no such segment, or it is not what its descriptor says."""
+    """There is no such segment, or it is not as described."""
 
 
 class Segment:
