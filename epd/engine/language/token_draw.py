@@ -18,7 +18,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -179,7 +179,7 @@ def _chunk_length(size: int) -> int:
     return length if length >= MIN_CHUNK else size
 
 
-def _ops(device: torch.device, width: int = 0) -> Any:
+def _ops(device: torch.device, width: int = 0) -> ModuleType:
     if device.type == "cuda":
         from epd.engine.kernels import triton_draw
 
