@@ -287,12 +287,12 @@ class MediaItem(Record):
     grid_thw: tuple[Count, Count, Count]  # patches; LLaVA-style: (1, height, width) of pixels
     room: Id
     encoder: Address
-    offsets: tuple[Index, ...] = ()  # of a video with text between its frames: where each begins
+    offsets: tuple[Index, ...] = ()  # where each frame or tile begins, if text is between them
     second_per_grid: Seconds = 1.0  # time between two of the grid's frames
 
     def __post_init__(self) -> None:
         if self.offsets and self.num_rows % len(self.offsets):
-            raise ValueError(f"{self.num_rows} rows are not shared by {len(self.offsets)} frames")
+            raise ValueError(f"{self.num_rows} rows are not shared by {len(self.offsets)} places")
 
     @property
     def end(self) -> int:

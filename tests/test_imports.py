@@ -143,6 +143,7 @@ AREAS = {
     ),
     "epd.groups.device": Area(("epd.engine", "epd.groups.device", *LEAVES), TREE),
     "epd.families.registry": Area(("epd.families", "epd.engine.adapter", *FILES, *LEAVES)),
+    "epd.families.idefics3": family(),
     "epd.families.kimi": family("kimi"),
     "epd.families.llava_onevision": family(),
     "epd.families.qwen3_5": family("qwen3_5", "qwen_vl"),

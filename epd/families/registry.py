@@ -22,6 +22,8 @@ ADAPTERS = {
     "qwen3_5": "epd.families.qwen3_5.adapter:Qwen3_5",
     "qwen3_5_moe": "epd.families.qwen3_5.adapter:Qwen3_5Moe",
     "llava_onevision": "epd.families.llava_onevision.adapter:LlavaOnevision",
+    "idefics3": "epd.families.idefics3.adapter:Idefics3",
+    "smolvlm": "epd.families.idefics3.adapter:SmolVLM",
     "kimi_k25": "epd.families.kimi.adapter:KimiK25",
     "qwen3": "epd.families.text.adapter:Qwen3",
     "llama": "epd.families.text.adapter:Llama",

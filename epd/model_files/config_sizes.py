@@ -35,6 +35,7 @@ _VISION_WORDS = {
     "rows": "pos_emb_height", "columns": "pos_emb_width",
     "tower_heads": "num_heads num_attention_heads",
 }  # fmt: skip
+_TOP_WORDS = {"projected": "projection_hidden_size", "scale": "scale_factor"}
 _MADE = {  # of other words
     "q": "heads*head", "kv": "kv_heads*head", "values": "value_heads*value_head",
     "merged": "merge*merge*tower",
@@ -67,8 +68,8 @@ class Sizes:
             return sum(map(self, _SUMS[word]))
         if word == "tiles":
             return (self("image") // self("patch")) ** 2
-        if word == "projected" and self.config.get("projection_hidden_size"):
-            return int(self.config["projection_hidden_size"])
+        if found := self.config.get(_TOP_WORDS.get(word, "")):
+            return int(found)
         section, words = ("text_config", _TEXT_WORDS)
         if word in _VISION_WORDS:
             section, words = ("vision_config", _VISION_WORDS)

@@ -133,18 +133,25 @@ _QWEN3_TOWER = {
 _DEEPSTACK = _with_biases(
     f"{_VISUAL}deepstack_merger_list.{{levels}}.", {"norm": "merged"} | _QWEN3_MERGER
 )
+
+
+def _siglip(prefix: str) -> dict[str, str]:
+    return {
+        **_with_biases(
+            f"{prefix}encoder.layers.{{blocks}}.",
+            {f"self_attn.{name}_proj": "tower tower" for name in ("q", "k", "v", "out")}
+            | {"mlp.fc1": "tower_ffn tower", "mlp.fc2": "tower tower_ffn"}
+            | {"layer_norm1": "tower", "layer_norm2": "tower"},
+        ),
+        **_with_biases(
+            prefix, {"embeddings.patch_embedding": "tower 3 patch patch", "post_layernorm": "tower"}
+        ),
+        f"{prefix}embeddings.position_embedding.weight": "tiles tower",
+    }
+
+
 _SIGLIP = {
-    **_with_biases(
-        "model.vision_tower.encoder.layers.{blocks}.",
-        {f"self_attn.{name}_proj": "tower tower" for name in ("q", "k", "v", "out")}
-        | {"mlp.fc1": "tower_ffn tower", "mlp.fc2": "tower tower_ffn"}
-        | {"layer_norm1": "tower", "layer_norm2": "tower"},
-    ),
-    **_with_biases(
-        "model.vision_tower.",
-        {"embeddings.patch_embedding": "tower 3 patch patch", "post_layernorm": "tower"},
-    ),
-    "model.vision_tower.embeddings.position_embedding.weight": "tiles tower",
+    **_siglip("model.vision_tower."),
     **_with_biases(
         "model.multi_modal_projector.", {"linear_1": "hidden tower", "linear_2": "hidden hidden"}
     ),
@@ -208,6 +215,16 @@ _QWEN3_5_SIZES = {**_QWEN, "head": 256}
 _SEEN = ("model.visual",)
 BOTH = frozenset({"full_attention", "linear_attention"})
 _DRAFTING = (*Family({}).skipped, r"^mtp\.")
+_LLAMA_LAYERS = {
+    "layers": _ATTENTION | _NORMS | _MLP, "biased": _BIASED, "mlp_biased": _MLP_BIASES,
+}  # fmt: skip
+_IDEFICS3 = Family(
+    _stack("model.text_model.", **_LLAMA_LAYERS) | _siglip("model.vision_model.")
+    | {"model.connector.modality_projection.proj.weight": "hidden scale*scale*tower"},
+    ("model.vision_model", "model.connector"),
+    sizes={"scale": 2, "layers": 32, "heads": 32, "tower_ffn": 3072, "blocks": 12},
+    text_types=("llama",),
+)  # fmt: skip
 _BLOCK = r"^(vision_tower\.encoder\.blocks\.\d+)\."
 FAMILIES = {
     "qwen2_vl": Family(
@@ -269,9 +286,9 @@ FAMILIES = {
         sizes={"rows": 64, "columns": 64, "projected": 1152, "merge": 2},
         text_types=("deepseek_v3", "kimi_k2"), is_tied=True,
     ),
-    "llama": Family(
-        _stack("model.", layers=_ATTENTION | _NORMS | _MLP, biased=_BIASED, mlp_biased=_MLP_BIASES),
-    ),
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
+    "llama": Family(_stack("model.", **_LLAMA_LAYERS)),
     "qwen3": Family(
         _stack("model.", layers=_QWEN3_LAYER | _MLP, biased=_BIASED), sizes={"head": 128}
     ),

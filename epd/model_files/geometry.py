@@ -13,6 +13,8 @@ the area is brought between two bounds; one row per `merge_size` squared patches
 LLaVA-OneVision (anyres): the image is cut into square tiles of the best fitting resolution, plus
 one tile of the whole; the padding's features are taken out again, every feature line ends with a
 newline row, and above `anyres_max_N` tiles the features are scaled down.
+Idefics3 and SmolVLM: the longest side is set, both become multiples of a square tile's side, and
+the whole image, as one tile, comes behind the tiles.  The rows of each tile stand behind its name.
 Kimi-K2.5 (NaViT): the image is made smaller, never larger, to fit a number of patches and a length
 of a side, and black is put below it and to its right up to multiples of `patch_size * merge_size`.
 """
@@ -28,20 +30,29 @@ from epd.messages import PixelBounds
 from epd.model_files.checkpoint import Settings
 
 MAX_SIDE_RATIO = 200  # of the Qwen processors; applied to every family
+_MOST_SIDE = 4096  # of an image of Idefics3
+_AROUND = "<fake_token_around_image>"
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """What an image of a given size becomes.
 
-    `grid_thw`: patches (frames, height, width) for Qwen; (1, height, width) in pixels for LLaVA.
+    `grid_thw`: patches (frames, height, width); (1, height, width) in pixels for LLaVA.
     `num_rows`: embedding rows, which is also the number of placeholders in the prompt.
     `num_patches`: patches that the vision tower sees, the cost measure of a batch.
+    `tiles`: lines and columns of tiles whose rows stand apart in the prompt, ahead of the whole's.
     """
 
     grid_thw: tuple[int, int, int]
     num_rows: int
     num_patches: int
+    tiles: tuple[int, int] = (0, 0)
+
+    @property
+    def num_runs(self) -> int:
+        """Placeholders that share the rows, as many for each."""
+        return self.tiles[0] * self.tiles[1] + 1
 
 
 def image_geometry(
@@ -67,6 +78,11 @@ def image_geometry(
             f"{MAX_SIDE_RATIO} times the other: crop it"
         )
     return family(model_config, preprocessor_config, width, height)
+
+
+def names_tiles(model_config: Settings) -> bool:
+    """Whether a prompt has the name of each tile of an image: see `tile_text`."""
+    return _FAMILIES.get(str(model_config.get("model_type"))) is _idefics3
 
 
 def takes_bounds(model_config: Settings) -> bool:
@@ -159,6 +175,49 @@ def _llava_onevision(
     return Geometry((1, height, width), num_rows, num_patches)
 
 
+def _of_longest(width: int, height: int, longest: int) -> tuple[int, int]:
+    """Width and height when the longer side has so many pixels."""
+    ratio = width / height
+    sides = (longest, int(longest / ratio)) if width >= height else (int(longest * ratio), longest)
+    return max(1, sides[0]), max(1, sides[1])
+
+
+def _tiles(settings: Settings, tile: int, width: int, height: int) -> tuple[int, int]:
+    """Lines and columns; none for an image that is one tile."""
+    if settings.get("do_image_splitting") is False:
+        return 0, 0
+    longest = (settings.get("size") or {}).get("longest_edge") or 4 * 364
+    is_wide = width >= height
+    width, height = _of_longest(width, height, int(longest))
+    width, height = width + (width % 2) * (not is_wide), height + (height % 2) * is_wide
+    if max(width, height) > _MOST_SIDE:
+        width, height = _of_longest(width, height, _MOST_SIDE)
+    width, height = _of_longest(width, height, math.ceil(max(width, height) / tile) * tile)
+    lines, columns = math.ceil(height / tile), math.ceil(width / tile)
+    return (lines, columns) if lines * columns > 1 else (0, 0)
+
+
+def _idefics3(model_config: Settings, settings: Settings, width: int, height: int) -> Geometry:
+    vision = model_config["vision_config"]
+    tile = int(vision["image_size"])
+    side = tile // int(vision["patch_size"])
+    tiles = _tiles(settings, tile, width, height)
+    num_patches = (tiles[0] * tiles[1] + 1) * side * side
+    num_rows = num_patches // int(model_config.get("scale_factor") or 2) ** 2
+    grid_thw = (1, max(1, tiles[0]) * side, max(1, tiles[1]) * side)
+    return Geometry(grid_thw, num_rows, num_patches, tiles)
+
+
+def tile_text(tiles: tuple[int, int], placeholder: str) -> str:
+    """What stands in a prompt for an image of Idefics3: the name of each tile, and a placeholder
+    for its rows."""
+    lines, columns = (range(1, count + 1) for count in tiles)
+    split = "".join(
+        "".join(f"{_AROUND}<row_{i}_col_{j}>{placeholder}" for j in columns) + "\n" for i in lines
+    )
+    return f"{split and split + chr(10)}{_AROUND}<global-img>{placeholder}{_AROUND}"
+
+
 @dataclass(frozen=True, slots=True)
 class NavitSettings:
     """How Kimi's processor prepares images, under the names of both releases."""
@@ -215,4 +274,6 @@ _FAMILIES: dict[str, _Family] = {
     "qwen3_5_moe": _qwen,
     "llava_onevision": _llava_onevision,
     "kimi_k25": _kimi,
+    "idefics3": _idefics3,
+    "smolvlm": _idefics3,
 }

@@ -108,6 +108,7 @@ CONFIG = _object("Config", _TEXT_KINDS | {
     "vision_start_token_id vision_end_token_id media_placeholder_token_id",
     _Size: _TEXT_KINDS[_Size] + " projection_hidden_size",
     _Act: "hidden_act projector_hidden_act",
+    _Side: "scale_factor",
     _Pairs: "image_grid_pinpoints",
     int: "vision_feature_layer chunk_size_feed_forward",
     bool: _TEXT_KINDS[bool] + " multimodal_projector_bias",
@@ -122,7 +123,7 @@ _MEDIA_KINDS: dict[Any, str] = {
     _Spreads: "image_std",
     _Positive: "rescale_factor fps",
     _Pixels: "min_pixels max_pixels",
-    bool: "do_resize do_rescale do_normalize do_convert_rgb",
+    bool: "do_resize do_rescale do_normalize do_convert_rgb do_image_splitting",
     Annotated[int, Meta(ge=0, le=5)]: "resample",
     _Pairs: "image_grid_pinpoints",
 }
@@ -130,8 +131,9 @@ _EDGES = _object("Edges", {
     _Pixels: "shortest_edge longest_edge", _Size: "height width max_height max_width",
 })  # fmt: skip
 PROCESSOR = _object(
-    "Processor", _MEDIA_KINDS, size=_EDGES, media_proc_cfg=_object("Media", _MEDIA_KINDS)
-)
+    "Processor", _MEDIA_KINDS | {_EDGES: "size max_image_size"},
+    media_proc_cfg=_object("Media", _MEDIA_KINDS),
+)  # fmt: skip
 
 
 def fault(value: object, kind: Any, name: str = "") -> str:

@@ -126,6 +126,8 @@ def _of_tower(family: Family, sizes: Sizes) -> Iterator[str]:
         yield f"vision_config.num_position_embeddings: {sizes('places')} are no square"
     if "tiles" in words and sizes("image") < sizes("patch"):
         yield "vision_config.image_size: less than patch_size"
+    if "scale" in family.sizes and sizes("image") // sizes("patch") % sizes("scale"):
+        yield f"scale_factor: {sizes('scale')} does not divide the patches of a tile's side"
     for name in ("deepstack_visual_indexes", "fullatt_block_indexes"):
         levels = sizes.vision.get(name) or ()
         if any(level >= blocks for level in levels) or len(set(levels)) < len(levels):
@@ -179,6 +181,10 @@ def _of_processor(
                 f"fixed_output_tokens: every image has {navit.fixed_output_tokens} rows, which "
                 "this engine lacks"
             )
+    elif "scale" in family.sizes:
+        if (edges := settings.get("size")) and not edges.get("longest_edge"):
+            yield "size: images are resized to a longest_edge, which it lacks"
+        pairs = {"image": (settings.get("max_image_size") or {}).get("longest_edge") or 364}
     elif "merge" in family.sizes:
         edges = settings.get("size") or {}
         least = edges.get("shortest_edge") or settings.get("min_pixels")

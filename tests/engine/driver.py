@@ -18,7 +18,7 @@ from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_config, read_preprocessor
-from epd.model_files.geometry import image_geometry
+from epd.model_files.geometry import image_geometry, names_tiles, tile_text
 from tests.engine.reference import Messages, image_token, render
 
 
@@ -89,10 +89,21 @@ class Request:
 
     def _spans(self, start: int, stop: int) -> Iterable[RowSpan]:
         for layout, rows in zip(self.layouts, self.rows, strict=True):
-            low = max(start, layout.offset)
-            high = min(stop, layout.offset + layout.num_rows)
-            if low < high:
-                yield RowSpan(low - start, low - layout.offset, high - low, rows)
+            for first_row, (at, count) in self._runs(layout):
+                low, high = max(start, at), min(stop, at + count)
+                if low < high:
+                    yield RowSpan(low - start, first_row + low - at, high - low, rows)
+
+    def _runs(self, layout: MediaLayout) -> Iterable[tuple[int, tuple[int, int]]]:
+        """The first row of each run of its placeholders, where it begins and how long it is."""
+        token, at, row = self.token_ids[layout.offset], layout.offset, 0
+        while row < layout.num_rows:
+            at = self.token_ids.index(token, at)
+            stop = at
+            while row + stop - at < layout.num_rows and self.token_ids[stop] == token:
+                stop += 1
+            yield row, (at, stop - at)
+            row, at = row + stop - at, stop
 
 
 def expand(
@@ -100,18 +111,22 @@ def expand(
 ) -> tuple[list[int], list[MediaLayout]]:
     """Token ids with every placeholder expanded, and where the images stand."""
     chat = bool(prompt) and isinstance(prompt[0], dict)
-    ids = render(model_dir, prompt) if chat else list(prompt)  # type: ignore[arg-type]
     config, settings = read_config(model_dir), read_preprocessor(model_dir)
-    remaining = iter(images)
+    found = [image_geometry(config, settings, *image.size) for image in images]
+    named = found if names_tiles(config) else []
+    texts = [tile_text(geometry.tiles, "<image>") for geometry in named]
+    ids = render(model_dir, prompt, images=texts) if chat else list(prompt)  # type: ignore[arg-type]
+    runs = [(i, geometry) for geometry in found for i in range(geometry.num_runs)]
     expanded: list[int] = []
     layouts: list[MediaLayout] = []
     for token_id in ids:
         if not images or token_id != image_token(model_dir):
             expanded.append(token_id)
             continue
-        geometry = image_geometry(config, settings, *next(remaining).size)
-        layouts.append(MediaLayout(len(expanded), geometry.num_rows, geometry.grid_thw))
-        expanded += [token_id] * geometry.num_rows
+        index, geometry = runs.pop(0)
+        if not index:
+            layouts.append(MediaLayout(len(expanded), geometry.num_rows, geometry.grid_thw))
+        expanded += [token_id] * (geometry.num_rows // geometry.num_runs)
     return expanded, layouts
 
 

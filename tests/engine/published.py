@@ -112,18 +112,26 @@ QWEN3_TOWER = {
     **with_biases("model.visual.patch_embed.", {"proj": "tower 3 2 patch patch"}),
     "model.visual.pos_embed.weight": "places tower",
 }
+
+
+def siglip(prefix: str) -> dict[str, str]:
+    """A tower."""
+    return {
+        **with_biases(
+            f"{prefix}encoder.layers.{{blocks}}.",
+            {f"self_attn.{name}_proj": "tower tower" for name in ("q", "k", "v", "out")}
+            | {"mlp.fc1": "tower_ffn tower", "mlp.fc2": "tower tower_ffn"}
+            | {"layer_norm1": "tower", "layer_norm2": "tower"},
+        ),
+        **with_biases(
+            prefix, {"embeddings.patch_embedding": "tower 3 patch patch", "post_layernorm": "tower"}
+        ),
+        f"{prefix}embeddings.position_embedding.weight": "places tower",
+    }
+
+
 _SIGLIP = {
-    **with_biases(
-        "vision_tower.vision_model.encoder.layers.{blocks}.",
-        {f"self_attn.{name}_proj": "tower tower" for name in ("q", "k", "v", "out")}
-        | {"mlp.fc1": "tower_ffn tower", "mlp.fc2": "tower tower_ffn"}
-        | {"layer_norm1": "tower", "layer_norm2": "tower"},
-    ),
-    **with_biases(
-        "vision_tower.vision_model.",
-        {"embeddings.patch_embedding": "tower 3 patch patch", "post_layernorm": "tower"},
-    ),
-    "vision_tower.vision_model.embeddings.position_embedding.weight": "places tower",
+    **siglip("vision_tower.vision_model."),
     **with_biases(
         "multi_modal_projector.", {"linear_1": "hidden tower", "linear_2": "hidden hidden"}
     ),

@@ -19,9 +19,11 @@ from tests.engine import published as record
 from tests.engine.published import Layout
 from tests.engine.published_kimi import KIMI
 from tests.engine.published_qwen3_5 import QWEN3_5, QWEN3_5_MOE
+from tests.engine.published_smolvlm import IDEFICS3, SMOLVLM
 
 Shape = tuple[int, ...]
 LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI, "qwen3_5": QWEN3_5, "qwen3_5_moe": QWEN3_5_MOE}
+LAYOUTS |= {"idefics3": IDEFICS3, "smolvlm": SMOLVLM}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,13 @@ def _llava(vocab: int, tie: bool, *text: int) -> dict[str, Any]:
         "tie_word_embeddings": False,  # the text part alone says it
         "text_config": _text(*text, vocab_size=vocab, tie_word_embeddings=tie),
     }
+
+
+def _smolvlm(*text: int) -> dict[str, Any]:
+    found = _text(*text)
+    if text[2] == 32:  # the default
+        del found["num_hidden_layers"]
+    return {"text_config": found}
 
 
 def _llama(vocab: int, tie: bool, *text: int, **more: Any) -> dict[str, Any]:
@@ -171,6 +180,18 @@ PUBLISHED = {
     ),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": Published(
         "llava_onevision", _llava(152128, False, 3584, 18944, 28, 28, 4), 765, 8030807584
+    ),
+    "HuggingFaceTB/SmolVLM-256M-Instruct": Published(
+        "idefics3", _smolvlm(576, 1536, 30, 9, 3), 471, 256484928, "jobs that count its numbers"
+    ),
+    "HuggingFaceTB/SmolVLM-500M-Instruct": Published(
+        "idefics3", _smolvlm(960, 2560, 32, 15, 5), 489, 507482304
+    ),
+    "HuggingFaceTB/SmolVLM2-256M-Video-Instruct": Published(
+        "smolvlm", _smolvlm(576, 1536, 30, 9, 3), 471, 256484928
+    ),
+    "HuggingFaceTB/SmolVLM2-500M-Video-Instruct": Published(
+        "smolvlm", _smolvlm(960, 2560, 32, 15, 5), 489, 507482304
     ),
     "Qwen/Qwen3-0.6B": Published(
         "qwen3", _llama(151936, True, 1024, 3072, 28, 16, 8), 310, 596049920
@@ -295,14 +316,14 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "vocab": text["vocab_size"],
         "hidden": hidden,
         "ffn": text["intermediate_size"],
-        "layers": text["num_hidden_layers"],
+        "layers": text.get("num_hidden_layers", 32),
         "head": head,
         "half_head": head // 2,
         "q": heads * head,
         "kv": text["num_key_value_heads"] * head,
         "experts": text.get("num_experts") or text.get("n_routed_experts", 0),
         "dense": text.get("first_k_dense_replace", 0),
-        "sparse": text["num_hidden_layers"],
+        "sparse": text.get("num_hidden_layers", 32),
         **_latent_sizes(text),
         "value_heads": value_heads,
         "value_head": value_head,
@@ -312,8 +333,8 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "shared": text.get("shared_expert_intermediate_size", 0),
         "moe": text.get("moe_intermediate_size", 0),
         "tower": vision.get("embed_dim") or vision.get("hidden_size", 0),
-        "tower_ffn": vision.get("intermediate_size", 0),
-        "blocks": vision.get("depth") or vision.get("num_hidden_layers", 0),
+        "tower_ffn": vision.get("intermediate_size", 3072),
+        "blocks": vision.get("depth") or vision.get("num_hidden_layers", 12),
         "levels": len(vision.get("deepstack_visual_indexes", ())),
         "patch": patch,
         "places": vision.get("num_position_embeddings") or places,

@@ -48,7 +48,11 @@ def reference_processor(model_dir: Path) -> Any:
     settings = json.loads((model_dir / "preprocessor_config.json").read_text())
     if settings["image_processor_type"].startswith("Kimi"):
         return kimi_image_processor(settings)
-    if settings["image_processor_type"].startswith("Llava"):
+    if settings["image_processor_type"].startswith("Idefics3"):
+        from transformers.models.idefics3.image_processing_pil_idefics3 import (
+            Idefics3ImageProcessorPil as Processor,
+        )
+    elif settings["image_processor_type"].startswith("Llava"):
         from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
             LlavaOnevisionImageProcessorPil as Processor,
         )
@@ -66,10 +70,12 @@ def tokenizer(model_dir: Path) -> Any:
     return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
 
-def render(model_dir: Path, messages: Messages, videos: Sequence[str] = ()) -> list[int]:
+def render(
+    model_dir: Path, messages: Messages, videos: Sequence[str] = (), images: Sequence[str] = ()
+) -> list[int]:
     """Chat messages to token ids, one placeholder per image, as transformers renders them.
 
-    `videos`: what takes the place of each video's placeholder.
+    `videos`, `images`: what takes the place of each video's placeholder, and of each image's.
     """
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -79,6 +85,10 @@ def render(model_dir: Path, messages: Messages, videos: Sequence[str] = ()) -> l
     first, *pieces = text.split("<|video_pad|>")
     assert len(pieces) == len(videos)
     text = first + "".join(video + piece for video, piece in zip(videos, pieces, strict=True))
+    for image in images:
+        before, _, behind = text.partition("<image>")
+        text = before + image.replace("<image>", "\0") + behind
+    text = text.replace("\0", "<image>")
     return list(tokenizer(model_dir).encode(text, add_special_tokens=False).ids)
 
 
@@ -133,6 +143,25 @@ def video_features(
     return features, texts
 
 
+def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
+    """Of each image with the names of its tiles, by transformers' own code; else nothing."""
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    config = json.loads((model_dir / "config.json").read_text())
+    if "scale_factor" not in config:
+        return []
+    vision = config["vision_config"]
+    side = vision["image_size"] // vision["patch_size"]
+    writer: Any = SimpleNamespace(
+        fake_image_token="<fake_token_around_image>",
+        global_image_tag="<global-img>",
+        image_token="<image>",
+        image_seq_len=side**2 // config["scale_factor"] ** 2,
+    )
+    found = reference_processor(model_dir)(images=[list(images)], return_row_col_info=True)
+    return [Idefics3Processor.replace_image_token(writer, found, i) for i in range(len(images))]
+
+
 def image_token(model_dir: Path) -> int:
     config = json.loads((model_dir / "config.json").read_text())
     return int(config.get("image_token_id", config.get("image_token_index", -1)))
@@ -147,9 +176,13 @@ def reference_inputs(
     """Keyword arguments of the model: placeholders expanded, pixels, grids."""
     chat = bool(prompt) and isinstance(prompt[0], dict)
     shown, texts = video_features(model_dir, videos) if videos else ({}, [])
-    ids = render(model_dir, prompt, texts) if chat else list(prompt)  # type: ignore[arg-type]
+    tiles = tile_texts(model_dir, images) if images else []
+    ids = render(model_dir, prompt, texts, tiles) if chat else list(prompt)  # type: ignore[arg-type]
     if not images and not videos:
         return {"input_ids": torch.tensor([ids])}
+    if tiles:
+        found = reference_processor(model_dir)(images=[list(images)], return_tensors="pt")
+        return {"input_ids": torch.tensor([ids]), **found}
     features, counts = _image_features(model_dir, images) if images else ({}, [])
     token = image_token(model_dir)
     expanded: list[int] = []

@@ -9,9 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers.image_utils import SizeDict
+from transformers.models.idefics3.image_processing_pil_idefics3 import get_resize_output_image_size
 
 from epd.errors import MediaError
 from epd.model_files.geometry import image_geometry
@@ -119,6 +123,35 @@ def test_llava_sizes_equal_the_processor(published: bool, model_dir: Callable[[s
         assert geometry.num_rows == expected, (width, height)
 
 
+@pytest.mark.parametrize(("tile", "longest"), [(512, 2048), (364, 1456), (384, 1000)])
+def test_idefics3_tiles_equal_the_processor(tile: int, longest: int) -> None:
+    """Its own resizing, run on the shapes of images alone."""
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    class Shapes(Idefics3ImageProcessorPil):
+        def resize(self, image: Any, size: Any, **kwargs: Any) -> Any:
+            if not size.longest_edge:
+                return np.broadcast_to(np.uint8(0), (3, size.height, size.width))
+            found = get_resize_output_image_size(image, size.longest_edge)
+            return np.broadcast_to(np.uint8(0), (3, *found))
+
+    settings = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
+    config = {
+        "model_type": "idefics3", "scale_factor": 2,
+        "vision_config": {"image_size": tile, "patch_size": 2},
+    }  # fmt: skip
+    processor = Shapes()
+    for width, height in sizes(f"idefics3 {tile}"):
+        image = np.broadcast_to(np.uint8(0), (3, height, width))
+        image = processor.resize(image, SizeDict(longest_edge=longest))
+        image = processor.resize_for_vision_encoder(image, tile)
+        tiles, *expected = processor.split_images(image, settings["max_image_size"])
+        geometry = image_geometry(config, settings, width, height)
+        assert list(geometry.tiles) == expected, (width, height)
+        assert geometry.num_runs == len(tiles)
+        assert {one.shape[1:] for one in tiles} == {(tile, tile)}
+
+
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[str], Path]) -> None:
     """Through the real processor and, for LLaVA, the model, whose packing defines the rows."""
@@ -139,6 +172,9 @@ def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[st
             assert geometry.num_rows == len(rows), (width, height)
             assert geometry.grid_thw == (1, height, width)
             num_patches = features["pixel_values"].shape[1] * 16
+        elif family == "idefics3":
+            num_patches = features["pixel_values"].shape[1] * 16
+            assert geometry.num_rows * 4 == num_patches
         else:
             assert geometry.grid_thw == tuple(features["image_grid_thw"][0].tolist())
             num_patches = len(features["pixel_values"])

@@ -27,9 +27,10 @@ from tests.engine.reference import reference_logits, reference_model, render
 from tests.engine.tiny_models import FAMILIES, VISION_FAMILIES, make_model
 
 CONFIG = EngineConfig(threads=1, kv_nbytes=1 << 20)
-MODULES = {
-    "vision": ("visual", "vision_tower", "multi_modal_projector", "mm_projector", "image_newline")
-}
+VISION = (
+    *("visual", "vision_tower", "multi_modal_projector", "mm_projector", "image_newline"),
+    *("vision_model", "connector"),
+)
 
 
 def load(directory: Path, stage: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -37,7 +38,7 @@ def load(directory: Path, stage: str, dtype: torch.dtype = torch.float32) -> tor
 
 
 def is_vision(name: str) -> bool:
-    return any(part in MODULES["vision"] for part in name.split("."))
+    return any(part in VISION for part in name.split("."))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -211,7 +212,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model_type": (lambda d: edit_config(d, model_type=None), "names no model_type"),
     "another family": (
         lambda d: edit_config(d, model_type="gpt2"),
-        "'gpt2' model; supported are kimi_k25, llama, llava_onevision",
+        "'gpt2' model; supported are idefics3, kimi_k25, llama, llava_onevision",
     ),
     "absurd size": (lambda d: edit_config(d, text_config__hidden_size="x"), "config.json"),
     "impossible size": (lambda d: edit_config(d, vision_config__num_heads=0), "config.json"),

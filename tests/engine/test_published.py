@@ -177,7 +177,9 @@ def test_rows_of_published_processors(name: str, size: tuple[int, int], tmp_path
     geometry = image_geometry(checkpoint.config, checkpoint.preprocessor, *size)
     patches, grid = adapter.to_patches(adapter.image_processor(), drawn_image(1, *size))
     assert grid == geometry.grid_thw
-    if published.family != "llava_onevision":  # its rows are known after the tower
+    if published.family in ("idefics3", "smolvlm"):
+        assert len(patches) == geometry.num_runs
+    elif published.family != "llava_onevision":  # its rows are known after the tower
         assert len(patches) == geometry.num_patches
 
 
@@ -242,7 +244,7 @@ def test_eight_ranks_share_each_in_its_full_size(name: str, tmp_path: Path) -> N
         assert all(not size % MULTIPLE for n in plan.cuts for size in held[n].shape[-2:]), rank
         cut = plan.cuts.keys() & whole.keys()
         share = sum(held[n].numel() for n in cut) / sum(whole[n] for n in cut)
-        assert 0.12 < share < 0.16, share
+        assert 0.11 < share < 0.16, share
         left = sum(size for n, size in whole.items() if n not in cut)
         embeddings = sum(size for n, size in whole.items() if "embed_tokens" in n)
         assert left < 1.01 * embeddings + sum(

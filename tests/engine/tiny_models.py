@@ -28,9 +28,10 @@ FAMILIES = (
     "kimi_k25",
     "qwen3_5",
     "qwen3_5_moe",
+    "idefics3",
 )
-VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25", "qwen3_5", "qwen3_5_moe")
-WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25")
+VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25", "qwen3_5", "qwen3_5_moe", "idefics3")
+WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25", "idefics3", "smolvlm")
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
 
@@ -64,6 +65,20 @@ _LLAVA_TEMPLATE = (
     "{% if part.type == 'text' %}{{ part.text }}{% else %}<|image_pad|>\n{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# SmolVLM's, but for its end of a turn.
+_IDEFICS3_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+# Behind those of the bundled tokenizer; the names of other tiles are text to it.
+_TILE_TOKENS = (
+    *("<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
+    *("<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>"),
 )
 
 
@@ -150,6 +165,20 @@ def _llava_onevision() -> dict[str, Any]:
     }
 
 
+def _idefics3() -> dict[str, Any]:
+    vision = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "initializer_range": _RANGE,
+    }  # fmt: skip
+    return {
+        "text_config": _TEXT | {"model_type": "llama"},
+        "vision_config": vision,
+        "image_token_id": _IMAGE,
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+    }
+
+
 def _kimi_k25() -> dict[str, Any]:
     """Latent attention, one dense layer, experts in groups; positions of 8 x 8 places."""
     text = {
@@ -189,6 +218,8 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         _llava_onevision(),
     ),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration", _kimi_k25()),
+    "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration", _idefics3()),
+    "smolvlm": ("SmolVLMConfig", "SmolVLMForConditionalGeneration", _idefics3()),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _TEXT | {"head_dim": 16}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", dict(_TEXT)),
 }
@@ -213,7 +244,7 @@ def make_model(
     transformers = importlib.import_module("transformers")
     config = getattr(transformers, config_name)(**settings)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(FAMILIES.index(family))
+        torch.manual_seed((*FAMILIES, *_CONFIGS).index(family))
         model = getattr(transformers, class_name)(config)
         _shake(model)
         if family == "kimi_k25":  # transformers reads a placeholder that was said as token 0
@@ -263,6 +294,13 @@ def _write_companions(family: str, directory: Path) -> None:
             "size": {"height": 32, "width": 32},
             "image_grid_pinpoints": _llava_onevision()["image_grid_pinpoints"],
         }
+    elif family in ("idefics3", "smolvlm"):
+        (directory / "chat_template.jinja").write_text(_IDEFICS3_TEMPLATE)
+        name_tiles(directory)
+        settings = {
+            "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64},
+            "max_image_size": {"longest_edge": 32},
+        }  # fmt: skip
     elif family == "kimi_k25":
         settings = {
             "image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 8, "merge_size": 2,
@@ -274,6 +312,18 @@ def _write_companions(family: str, directory: Path) -> None:
     else:
         return
     (directory / "preprocessor_config.json").write_text(json.dumps(settings, indent=1))
+
+
+def name_tiles(directory: Path) -> None:
+    """The bundled tokenizer, with the tokens of SmolVLM."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (directory / name).read_text().replace("<|image_pad|>", "<image>")
+        (directory / name).write_text(text)
+    found = json.loads((directory / "tokenizer.json").read_text())
+    like = found["added_tokens"][-1]
+    for token_id, content in enumerate(_TILE_TOKENS, like["id"] + 1):
+        found["added_tokens"].append(like | {"id": token_id, "content": content})
+    (directory / "tokenizer.json").write_text(json.dumps(found))
 
 
 @cache

@@ -72,8 +72,11 @@ def name_of(case: dict[str, Any]) -> str:
     )
 
 
+TILES = dict.fromkeys(DIMENSIONS, False) | {  # whose rows lie in several places of a prompt
+    "family": "idefics3", "chunk": 7, "topology": "1e1p1d", "caching": True,
+}  # fmt: skip
 CASES = [
-    *(pytest.param(case, id=name_of(case)) for case in pairwise(DIMENSIONS)),
+    *(pytest.param(case, id=name_of(case)) for case in (*pairwise(DIMENSIONS), TILES)),
     *(
         pytest.param(case, id=f"more-{name_of(case)}", marks=pytest.mark.long)
         for case in (everything(WHOLE) if IS_WHOLE else pairwise(MORE))

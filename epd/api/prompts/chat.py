@@ -3,7 +3,8 @@
 The model's own chat template makes the text, its own `tokenizer.json` the ids; then each image
 placeholder becomes as many as the image has rows, and a video's likewise.  Where a model wants
 to be told when each frame was (Qwen3-VL), a video's placeholder first becomes one per frame, with
-the times between them, since text is tokenized as a whole.  The number of placeholders must be the
+the times between them, and likewise that of an image whose tiles have names (Idefics3), since text
+is tokenized as a whole.  The number of placeholders must be the
 number of images, or videos: text that spells a placeholder out is refused, not believed.
 """
 
@@ -26,6 +27,7 @@ from epd.model_files.checkpoint import (
     read_optional,
     read_text,
 )
+from epd.model_files.geometry import names_tiles, tile_text
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _TOKENS = (*_IMAGE_TOKENS, "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -47,6 +49,7 @@ class ChatRenderer:
         ids = (self.config.get(name) for name in _IMAGE_TOKENS)
         self.image_token_id: int | None = next((i for i in ids if i is not None), None)
         self.video_token_id: int | None = self.config.get("video_token_id")
+        self._image_token = self._token_of(self.image_token_id)
         self._video_token = self._token("video_token_id")
         self._vision_start = self._token("vision_start_token_id")
         self._vision_end = self._token("vision_end_token_id")
@@ -114,7 +117,9 @@ class ChatRenderer:
 
     def _token(self, name: str) -> str:
         """The text of a token that config.json names; empty without it."""
-        token_id = self.config.get(name)
+        return self._token_of(self.config.get(name))
+
+    def _token_of(self, token_id: int | None) -> str:
         return "" if token_id is None else self.tokenizer.id_to_token(token_id) or ""
 
     def render(
@@ -162,14 +167,23 @@ class ChatRenderer:
 
         `times`: seconds, of each video in order.  Raises ApiError 400.
         """
-        token = self._video_token
-        pieces = text.split(token) if token else [text]
-        self._check_count("video", len(pieces) - 1, len(times), "messages")
-        spread = pieces[0]
-        for seconds, piece in zip(times, pieces[1:], strict=True):
-            around = (self._vision_start + token + self._vision_end) if token else ""
-            spread += "".join(f"<{second:.1f} seconds>{around}" for second in seconds) + piece
-        return spread
+        around = self._vision_start + self._video_token + self._vision_end
+        texts = ["".join(f"<{second:.1f} seconds>{around}" for second in one) for one in times]
+        return self._with_texts(text, "video", self._video_token, texts)
+
+    def tiled(self, text: str, tiles: Sequence[tuple[int, int]]) -> str:
+        """The prompt's text with one placeholder per tile, behind its name, where the model has
+        that.  `tiles`: of each image in order.  Raises ApiError 400."""
+        if not names_tiles(self.config):
+            return text
+        texts = [tile_text(one, self._image_token) for one in tiles]
+        return self._with_texts(text, "image", self._image_token, texts)
+
+    def _with_texts(self, text: str, kind: str, token: str, texts: Sequence[str]) -> str:
+        """Each placeholder gives way to the next of `texts`."""
+        first, *pieces = text.split(token) if token else [text]
+        self._check_count(kind, len(pieces), len(texts), "messages")
+        return first + "".join(map("".join, zip(texts, pieces, strict=True)))
 
     def expand(
         self,
@@ -180,9 +194,8 @@ class ChatRenderer:
     ) -> tuple[list[int], list[int], list[int]]:
         """Ids with each placeholder repeated for its rows, and the offsets of the first ones.
 
-        `images`: rows of each image, in order; `runs`: rows of each video placeholder.  Gives
-        the ids, the offsets of the images and those of the runs.  Raises ApiError 400 naming
-        `param`.
+        `images`, `runs`: rows of each placeholder of images and of videos, in order.  Gives the
+        ids, and the offsets of both.  Raises ApiError 400 naming `param`.
         """
         wanted = {"image": (self.image_token_id, images), "video": (self.video_token_id, runs)}
         found: list[tuple[int, int, list[int]]] = []  # index in ids, rows, offsets of its kind

@@ -58,7 +58,7 @@ class Medium:
     @property
     def runs(self) -> list[int]:
         """Rows behind each of its placeholders."""
-        count = len(self.times) or 1
+        count = len(self.times) or self.geometry.num_runs
         return [self.geometry.num_rows // count] * count
 
 

@@ -167,17 +167,14 @@ class Preparer:
         images = [medium for medium in media if medium.clip is None]
         videos = [medium for medium in media if medium.clip is not None]
         text = self._renderer.render(messages, tools, flags)
+        text = self._renderer.tiled(text, [image.geometry.tiles for image in images])
         if self._measurer.video is not None and self._measurer.video.has_timestamps:
             text = self._renderer.spread(text, [video.times for video in videos])
         ids = self._encode(text, "messages", add_special_tokens=False)
-        counts = [image.geometry.num_rows for image in images]
-        runs = [count for video in videos for count in video.runs]
-        expanded, offsets, starts = self._renderer.expand(ids, counts, runs)
-        items = [_item(image, at) for image, at in zip(images, offsets, strict=True)]
-        for video in videos:
-            count = len(video.runs)
-            items.append(_item(video, *starts[:count]))
-            starts = starts[count:]
+        of_images, of_videos = ([n for m in kind for n in m.runs] for kind in (images, videos))
+        expanded, offsets, starts = self._renderer.expand(ids, of_images, of_videos)
+        places = itertools.chain(offsets, starts)
+        items = [_item(m, *itertools.islice(places, len(m.runs))) for m in (*images, *videos)]
         in_order = tuple(sorted(items, key=lambda item: item.offset))
         said = begun(messages) if flags.is_continued else ""
         return tuple(expanded), in_order, place_of(self.reasoning_parser, text, said)
