@@ -40,7 +40,7 @@ ANY = {
     "epd/later.py": (1, "a function of any module"),
     "epd/cli/": (47, "JSON of other servers, values of settings, objects of transformers"),
     "epd/engine/": (120, "tensors, modules and configurations of torch and transformers"),
-    "epd/families/": (26, "modules and configurations of torch and transformers"),
+    "epd/families/": (32, "modules and configurations of torch and transformers"),
     "epd/groups/device/": (2, "tensors and modules of torch"),
     "epd/media_files/": (14, "images and films of PIL and av"),
     "epd/model_files/": (18, "JSON of checkpoints, and tensors"),

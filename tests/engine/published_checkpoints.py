@@ -6,13 +6,10 @@ The layouts, and where all this comes from, are in `published.py`.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tests.engine import published as record
@@ -114,6 +111,7 @@ _INDEX, _TABLE = (
     "its index, as scripts on GitHub check it",
     "tables of models in public repositories",
 )
+_CARD = "sizes: its model card; classes: transformers' documentation, as Qwen3.5's"
 PUBLISHED = {
     "Qwen/Qwen2-VL-2B-Instruct": Published(
         "qwen2_vl", _qwen2(151936, True, 1536, 8960, 28, 12, 2), 729, 2208985600, _TABLE
@@ -173,7 +171,22 @@ PUBLISHED = {
             False, 32, 2048, 0, 40, 16, 2,
             moe_intermediate_size=512, shared_expert_intermediate_size=512,
         ),
-        1045, 35951822704,
+        1811, 35951822704, "number of tensors: issue 1251 of sglang-jax",
+    ),
+    "Qwen/Qwen3.6-27B": Published(
+        "qwen3_5", _qwen3_5(False, 48, 5120, 17408, 64, 24, 4), 1199, 27781427952, _CARD
+    ),
+    "Qwen/Qwen3.8-27B": Published(
+        "qwen3_5", _qwen3_5(False, 48, 5120, 17408, 64, 24, 4), 1199, 27781427952,
+        "class and sizes: pull request 176 of LoongForge, which converted all its files",
+    ),
+    "Qwen/Qwen3.6-35B-A3B": Published(
+        "qwen3_5_moe",
+        _qwen3_5(
+            False, 32, 2048, 0, 40, 16, 2,
+            moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        ),
+        1811, 35951822704, _CARD,
     ),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": Published(
         "llava_onevision", _llava(152000, True, 896, 4864, 24, 14, 2), 716, 893675552
@@ -365,28 +378,3 @@ def _names(pattern: str, sizes: Mapping[str, int]) -> Iterator[str]:
     first = {"sparse": sizes["dense"]}  # layers, behind the dense ones
     for numbers in itertools.product(*(range(first.get(n, 0), sizes[n]) for n in ranges)):
         yield pattern.format(**dict(zip(ranges, numbers, strict=True)))
-
-
-def write_headers(directory: Path, tensors: Mapping[str, Shape], num_files: int) -> None:
-    """An index and files that have headers but no bytes: holes of a file system, as long as the
-    weights would be."""
-    directory.mkdir(parents=True, exist_ok=True)
-    names = sorted(tensors)
-    share = -(-len(names) // num_files)
-    weight_map = {}
-    for number in range(num_files):
-        file = f"model-{number + 1:05}-of-{num_files:05}.safetensors"
-        header, end = {}, 0
-        for name in names[number * share : (number + 1) * share]:
-            begin, end = end, end + 2 * math.prod(tensors[name])
-            header[name] = {
-                "dtype": "BF16", "shape": list(tensors[name]), "data_offsets": [begin, end],
-            }  # fmt: skip
-            weight_map[name] = file
-        text = json.dumps(header).encode()
-        with (directory / file).open("wb") as out:
-            out.write(struct.pack("<Q", len(text)) + text)
-            out.truncate(8 + len(text) + end)
-    total = sum(2 * math.prod(shape) for shape in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))

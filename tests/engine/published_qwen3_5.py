@@ -1,5 +1,7 @@
 """The layouts of Qwen3.5, dense and sparse, as `published.py` has those of the other families.
 
+*Recorded.*  That the experts of the drafting layer are stored one by one: they are 1,811 tensors.
+
 *Derived.*  Names are transformers' and, of the layers that draft, vLLM's; sizes are transformers'
 defaults and those of public scripts.
 """
@@ -77,7 +79,9 @@ QWEN3_5_MOE = Layout(
         **stack("model.language_model.", _GATED, _DELTA_NET, NORMS, _SHARED),
         **{n: shape for n, shape in QWEN3_5.tensors.items() if "visual" in n},
         **{n: shape for n, shape in _MTP.items() if ".mlp." not in n},
-        **{f"mtp.layers.0.{name}": shape for name, shape in _SHARED.items()},
+        **{f"mtp.layers.0.{n}": shape for n, shape in _SHARED.items() if "experts." not in n},
+        **{f"mtp.layers.0.mlp.experts.{{experts}}.{n[4:]}": shape.replace("ffn", "moe")
+           for n, shape in MLP.items()},
     },
     {
         **QWEN3_5.config,

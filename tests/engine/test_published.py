@@ -39,10 +39,11 @@ from tests.engine.published_checkpoints import (
     config_of,
     reduced,
     tensors_of,
-    write_headers,
 )
+from tests.engine.published_files import write_headers
 from tests.engine.tiny_models import WITH_STATES, WITHOUT_VIDEOS
 
+PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 SMALLEST = {p.family: name for name, p in reversed(PUBLISHED.items())}
 WITH_IMAGES = [name for name in SMALLEST.values() if PUBLISHED[name].layout.files]
 TIED_AND_NOT = ["Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"]
@@ -55,6 +56,15 @@ def stages(adapter: ModelAdapter) -> list[str]:
 def test_every_family_is_on_record() -> None:
     assert all(pkgutil.resolve_name(place).model_type == kind for kind, place in ADAPTERS.items())
     assert set(LAYOUTS) == set(ADAPTERS) == {p.family for p in PUBLISHED.values()}
+
+
+def test_the_page_names_what_loads() -> None:
+    """Each family, and of it what is on record; other names only say which class they are of."""
+    _, *rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*)\|$", PAGE.read_text(), re.MULTILINE)
+    assert [kind for kind, *_ in rows] == list(ADAPTERS)
+    for kind, made, others in rows:
+        assert made.split(", ") == [n for n, p in PUBLISHED.items() if p.family == kind]
+        assert not {*others.strip().split(", ")} & PUBLISHED.keys()
 
 
 @pytest.mark.parametrize(
