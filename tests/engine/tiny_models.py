@@ -297,6 +297,7 @@ def _write_companions(family: str, directory: Path) -> None:
     elif family in ("idefics3", "smolvlm"):
         (directory / "chat_template.jinja").write_text(_IDEFICS3_TEMPLATE)
         name_tiles(directory)
+        (directory / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
         settings = {
             "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64},
             "max_image_size": {"longest_edge": 32},
