@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure.options import size
-from epd_lab.bench import verb_gpu, verb_isolation, verb_reuse, verb_serve
+from epd_lab.bench import verb_accuracy, verb_gpu, verb_isolation, verb_reuse, verb_serve
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -24,6 +24,7 @@ EXAMPLES = (
     ("epd bench isolation", "text streams beside bursts of images; three minutes"),
     ("epd bench overlap", "encoding beside prefill; a minute"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
+    ("epd bench accuracy questions.jsonl 1epd 1e1p1d", "right answers of two topologies"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_repeats(sim)
     sim.add_argument("--hours", type=int, default=24, metavar="N", help="of the day; default 24")
     verb_serve.add_to(kinds)
+    verb_accuracy.add_to(kinds)
     verb_gpu.add_to(kinds)
     verb_reuse.add_to(kinds)
     verb_isolation.add_to(kinds)
@@ -85,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
 
     if getattr(args, "repeats", 1) < 1:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
+    if args.what == "accuracy":
+        return verb_accuracy.run(args)
     if args.what == "serve":
         return verb_serve.run(args)
     if args.what == "gpu":

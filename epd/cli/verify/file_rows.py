@@ -92,9 +92,11 @@ def _apart(text: str, right: list[str]) -> str:
 
 async def tokenizer(sides: Sides) -> Finding:
     asked = conversations(sees=sides.sees)
-    faults = []
+    faults, otherwise = [], 0
+    auto = sides.theirs.auto_tokenizer
     for number, body in enumerate(asked):
         for text in sides.theirs.texts(body):
+            otherwise += auto(text, add_special_tokens=False)["input_ids"] != sides.theirs.ids(text)
             ours, theirs = sides.ours.ids(text), sides.theirs.ids(text)
             if ours != theirs:
                 pairs = enumerate(zip(ours, theirs, strict=False))
@@ -102,7 +104,12 @@ async def tokenizer(sides: Sides) -> Finding:
                 faults.append(f"conversation {number} is another token sequence from {place} on")
     missing = set(read_eos_token_ids(sides.theirs.directory)) - set(sides.ends)
     faults += [f"token {token} does not end an answer here" for token in sorted(missing)]
-    return judged(faults, f"{len(asked)} conversations, token for token; ends: {sides.ends}")
+    note = (
+        f"; {type(auto).__name__} of AutoTokenizer reads {otherwise} texts otherwise than "
+        "tokenizer.json, which is read here"
+    )
+    detail = f"{len(asked)} conversations, token for token; ends: {sides.ends}"
+    return judged(faults, detail + (note if otherwise else ""), auto_differs=otherwise)
 
 
 async def pictures(sides: Sides) -> Finding:

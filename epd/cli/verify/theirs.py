@@ -35,14 +35,25 @@ class Theirs:
 
     @cached_property
     def tokenizer(self) -> Foreign:
-        from transformers import AutoTokenizer
+        """Of tokenizer.json as it is.
 
-        found = AutoTokenizer.from_pretrained(self.directory)
+        AutoTokenizer takes the class that tokenizer_config.json names; some of these build another
+        tokenizer of the same vocabulary.
+        """
+        from transformers import PreTrainedTokenizerFast
+
+        found = PreTrainedTokenizerFast.from_pretrained(self.directory)
         if found.chat_template is None:  # processors alone read these
             plain = self.directory / "chat_template.jinja"
             said = read_optional(self.directory / "chat_template.json").get("chat_template")
             found.chat_template = plain.read_text() if plain.exists() else said
         return found
+
+    @cached_property
+    def auto_tokenizer(self) -> Foreign:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.directory)
 
     @cached_property
     def image_processor(self) -> Foreign:
