@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from epd.cli.boundary import CommandFailed
-from epd.cli.main import main
 from epd.cli.verify import file_rows, model_rows, questions, sides
 from epd.cli.verify.findings import Finding, Result, parting
 from epd.cli.verify.fitting import Need, check_fits, cut, need_of
@@ -21,10 +22,9 @@ from epd.cli.verify.ours import Ours
 from epd.cli.verify.report import in_process
 from epd.cli.verify.rows import ROWS
 from epd.cli.verify.sides import Sides
-from epd.cli.verify.theirs import Theirs
 from epd.config import EngineConfig, Settings
 from epd.model_files.checkpoint import read_checkpoint
-from tests.engine.reference import reference_processor
+from epd.tiny import CHECKPOINT
 from tests.engine.tiny_models import FAMILIES, cached_model
 
 SETTINGS = Settings(engine=EngineConfig(threads=1, kv_nbytes=4 << 20))
@@ -68,19 +68,28 @@ async def test_all_rows_are_the_same(family: str) -> None:
     assert len(findings) == len(NAMES) if both.sees else len(NAMES) - 4
 
 
+WHOLE = """
+import sys
+from pathlib import Path
+from epd.cli.main import main
+from epd.cli.verify.theirs import Theirs
+from tests.engine.reference import reference_processor
+directory, report, family = sys.argv[1:]
+if family == "kimi_k25":  # which transformers reads with torchvision alone
+    Theirs.image_processor = reference_processor(Path(directory))
+sys.exit(main(["verify", directory, "--json", report]))
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", [*FAMILIES, "embedded"])
-def test_each_family_is_proved_through_processes(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from epd.tiny import CHECKPOINT
-
+def test_each_family_is_proved_through_processes(family: str, tmp_path: Path) -> None:
+    """As a command."""
     directory = CHECKPOINT if family == "embedded" else cached_model(family)
-    if family == "kimi_k25":  # which transformers reads with torchvision alone
-        kimi = reference_processor(directory)
-        monkeypatch.setattr(Theirs, "image_processor", kimi)
     report = tmp_path / "report.json"
-    assert main(["verify", str(directory), "--json", str(report)]) == 0
+    command = [sys.executable, "-c", WHOLE, str(directory), str(report), family]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(report.read_text())
     assert told["ok"] and [row["result"] for row in told["rows"]] == ["same"] * len(told["rows"])
 
