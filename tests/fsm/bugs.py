@@ -24,16 +24,18 @@ def append_later_token(generation: g.Generation, event: g.TokensMissed) -> None:
     generation.token_ids.append(1)
 
 
+def bug(table: Table, *rows: Row) -> Bug:
+    """`rows` instead of all that their cells hold."""
+    return table, list(dict.fromkeys((row.source, row.event) for row in rows)), list(rows)
+
+
 BUGS: dict[str, Bug] = {
-    "F6: blocks are freed when the client leaves, step or not": (
-        r.TABLE,
-        [(r.S.DECODING, r.AbortReceived)],
-        [Row(r.S.DECODING, r.AbortReceived, r.S.FINISHED, _FREE)],
+    "F6: blocks are freed when the client leaves, step or not": bug(
+        r.TABLE, Row(r.S.DECODING, r.AbortReceived, r.S.FINISHED, _FREE)
     ),
-    "F6: a last token frees the blocks that the step ahead writes into": (
+    "F6: a last token frees the blocks that the step ahead writes into": bug(
         r.TABLE,
-        [(r.S.DECODING, r.LastTokenSampled)],
-        [
+        *(
             Row(
                 r.S.DECODING,
                 r.LastTokenSampled,
@@ -43,188 +45,122 @@ BUGS: dict[str, Bug] = {
                 when,
             )
             for when in (r.in_another_step, unless(r.in_another_step))
-        ],
+        ),
     ),
     "decode is lost while preempted, and the table does not know": (
         r.TABLE,
         [(r.S.PREEMPTED, r.KvFailed)],
         [],
     ),
-    "F20: a hole in the tokens is passed on": (
+    "F20: a hole in the tokens is passed on": bug(
+        g.TABLE, Row(g.S.PLACED, g.TokensMissed, None, (g.Do.DELIVER,), append_later_token)
+    ),
+    "F4: rows that nobody waits for any more count as run ahead": bug(
+        e.TABLE, Row(e.S.RESIDENT, e.RoomClosed, None, (), e.remove_room)
+    ),
+    "F21: rows that nobody waits for are not kept in the books": bug(
+        e.TABLE, Row(e.S.ABANDONED, e.EncodeSucceeded, e.S.RESIDENT, (), e.keep_rows)
+    ),
+    "F21: rows that arrive for nobody are forgotten with their slots": bug(
+        m.TABLE, Row(m.S.ABANDONED, m.Loaded, m.S.EVICTED)
+    ),
+    "F22: a new waiter of an abandoned load starts another one": bug(
+        m.TABLE, Row(m.S.ABANDONED, m.Wanted, m.S.REQUESTED, (m.Do.OPEN_TRANSFER,), m.begin)
+    ),
+    "F23: rows are evicted though somebody waits": bug(
+        m.TABLE, Row(m.S.RESIDENT, m.EvictionRequested, m.S.EVICTED, (m.Do.RELEASE_ROWS,))
+    ),
+    "F37: a second room of a hash is encoded anew": bug(
+        e.TABLE, Row(e.S.ENCODING, e.Requested, e.S.QUEUED, (e.Do.START_PREPROCESS,), e.add_room)
+    ),
+    "a follower is not told that the rows are there": bug(
+        m.TABLE, Row(m.S.RESIDENT, m.Wanted, None, (), m.add_waiter)
+    ),
+    "F40: a failed attempt ends as finished, without an answer": bug(
         g.TABLE,
-        [(g.S.PLACED, g.TokensMissed)],
-        [Row(g.S.PLACED, g.TokensMissed, None, (g.Do.DELIVER,), append_later_token)],
+        Row(g.S.PLACED, g.AttemptFailed, g.S.MIGRATING, (g.Do.PLACE,), when=g.may_retry),
+        Row(g.S.PLACED, g.AttemptFailed, g.S.FINISHED, _CLOSE, when=unless(g.may_retry)),
     ),
-    "F4: rows that nobody waits for any more count as run ahead": (
-        e.TABLE,
-        [(e.S.RESIDENT, e.RoomClosed)],
-        [Row(e.S.RESIDENT, e.RoomClosed, None, (), e.remove_room)],
+    "F43: the client leaves and nobody is told": bug(
+        g.TABLE, Row(g.S.PLACED, g.CancelRequested, g.S.CANCELLING)
     ),
-    "F21: rows that nobody waits for are not kept in the books": (
-        e.TABLE,
-        [(e.S.ABANDONED, e.EncodeSucceeded)],
-        [Row(e.S.ABANDONED, e.EncodeSucceeded, e.S.RESIDENT, (), e.keep_rows)],
+    "F44: a life that is replaced leaves its attempts waiting": bug(
+        i.TABLE, Row(i.S.HEALTHY, i.EpochReplaced, i.S.LOST, (i.Do.PUBLISH, i.Do.DISCONNECT))
     ),
-    "F21: rows that arrive for nobody are forgotten with their slots": (
-        m.TABLE,
-        [(m.S.ABANDONED, m.Loaded)],
-        [Row(m.S.ABANDONED, m.Loaded, m.S.EVICTED)],
-    ),
-    "F22: a new waiter of an abandoned load starts another one": (
-        m.TABLE,
-        [(m.S.ABANDONED, m.Wanted)],
-        [Row(m.S.ABANDONED, m.Wanted, m.S.REQUESTED, (m.Do.OPEN_TRANSFER,), m.begin)],
-    ),
-    "F23: rows are evicted though somebody waits": (
-        m.TABLE,
-        [(m.S.RESIDENT, m.EvictionRequested)],
-        [Row(m.S.RESIDENT, m.EvictionRequested, m.S.EVICTED, (m.Do.RELEASE_ROWS,))],
-    ),
-    "F37: a second room of a hash is encoded anew": (
-        e.TABLE,
-        [(e.S.ENCODING, e.Requested)],
-        [Row(e.S.ENCODING, e.Requested, e.S.QUEUED, (e.Do.START_PREPROCESS,), e.add_room)],
-    ),
-    "a follower is not told that the rows are there": (
-        m.TABLE,
-        [(m.S.RESIDENT, m.Wanted)],
-        [Row(m.S.RESIDENT, m.Wanted, None, (), m.add_waiter)],
-    ),
-    "F40: a failed attempt ends as finished, without an answer": (
-        g.TABLE,
-        [(g.S.PLACED, g.AttemptFailed)],
-        [
-            Row(g.S.PLACED, g.AttemptFailed, g.S.MIGRATING, (g.Do.PLACE,), when=g.may_retry),
-            Row(g.S.PLACED, g.AttemptFailed, g.S.FINISHED, _CLOSE, when=unless(g.may_retry)),
-        ],
-    ),
-    "F43: the client leaves and nobody is told": (
-        g.TABLE,
-        [(g.S.PLACED, g.CancelRequested)],
-        [Row(g.S.PLACED, g.CancelRequested, g.S.CANCELLING)],
-    ),
-    "F44: a life that is replaced leaves its attempts waiting": (
-        i.TABLE,
-        [(i.S.HEALTHY, i.EpochReplaced)],
-        [Row(i.S.HEALTHY, i.EpochReplaced, i.S.LOST, (i.Do.PUBLISH, i.Do.DISCONNECT))],
-    ),
-    "F6: cancel is acknowledged while the write runs": (
+    "F6: cancel is acknowledged while the write runs": bug(
         o.TABLE,
-        [(o.S.WRITING, o.CancelReceived)],
-        [
-            Row(
-                o.S.WRITING,
-                o.CancelReceived,
-                o.S.CANCELLED,
-                (o.Do.RELEASE_SOURCE, o.Do.SEND_CANCEL_ACK, o.Do.CONCLUDE_FAILED),
-            )
-        ],
+        Row(
+            o.S.WRITING,
+            o.CancelReceived,
+            o.S.CANCELLED,
+            (o.Do.RELEASE_SOURCE, o.Do.SEND_CANCEL_ACK, o.Do.CONCLUDE_FAILED),
+        ),
     ),
-    "F7: the consumer's slots are freed after a grace": (
+    "F7: the consumer's slots are freed after a grace": bug(
+        n.TABLE, Row(n.S.EXPIRE_PENDING, room.GraceEnded, n.S.EXPIRED, (n.Do.RELEASE_SLOTS,))
+    ),
+    "F7: lost is taken for dead": bug(
         n.TABLE,
-        [(n.S.EXPIRE_PENDING, room.GraceEnded)],
-        [Row(n.S.EXPIRE_PENDING, room.GraceEnded, n.S.EXPIRED, (n.Do.RELEASE_SLOTS,))],
+        Row(n.S.RESERVED, room.PeerLost, n.S.FAILED, (n.Do.CONCLUDE_FAILED, n.Do.RELEASE_SLOTS)),
     ),
-    "F7: lost is taken for dead": (
+    "F8: the source is freed after an unknown outcome": bug(
+        o.TABLE,
+        Row(
+            o.S.WRITING,
+            o.WriteOutcomeUnknown,
+            o.S.FAILED,
+            (o.Do.RELEASE_SOURCE, o.Do.SEND_ABORT, o.Do.CONCLUDE_FAILED),
+        ),
+    ),
+    "F8: the slots are freed by the message of a doubt": bug(
         n.TABLE,
-        [(n.S.RESERVED, room.PeerLost)],
-        [
-            Row(
-                n.S.RESERVED,
-                room.PeerLost,
-                n.S.FAILED,
-                (n.Do.CONCLUDE_FAILED, n.Do.RELEASE_SLOTS),
-            )
-        ],
+        Row(
+            n.S.RESERVED,
+            n.DoubtReceived,
+            n.S.FAILED,
+            (n.Do.RELEASE_SLOTS, n.Do.CONCLUDE_FAILED),
+            room.keep_failure,
+        ),
     ),
-    "F8: the source is freed after an unknown outcome": (
+    "F8: a cancel is acknowledged while the outcome is unknown": bug(
+        o.TABLE, Row(o.S.QUARANTINED, o.CancelReceived, None, (o.Do.SEND_CANCEL_ACK,))
+    ),
+    "F11: a grant of other rows is written to": bug(
         o.TABLE,
-        [(o.S.WRITING, o.WriteOutcomeUnknown)],
-        [
-            Row(
-                o.S.WRITING,
-                o.WriteOutcomeUnknown,
-                o.S.FAILED,
-                (o.Do.RELEASE_SOURCE, o.Do.SEND_ABORT, o.Do.CONCLUDE_FAILED),
-            )
-        ],
+        Row(o.S.PARKED, o.GrantReceived, o.S.AWAITING_SLOTS, (o.Do.LEASE_SLOTS,), o.write_granted),
     ),
-    "F8: the slots are freed by the message of a doubt": (
-        n.TABLE,
-        [(n.S.RESERVED, n.DoubtReceived)],
-        [
-            Row(
-                n.S.RESERVED,
-                n.DoubtReceived,
-                n.S.FAILED,
-                (n.Do.RELEASE_SLOTS, n.Do.CONCLUDE_FAILED),
-                room.keep_failure,
-            )
-        ],
-    ),
-    "F8: a cancel is acknowledged while the outcome is unknown": (
+    "F28: a commit before the last part has landed": bug(
         o.TABLE,
-        [(o.S.QUARANTINED, o.CancelReceived)],
-        [Row(o.S.QUARANTINED, o.CancelReceived, None, (o.Do.SEND_CANCEL_ACK,))],
+        Row(
+            o.S.WRITING,
+            o.WriteSucceeded,
+            o.S.WRITTEN,
+            (o.Do.SEND_COMMIT, o.Do.ARM_RETRY),
+            o.keep_written,
+        ),
     ),
-    "F11: a grant of other rows is written to": (
+    "F42: a cancel before the grant leaves no tombstone": bug(
+        o.TABLE, Row(o.S.PENDING, o.CancelReceived, None, (o.Do.SEND_CANCEL_ACK,))
+    ),
+    "the owner is told twice": bug(
         o.TABLE,
-        [(o.S.PARKED, o.GrantReceived)],
-        [
-            Row(
-                o.S.PARKED,
-                o.GrantReceived,
-                o.S.AWAITING_SLOTS,
-                (o.Do.LEASE_SLOTS,),
-                o.write_granted,
-            )
-        ],
+        Row(
+            o.S.CANCEL_PENDING,
+            o.WriteSucceeded,
+            o.S.CANCELLED,
+            (o.Do.RELEASE_SOURCE, o.Do.SEND_CANCEL_ACK, o.Do.CONCLUDE_FAILED),
+        ),
     ),
-    "F28: a commit before the last part has landed": (
-        o.TABLE,
-        [(o.S.WRITING, o.WriteSucceeded)],
-        [
-            Row(
-                o.S.WRITING,
-                o.WriteSucceeded,
-                o.S.WRITTEN,
-                (o.Do.SEND_COMMIT, o.Do.ARM_RETRY),
-                o.keep_written,
-            )
-        ],
-    ),
-    "F42: a cancel before the grant leaves no tombstone": (
-        o.TABLE,
-        [(o.S.PENDING, o.CancelReceived)],
-        [Row(o.S.PENDING, o.CancelReceived, None, (o.Do.SEND_CANCEL_ACK,))],
-    ),
-    "the owner is told twice": (
-        o.TABLE,
-        [(o.S.CANCEL_PENDING, o.WriteSucceeded)],
-        [
-            Row(
-                o.S.CANCEL_PENDING,
-                o.WriteSucceeded,
-                o.S.CANCELLED,
-                (o.Do.RELEASE_SOURCE, o.Do.SEND_CANCEL_ACK, o.Do.CONCLUDE_FAILED),
-            )
-        ],
-    ),
-    "an abort of a preempted request leaves its offer standing": (
+    "an abort of a preempted request leaves its offer standing": bug(
         r.TABLE,
-        [(r.S.PREEMPTED, r.AbortReceived)],
-        [
-            Row(
-                r.S.PREEMPTED,
-                r.AbortReceived,
-                r.S.FINISHED,
-                (r.Do.DEQUEUE, r.Do.RELEASE_EMBEDDINGS, r.Do.SEND_ABORTED),
-            )
-        ],
+        Row(
+            r.S.PREEMPTED,
+            r.AbortReceived,
+            r.S.FINISHED,
+            (r.Do.DEQUEUE, r.Do.RELEASE_EMBEDDINGS, r.Do.SEND_ABORTED),
+        ),
     ),
-    "F8: a producer's source is freed by a fence of the peer while its engine reads": (
-        o.TABLE,
-        [(o.S.EXPIRE_PENDING, room.GraceEnded)],
-        [Row(o.S.EXPIRE_PENDING, room.GraceEnded, o.S.QUARANTINED, (o.Do.SETTLE_WRITE,))],
+    "F8: a producer's source is freed by a fence of the peer while its engine reads": bug(
+        o.TABLE, Row(o.S.EXPIRE_PENDING, room.GraceEnded, o.S.QUARANTINED, (o.Do.SETTLE_WRITE,))
     ),
 }

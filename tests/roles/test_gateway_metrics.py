@@ -14,32 +14,24 @@ from epd.api.watching.metrics import exposition
 from epd.fsm import encoding, generation, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.watching.stage_times import SECONDS
-from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
+from epd_lab.sim.cluster import GATEWAY, Cluster
 from epd_lab.sim.golden import ROW_NBYTES, Image
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
+from tests.roles.simulated import simulated
 
 
 def test_what_a_bus_drops_is_counted_per_instance() -> None:
-    world = World(1)
-    cluster = Cluster(world, "1e1pd", Settings())
-    cluster.start()
-    world.loop.run_until(1.0)
     dropped = {"e0": "malformed", "pd0": "queue_full", GATEWAY: "stale_target"}
-    for name, kind in dropped.items():
-        node = cluster.node(name)
-        assert node is not None
-        node.ports.bus.dropped[kind] += 3
-    world.loop.run_until(2.0)
-    gateway = cluster.node(GATEWAY)
-    assert gateway is not None
-    assert gateway.gateway is not None
-    samples = gateway.gateway.role.metrics()
+    with simulated("1e1pd") as at:
+        for name, kind in dropped.items():
+            at.node(name).ports.bus.dropped[kind] += 3
+        at.pass_time(1.0)
+        samples = at.gateway.role.metrics()
     found = {s.labels: s.value for s in samples if s.name == "epd_bus_dropped_total"}
     assert found == {(("instance", n), ("kind", kind)): 3 for n, kind in dropped.items()}
-    world.close()
 
 
 WAITS = ("WAITING_FOR_EMBEDDINGS", "WAITING_MID_PROMPT")
@@ -138,18 +130,13 @@ def test_stages_and_hops_are_right_in_number_and_sum() -> None:
 
 
 def test_how_full_the_cluster_is() -> None:
-    world = World(3)
-    cluster = Cluster(world, "1e1p1d", Settings())
-    cluster.start()
-    world.loop.run_until(1.0)
-    gateway = cluster.node(GATEWAY)
-    assert gateway is not None and gateway.gateway is not None
-    for name, running, waiting, share in (("p0", 3, 5, 0.25), ("d0", 2, 0, 0.5)):
-        instance = gateway.gateway.registry._instances[name]
-        blocks = int(instance.info.num_kv_blocks * share)
-        live = (("kv_blocks", blocks), ("running", running), ("waiting", waiting))
-        instance.load = msgspec.structs.replace(instance.load, live=live)
-    found = {(s.name, s.labels): s.value for s in gateway.gateway.role.metrics()}
+    with simulated("1e1p1d") as at:
+        for name, running, waiting, share in (("p0", 3, 5, 0.25), ("d0", 2, 0, 0.5)):
+            instance = at.gateway.registry._instances[name]
+            blocks = int(instance.info.num_kv_blocks * share)
+            live = (("kv_blocks", blocks), ("running", running), ("waiting", waiting))
+            instance.load = msgspec.structs.replace(instance.load, live=live)
+        found = {(s.name, s.labels): s.value for s in at.gateway.role.metrics()}
     p0 = (("instance", "p0"),)
     assert found["epd_instance_requests_waiting", p0] == 5
     assert found["epd_instance_requests_running", p0] == 3
@@ -157,7 +144,6 @@ def test_how_full_the_cluster_is() -> None:
     assert found["epd_requests_waiting", ()] == 5 and found["epd_requests_running", ()] == 5
     assert found["epd_kv_cache_usage", ()] == 0.375
     assert ("epd_instance_kv_cache_usage", (("instance", "e0"),)) not in found
-    world.close()
 
 
 def test_buckets_grow_and_all_names_are_documented() -> None:
