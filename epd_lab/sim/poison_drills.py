@@ -31,6 +31,7 @@ def _drill(name: str, topology: str, call: str, settings: Settings, *mutants: st
     )
 
 
+# fmt: off
 POISON_DRILLS: tuple[Drill, ...] = (
     _drill(
         "an-image-is-poison",
@@ -62,25 +63,20 @@ POISON_DRILLS: tuple[Drill, ...] = (
         "deaths_are_not_counted",
     ),
     Drill(
-        "a-group-loses-one-prompt-twice",
-        ("F68", "F29"),
-        topology="1e1p:tp2,1d",
+        "a-group-loses-one-prompt-twice", ("F68", "F29"), topology="1e1p:tp2,1d",
         work=Workload(1, image_share=0.0),
         faults=(
             Fault("lose_command", "p0.1", point="GENERATION:PREPARING>PLACED", nth=1),
             Fault("lose_command", "p0.1", point="GENERATION:AWAITING_TOPOLOGY>PLACED", nth=1),
         ),
-        may_fail=POISONED,
-        why=WHY,
-        fires=("GENERATION:PoisonFound", "group_lost"),
+        may_fail=POISONED, why=WHY, fires=("GENERATION:PoisonFound", "group_lost"),
     ),
     Drill(
-        "a-group-dies-beside-who-waits",
-        ("F68", "F29"),
-        topology="1e:tp2,1p1d",
+        "a-group-dies-beside-who-waits", ("F68", "F29"), topology="1e:tp2,1p1d",
         work=Workload(24, image_share=1.0, num_images=64, spread_s=1.0),
         faults=(Fault("lose_command", "e0.1", point="ENCODING:PREPARED>ENCODING", nth=2),),
         fires=("group_lost", "INSTANCE:EpochReplaced"),
         mutants=("what_left_counts_until_more_enters",),
     ),
 )
+# fmt: on
