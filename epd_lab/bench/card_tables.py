@@ -39,11 +39,7 @@ def table(path: Path) -> str:
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     workloads = list(NAMED)
     rows.sort(
-        key=lambda row: (
-            row["gpus"],
-            shapes.index(row["shape"]),
-            workloads.index(row["workload"]),
-        )
+        key=lambda row: (row["gpus"], shapes.index(row["shape"]), workloads.index(row["workload"]))
     )
     return markdown_table(HEADER, [_cells(row) for row in rows])
 

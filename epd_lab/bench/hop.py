@@ -70,10 +70,7 @@ class Tally:
     def row(self, way: str, nbytes: int, in_flight: int) -> Row:
         ranked = sorted(self.latencies_ns)
         p99 = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
-        latency_us = {
-            "p50": round(statistics.median(ranked) / 1e3, 1),
-            "p99": round(p99 / 1e3, 1),
-        }
+        latency_us = {"p50": round(statistics.median(ranked) / 1e3, 1), "p99": round(p99 / 1e3, 1)}
         gigabytes = len(ranked) * nbytes / 1e9
         return Row(
             way, nbytes, in_flight, latency_us,

@@ -117,11 +117,7 @@ async def measure(plan: Plan, told: Callable[[Rows], None] = lambda rows: None) 
 
 
 async def _measure_one(
-    server: Server,
-    name: str,
-    workload: Workload,
-    plan: Plan,
-    traced: list[tuple[str, Sample]],
+    server: Server, name: str, workload: Workload, plan: Plan, traced: list[tuple[str, Sample]]
 ) -> Rows:
     title = f"{name} {workload.name} {{}}/{plan.repeats}"
     runs = [

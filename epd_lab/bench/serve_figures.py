@@ -126,9 +126,7 @@ COLUMNS = (
 )
 
 
-def by_stream(
-    rows: Sequence[dict[str, Any]],
-) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def by_stream(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Those of each workload and stream together, both in the order in which they came first."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:

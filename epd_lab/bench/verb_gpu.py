@@ -40,12 +40,7 @@ def add_to(kinds: Any) -> None:
         "--workload", dest="workloads", action="append", metavar="NAME",
         help="instead of those of the suite; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "--shape",
-        choices=SERVED,
-        default="4b",
-        help="without --model; default 4b",
-    )
+    parser.add_argument("--shape", choices=SERVED, default="4b", help="without --model; default 4b")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument(
         "--requests", type=int, metavar="N", help="of each stream, at most; default: all"

@@ -36,11 +36,7 @@ workloads (text tokens in / out, images; unique noise, so that nothing is compre
 
 def add_to(kinds: Any) -> None:
     """Add the parser; `kinds` is argparse's action of subparsers."""
-    parser = kinds.add_parser(
-        "serve",
-        help="OpenAI servers under load",
-        description=DESCRIPTION,
-    )
+    parser = kinds.add_parser("serve", help="OpenAI servers under load", description=DESCRIPTION)
     parser.add_argument("servers", nargs="+", metavar="SERVER", help="URL or topology")
     parser.add_argument(
         "--workload", dest="workloads", action="append", metavar="NAME",

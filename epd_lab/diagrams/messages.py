@@ -111,11 +111,7 @@ def message_page(found: list[Speaker]) -> str:
         sends = ", ".join(f"`{s.name}`" for s in found if name in s.sends)
         handles = ", ".join(f"`{s.name}`" for s in found if name in s.receives)
         rows.append([f"`{name}`", sends or "nobody", handles or "nobody", meaning(kind)])
-    parts = [
-        NOTICE,
-        "# Messages: which role sends and which role handles each",
-        _HOW_TO_READ,
-    ]
+    parts = [NOTICE, "# Messages: which role sends and which role handles each", _HOW_TO_READ]
     if found:
         parts.append("![messages as a rail map](messages.svg)")
     parts.append(markdown_table(["Message", "Sent by", "Handled by", ""], rows))

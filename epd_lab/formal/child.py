@@ -97,11 +97,7 @@ def child_model(table: Table = c.TABLE) -> Model:
             Happening("starts", "time", "state == PENDING", c.StartDue),
             Happening("pause_is_over", "time", pauses, c.StartDue, before=rings),
             Happening(
-                "is_made",
-                "work",
-                "process == 'making'",
-                c.Launched,
-                before=("process = 'made'",),
+                "is_made", "work", "process == 'making'", c.Launched, before=("process = 'made'",)
             ),
             Happening(
                 "cannot_be_made", "fault", "process == 'making'", c.LaunchFailed, before=gone
@@ -125,9 +121,7 @@ def child_model(table: Table = c.TABLE) -> Model:
                 "again",
                 f"state in {OVER}",
                 fair=("time", "work"),
-                rests={
-                    f"state in {LIVES}": "it serves until it ends or is asked to",
-                },
+                rests={f"state in {LIVES}": "it serves until it ends or is asked to"},
             ),
         ),
     )

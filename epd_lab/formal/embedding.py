@@ -188,13 +188,7 @@ def _rival() -> Iterator[Happening]:
         ("rival_takes_too_long", "time", m.LoadTimedOut),
     ):
         yield Happening(
-            name,
-            kind,
-            under_way,
-            event,
-            event_fields=field,
-            guards=no,
-            actions={"keep_other": ()},
+            name, kind, under_way, event, event_fields=field, guards=no, actions={"keep_other": ()}
         )
 
 

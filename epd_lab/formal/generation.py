@@ -64,10 +64,7 @@ def _part(table: Table) -> Part:
                 "require not hole -- a hole in the tokens is not passed on",
                 "answers = answers + 1",
             ),
-            "DELIVER_CUT": (
-                "require said -- nothing is no answer",
-                "answers = answers + 1",
-            ),
+            "DELIVER_CUT": ("require said -- nothing is no answer", "answers = answers + 1"),
             "ANSWER_ERROR": ("answers = answers + 1",),
             "ABORT_ATTEMPT": ("at_work = False",),
             "LOG_FAILURE": ("logged = logged + 1",),

@@ -155,11 +155,7 @@ def _happenings() -> tuple[Happening, ...]:
         Happening("is_asked_to_end", "fault", event=g.CloseRequested),
         Happening("join_is_missed", "time", "joining", g.JoinMissed, before=("joining = False",)),
         Happening(
-            "answer_is_missed",
-            "time",
-            "answering",
-            g.AnswerMissed,
-            before=("answering = False",),
+            "answer_is_missed", "time", "answering", g.AnswerMissed, before=("answering = False",)
         ),
         Happening("probe_is_due", "time", "probing", g.ProbeDue, before=("probing = False",)),
         Happening("end_is_missed", "time", "ending", g.EndMissed, before=("ending = False",)),

@@ -83,10 +83,7 @@ MESSAGE = SimpleNamespace(
     sampling=None,
     gateway=PEER,
     deadline_s=9.0,
-    items=(
-        SimpleNamespace(room="a", offset=1, end=2),
-        SimpleNamespace(room="b", offset=2, end=3),
-    ),
+    items=(SimpleNamespace(room="a", offset=1, end=2), SimpleNamespace(room="b", offset=2, end=3)),
 )
 
 PLACEMENT: Any = SimpleNamespace(prefill=PEER, decode=PEER)

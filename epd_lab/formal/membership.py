@@ -50,10 +50,7 @@ def _part(table: Table) -> Part:
             "TAKE_TIME": ("knows_time = True",),
             "ARM_SILENCE": ("silence = True",),
             "BEAT": ("beats = True",),
-            "TELL_SERVING": (
-                "require not serving -- a process serves once",
-                "serving = True",
-            ),
+            "TELL_SERVING": ("require not serving -- a process serves once", "serving = True"),
             "ARM_ABSENT": ("absent = True",),
             "ARM_DRAIN": ("drain = True",),
             "SEND_LEAVE": ("told = True",),

@@ -62,15 +62,9 @@ ACTIONS = {
     "write_source": ("me.ready = 2", "me.part = me.ready - me.written"),
     "write_granted": ("me.ready = 2", "me.part = me.ready - me.written"),
     "keep_part": ("me.ready = me.ready if me.ready > 1 else 1",),
-    "write_part": (
-        "me.ready = me.ready if me.ready > 1 else 1",
-        "me.part = me.ready - me.written",
-    ),
+    "write_part": ("me.ready = me.ready if me.ready > 1 else 1", "me.part = me.ready - me.written"),
     "keep_written": ("me.written = me.written + me.part", "me.part = 0"),
-    "write_next": (
-        "me.written = me.written + me.part",
-        "me.part = me.ready - me.written",
-    ),
+    "write_next": ("me.written = me.written + me.part", "me.part = me.ready - me.written"),
 }
 SILENT = frozenset(
     "keep_slots keep_late_slots keep_blocks keep_late_blocks keep_manifest "
@@ -109,10 +103,7 @@ EFFECTS = {
     "ARM_GRACE": ("me.grace = True",),
     "CONCLUDE_FAILED": ("me.concluded = me.concluded + 1",),
 }
-RELEASE = (
-    "require me.memory == 'owned' -- owned memory is released",
-    "me.memory = 'released'",
-)
+RELEASE = ("require me.memory == 'owned' -- owned memory is released", "me.memory = 'released'")
 OWN = {
     "producer": {
         "RELEASE_SOURCE": RELEASE,

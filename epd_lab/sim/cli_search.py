@@ -101,10 +101,7 @@ def _told_to(args: argparse.Namespace) -> Any:
 
 
 def _conclude(
-    args: argparse.Namespace,
-    summary: Summary,
-    weak: list[str],
-    parts: dict[str, Summary],
+    args: argparse.Namespace, summary: Summary, weak: list[str], parts: dict[str, Summary]
 ) -> int:
     failed = len(summary.failures)
     if args.json:

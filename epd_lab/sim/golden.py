@@ -142,9 +142,7 @@ def linear_key(position: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def answer(
-    token_ids: tuple[int, ...],
-    images: tuple[tuple[int, Image], ...],
-    sampling: SamplingParams,
+    token_ids: tuple[int, ...], images: tuple[tuple[int, Image], ...], sampling: SamplingParams
 ) -> tuple[TokenLogprobs, ...]:
     """All output tokens, the ending one included, of a prompt with images at these offsets, with
     the log-probabilities that were asked for."""

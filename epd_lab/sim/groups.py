@@ -284,12 +284,7 @@ class SimFollower:
     """A rank without roles: a process that executes what it is told."""
 
     def __init__(
-        self,
-        groups: Groups,
-        leader: SimProcess,
-        rank: int,
-        process: SimProcess,
-        engines: Engines,
+        self, groups: Groups, leader: SimProcess, rank: int, process: SimProcess, engines: Engines
     ) -> None:
         self.process = process
         self.leader = leader  # which started it

@@ -42,16 +42,7 @@ KINDS = (
     "drain",
     "skew",
 )
-UNDECLARED = (
-    "raise",
-    "raise_late",
-    "corrupt",
-    "haunt",
-    "haunt",
-    "lose_thread",
-    "jump",
-    "sleep",
-)
+UNDECLARED = ("raise", "raise_late", "corrupt", "haunt", "haunt", "lose_thread", "jump", "sleep")
 ENDS = ("kill", "lose_device", "lose_thread")  # an instance, as does the end of a rank
 CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "stall": ("deadline", "lost", "transfer"),
