@@ -65,17 +65,13 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         generation_model(of["GENERATION"]),
         *(request_model(told, of["REQUEST"], name) for name, told in REQUESTS.items()),
         *(encoding_model(told, of["ENCODING"], name) for name, told in ENCODINGS.items()),
-        embedding_model(of["EMBEDDING"]),
-        instance_model(of["INSTANCE"]),
-        membership_model(of["MEMBERSHIP"]),
-        link_model(of["LINK"]),
+        embedding_model(of["EMBEDDING"]), instance_model(of["INSTANCE"]),
+        membership_model(of["MEMBERSHIP"]), link_model(of["LINK"]),
         offer_model(for_rows=False, table=of["OFFER"]),
         offer_model(for_rows=True, table=of["OFFER"], name="OFFER_FOR_ROWS"),
-        child_model(of["CHILD"]),
-        group_model(of["GROUP"]),
-        fan_out_model(of["FAN_OUT"]),
+        child_model(of["CHILD"]), group_model(of["GROUP"]), fan_out_model(of["FAN_OUT"]),
         *(pair_model(told, of["OUTGOING"], of["INCOMING"], name) for name, told in PAIRS.items()),
-    )
+    )  # fmt: skip
 
 
 def write_promela(out: Path) -> list[Path]:

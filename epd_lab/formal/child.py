@@ -14,62 +14,49 @@ OVER = "(STOPPED, FAILED)"
 def _laws() -> tuple[Law, ...]:
     return (
         Law(
-            "NoProcessIsLeft",
-            4,
-            "who is over has no process, and who lives or is stopped has one",
+            "NoProcessIsLeft", 4, "who is over has no process, and who lives or is stopped has one",
             f"(process == 'none') == (state not in {LIVES} and state not in {LEAVES})",
         ),
         Law(
-            "WhoIsStoppedIsTold",
-            7,
-            "a process that is to end knows it, or is not made yet",
+            "WhoIsStoppedIsTold", 7, "a process that is to end knows it, or is not made yet",
             f"state not in {LEAVES} or told or process == 'making'",
         ),
         Law(
-            "AClockRuns",
-            7,
-            "a pause ends, so does the time to drain, and who lives is asked",
+            "AClockRuns", 7, "a pause ends, so does the time to drain, and who lives is asked",
             f"(state != PAUSED and state not in {LIVES} and state not in {LEAVES}) or clock",
         ),
-    )
+    )  # fmt: skip
 
 
 def _part(table: Table) -> Part:
     return Part(
         table,
         guards={
-            "is_silent": "unanswered >= 1",
-            "is_stuck": "unanswered >= 2",
-            "is_hung": "unanswered >= 3",
-            "may_follow": "not was_short",
+            "is_silent": "unanswered >= 1", "is_stuck": "unanswered >= 2",
+            "is_hung": "unanswered >= 3", "may_follow": "not was_short",
         },
         actions={
-            "count_ask": ("unanswered = unanswered + 1",),
-            "hear": ("unanswered = 0",),
+            "count_ask": ("unanswered = unanswered + 1",), "hear": ("unanswered = 0",),
             "note_answer": ("unanswered = 0", "was_short = False"),
-            "begin_life": ("unanswered = 0",),
-            "begin_service": ("unanswered = 0",),
+            "begin_life": ("unanswered = 0",), "begin_service": ("unanswered = 0",),
             "count_life": ("unanswered = 0", "was_short = True"),
         },
         effects={
             "LAUNCH": (
                 "require process == 'none' -- one process of a child at a time",
-                "process = 'making'",
-                "told = False",
+                "process = 'making'", "told = False",
             ),
             "ASK": ("clock = True",),
             "TELL_HUNG": ("require unanswered > 0 -- who answers is left alone (F79)",),
-            "ARM_PAUSE": ("clock = True",),
-            "ARM_KILL": ("clock = True",),
-            "ARM_GONE": ("clock = True",),
-            "SEND_TERM": ("told = process == 'made'",),
+            "ARM_PAUSE": ("clock = True",), "ARM_KILL": ("clock = True",),
+            "ARM_GONE": ("clock = True",), "SEND_TERM": ("told = process == 'made'",),
             "SEND_KILL": ("told = process == 'made'",),
             "TELL_FAILED": ("require not has_served -- who served once is started again",),
             "TELL_SERVED": ("has_served = True",),
         },
         silent=frozenset(("count_pause", "rest", "SEND_INT", "TELL_SILENT", "TELL_STOPPED")),
         at_end=("clock = False",),
-    )
+    )  # fmt: skip
 
 
 def child_model(table: Table = c.TABLE) -> Model:
@@ -82,8 +69,7 @@ def child_model(table: Table = c.TABLE) -> Model:
     pauses, leaves = "state == PAUSED and clock", f"state in {LEAVES} and clock"
     lives = f"state in {LIVES} and clock"
     return Model(
-        name="CHILD",
-        about="one process that a supervisor keeps, over all its lives",
+        name="CHILD", about="one process that a supervisor keeps, over all its lives",
         parts=(_part(table),),
         variables=(
             Variable("process", ("none", "making", "made"), "of the operating system"),
@@ -97,10 +83,10 @@ def child_model(table: Table = c.TABLE) -> Model:
             Happening("starts", "time", "state == PENDING", c.StartDue),
             Happening("pause_is_over", "time", pauses, c.StartDue, before=rings),
             Happening(
-                "is_made", "work", "process == 'making'", c.Launched, before=("process = 'made'",)
+                "is_made", "work", "process == 'making'", c.Launched, before=("process = 'made'",),
             ),
             Happening(
-                "cannot_be_made", "fault", "process == 'making'", c.LaunchFailed, before=gone
+                "cannot_be_made", "fault", "process == 'making'", c.LaunchFailed, before=gone,
             ),
             Happening("serves", "fault", made, c.Served),
             Happening("answers", "fault", made, c.Answered),
@@ -115,13 +101,9 @@ def child_model(table: Table = c.TABLE) -> Model:
         laws=_laws(),
         promises=(
             Promise(
-                "WhoIsStoppedEnds",
-                7,
-                "it is over, or it lives",
-                "again",
-                f"state in {OVER}",
+                "WhoIsStoppedEnds", 7, "it is over, or it lives", "again", f"state in {OVER}",
                 fair=("time", "work"),
                 rests={f"state in {LIVES}": "it serves until it ends or is asked to"},
             ),
         ),
-    )
+    )  # fmt: skip

@@ -240,46 +240,33 @@ def _to_group(machine: Any, fields: Values) -> Values:
 
 CONCRETE = {
     "OUTGOING": Concrete(
-        _outgoing,
-        _of_outgoing,
-        ("granted",),
-        lambda machine, fields: {"grant": _grant(fields)},
-        {"CONCLUDE_FAILED": "True"},
-        lambda machine: machine.why,
+        _outgoing, _of_outgoing, ("granted",), lambda machine, fields: {"grant": _grant(fields)},
+        {"CONCLUDE_FAILED": "True"}, lambda machine: machine.why,
     ),
     "INCOMING": Concrete(
-        _incoming,
-        tells={"CONCLUDE_FAILED": "not consumer_cancelled"},
+        _incoming, tells={"CONCLUDE_FAILED": "not consumer_cancelled"},
         why=lambda machine: machine.why,
     ),
     "FAN_OUT": Concrete(_fan_out, _of_fan_out),
-    "GROUP": Concrete(_group, _of_group, carry=_to_group),
-    "OFFER": Concrete(_offer, _of_offer),
+    "GROUP": Concrete(_group, _of_group, carry=_to_group), "OFFER": Concrete(_offer, _of_offer),
     "LINK": Concrete(lambda values: machines.make_link()),
     "INSTANCE": Concrete(lambda values: machines.make_instance()),
     "CHILD": Concrete(_child, _of_child),
     "MEMBERSHIP": Concrete(lambda values: machines.make_membership()),
     "GENERATION": Concrete(
-        _generation,
-        _of_generation,
-        carry=_to_generation,
+        _generation, _of_generation, carry=_to_generation,
         tells={"ANSWER_ERROR": "True", "LOG_FAILURE": "True"},
     ),
     "REQUEST": Concrete(
-        _request,
-        _of_request,
-        carry=lambda machine, fields: {"kv": KV, "num_tokens": 1},
+        _request, _of_request, carry=lambda machine, fields: {"kv": KV, "num_tokens": 1},
         tells={"SEND_FAILURE": "True"},
     ),
     "ENCODING": Concrete(
-        _encoding, _of_encoding, tells={"FAIL_ROOMS": "True"}, joins=(encoding.Requested,)
+        _encoding, _of_encoding, tells={"FAIL_ROOMS": "True"}, joins=(encoding.Requested,),
     ),
     "EMBEDDING": Concrete(
-        _embedding,
-        _of_embedding,
-        ("rival_load",),
-        tells={"NOTIFY_FAILED": "True"},
+        _embedding, _of_embedding, ("rival_load",), tells={"NOTIFY_FAILED": "True"},
         joins=(embedding.Wanted, embedding.RivalWanted),
     ),
-}
+}  # fmt: skip
 """By the name of the table."""

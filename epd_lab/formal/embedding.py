@@ -25,22 +25,17 @@ NO_WAITERS = (
 RACE = {
     "OPEN_RIVAL": (
         "require not promised -- two race, and not three",
-        "require room != rival -- a room is used once",
-        "rival_load = 'asked'",
-        "promised = True",
+        "require room != rival -- a room is used once", "rival_load = 'asked'", "promised = True",
     ),
     "CANCEL_RIVAL": (
-        "require promised -- what is given back was promised",
-        "rival_load = 'none'",
+        "require promised -- what is given back was promised", "rival_load = 'none'",
         "promised = False",
     ),
     "END_RACE": (
         "require promised -- what is given back was promised",
-        "load = rival_load if load == 'none' else load",
-        "rival_load = 'none'",
-        "promised = False",
+        "load = rival_load if load == 'none' else load", "rival_load = 'none'", "promised = False",
     ),
-}
+}  # fmt: skip
 """Effects of two loads."""
 
 
@@ -124,15 +119,11 @@ def _rooms() -> Iterator[Happening]:
             )
         leaves = (f"in_{room} = False", f"tried_{room} = False", "b_first = False")
         yield Happening(
-            f"{room}_leaves",
-            "fault",
-            f"in_{room}",
-            m.Unwanted,
+            f"{room}_leaves", "fault", f"in_{room}", m.Unwanted,
             before=(f"wants_{room} = False", f"ready_{room} = False"),
-            guards={"others_wait": f"in_{other}"},
-            event_fields={"room": f"'{room}'"},
+            guards={"others_wait": f"in_{other}"}, event_fields={"room": f"'{room}'"},
             actions={"remove_waiter": leaves},
-        )
+        )  # fmt: skip
 
 
 def _load() -> Iterator[Happening]:
@@ -173,14 +164,9 @@ def _rival() -> Iterator[Happening]:
     )
     swapped = ("room = 'b' if room == 'a' else 'a'", "rival = 'b' if rival == 'a' else 'a'")
     yield Happening(
-        "rival_is_first",
-        "work",
-        open_,
-        m.Loaded,
-        before=("load = 'none'", "slots = True"),
-        event_fields=field,
-        actions={"keep_first": (*swapped, "has_rows = True")},
-    )
+        "rival_is_first", "work", open_, m.Loaded, before=("load = 'none'", "slots = True"),
+        event_fields=field, actions={"keep_first": (*swapped, "has_rows = True")},
+    )  # fmt: skip
     for name, kind, event in (
         ("rival_fails", "fault", m.LoadFailed),
         ("rival_is_lost", "fault", m.LoadLost),
@@ -195,48 +181,38 @@ def _rival() -> Iterator[Happening]:
 def _laws() -> tuple[Law, ...]:
     return (
         Law(
-            "WhoWaitsIsTold",
-            7,
+            "WhoWaitsIsTold", 7,
             "whoever waits hears that the rows are here when they are, and not before",
             "ready_a == (in_a and state == RESIDENT) and ready_b == (in_b and state == RESIDENT)",
         ),
         Law(
-            "BooksAreTrue",
-            4,
+            "BooksAreTrue", 4,
             "rows are in the books as long as the machine owns their slots (F21)",
             "kept == (state == RESIDENT) and kept == slots",
         ),
         Law(
-            "ALoadIsUnderWay",
-            7,
-            "who waits for rows waits for a load (F22)",
+            "ALoadIsUnderWay", 7, "who waits for rows waits for a load (F22)",
             "state not in (REQUESTED, LOADING, ABANDONED) or load != 'none'",
         ),
         Law(
-            "WhoWantsThemIsKnown",
-            7,
+            "WhoWantsThemIsKnown", 7,
             "whoever wants the rows waits for them, also for those of an abandoned load (F22)",
             "wants_a == in_a and wants_b == in_b",
         ),
         Law(
-            "WhoLoadsOwnsThem",
-            3,
-            "rows are loaded into leased slots",
+            "WhoLoadsOwnsThem", 3, "rows are loaded into leased slots",
             "state not in (LOADING, HEDGED, ABANDONED) or load == 'open'",
         ),
         Law(
-            "ARoomIsAskedForAgain",
-            7,
-            "a room that does not come is asked for again",
+            "ARoomIsAskedForAgain", 7, "a room that does not come is asked for again",
             "state != AWAITING_ROOM or again",
         ),
         Law(
-            "TwoRace",
-            4,
+            "TwoRace", 4,
             "a second load, and slots that are promised for it, are there while two race",
             "promised == (state == HEDGED) and (rival_load != 'none') == promised",
         ),
-    )
+    )  # fmt: skip
 
 
 def embedding_model(table: Table = m.TABLE) -> Model:

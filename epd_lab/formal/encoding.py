@@ -34,44 +34,35 @@ KEEPS = "require has_rows -- rows are kept that are there"
 FILLS = "require kept != 'nowhere' -- rooms are filled from rows in the books (F21)"
 EFFECTS = {
     "AWAIT_TURN": ("require turn == 'no' -- it waits for one turn", "turn = 'waits'"),
-    "COUNT_AHEAD": ("turn = 'counts'",),
-    "LEAVE_AHEAD": ("turn = 'no'",),
+    "COUNT_AHEAD": ("turn = 'counts'",), "LEAVE_AHEAD": ("turn = 'no'",),
     "START_LOAD": (
         "require not reading -- storage is asked once (F37)",
-        "require turn == 'counts' -- work begins in its turn (F4)",
-        "reading = True",
+        "require turn == 'counts' -- work begins in its turn (F4)", "reading = True",
     ),
     "START_PREPROCESS": (
         "require work == 'none' -- single flight (F37)",
-        "require turn == 'counts' -- work begins in its turn (F4)",
-        "work = 'pool'",
+        "require turn == 'counts' -- work begins in its turn (F4)", "work = 'pool'",
     ),
     "ENQUEUE": ("work = 'prepared'",),
     "DEQUEUE": (
-        "require work == 'prepared' -- what a batch owns is not taken back",
-        "work = 'none'",
+        "require work == 'prepared' -- what a batch owns is not taken back", "work = 'none'",
     ),
-    "KEEP_ROWS": (KEEPS, "kept = 'device'"),
-    "KEEP_HOST_ROWS": (KEEPS, "kept = 'host'"),
+    "KEEP_ROWS": (KEEPS, "kept = 'device'"), "KEEP_HOST_ROWS": (KEEPS, "kept = 'host'"),
     "START_DEMOTION": (
-        f"require kept == 'device' and {UNREAD} -- unread rows are moved (F31)",
-        "kept = 'host'",
+        f"require kept == 'device' and {UNREAD} -- unread rows are moved (F31)", "kept = 'host'",
         "copying = 'down'",
     ),
     "START_PROMOTION": (
-        f"require kept == 'host' and {UNREAD} -- unread rows are moved (F31)",
-        "kept = 'device'",
+        f"require kept == 'host' and {UNREAD} -- unread rows are moved (F31)", "kept = 'device'",
         "copying = 'up'",
     ),
-    "FILL_ROOMS": (FILLS,),
-    "FILL_ONE": (FILLS,),
+    "FILL_ROOMS": (FILLS,), "FILL_ONE": (FILLS,),
     "FAIL_ROOMS": tuple(f"{what}_{room} = False" for what in ("asks", "in") for room in "ab"),
     "RELEASE_ROWS": (
         "require kept != 'nowhere' -- what is dropped was kept",
-        f"require {UNREAD} -- unread rows are dropped (F31)",
-        "kept = 'nowhere'",
+        f"require {UNREAD} -- unread rows are dropped (F31)", "kept = 'nowhere'",
     ),
-}
+}  # fmt: skip
 
 
 def _part(table: Table) -> Part:
@@ -111,24 +102,15 @@ def _rooms() -> Iterator[Happening]:
     for room, other in ROOMS:
         mine = f"in_{room}"
         yield Happening(
-            f"{room}_is_asked_for",
-            "work",
-            f"not {mine} and state not in {ENDED}",
-            e.Requested,
-            before=(f"asks_{room} = True",),
-            event_fields={"room": f"'{room}'"},
+            f"{room}_is_asked_for", "work", f"not {mine} and state not in {ENDED}", e.Requested,
+            before=(f"asks_{room} = True",), event_fields={"room": f"'{room}'"},
             actions={"add_room": (f"{mine} = True",)},
-        )
+        )  # fmt: skip
         yield Happening(
-            f"{room}_closes",
-            "fault",
-            mine,
-            e.RoomClosed,
-            before=(f"asks_{room} = False",),
-            guards={"others_wait": f"in_{other}"},
-            event_fields={"room": f"'{room}'"},
+            f"{room}_closes", "fault", mine, e.RoomClosed, before=(f"asks_{room} = False",),
+            guards={"others_wait": f"in_{other}"}, event_fields={"room": f"'{room}'"},
             actions={"remove_room": (f"{mine} = False",), "drop_patches": (f"{mine} = False",)},
-        )
+        )  # fmt: skip
 
 
 def _workers() -> Iterator[Happening]:
@@ -182,37 +164,31 @@ def _rests(told: Told) -> dict[str, str]:
 def _laws() -> tuple[Law, ...]:
     return (
         Law(
-            "WhoAsksIsKnown",
-            7,
+            "WhoAsksIsKnown", 7,
             "whoever asks has an open room, also at an abandoned encoding (F22)",
             "asks_a == in_a and asks_b == in_b",
         ),
         Law(
-            "BooksAreTrue",
-            4,
-            "rows are in the books of one tier as long as they are there (F21)",
+            "BooksAreTrue", 4, "rows are in the books of one tier as long as they are there (F21)",
             "has_rows == (kept != 'nowhere')",
         ),
         Law(
-            "WhatIsWaitedForCounts",
-            4,
+            "WhatIsWaitedForCounts", 4,
             "rows count as run ahead while rooms wait for them, and no longer (F4)",
             "not has_rows or (turn == 'counts') == (in_a or in_b)",
         ),
         Law("ItEndsEmpty", 4, "what ended keeps no rows", f"not ({IS_OVER}) or not has_rows"),
         Law(
-            "OneBatchHasIt",
-            5,
+            "OneBatchHasIt", 5,
             "its patches are in a batch, or it is not there: single flight (F37)",
             "state != ENCODING or work == 'batch'",
         ),
         Law(
-            "ReadersKeepRows",
-            3,
+            "ReadersKeepRows", 3,
             "rooms that read keep rows where they are, until the copy is whole (F31)",
             "state not in (RESIDENT, DEMOTED, DEMOTING, PROMOTING) or has_rows",
         ),
-    )
+    )  # fmt: skip
 
 
 def encoding_model(
@@ -221,8 +197,7 @@ def encoding_model(
     """The model; `table` is ENCODING's, or one with a bug put back."""
     told = told or Told()
     return Model(
-        name=name,
-        about="the making of one hash's rows at an encode instance",
+        name=name, about="the making of one hash's rows at an encode instance",
         parts=(_part(table),),
         variables=(
             *(Variable(f"asks_{room}", (False, True), "its consumer does") for room in "ab"),
@@ -235,18 +210,14 @@ def encoding_model(
             Variable("copying", ("no", "down", "up"), "between tiers"),
             Variable("kept", ("nowhere", "device", "host"), "the books that count the rows"),
         ),
-        happenings=(*_rooms(), *_workers(), *_tiers()),
-        laws=_laws(),
+        happenings=(*_rooms(), *_workers(), *_tiers()), laws=_laws(),
         promises=(
             Promise(
-                "TimeMovesIt",
-                7,
+                "TimeMovesIt", 7,
                 "it ends, rests as cache, or is asked for again and again while work hangs",
-                "again",
-                IS_OVER,
-                rests=_rests(told),
+                "again", IS_OVER, rests=_rests(told),
             ),
         ),
         succeeds="state in (RESIDENT, DEMOTED) and in_a and in_b",
         constants={field.upper(): getattr(told, field) for field in told.__slots__},
-    )
+    )  # fmt: skip

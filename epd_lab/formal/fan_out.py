@@ -13,25 +13,19 @@ _OTHER = {0: 1, 1: 0}
 def _laws() -> tuple[Law, ...]:
     return (
         Law(
-            "WrittenIsAllOfIt",
-            3,
-            "what is said to be written has landed at every rank",
+            "WrittenIsAllOfIt", 3, "what is said to be written has landed at every rank",
             "state != WRITTEN or (landed_0 and landed_1)",
         ),
         Law(
-            "WhatHasFailedIsStill",
-            3,
-            "when it is said to have failed, no part moves any more",
+            "WhatHasFailedIsStill", 3, "when it is said to have failed, no part moves any more",
             "state != FAILED or not (moves_0 or moves_1)",
         ),
         Law(
-            "NobodyIsToldEarly",
-            3,
-            "its end is said when every part has begun and has an outcome",
+            "NobodyIsToldEarly", 3, "its end is said when every part has begun and has an outcome",
             f"state not in {OVER} or not (awaited_0 or awaited_1)",
         ),
         Law("TheEndIsTold", 1, "who waits is told, once it is over", f"(state in {OVER}) == told"),
-    )
+    )  # fmt: skip
 
 
 def _of_part(part: int, other: int) -> tuple[Happening, ...]:
@@ -64,9 +58,7 @@ def fan_out_model(table: Table = f.TABLE) -> Model:
     told = ("told = True",)
     part = Part(table, effects=dict.fromkeys(("TELL_WRITTEN", "TELL_FAILED", "TELL_UNKNOWN"), told))
     return Model(
-        name="FAN_OUT",
-        about="a write of two parts, to two ranks or from two",
-        parts=(part,),
+        name="FAN_OUT", about="a write of two parts, to two ranks or from two", parts=(part,),
         variables=(
             *(Variable(f"awaited_{n}", (True, False), "it has no outcome yet") for n in _OTHER),
             *(Variable(f"moves_{n}", (True, False), "bytes of it may move") for n in _OTHER),
@@ -77,12 +69,8 @@ def fan_out_model(table: Table = f.TABLE) -> Model:
         laws=_laws(),
         promises=(
             Promise(
-                "ItEnds",
-                7,
-                "when every part has an outcome it is over",
-                "once",
-                f"state in {OVER}",
-                fair=("work",),
+                "ItEnds", 7, "when every part has an outcome it is over", "once",
+                f"state in {OVER}", fair=("work",),
             ),
         ),
-    )
+    )  # fmt: skip

@@ -34,26 +34,21 @@ def _part(table: Table) -> Part:
     return Part(
         table,
         guards={
-            "may_retry": "failures + 1 < MAX_ATTEMPTS",
-            "has_said": "said",
+            "may_retry": "failures + 1 < MAX_ATTEMPTS", "has_said": "said",
             "is_last": "unconfirmed < 2",
         },
         actions={
             "begin_attempt": ("attempts = attempts + 1", "unconfirmed = 2"),
-            "note_confirmed": ("unconfirmed = unconfirmed - 1",),
-            "append_tokens": ("said = True",),
+            "note_confirmed": ("unconfirmed = unconfirmed - 1",), "append_tokens": ("said = True",),
             "note_failure": ("failures = failures + 1",),
         },
         effects={
             "DISPATCH": (
                 "require not at_work -- one attempt at a time",
-                "require attempts <= MAX_ATTEMPTS -- attempts are bounded",
-                "at_work = True",
+                "require attempts <= MAX_ATTEMPTS -- attempts are bounded", "at_work = True",
             ),
-            "PLACE": ("pause = True",),
-            "AWAIT_TOPOLOGY": ("pause = True",),
-            "CHOOSE": ("placing = True",),
-            "ARM_TOPOLOGY": ("topology = True",),
+            "PLACE": ("pause = True",), "AWAIT_TOPOLOGY": ("pause = True",),
+            "CHOOSE": ("placing = True",), "ARM_TOPOLOGY": ("topology = True",),
             "MOVE_IMAGE": ("require at_work -- images move within an attempt",),
             "HEDGE_IMAGE": ("require at_work -- images are hedged within an attempt",),
             "DELIVER": (
@@ -65,18 +60,13 @@ def _part(table: Table) -> Part:
                 "answers = answers + 1",
             ),
             "DELIVER_CUT": ("require said -- nothing is no answer", "answers = answers + 1"),
-            "ANSWER_ERROR": ("answers = answers + 1",),
-            "ABORT_ATTEMPT": ("at_work = False",),
-            "LOG_FAILURE": ("logged = logged + 1",),
-            "CLOSE": ("closed = closed + 1",),
-            "ARM_PATIENCE": ("patience = True",),
-            "ARM_ATTEMPT": ("watch = True",),
+            "ANSWER_ERROR": ("answers = answers + 1",), "ABORT_ATTEMPT": ("at_work = False",),
+            "LOG_FAILURE": ("logged = logged + 1",), "CLOSE": ("closed = closed + 1",),
+            "ARM_PATIENCE": ("patience = True",), "ARM_ATTEMPT": ("watch = True",),
             "ARM_ABORT": ("abort_timer = True",),
         },
-        silent=SILENT,
-        at_end=("placing = False", "hole = False", "unconfirmed = 0"),
-        timers=TIMERS,
-    )
+        silent=SILENT, at_end=("placing = False", "hole = False", "unconfirmed = 0"), timers=TIMERS,
+    )  # fmt: skip
 
 
 def _gateway() -> Iterator[Happening]:
@@ -118,15 +108,11 @@ def _attempt() -> Iterator[Happening]:
     words: tuple[tuple[str, type[Event], str, tuple[str, ...]], ...] = (
         ("is_accepted", g.Accepted, sent, ("watch = False",)),
         (
-            "tokens_arrive",
-            g.TokensArrived,
-            f"{sent} and at_work and not hole",
+            "tokens_arrive", g.TokensArrived, f"{sent} and at_work and not hole",
             ("watch = False", "patience = False"),
         ),
         (
-            "last_tokens_arrive",
-            g.FinalTokensArrived,
-            f"{sent} and at_work and not hole",
+            "last_tokens_arrive", g.FinalTokensArrived, f"{sent} and at_work and not hole",
             ("at_work = False",),
         ),
         ("last_tokens_arrive_late", g.FinalTokensArrived, f"{sent} and not at_work", ()),
@@ -135,20 +121,16 @@ def _attempt() -> Iterator[Happening]:
         ("attempt_is_refused", g.AttemptRefused, sent, ()),
         ("poison_is_found", g.PoisonFound, sent, ()),
         ("abort_is_confirmed", g.AbortConfirmed, f"{sent} and not at_work", ()),
-    )
+    )  # fmt: skip
     for name, event, when, before in words:
         kind = "work" if name in prompt else "fault"
         yield Happening(name, kind, when, event, 0, before, event_fields=KIND)
     yield Happening("an_image_moves", "fault", f"{sent} and at_work and {open_}", g.ImageMoved)
     yield Happening("an_image_is_late", "fault", f"{sent} and at_work and {open_}", g.ImageHedged)
     yield Happening(
-        "attempt_fails_for_good",
-        "fault",
-        f"{sent} and at_work",
-        g.AttemptFailed,
-        guards={"may_retry": "False"},
-        event_fields={"failure": "'contract'"},
-    )
+        "attempt_fails_for_good", "fault", f"{sent} and at_work", g.AttemptFailed,
+        guards={"may_retry": "False"}, event_fields={"failure": "'contract'"},
+    )  # fmt: skip
 
 
 def _laws() -> tuple[Law, ...]:
@@ -157,55 +139,43 @@ def _laws() -> tuple[Law, ...]:
     return (
         Law("AtMostOneAnswer", 1, "one answer (F39, F40)", "answers <= 1"),
         Law(
-            "OneAnswer",
-            1,
+            "OneAnswer", 1,
             "who ends has answered once, unless nobody reads or it was refused at once",
             f"not ({ended}) or (answers == 0) == (silent or {turned_away})",
         ),
         Law(
-            "ThePlaceIsGivenBackOnce",
-            4,
-            "the place is given back once",
+            "ThePlaceIsGivenBackOnce", 4, "the place is given back once",
             f"closed <= 1 and (closed == 1) == ({ended} and admitted)",
         ),
         Law(
-            "OurFaultsAreLogged",
-            1,
-            "each failure of ours leaves a line, and nothing else does",
+            "OurFaultsAreLogged", 1, "each failure of ours leaves a line, and nothing else does",
             "logged <= 1 and (logged == 1) == (state == FAILED)",
         ),
         Law(
-            "TheNextTokenIsBounded",
-            1,
+            "TheNextTokenIsBounded", 1,
             "who waits for a token has a clock for it, that began with the last one (F15)",
             f"state not in {UNPLACED} and state not in (PLACED, STREAMING) or patience",
         ),
         Law(
-            "TheWaitForATopologyIsBounded",
-            7,
+            "TheWaitForATopologyIsBounded", 7,
             "who waits for a topology has a clock for it, and nobody else has (F15)",
             "(state == AWAITING_TOPOLOGY) == topology",
         ),
         Law(
-            "SilenceIsBounded",
-            7,
-            "an attempt has a clock that began with its last message",
+            "SilenceIsBounded", 7, "an attempt has a clock that began with its last message",
             "state not in (PLACED, STREAMING) or watch",
         ),
         Law(
-            "NobodyWorksForNobody",
-            4,
-            "what has ended has called its attempt off (F43)",
+            "NobodyWorksForNobody", 4, "what has ended has called its attempt off (F43)",
             f"not ({ended}) or not at_work",
         ),
-    )
+    )  # fmt: skip
 
 
 def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
     """The model; `table` is GENERATION's, or one with a bug put back."""
     return Model(
-        name="GENERATION",
-        about="a request at the gateway, over its attempts",
+        name="GENERATION", about="a request at the gateway, over its attempts",
         parts=(_part(table),),
         variables=(
             Variable("admitted", (False, True), "it holds a place"),
@@ -223,17 +193,12 @@ def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
             Variable("logged", (0, 1, 2)),
             *(Variable(timer, (False, True), "armed") for timer in TIMERS),
         ),
-        happenings=(*_gateway(), *_api(), *_attempt()),
-        laws=_laws(),
+        happenings=(*_gateway(), *_api(), *_attempt()), laws=_laws(),
         promises=(
             Promise(
-                "TimeEndsIt",
-                1,
-                "one terminal answer before its deadline",
-                "once",
+                "TimeEndsIt", 1, "one terminal answer before its deadline", "once",
                 f"state in {ENDED}",
             ),
         ),
-        succeeds="state == FINISHED and not silent",
-        constants={"MAX_ATTEMPTS": max_attempts},
-    )
+        succeeds="state == FINISHED and not silent", constants={"MAX_ATTEMPTS": max_attempts},
+    )  # fmt: skip

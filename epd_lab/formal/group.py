@@ -48,31 +48,25 @@ def _part(table: Table) -> Part:
     silent = ("SEND", "SEND_PROBE", "SETTLE", "TELL_READY", "END_RANKS")
     reasons = ("keep_ended", "keep_absent", "keep_silent", "keep_disagreement")
     return Part(
-        table,
-        guards={"is_last": "given == 1"},
+        table, guards={"is_last": "given == 1"},
         actions={
             "give": ("given = given + 1",),
             "pass_command": (
-                "given = given - 1",
-                *(f"by_{rank} = by_{rank} - 1" for rank in range(3)),
+                "given = given - 1", *(f"by_{rank} = by_{rank} - 1" for rank in range(3)),
             ),
         },
         effects={
-            "RESOLVE": ("fresh = True",),
-            "TELL_LOST": ("told = True",),
+            "RESOLVE": ("fresh = True",), "TELL_LOST": ("told = True",),
             "KILL_RANKS": ("lives_1 = False", "lives_2 = False"),
-            "ARM_ANSWER": ("answering = True",),
-            "ARM_PROBE": ("probing = True",),
+            "ARM_ANSWER": ("answering = True",), "ARM_PROBE": ("probing = True",),
             "ARM_END": ("ending = True",),
         },
         silent=frozenset((*silent, *reasons)),
         timers={
-            "joining": g.JoinMissed,
-            "answering": g.AnswerMissed,
-            "probing": g.ProbeDue,
+            "joining": g.JoinMissed, "answering": g.AnswerMissed, "probing": g.ProbeDue,
             "ending": g.EndMissed,
         },
-    )
+    )  # fmt: skip
 
 
 def _of_rank(rank: int, other: int) -> tuple[Happening, ...]:
@@ -80,39 +74,26 @@ def _of_rank(rank: int, other: int) -> tuple[Happening, ...]:
     lives = f"lives_{rank}"
     return (
         Happening(
-            f"rank_{rank}_joins",
-            "fault",
-            f"{lives} and state == FORMING and not in_{rank}",
-            g.RankJoined,
-            guards={"is_last_to_join": f"in_{other}"},
-            event_fields={"rank": str(rank)},
-            actions={"add_rank": (f"in_{rank} = True",)},
+            f"rank_{rank}_joins", "fault", f"{lives} and state == FORMING and not in_{rank}",
+            g.RankJoined, guards={"is_last_to_join": f"in_{other}"},
+            event_fields={"rank": str(rank)}, actions={"add_rank": (f"in_{rank} = True",)},
         ),
         Happening(
-            f"rank_{rank}_ends",
-            "fault",
-            lives,
-            g.RankEnded,
-            before=(f"lives_{rank} = False",),
-            guards={"is_last_to_end": f"not in_{other}"},
-            event_fields={"rank": str(rank)},
+            f"rank_{rank}_ends", "fault", lives, g.RankEnded, before=(f"lives_{rank} = False",),
+            guards={"is_last_to_end": f"not in_{other}"}, event_fields={"rank": str(rank)},
             actions={"drop_rank": (f"in_{rank} = False",)},
         ),
-    )
+    )  # fmt: skip
 
 
 def _executes(rank: int) -> Happening:
     lives = f"lives_{rank} and " if rank else ""
     return Happening(
-        f"rank_{rank}_executes",
-        "fault",
-        f"{lives}state in {TAKES} and by_{rank} < given",
-        g.CommandExecuted,
-        before=("fresh = False",),
-        guards={"agrees": "True"},
+        f"rank_{rank}_executes", "fault", f"{lives}state in {TAKES} and by_{rank} < given",
+        g.CommandExecuted, before=("fresh = False",), guards={"agrees": "True"},
         event_fields={"rank": str(rank), "number": f"by_{rank} + 1", "failed": "False"},
         actions={"keep_answer": (f"by_{rank} = by_{rank} + 1",)},
-    )
+    )  # fmt: skip
 
 
 def _variables() -> tuple[Variable, ...]:
@@ -136,18 +117,12 @@ def _happenings() -> tuple[Happening, ...]:
     return (
         *(one for rank, other in _OTHERS.items() for one in _of_rank(rank, other)),
         Happening(
-            "command_is_given",
-            "fault",
-            f"{takes} and given < {MOST}",
-            g.CommandGiven,
+            "command_is_given", "fault", f"{takes} and given < {MOST}", g.CommandGiven,
             before=("fresh = False",),
         ),
         *(_executes(rank) for rank in range(3)),
         Happening(
-            "rank_1_disagrees",
-            "fault",
-            f"{takes} and lives_1",
-            g.CommandExecuted,
+            "rank_1_disagrees", "fault", f"{takes} and lives_1", g.CommandExecuted,
             guards={"agrees": "False"},
             event_fields={"rank": "1", "number": "given + 2", "failed": "False"},
         ),
@@ -155,29 +130,22 @@ def _happenings() -> tuple[Happening, ...]:
         Happening("is_asked_to_end", "fault", event=g.CloseRequested),
         Happening("join_is_missed", "time", "joining", g.JoinMissed, before=("joining = False",)),
         Happening(
-            "answer_is_missed", "time", "answering", g.AnswerMissed, before=("answering = False",)
+            "answer_is_missed", "time", "answering", g.AnswerMissed, before=("answering = False",),
         ),
         Happening("probe_is_due", "time", "probing", g.ProbeDue, before=("probing = False",)),
         Happening("end_is_missed", "time", "ending", g.EndMissed, before=("ending = False",)),
-    )
+    )  # fmt: skip
 
 
 def group_model(table: Table = g.TABLE) -> Model:
     """The model; `table` is GROUP's, or one with a bug put back."""
     return Model(
-        name="GROUP",
-        about="an instance of three ranks, as their leader sees them",
-        parts=(_part(table),),
-        variables=_variables(),
-        happenings=_happenings(),
-        laws=_laws(),
+        name="GROUP", about="an instance of three ranks, as their leader sees them",
+        parts=(_part(table),), variables=_variables(), happenings=_happenings(), laws=_laws(),
         promises=(
             Promise(
-                "ASilentRankEndsTheGroup",
-                7,
-                "it is over, or every rank answers again and again",
-                "again",
-                f"state in {OVER} or fresh",
+                "ASilentRankEndsTheGroup", 7, "it is over, or every rank answers again and again",
+                "again", f"state in {OVER} or fresh",
             ),
         ),
-    )
+    )  # fmt: skip

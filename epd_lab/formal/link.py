@@ -13,24 +13,19 @@ OVER = "(CARRIES, OVER)"
 def _laws() -> tuple[Law, ...]:
     return (
         Law(
-            "WhoIsMuteIsTold",
-            5,
+            "WhoIsMuteIsTold", 5,
             "the gateway places nothing on a pair that is mute, and may on one that is not",
             f"state == OVER or told_mute == (state in {SILENT})",
         ),
         Law(
-            "NobodyWaitsInVain",
-            7,
-            "what waited for a peer that cannot be reached was given up",
+            "NobodyWaitsInVain", 7, "what waited for a peer that cannot be reached was given up",
             "state != UNREACHABLE or given_up",
         ),
         Law(
-            "ATimerIsArmed",
-            7,
-            "while it is open, time goes on and the peer is asked again",
+            "ATimerIsArmed", 7, "while it is open, time goes on and the peer is asked again",
             f"state in {OVER} or (retry and timer)",
         ),
-    )
+    )  # fmt: skip
 
 
 def _happenings() -> tuple[Happening, ...]:
@@ -39,22 +34,16 @@ def _happenings() -> tuple[Happening, ...]:
         Happening("echo_arrives", "fault", "probe", link.EchoReceived),
         Happening("retry_is_due", "retry", "retry", link.RetryDue, before=("retry = False",)),
         Happening(
-            "echo_is_missed",
-            "time",
-            "timer and not absent",
-            link.EchoMissed,
+            "echo_is_missed", "time", "timer and not absent", link.EchoMissed,
             before=("timer = False",),
         ),
         Happening(
-            "peer_is_forgotten",
-            "time",
-            "timer and absent",
-            link.PeerForgotten,
+            "peer_is_forgotten", "time", "timer and absent", link.PeerForgotten,
             before=("timer = False",),
         ),
         Happening("registry_begins_anew", "fault", "not absent", before=("absent = True",)),
         Happening("peer_is_lost", "fault", event=link.PeerLost),
-    )
+    )  # fmt: skip
 
 
 def link_model(table: Table = link.TABLE) -> Model:

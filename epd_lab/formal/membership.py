@@ -16,43 +16,35 @@ OVER = "(REJECTED, EXPELLED, LEFT)"
 def _laws() -> tuple[Law, ...]:
     return (
         Law(
-            "WhoTakesWorkKnowsTheTime",
-            4,
+            "WhoTakesWorkKnowsTheTime", 4,
             "no work is taken whose deadline cannot be read, and its gateway hears of who takes it",
             f"state not in {WORKS} or (knows_time and beats and serving)",
         ),
         Law(
-            "WhoDrainsSaysSo",
-            4,
-            "no work is sent to who drains, and it leaves in time",
+            "WhoDrainsSaysSo", 4, "no work is sent to who drains, and it leaves in time",
             f"state not in {DRAINS} or (beats and drain)",
         ),
         Law(
-            "AClockRuns",
-            7,
+            "AClockRuns", 7,
             "silence of who speaks is noticed, and who was asked in vain is asked again",
             f"(state not in {HEARS} or silence) and (state not in {ASKS} or join)",
         ),
         Law(
-            "ItsEndIsTold",
-            7,
+            "ItsEndIsTold", 7,
             "a life is over when its process or its gateway was told so, and only then",
             f"told == (state in {OVER})",
         ),
-    )
+    )  # fmt: skip
 
 
 def _part(table: Table) -> Part:
     return Part(
         table,
         effects={
-            "ARM_JOIN": ("join = True",),
-            "TAKE_TIME": ("knows_time = True",),
-            "ARM_SILENCE": ("silence = True",),
-            "BEAT": ("beats = True",),
+            "ARM_JOIN": ("join = True",), "TAKE_TIME": ("knows_time = True",),
+            "ARM_SILENCE": ("silence = True",), "BEAT": ("beats = True",),
             "TELL_SERVING": ("require not serving -- a process serves once", "serving = True"),
-            "ARM_ABSENT": ("absent = True",),
-            "ARM_DRAIN": ("drain = True",),
+            "ARM_ABSENT": ("absent = True",), "ARM_DRAIN": ("drain = True",),
             "SEND_LEAVE": ("told = True",),
             "REJECT": ("require not serving -- who served fits", "told = True"),
             "EXPEL": ("require serving -- who never served was no member", "told = True"),
@@ -61,16 +53,14 @@ def _part(table: Table) -> Part:
             (
                 *("keep_interval", "follow", "SEND_JOIN", "DOUBT", "NOTE_FORMER_LOST", "LET_GO"),
                 *("FORGET_ABSENT", "LOOK_FOR_HOLDER", "TELL_WAITING"),
-            )
+            ),
         ),
         at_end=("beats = False",),
         timers={
-            "join": m.JoinDue,
-            "silence": m.GatewayFellSilent,
-            "absent": m.AbsenceSettled,
+            "join": m.JoinDue, "silence": m.GatewayFellSilent, "absent": m.AbsenceSettled,
             "drain": m.DrainTimedOut,
         },
-    )
+    )  # fmt: skip
 
 
 def _happenings() -> tuple[Happening, ...]:
@@ -102,8 +92,7 @@ def _happenings() -> tuple[Happening, ...]:
 def membership_model(table: Table = m.TABLE) -> Model:
     """The model; `table` is MEMBERSHIP's, or one with a bug put back."""
     return Model(
-        name="MEMBERSHIP",
-        about="one life of an instance, as it sees its place in the registry",
+        name="MEMBERSHIP", about="one life of an instance, as it sees its place in the registry",
         parts=(_part(table),),
         variables=(
             Variable("join", (False, True), "armed: it is asked again"),
@@ -115,14 +104,11 @@ def membership_model(table: Table = m.TABLE) -> Model:
             Variable("serving", (False, True), "its process was told so"),
             Variable("told", (False, True), "that it is over"),
         ),
-        happenings=_happenings(),
-        laws=_laws(),
+        happenings=_happenings(), laws=_laws(),
         promises=(
             Promise(
-                "WhoDrainsLeaves",
-                7,
-                "it is over, or asks a gateway that does not answer again and again",
-                "again",
+                "WhoDrainsLeaves", 7,
+                "it is over, or asks a gateway that does not answer again and again", "again",
                 f"state in {OVER}",
                 rests={
                     "state == JOINING": "there may be no gateway yet: any order of starts works",
@@ -130,4 +116,4 @@ def membership_model(table: Table = m.TABLE) -> Model:
                 },
             ),
         ),
-    )
+    )  # fmt: skip

@@ -35,14 +35,9 @@ def _happenings() -> Iterator[Happening]:
         mine, field = f"lacks_{room} = False", {"room": f"'{room}'"}
         last = {"is_last": f"not lacks_{other}"}
         yield Happening(
-            f"{room}_is_taken",
-            "fault",
-            "begun and not FOR_ROWS",
-            o.Taken,
-            guards=last,
-            event_fields=field,
-            actions={"note_taken": (mine,)},
-        )
+            f"{room}_is_taken", "fault", "begun and not FOR_ROWS", o.Taken, guards=last,
+            event_fields=field, actions={"note_taken": (mine,)},
+        )  # fmt: skip
         yield Happening(
             f"{room}_moves",
             "fault",
@@ -60,14 +55,9 @@ def _happenings() -> Iterator[Happening]:
             actions={"add_rival": (f"lacks_{room} = True",)},
         )
         yield Happening(
-            f"{room}_is_kept",
-            "fault",
-            f"begun and FOR_ROWS and has_{room}",
-            o.RowsKept,
-            guards=last,
-            event_fields=field,
-            actions={"note_kept": (mine, f"has_{room} = False")},
-        )
+            f"{room}_is_kept", "fault", f"begun and FOR_ROWS and has_{room}", o.RowsKept,
+            guards=last, event_fields=field, actions={"note_kept": (mine, f"has_{room} = False")},
+        )  # fmt: skip
     yield Happening("is_answered", "fault", "begun", o.Answered)
     yield Happening("is_given_up", "work", "begun", o.GivenUp)  # by GENERATION's clocks
 
@@ -76,8 +66,7 @@ def offer_model(*, for_rows: bool, table: Table = o.TABLE, name: str = "OFFER") 
     """The model; `for_rows`: nothing but the rows is wanted."""
     wants = "for their rows alone" if for_rows else "for a prompt"
     return Model(
-        name=name,
-        about=f"two images of one attempt, on their way to encoders ({wants})",
+        name=name, about=f"two images of one attempt, on their way to encoders ({wants})",
         parts=(_part(table),),
         variables=(
             Variable("begun", (False, True), "it went out"),
@@ -90,33 +79,24 @@ def offer_model(*, for_rows: bool, table: Table = o.TABLE, name: str = "OFFER") 
         happenings=tuple(_happenings()),
         laws=(
             Law(
-                "NobodyElseWouldNotice",
-                7,
-                "an image that was not taken is offered again",
+                "NobodyElseWouldNotice", 7, "an image that was not taken is offered again",
                 "state != OFFERED or not begun or (clock and (lacks_a or lacks_b))",
             ),
             Law(
-                "TakenIsTaken",
-                4,
-                "who is not asked any more has its image",
+                "TakenIsTaken", 4, "who is not asked any more has its image",
                 "state != TAKEN or not (lacks_a or lacks_b)",
             ),
             Law(
-                "EncodersAreTold",
-                4,
+                "EncodersAreTold", 4,
                 "encoders hear of an attempt that was given up, and of no other",
                 "told == (state == CALLED_OFF)",
             ),
         ),
         promises=(
             Promise(
-                "ItIsOver",
-                7,
-                "it is served or called off",
-                "once",
-                f"state in {OVER}",
+                "ItIsOver", 7, "it is served or called off", "once", f"state in {OVER}",
                 fair=("work",),
             ),
         ),
         constants={"FOR_ROWS": for_rows},
-    )
+    )  # fmt: skip

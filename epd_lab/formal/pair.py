@@ -79,30 +79,21 @@ EFFECTS = {
         "net_Commit = net_Commit or not COMMIT_IS_SHORT",
         "net_ShortCommit = net_ShortCommit or COMMIT_IS_SHORT",
     ),
-    "SEND_COMMIT_ACK": ("net_CommitAck = True",),
-    "SEND_CANCEL": ("net_CancelTransfer = True",),
-    "SEND_CANCEL_ACK": ("net_CancelAck = True",),
-    "SEND_ABORT": ("net_TransferAborted = True",),
-    "SEND_DOUBT": ("net_TransferInDoubt = True",),
-    "HOLD_PART": ("me.memory = 'owned'",),
+    "SEND_COMMIT_ACK": ("net_CommitAck = True",), "SEND_CANCEL": ("net_CancelTransfer = True",),
+    "SEND_CANCEL_ACK": ("net_CancelAck = True",), "SEND_ABORT": ("net_TransferAborted = True",),
+    "SEND_DOUBT": ("net_TransferInDoubt = True",), "HOLD_PART": ("me.memory = 'owned'",),
     "LEASE_SLOTS": (
-        "require me.slots == 'none' -- slots to write from are leased once",
-        "me.slots = 'awaited'",
+        "require me.slots == 'none' -- slots to write from are leased once", "me.slots = 'awaited'",
     ),
     "START_WRITE": (
         "require write not in ('running', 'zombie') -- one write at a time",
-        "require landed < 2 -- a room is written once",
-        "require me.part > 0 -- a write has bytes",
-        "require CONTRACT_HOLDS -- a write starts with its contract",
-        "write = 'running'",
+        "require landed < 2 -- a room is written once", "require me.part > 0 -- a write has bytes",
+        "require CONTRACT_HOLDS -- a write starts with its contract", "write = 'running'",
     ),
-    "PUBLISH": ("me.publishing = True",),
-    "SETTLE_WRITE": ("me.settling = True",),
-    "START_FENCE": ("me.fencing = True",),
-    "ARM_RETRY": ("me.retry = True",),
-    "ARM_GRACE": ("me.grace = True",),
-    "CONCLUDE_FAILED": ("me.concluded = me.concluded + 1",),
-}
+    "PUBLISH": ("me.publishing = True",), "SETTLE_WRITE": ("me.settling = True",),
+    "START_FENCE": ("me.fencing = True",), "ARM_RETRY": ("me.retry = True",),
+    "ARM_GRACE": ("me.grace = True",), "CONCLUDE_FAILED": ("me.concluded = me.concluded + 1",),
+}  # fmt: skip
 RELEASE = ("require me.memory == 'owned' -- owned memory is released", "me.memory = 'released'")
 OWN = {
     "producer": {
@@ -134,22 +125,15 @@ TIMERS = {"retry": r.RetryDue, "grace": r.GraceEnded, "deadline": r.DeadlinePass
 
 def _part(side: str, table: Table) -> Part:
     return Part(
-        table,
-        f"{side}_state",
+        table, f"{side}_state",
         guards={
-            "contract_holds": "CONTRACT_HOLDS",
-            "offers": "OFFERS",
-            "length_matches": "True",
-            "is_news": "1 > me.written",
-            "more_is_ready": "me.ready > me.written + me.part",
+            "contract_holds": "CONTRACT_HOLDS", "offers": "OFFERS", "length_matches": "True",
+            "is_news": "1 > me.written", "more_is_ready": "me.ready > me.written + me.part",
         },
-        actions=ACTIONS,
-        effects=EFFECTS | OWN[side],
-        silent=SILENT,
-        at_end=AT_END,
+        actions=ACTIONS, effects=EFFECTS | OWN[side], silent=SILENT, at_end=AT_END,
         timers={f"me.{armed}": event for armed, event in TIMERS.items()},
         owners={"me": side, "other": SIDES[side == "producer"]},
-    )
+    )  # fmt: skip
 
 
 def _end(side: str, told: Told) -> Iterator[Variable]:
@@ -364,28 +348,23 @@ def pair_model(
     words = (*TO_PRODUCER, *TO_CONSUMER)
     can_succeed = told.contract_holds and not told.commit_is_short and not told.faults_stop
     return Model(
-        name=name,
-        about="both ends of a room, over a network that loses, repeats and reorders",
+        name=name, about="both ends of a room, over a network that loses, repeats and reorders",
         parts=(_part("producer", outgoing), _part("consumer", incoming)),
         variables=(
             *(variable for side in SIDES for variable in _end(side, told)),
             Variable("producer_granted", (False, True), "has read a grant"),
-            Variable("write", ("none", "running", "over", "zombie")),
-            Variable("landed", HALVES),
+            Variable("write", ("none", "running", "over", "zombie")), Variable("landed", HALVES),
             *(Variable(f"net_{word}", (False, True), "said, and may arrive") for word in words),
             Variable("calm", (False, True), "nothing fails any more"),
         ),
         happenings=(
-            *_words("producer_alive", 0, TO_PRODUCER),
-            *_words("consumer_alive", 1, TO_CONSUMER),
+            *_words("producer_alive", 0, TO_PRODUCER), *_words("consumer_alive", 1, TO_CONSUMER),
             *_writer(),
             *(h for n, side in enumerate(SIDES) for h in (*_timers(side, n), *_losses(side, n))),
             *_owners(),
             Happening("faults_stop", "work", "FAULTS_STOP and not calm", before=("calm = True",)),
         ),
-        laws=tuple(_laws()),
-        promises=tuple(_promises(told)),
-        succeeds=DELIVERED if can_succeed else "",
-        rests=DRAINED,
+        laws=tuple(_laws()), promises=tuple(_promises(told)),
+        succeeds=DELIVERED if can_succeed else "", rests=DRAINED,
         constants={field.upper(): getattr(told, field) for field in told.__slots__},
-    )
+    )  # fmt: skip

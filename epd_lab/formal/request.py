@@ -117,13 +117,9 @@ def _part(table: Table) -> Part:
 def _arrival() -> Iterator[Happening]:
     begun, here = ("begun = True",), "not begun"
     yield Happening(
-        "arrives_with_text",
-        "work",
-        f"{here} and not IMAGES and not REMOTE_KV",
-        r.TextOnly,
-        0,
+        "arrives_with_text", "work", f"{here} and not IMAGES and not REMOTE_KV", r.TextOnly, 0,
         begun,
-    )
+    )  # fmt: skip
     yield Happening(
         "arrives_with_images", "work", f"{here} and IMAGES", r.EmbeddingsRequired, 0, begun
     )
@@ -138,16 +134,10 @@ def _rows() -> Iterator[Happening]:
     yield Happening("rows_are_promised", "work", when, r.EmbeddingsPromised, 0, promised)
     for image, ready in (("a", READY[1]), ("b", READY[2])):
         yield Happening(
-            f"{image}_is_ready",
-            "work",
-            f"rows and lacks_{image}",
-            r.EmbeddingReady,
-            0,
-            (),
+            f"{image}_is_ready", "work", f"rows and lacks_{image}", r.EmbeddingReady, 0, (),
             {"may_begin": f"BEGINS_EARLY or {ready} > 1", "goes_on": f"{ready} > computed"},
-            {"room": f"'{image}'"},
-            {"keep_rows": (f"lacks_{image} = False",)},
-        )
+            {"room": f"'{image}'"}, {"keep_rows": (f"lacks_{image} = False",)},
+        )  # fmt: skip
     yield Happening("an_image_is_bad", "fault", lack, r.EmbeddingFailed, 0, ("bad = True",))
 
 
@@ -159,13 +149,9 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
     works = "state in (RUNNING, DECODING) and in_flight < (2 if AHEAD else 1)"
     can = f"computed + in_flight < {tokens} and computed + in_flight < {READY[0]}"
     yield Happening(
-        "a_step_begins",
-        "work",
-        f"{works} and {can}",
-        r.StepLaunched,
-        0,
+        "a_step_begins", "work", f"{works} and {can}", r.StepLaunched, 0,
         ("require blocks == 'owned' -- a step writes into blocks that are owned",),
-    )
+    )  # fmt: skip
     yield Happening(
         "layers_are_computed", "fault", "state == RUNNING and in_flight > 0", r.LayersComputed
     )
@@ -177,31 +163,25 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
         ("step_returns", "work", f"{runs} and {over}", r.StepReturned),
         ("step_fails", "fault", f"{runs} and {open_}", r.StepFailed),
         (
-            "chunk_is_computed",
-            "work",
-            f"{runs} and {open_} and computed + 1 < (3 if IMAGES else 2) + output",
-            r.ChunkComputed,
+            "chunk_is_computed", "work",
+            f"{runs} and {open_} and computed + 1 < (3 if IMAGES else 2) + output", r.ChunkComputed,
         ),
         ("prompt_is_held", "work", f"{last} and FOR_ITS_PROMPT", r.PromptHeld),
         (
-            "last_token_is_sampled",
-            "work",
-            f"{last} and not FOR_ITS_PROMPT and (AHEAD or not {more_to_say})",
-            r.LastTokenSampled,
+            "last_token_is_sampled", "work",
+            f"{last} and not FOR_ITS_PROMPT and (AHEAD or not {more_to_say})", r.LastTokenSampled,
         ),
         (
-            "first_token_is_sampled",
-            "work",
+            "first_token_is_sampled", "work",
             f"{last} and not FOR_ITS_PROMPT and {more_to_say} and state == RUNNING",
             r.FirstTokenSampled,
         ),
         (
-            "token_is_sampled",
-            "work",
+            "token_is_sampled", "work",
             f"{last} and not FOR_ITS_PROMPT and {more_to_say} and state == DECODING",
             r.TokenSampled,
         ),
-    )
+    )  # fmt: skip
     for name, kind, when, event in outcomes:
         yield Happening(name, kind, when, event)
 
@@ -292,24 +272,14 @@ def request_model(told: Told | None = None, table: Table = TABLE, name: str = "R
     told = told or Told()
     max_tokens = 3 if told.ahead else 2
     flags = (
-        "begun",
-        "promised",
-        "queued",
-        "rows",
-        "lacks_a",
-        "lacks_b",
-        "said_all",
-        "aborted",
-        "bad",
-    )
+        "begun", "promised", "queued", "rows", "lacks_a", "lacks_b", "said_all", "aborted", "bad",
+    )  # fmt: skip
     return Model(
-        name=name,
-        about="one attempt of a request at an instance that runs the language model",
+        name=name, about="one attempt of a request at an instance that runs the language model",
         parts=(_part(table),),
         variables=(
             *(Variable(flag, (False, True)) for flag in flags),
-            Variable("grace", (False, True), "armed"),
-            Variable("lease", (False, True), "armed"),
+            Variable("grace", (False, True), "armed"), Variable("lease", (False, True), "armed"),
             Variable("deadline", (True, False), "armed"),
             Variable("blocks", ("none", "owned", "lent")),
             Variable("transfer", ("none", "open", "over"), "of its KV"),
@@ -318,26 +288,18 @@ def request_model(told: Told | None = None, table: Table = TABLE, name: str = "R
             Variable("output", tuple(range(5)), "tokens"),
             Variable("told", ("some", "all", "failed"), "to the gateway"),
         ),
-        happenings=(*_arrival(), *_rows(), *_steps(max_tokens), *_blocks(), *_ends()),
-        laws=_laws(),
+        happenings=(*_arrival(), *_rows(), *_steps(max_tokens), *_blocks(), *_ends()), laws=_laws(),
         promises=(
             Promise(
-                "TimeEndsIt",
-                1,
-                "it ends, or is over for the client and waits for a step or a transfer",
-                "again",
-                f"not begun or state in {ENDED}",
-                rests=_rests(told),
+                "TimeEndsIt", 1,
+                "it ends, or is over for the client and waits for a step or a transfer", "again",
+                f"not begun or state in {ENDED}", rests=_rests(told),
             ),
             Promise(
-                "Drains",
-                7,
-                "it ends once its steps return and its transfer",
-                "once",
-                f"state in {ENDED}",
-                ("time", "work"),
+                "Drains", 7, "it ends once its steps return and its transfer", "once",
+                f"state in {ENDED}", ("time", "work"),
             ),
         ),
         succeeds="state == HELD or state == FINISHED and (told == 'all' or not DECODE_HERE)",
         constants={field.upper(): getattr(told, field) for field in told.__slots__},
-    )
+    )  # fmt: skip
