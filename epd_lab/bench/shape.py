@@ -18,41 +18,22 @@ from typing import Any
 
 VOCABULARY = 151_936
 _TEXT = {
-    "model_type": "qwen3_vl_text",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
+    "model_type": "qwen3_vl_text", "vocab_size": VOCABULARY, "hidden_size": 2560,
+    "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
+    "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "attention_bias": False,
     "tie_word_embeddings": True,
     "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 5_000_000.0,
-        "mrope_section": [24, 20, 20],
+        "rope_type": "default", "rope_theta": 5_000_000.0, "mrope_section": [24, 20, 20],
         "mrope_interleaved": True,
     },
-}
+}  # fmt: skip
 _VISION = {
-    "model_type": "qwen3_vl_vision",
-    "depth": 24,
-    "hidden_size": 1024,
-    "hidden_act": "gelu_pytorch_tanh",
-    "intermediate_size": 4096,
-    "num_heads": 16,
-    "in_channels": 3,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 2560,
-    "num_position_embeddings": 2304,
-    "deepstack_visual_indexes": [5, 11, 17],
-}
+    "model_type": "qwen3_vl_vision", "depth": 24, "hidden_size": 1024,
+    "hidden_act": "gelu_pytorch_tanh", "intermediate_size": 4096, "num_heads": 16, "in_channels": 3,
+    "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 2560,
+    "num_position_embeddings": 2304, "deepstack_visual_indexes": [5, 11, 17],
+}  # fmt: skip
 _LARGE_TEXT = {
     "hidden_size": 5120,
     "intermediate_size": 25_600,
@@ -92,38 +73,21 @@ _HUGE_TEXT = {
 }
 _HUGE_VISION = _LARGE_VISION | {"out_hidden_size": 8192}
 _HYBRID_TEXT = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 248_320,
-    "hidden_size": 4096,
-    "intermediate_size": 12_288,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "tie_word_embeddings": False,
+    "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 4096,
+    "intermediate_size": 12_288, "num_hidden_layers": 32, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 256,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "tie_word_embeddings": False,
     "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10_000_000.0,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [11, 11, 10],
-        "mrope_interleaved": True,
+        "rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10], "mrope_interleaved": True,
     },
-}
+}  # fmt: skip
 _HYBRID_VISION = {
-    "model_type": "qwen3_5",
-    "depth": 27,
-    "hidden_size": 1152,
-    "hidden_act": "gelu_pytorch_tanh",
-    "intermediate_size": 4304,
-    "out_hidden_size": 4096,
-    "deepstack_visual_indexes": None,
-}
+    "model_type": "qwen3_5", "depth": 27, "hidden_size": 1152, "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304, "out_hidden_size": 4096, "deepstack_visual_indexes": None,
+}  # fmt: skip
 _SMALL_HYBRID_TEXT = _HYBRID_TEXT | {
     "hidden_size": 2560,
     "intermediate_size": 9216,

@@ -10,20 +10,9 @@ from __future__ import annotations
 from collections import Counter, deque
 
 CALLS = (
-    "preprocess",
-    "encode",
-    "to_host",
-    "to_device",
-    "copy_out",
-    "step",
-    "fetch_kv",
-    "write",
-    "settle",
-    "fence",
-    "checksum",
-    "get",
-    "put",
-)
+    "preprocess", "encode", "to_host", "to_device", "copy_out", "step", "fetch_kv", "write",
+    "settle", "fence", "checksum", "get", "put",
+)  # fmt: skip
 
 
 class Broken(RuntimeError):

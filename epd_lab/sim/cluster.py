@@ -57,23 +57,12 @@ class Settings:
     """Sizes and times of a simulated cluster: small, so that every limit is reached."""
 
     timing: Timing = Timing(
-        first_token_timeout_s=30.0,
-        token_timeout_s=30.0,
-        request_timeout_s=30.0,
-        accept_timeout_s=1.0,
-        stall_timeout_s=5.0,
-        abort_timeout_s=1.0,
-        link_timeout_s=1.0,
-        retry_interval_s=0.2,
-        tombstone_s=10.0,
-        heartbeat_interval_s=0.4,
-        suspect_after_s=1.0,
-        lost_after_s=2.0,
-        drain_timeout_s=3.0,
-        group_join_timeout_s=3.0,
-        group_step_timeout_s=2.0,
+        first_token_timeout_s=30.0, token_timeout_s=30.0, request_timeout_s=30.0,
+        accept_timeout_s=1.0, stall_timeout_s=5.0, abort_timeout_s=1.0, link_timeout_s=1.0,
+        retry_interval_s=0.2, tombstone_s=10.0, heartbeat_interval_s=0.4, suspect_after_s=1.0,
+        lost_after_s=2.0, drain_timeout_s=3.0, group_join_timeout_s=3.0, group_step_timeout_s=2.0,
         kv_lease_s=1.0,
-    )
+    )  # fmt: skip
     limits: Limits = Limits(max_open_requests=64)
     encode: EncodeConfig = EncodeConfig(
         max_queue=64, max_batch_patches=64, cache_device_nbytes=2048
@@ -256,14 +245,9 @@ class Cluster:
     def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:
         settings = self.settings
         return InstanceConfig(
-            instance_id=instance_id,
-            roles=roles,
-            timing=settings.timing,
-            encode=settings.encode,
-            prefill=settings.prefill,
-            decode=settings.decode,
-            engine=settings.engine,
-        )
+            instance_id=instance_id, roles=roles, timing=settings.timing, encode=settings.encode,
+            prefill=settings.prefill, decode=settings.decode, engine=settings.engine,
+        )  # fmt: skip
 
     def _run_gateway(self, process: SimProcess) -> None:
         ports = self._ports(process)

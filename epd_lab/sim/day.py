@@ -36,14 +36,9 @@ from epd_lab.sim.workload import Ask, Workload
 from epd_lab.sim.world import World
 
 DEFAULTS = Settings(
-    timing=Timing(),
-    limits=Limits(),
-    encode=EncodeConfig(),
-    prefill=PrefillConfig(),
-    decode=DecodeConfig(),
-    engine=EngineConfig(),
-    num_blocks=4096,
-)
+    timing=Timing(), limits=Limits(), encode=EncodeConfig(), prefill=PrefillConfig(),
+    decode=DecodeConfig(), engine=EngineConfig(), num_blocks=4096,
+)  # fmt: skip
 MIX = Workload(image_share=0.5, max_images=2, num_images=20_000, timeline_share=0.0)
 HOUR_S = 3600
 START_S = 2.0  # the cluster is up by then

@@ -129,25 +129,14 @@ DRILLS: tuple[Drill, ...] = (
         fires=("INCOMING:RetryDue",),
     ),
     Drill(
-        "partition",
-        ("F16", "F19", "F35"),
-        topology="2e1p1d",
+        "partition", ("F16", "F19", "F35"), topology="2e1p1d",
         faults=(
             Fault(
-                "partition",
-                "here",
-                point="ENCODING:PREPARED>ENCODING",
-                nth=4,
-                other="gateway",
+                "partition", "here", point="ENCODING:PREPARED>ENCODING", nth=4, other="gateway",
                 duration_s=3.0,
             ),
         ),
-        work=MANY_IMAGES,
-        fires=(
-            "INSTANCE:SUSPECT>LOST",
-            "expelled",
-            "GENERATION:ImageMoved",
-        ),
+        work=MANY_IMAGES, fires=("INSTANCE:SUSPECT>LOST", "expelled", "GENERATION:ImageMoved"),
         mutants=("a_lost_encoder_ends_the_attempt",),
     ),
     Drill(
@@ -208,20 +197,10 @@ DRILLS: tuple[Drill, ...] = (
             "rooms_are_forgotten_at_once", "an_abort_is_confirmed_once",
         ),
     ),
-    *LOSS_DRILLS,
-    *ELSEWHERE_DRILLS,
-    *POISON_DRILLS,
-    *CACHE_DRILLS,
-    *RECOVERY_DRILLS,
-    *LINK_DRILLS,
-    *TIER_DRILLS,
-    *SCHEDULING_DRILLS,
-    *STAGED_DRILLS,
-    *STATE_DRILLS,
-    *ANSWER_DRILLS,
-    *FAULT_DRILLS,
+    *LOSS_DRILLS, *ELSEWHERE_DRILLS, *POISON_DRILLS, *CACHE_DRILLS, *RECOVERY_DRILLS, *LINK_DRILLS,
+    *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
     *GROUP_DRILLS,
-)
+)  # fmt: skip
 # fmt: on
 
 NOT_REACHABLE: dict[str, str] = {

@@ -38,21 +38,15 @@ LINK_DRILLS: tuple[Drill, ...] = (
         fires=("LINK:MUTE>CARRIES", "links_opened_anew"),
     ),
     Drill(
-        "mute-to-decode",
-        ("F16", "F20", "F48"),
-        topology="1e1p2d",
+        "mute-to-decode", ("F16", "F20", "F48"), topology="1e1p2d",
         work=Workload(24, max_tokens=24, spread_s=1.5),
         faults=(
             Fault("mute", "p0", point="MESSAGE:KvOffer", nth=8, other="d0"),
             Fault(
-                "mute", "here", point="REQUEST:WAITING_FOR_REMOTE_KV>DECODING", nth=8, other="p0"
+                "mute", "here", point="REQUEST:WAITING_FOR_REMOTE_KV>DECODING", nth=8, other="p0",
             ),
         ),
-        mutants=("no_link_is_doubted",),
-        fires=(
-            "LINK:MUTE>CARRIES",
-            "links_opened_anew",
-        ),
+        mutants=("no_link_is_doubted",), fires=("LINK:MUTE>CARRIES", "links_opened_anew"),
     ),
     Drill(
         "mute-to-the-gateway", ("F16", "F48"), topology="2e2p2d", work=Workload(24, spread_s=2.0),
@@ -134,5 +128,5 @@ LINK_DRILLS: tuple[Drill, ...] = (
         settings=Settings(timing=replace_timing(tombstone_s=3.0)),
         mutants=("the_forgotten_is_not_acknowledged",), fires=("LINK:MUTE>UNREACHABLE",),
     ),
-)
+)  # fmt: skip
 # fmt: on

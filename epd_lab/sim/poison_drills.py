@@ -34,32 +34,18 @@ def _drill(name: str, topology: str, call: str, settings: Settings, *mutants: st
 # fmt: off
 POISON_DRILLS: tuple[Drill, ...] = (
     _drill(
-        "an-image-is-poison",
-        "3e1p1d",
-        "image",
-        EAGER,
-        "deaths_are_not_counted",
-        "the_silent_may_have_a_third",
-        "who_waited_is_blamed",
-        "suspects_are_batched",
+        "an-image-is-poison", "3e1p1d", "image", EAGER, "deaths_are_not_counted",
+        "the_silent_may_have_a_third", "who_waited_is_blamed", "suspects_are_batched",
     ),
     _drill(
-        "a-prompt-is-poison",
-        "3epd",
-        "prompt",
-        Settings(),
-        "deaths_are_not_counted",
-        "who_waited_is_blamed",
-        "suspects_share_a_step",
+        "a-prompt-is-poison", "3epd", "prompt", Settings(), "deaths_are_not_counted",
+        "who_waited_is_blamed", "suspects_share_a_step",
     ),
     _drill(
-        "a-prompt-is-poison-at-decode", "1e1p3d", "decode", Settings(), "deaths_are_not_counted"
+        "a-prompt-is-poison-at-decode", "1e1p3d", "decode", Settings(), "deaths_are_not_counted",
     ),
     _drill(
-        "a-prompt-is-poison-to-groups",
-        "1e2p:tp2,1d",
-        "prompt",
-        Settings(),
+        "a-prompt-is-poison-to-groups", "1e2p:tp2,1d", "prompt", Settings(),
         "deaths_are_not_counted",
     ),
     Drill(
@@ -78,5 +64,5 @@ POISON_DRILLS: tuple[Drill, ...] = (
         fires=("group_lost", "INSTANCE:EpochReplaced"),
         mutants=("what_left_counts_until_more_enters",),
     ),
-)
+)  # fmt: skip
 # fmt: on

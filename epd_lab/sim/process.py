@@ -22,23 +22,10 @@ class SimProcess:
     """One life of one process; a restart is another object with a higher epoch."""
 
     __slots__ = (
-        "alive",
-        "breaks",
-        "clock_offset_s",
-        "context",
-        "epoch",
-        "exited",
-        "instance_id",
-        "is_stranger",
-        "name",
-        "parked",
-        "pid",
-        "resumed_s",
-        "runs",
-        "slowness",
-        "stalled",
+        "alive", "breaks", "clock_offset_s", "context", "epoch", "exited", "instance_id",
+        "is_stranger", "name", "parked", "pid", "resumed_s", "runs", "slowness", "stalled",
         "wall_skew_s",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, instance_id: str, epoch: int, pid: int, *, is_stranger: bool = False

@@ -172,17 +172,9 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool, only_whether: bool)
         cluster.fill_disk(image for ask in asks for _, image in ask.images)
     clients = Clients(cluster, plan.asks)
     context = Context(
-        world,
-        cluster,
-        clients,
-        plan.may_fail,
-        plan.bus_loses,
-        plan.undisturbed,
-        plan.devices_hang,
-        plan.engine_faults,
-        plan.all_stay,
-        plan.instances_stay,
-    )
+        world, cluster, clients, plan.may_fail, plan.bus_loses, plan.undisturbed, plan.devices_hang,
+        plan.engine_faults, plan.all_stay, plan.instances_stay,
+    )  # fmt: skip
     watching: list[Checker] = [checker(context) for checker in checkers.ALL]
     injector = Injector(world, cluster, plan.faults)
     world.loop.describe = cluster.stories
@@ -202,16 +194,10 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool, only_whether: bool)
         world.fired.update(node.actor.counters)
         world.fired.update(node.process.breaks.fired)
     result = Result(
-        plan,
-        list(world.violations),
-        world.digest(),
-        world.loop.steps,
-        world.loop.now_s,
-        world.fired,
-        Counter(_kind(record.outcome()) for record in clients.records),
-        list(clients.records),
-        world.happened(),
-    )
+        plan, list(world.violations), world.digest(), world.loop.steps, world.loop.now_s,
+        world.fired, Counter(_kind(record.outcome()) for record in clients.records),
+        list(clients.records), world.happened(),
+    )  # fmt: skip
     if keep:
         result.world, result.cluster = world, cluster
     else:

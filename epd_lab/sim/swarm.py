@@ -28,20 +28,9 @@ DAY_S = 86400.0
 TOPOLOGIES = ("1e1p1d", "1e1pd", "1epd", "2epd", "2e1p1d", "1e2p1d", "1e1p2d", "2e2p2d", "1ep1d")
 SICK = ("oom", "lose_device", "lose_thread")  # what devices do to their engines
 KINDS = (
-    "kill",
-    "kill",
-    "stall",
-    "slow",
-    "hang",
-    "oom",
-    "lose_device",
-    "partition",
-    "block",
-    "reset",
-    "mute",
-    "drain",
-    "skew",
-)
+    "kill", "kill", "stall", "slow", "hang", "oom", "lose_device", "partition", "block", "reset",
+    "mute", "drain", "skew",
+)  # fmt: skip
 UNDECLARED = ("raise", "raise_late", "corrupt", "haunt", "haunt", "lose_thread", "jump", "sleep")
 ENDS = ("kill", "lose_device", "lose_thread")  # an instance, as does the end of a rank
 CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
@@ -62,24 +51,13 @@ CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
 SILENCES = (*ENDS, "stall", "partition", "block", "mute", "haunt", "sleep")  # an instance is lost
 DIVIDES = ("hang", "oom", "raise", "raise_late")  # a group, of which one rank fails or hangs
 POINTS = (
-    "MESSAGE:EncodeRequest",
-    "MESSAGE:PrefillRequest",
-    "MESSAGE:Grant",
-    "MESSAGE:Commit",
-    "MESSAGE:CommitAck",
-    "MESSAGE:KvOffer",
-    "MESSAGE:Tokens",
-    "OUTGOING:GRANTED>AWAITING_SLOTS",
-    "OUTGOING:PARKED>AWAITING_SLOTS",
-    "OUTGOING:WRITING>WRITTEN",
-    "ENCODING:QUEUED>PREPARED",
-    "ENCODING:PREPARED>ENCODING",
-    "EMBEDDING:REQUESTED>LOADING",
-    "EMBEDDING:LOADING>RESIDENT",
-    "REQUEST:WAITING>RUNNING",
-    "REQUEST:RUNNING>TRANSFERRING",
+    "MESSAGE:EncodeRequest", "MESSAGE:PrefillRequest", "MESSAGE:Grant", "MESSAGE:Commit",
+    "MESSAGE:CommitAck", "MESSAGE:KvOffer", "MESSAGE:Tokens", "OUTGOING:GRANTED>AWAITING_SLOTS",
+    "OUTGOING:PARKED>AWAITING_SLOTS", "OUTGOING:WRITING>WRITTEN", "ENCODING:QUEUED>PREPARED",
+    "ENCODING:PREPARED>ENCODING", "EMBEDDING:REQUESTED>LOADING", "EMBEDDING:LOADING>RESIDENT",
+    "REQUEST:WAITING>RUNNING", "REQUEST:RUNNING>TRANSFERRING",
     "REQUEST:WAITING_FOR_REMOTE_KV>DECODING",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +164,9 @@ def draw_plan(seed: int, *, groups: bool = False, varied: bool = False) -> Plan:
         settings = replace(settings, num_blocks=num_blocks)
         may_fail = replace(may_fail, kinds=may_fail.kinds | {"capacity"})
     return Plan(
-        seed,
-        topology,
-        asks,
-        faults,
-        conditions,
-        data,
-        settings,
-        may_fail=may_fail,
+        seed, topology, asks, faults, conditions, data, settings, may_fail=may_fail,
         engine_faults=any(fault.kind in SICK for fault in faults),
-    )
+    )  # fmt: skip
 
 
 def _draw_workload(random: KeyedRandom) -> Workload:
@@ -286,16 +257,9 @@ def _draw_disk(random: KeyedRandom) -> DiskConditions:
         return DiskConditions()
     lies = 0.1 if random.chance(0.5, "a disk that lies") else 0.0
     return DiskConditions(
-        slow=0.1,
-        torn=0.1,
-        rotten=0.1,
-        mixed=0.1,
-        lost=0.1,
-        full=0.1,
-        undurable=lies,
-        stale=lies,
+        slow=0.1, torn=0.1, rotten=0.1, mixed=0.1, lost=0.1, full=0.1, undurable=lies, stale=lies,
         flipped=lies,
-    )
+    )  # fmt: skip
 
 
 def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
@@ -364,13 +328,6 @@ def _draw_undeclared(random: KeyedRandom, names: list[str]) -> Fault:
         duration_s = random.pick((0.3, 2.5, 8.0), "asleep")
     at_s = fault.at_s or 1.0 + 1.2 * random.uniform("when")
     return replace(
-        fault,
-        kind=kind,
-        target=target,
-        point=point,
-        at_s=0.0 if point else at_s,
-        duration_s=duration_s,
-        other="",
-        call=call,
-        factor=factor,
-    )
+        fault, kind=kind, target=target, point=point, at_s=0.0 if point else at_s,
+        duration_s=duration_s, other="", call=call, factor=factor,
+    )  # fmt: skip

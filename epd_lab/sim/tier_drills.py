@@ -16,14 +16,9 @@ from epd_lab.sim.workload import Workload
 
 SLOT_NBYTES = 4 * golden.ROW_NBYTES
 TIERS = EncodeConfig(
-    max_queue=64,
-    max_batch_patches=64,
-    cache_device_nbytes=640,
-    cache_host_nbytes=640,
-    cache_dir="simulated",
-    cache_disk_nbytes=8192,
-    cache_load_timeout_s=0.3,
-)
+    max_queue=64, max_batch_patches=64, cache_device_nbytes=640, cache_host_nbytes=640,
+    cache_dir="simulated", cache_disk_nbytes=8192, cache_load_timeout_s=0.3,
+)  # fmt: skip
 MEMORY_ONLY = msgspec.structs.replace(TIERS, cache_dir="")
 RING = msgspec.structs.replace(
     MEMORY_ONLY, send_buffer_nbytes=5 * SLOT_NBYTES, send_slot_nbytes=SLOT_NBYTES

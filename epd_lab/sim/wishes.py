@@ -78,14 +78,9 @@ def _tempered(random: KeyedRandom) -> SamplingParams:
 
 
 KINDS: dict[str, Draw] = {
-    "seeded": _seeded,
-    "greedy": _greedy,
-    "penalised": _penalised,
-    "grammar": _by_grammar,
-    "restricted": _restricted,
-    "at least": _at_least,
-    "scored": _scored,
-}
+    "seeded": _seeded, "greedy": _greedy, "penalised": _penalised, "grammar": _by_grammar,
+    "restricted": _restricted, "at least": _at_least, "scored": _scored,
+}  # fmt: skip
 MIXED = (
     *("seeded", "seeded", "greedy", "penalised"),
     *("penalised", "grammar", "restricted", "at least"),

@@ -92,14 +92,9 @@ class Ask:
         if stage:
             sampling = msgspec.structs.replace(sampling, max_tokens=1)
         return Generation(
-            token_ids,
-            items,
-            sampling,
-            wants_timeline=self.wants_timeline,
-            scope=self.tenant,
-            stage=stage,
-            claim=claim,
-        )
+            token_ids, items, sampling, wants_timeline=self.wants_timeline, scope=self.tenant,
+            stage=stage, claim=claim,
+        )  # fmt: skip
 
     def said(self) -> tuple[TokenLogprobs, ...]:
         """The right answer, with the log-probabilities that were asked for."""
@@ -164,24 +159,17 @@ class Workload:
         cancels = random.chance(self.cancel_share, "cancel")
         wanted = wishes.draw(random.stream("wishes"), self.kinds, self.num_words)
         return Ask(
-            index,
-            self.start_s + self.spread_s * random.uniform("at"),
-            text,
-            tuple(images),
+            index, self.start_s + self.spread_s * random.uniform("at"), text, tuple(images),
             max_tokens=1 + random.below(self.max_tokens, "tokens"),
-            seed=random.below(1 << 31, "seed"),
-            stops_at_eos=random.chance(0.8, "eos"),
+            seed=random.below(1 << 31, "seed"), stops_at_eos=random.chance(0.8, "eos"),
             cancel_after_s=0.001 + 0.3 * random.uniform("hang up") if cancels else 0.0,
-            wants_timeline=random.chance(self.timeline_share, "timeline"),
-            num_words=self.num_words,
+            wants_timeline=random.chance(self.timeline_share, "timeline"), num_words=self.num_words,
             tokens_per_word=WHOLE if random.chance(self.whole_share, "whole") else 1,
-            limits=self.limits,
-            tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
+            limits=self.limits, tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
             drives=random.chance(self.drive_share, "drives"),
-            leaves_after=self._leaves_after(random),
-            wishes=wanted,
+            leaves_after=self._leaves_after(random), wishes=wanted,
             stop_word=self._stop_word(random, wanted.top_k or self.num_words),
-        )
+        )  # fmt: skip
 
     def _stop_word(self, random: KeyedRandom, num_words: int) -> int:
         if not random.chance(self.stop_share, "stops"):

@@ -93,15 +93,9 @@ LASTS = (
     ),
 )
 TABLES = (
-    generation.TABLE,
-    incoming.TABLE,
-    embedding.TABLE,
-    request.Request.table,
-    encoding.Encoding.table,
-    link.Link.table,
-    instance.Instance.table,
-    membership.Membership.table,
-)
+    generation.TABLE, incoming.TABLE, embedding.TABLE, request.Request.table,
+    encoding.Encoding.table, link.Link.table, instance.Instance.table, membership.Membership.table,
+)  # fmt: skip
 
 
 class Durations(Checker):

@@ -59,18 +59,11 @@ BEGUN = (
 )
 _WRITES = (outgoing.S.STREAMING, outgoing.S.WRITING)
 PROMISED: dict[type[Message], type[Message]] = {
-    CancelTransfer: CancelAck,
-    Commit: CommitAck,
-    Grant: TransferAborted,
-    AbortRequest: RequestAborted,
-    PrefillRequest: RequestAborted,
-    KvOffer: CancelTransfer,
-    RequestInquiry: RequestFailed,
-    EncodeAccepted: AbortEncode,
-    RequestAccepted: AbortRequest,
-    RoomWanted: AbortRequest,
-    Tokens: AbortRequest,
-}
+    CancelTransfer: CancelAck, Commit: CommitAck, Grant: TransferAborted,
+    AbortRequest: RequestAborted, PrefillRequest: RequestAborted, KvOffer: CancelTransfer,
+    RequestInquiry: RequestFailed, EncodeAccepted: AbortEncode, RequestAccepted: AbortRequest,
+    RoomWanted: AbortRequest, Tokens: AbortRequest,
+}  # fmt: skip
 _AT_WORK = (EncodeAccepted, RequestAccepted, RoomWanted, Tokens)  # what a gateway hears
 ASKS: dict[type[Message], type[Message]] = {  # and how that is refused
     EncodeRequest: EncodeRejected,
