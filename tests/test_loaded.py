@@ -48,9 +48,10 @@ def test_help_of_a_verb_loads_no_library(verb: str) -> None:
 
 
 def test_the_gateway_process_loads_neither_torch_nor_transformers() -> None:
-    """Every module that a gateway is made of, imported in one process."""
+    """Every module that a gateway is made of, imported in one process: all but `epd verify`'s."""
     folders = "api", "cli", "media_files", "model_files", "roles", "runtime", "transport"
     names = [module_name(path) for name in folders for path in (ROOT / "epd" / name).rglob("*.py")]
-    code = "\n".join(f"import {name}" for name in names if not name.endswith("__main__"))
+    others = ("epd.cli.verify.",)
+    code = "\n".join(f"import {name}" for name in names if not name.startswith(others))
     loaded = loaded_by(code)
     assert not loaded & {*TENSORS, "triton", "mooncake", "av"}
