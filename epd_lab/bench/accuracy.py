@@ -3,7 +3,7 @@
 Two kinds of JSON lines are read, each scored by the rule of whoever published it:
 
 OCRBench   {"image_path", "question", "answers"}: right if an answer is in what is said, without
-           regard to case and line ends; of HME100k also without blanks (their script).
+           regard to case and line ends; of HME100k in its case, and without blanks (their script).
 GSM8K      {"question", "answer"}, whose number stands behind ####: right if the last number that is
            said is that one, without commas, $ and a last dot (lm-eval's flexible-extract).
 
