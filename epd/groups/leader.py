@@ -265,7 +265,7 @@ class Follower:
     def execute(self, number: int, command: Command) -> None:
         """In the order in which they were given; none is left out."""
         try:
-            if number != self._last + 1:
+            if not self._is_next(number):
                 raise EngineError(f"command {self._last + 1} has not come")
             self._last = number
             begun = self._begin(command)
@@ -283,3 +283,6 @@ class Follower:
                 return self._rank.go_on()
             case Probe():
                 return _ended()
+
+    def _is_next(self, number: int) -> bool:
+        return number == self._last + 1
