@@ -84,6 +84,9 @@ def _has_flaw(record: Record) -> bool:
     return any(p.flaw in ("broken", "unencodable") for _, p in record.ask.images)
 
 
+FAILED_WRITES = 2  # attempts that one request may lose to writes which fail by chance
+
+
 def excuse(
     topology: str, faults: tuple[Fault, ...], conditions: Conditions, data: DataConditions
 ) -> Excuse:
@@ -108,6 +111,7 @@ def excuse(
             kinds |= {"lost", "unavailable"}  # who cannot reach the gateway is lost to it
             refusals = True
         kinds.update(CAUSES.get(fault.kind, ()))
+    num_ends += FAILED_WRITES * bool(data.failed or data.unknown)
     if num_ends >= Settings().timing.max_attempts:
         kinds.add("lost")
     if num_lost > 1 or conditions.loss or any(fault.target == "all" for fault in faults):
