@@ -201,7 +201,7 @@ def test_what_was_sent_whole_stays_so_when_it_is_computed_again() -> None:
         request, kv = prefill(at), at.role._kv
         record, nbytes = at.role._requests.record(request), 2 * KV_LAYOUT.block_nbytes
         grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
-        outgoing = SimpleNamespace(key="r", peer=DECODE, grant=grant, ready_nbytes=nbytes)
+        outgoing = SimpleNamespace(peer=DECODE, grant=grant, ready_nbytes=nbytes)
         record.num_whole = None
         found = mock.patch.object(kv, "find", return_value=outgoing)
         with found, mock.patch.object(kv._rooms, "fire"):

@@ -164,7 +164,7 @@ def a_full_ring_fails_the_send() -> Planted:
         waits = lease(self, room)
         if self.ring is not None and self.ring.waits(room.key):
             failure = Failure(FailureKind.TRANSFER, "the ring is full")
-            self._rooms.post(room, outgoing.SourceFailed(failure))
+            self._rooms.fire(room, outgoing.SourceFailed(failure))
         return waits
 
     return patched(RowProducer, "lease", busy)
