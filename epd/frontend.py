@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol, TypedDict
 
-from epd.messages import Clip, PixelBounds, SamplingParams, TokenLogprobs, end_of
+from epd.messages import (
+    Address,
+    Clip,
+    MediaItem,
+    PixelBounds,
+    SamplingParams,
+    TokenLogprobs,
+    end_of,
+)
 from epd.observed import Observed, Query
 
 JsonObject = dict[str, object]
@@ -57,6 +65,20 @@ class PreparedItem:
     def end(self) -> int:
         """Position behind its last row."""
         return end_of(self.offset, self.num_rows, self.offsets)
+
+    def placed(self, index: int, room: str, encoder: Address) -> MediaItem:
+        """As prefill gets it: without its bytes, and with the encoder of its rows."""
+        return MediaItem(
+            index=index,
+            mm_hash=self.mm_hash,
+            offset=self.offset,
+            num_rows=self.num_rows,
+            grid_thw=self.grid_thw,
+            room=room,
+            encoder=encoder,
+            offsets=self.offsets,
+            second_per_grid=self.second_per_grid,
+        )
 
 
 @dataclass(frozen=True, slots=True)

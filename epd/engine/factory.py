@@ -145,8 +145,8 @@ def build_language(
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
     way from a GPU to another instance, reserved here.  `mirrored`: what the data plane will take of
     the device if a row has so many bytes.  `vision`: of the same process, whose largest batch needs
-    memory beside the KV pool.  Raises ModelError and ConfigError, also when `kv_nbytes` is no
-    block."""
+    memory beside the KV pool.  Raises ModelError and ConfigError, also when `kv_nbytes` has room
+    for no block."""
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)

@@ -27,9 +27,7 @@ async def test_it_ends_with_its_device() -> None:
     end_with_device(instance, ending, lambda state, detail: told.append((state, detail)))
     instance.actor.fault("step", EngineError("out of memory"))
     assert not ending.now.is_set() and told == []
-    instance.start()
     instance.actor.fault("step", DeviceLost("an illegal memory access"))
-    await asyncio.wait_for(ending.now.wait(), PATIENCE_S)
     assert ending.now.is_set() and ending.exit_status == EXIT_DEVICE_LOST
     assert told == [("device lost", "an illegal memory access")]
     await instance.close()

@@ -45,8 +45,8 @@ def _spec(plan: Plan, instance: InstanceConfig | None, gateway: GatewayConfig | 
 
 
 class Board:
-    """A status line per process on stderr: redrawn on a terminal, else a line per change (or an
-    object).
+    """A status line per process on stderr: redrawn on a terminal, else a line per change, or with
+    --log-json an object.
 
     Redrawn only while all start: later the log of the processes moves the lines away.
     """

@@ -30,8 +30,8 @@ a thousandth of one; in 16 bits more: answers may part where two tokens are near
 Both sides are in memory at once: what they need is estimated first, and a model that does not fit
 is compared by its first layers (--layers), both sides cut alike.
 
-Exit status 1 if a row differs or could not be compared. --json FILE is for an issue: it names
-versions and files, and holds no weights.
+Exit status 1 if a row differs or could not be compared. --json FILE is for an issue: it has the
+rows and versions, and holds no weights.
 """
 
 EXAMPLES = (

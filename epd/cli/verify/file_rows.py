@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from epd.api.http.errors import ApiError
-from epd.cli.verify.findings import Distance, Finding, judged, same, some
+from epd.cli.verify.findings import Distance, Finding, judged, same
 from epd.cli.verify.questions import SIZES, conversations, picture, prompts
 from epd.cli.verify.sides import Sides
 from epd.model_files.checkpoint import read_eos_token_ids
 from epd.model_files.config_sizes import Sizes, parameters
 from epd.model_files.families import family_of
-from epd.model_files.model_directory import check_config, check_processors, check_tensors
+from epd.model_files.model_directory import check_config, check_processors, check_tensors, some
 
 # Of a config, what no number of a model depends on, or what --layers and --dtype change.
 _NOT_COMPARED = re.compile(
@@ -123,7 +123,7 @@ async def pictures(sides: Sides) -> Finding:
             faults.append(f"{size}: grid {grid}, not {right['image_grid_thw'][0].tolist()}")
         elif ours.numel() != theirs.numel():
             faults.append(f"{size}: {tuple(ours.shape)} numbers, not {tuple(theirs.shape)}")
-        elif (apart := distance.add(ours.flatten(), theirs.flatten())) > PIXEL_LIMIT:
+        elif not (apart := distance.add(ours.flatten(), theirs.flatten())) <= PIXEL_LIMIT:
             faults.append(f"{size}: patches differ by {apart:.2g} spreads")
     return judged(faults, f"grids and patches of {len(SIZES)} pictures: {distance}",
                   **distance.numbers)  # fmt: skip

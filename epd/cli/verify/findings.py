@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -70,13 +70,11 @@ class Distance:
     sum: float = 0.0
     count: int = 0
     kl: float = 0.0  # the largest
-    is_finite: bool = True
 
     def add(self, ours: torch.Tensor, theirs: torch.Tensor) -> float:
         """The largest difference of these, in spreads of the right ones."""
         spread = max(float(theirs.std()) if theirs.numel() > 1 else 1.0, 1e-6)
         apart = (ours - theirs).abs() / spread
-        self.is_finite &= bool(torch.isfinite(apart).all())
         largest = float(apart.max())
         self.largest = max(self.largest, largest)
         self.sum += float(apart.sum())
@@ -125,9 +123,3 @@ def parting(ours: Sequence[int], theirs: Sequence[int], logits: torch.Tensor) ->
         margin = float((here[right] - here[mine]).abs() / max(float(here.std()), 1e-6))
         return Parting(place, mine, right, margin)
     return None
-
-
-def some(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return ", ".join(found[:NAMED]) + more

@@ -25,7 +25,6 @@ from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.preprocess import Preprocessor
 from epd.families.registry import adapter_for
-from epd.frontend import PreparedItem
 from epd.messages import Address, MediaItem, SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_checkpoint
 from epd.roles.steps.step import layouts_of
@@ -135,7 +134,8 @@ class Ours:
     async def place(self, body: Body, num_tokens: int) -> Placed:
         """Room for so many more tokens."""
         prompt = await self.prompt(body)
-        items = [_item(number, item) for number, item in enumerate(prompt.items)]
+        placed = enumerate(prompt.items)
+        items = [item.placed(number, f"room{number}", NOBODY) for number, item in placed]
         rows = [await self.rows(item.image, item.grid_thw) for item in prompt.items]
         layout = self.language.kv_layout
         total = len(prompt.token_ids) + num_tokens
@@ -182,18 +182,3 @@ class Ours:
                 output_index=len(said),
                 output_ids=tuple(said),
             )
-
-
-def _item(number: int, item: PreparedItem) -> MediaItem:
-    """As the gateway sends it, but for who makes its rows."""
-    return MediaItem(
-        index=number,
-        mm_hash=item.mm_hash,
-        offset=item.offset,
-        num_rows=item.num_rows,
-        grid_thw=item.grid_thw,
-        room=f"room{number}",
-        encoder=NOBODY,
-        offsets=item.offsets,
-        second_per_grid=item.second_per_grid,
-    )

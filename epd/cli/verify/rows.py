@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from epd.cli.verify.findings import Finding, Result, differs
 from epd.errors import explain
+from epd.later import later
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,7 @@ class Row:
     @property
     def compare(self) -> Callable[..., Awaitable[Finding]]:
         """Of both sides; of the last row, and of a client of the processes."""
-        module, _, function = self.place.partition(":")
-        found: Callable[..., Awaitable[Finding]] = getattr(
-            importlib.import_module(f"epd.cli.verify.{module}"), function
-        )
-        return found
+        return later(f"epd.cli.verify.{self.place}")
 
 
 _LOADS = ("tensors",)

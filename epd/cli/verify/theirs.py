@@ -161,7 +161,7 @@ class Theirs:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        config = json.loads((self.directory / "config.json").read_text())
+        config = read_config(self.directory)
         names = [*(config.get("architectures") or ()), _MODELS[not self.sees]]
         name = next(name for name in names if hasattr(transformers, name))
         kind = getattr(transformers, name)

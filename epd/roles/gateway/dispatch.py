@@ -229,19 +229,7 @@ class Dispatcher:
                 is_suspect=self.suspects.deaths.is_suspect(item.mm_hash),
             )
             images[room] = Offered(index, encoder, request, item.image)
-            items.append(
-                MediaItem(
-                    index=index,
-                    mm_hash=item.mm_hash,
-                    offset=item.offset,
-                    num_rows=item.num_rows,
-                    grid_thw=item.grid_thw,
-                    room=room,
-                    encoder=encoder,
-                    offsets=item.offsets,
-                    second_per_grid=item.second_per_grid,
-                )
-            )
+            items.append(item.placed(index, room, encoder))
         self.offers.begin(machine, images)
         return tuple(items)
 
