@@ -156,6 +156,8 @@ class Child:
         exit_status = await process.wait()
         await asyncio.wait((hearing,), timeout=LAST_WORDS_S)  # others may hold its stdout
         hearing.cancel()
+        if process.stdin is not None:
+            process.stdin.close()
         self.pid, self._process = 0, None
         with contextlib.suppress(OSError):
             sweep()  # a killed process could not remove its own segments

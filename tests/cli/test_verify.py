@@ -82,7 +82,7 @@ sys.exit(main(["verify", directory, "--json", report]))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", [*FAMILIES, "embedded"])
+@pytest.mark.parametrize("family", [*FAMILIES, "smolvlm", "embedded"])
 def test_each_family_is_proved_through_processes(family: str, tmp_path: Path) -> None:
     """As a command."""
     directory = CHECKPOINT if family == "embedded" else cached_model(family)

@@ -67,6 +67,7 @@ async def test_who_served_is_started_again_at_once() -> None:
             assert process.stdin.write.call_args_list[0].args[0].startswith(b'{"name":"e0"')
             process.end(1)
             await at.until(S.RESTARTING)
+            process.stdin.close.assert_called_once()
         assert at.shown.count("restarting ended with exit status 1") == 3
         assert supervisor.sweep.call_count == 3
         await at.until(S.RESTARTING, 4)
