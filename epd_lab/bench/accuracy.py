@@ -1,11 +1,13 @@
 """Right answers to known questions: of one server, or of several to the same ones.
 
-Two kinds of JSON lines are read, each scored by the rule of whoever published it:
+Two kinds of questions are read, each scored by its published rule:
 
-OCRBench   {"image_path", "question", "answers"}: right if an answer is in what is said, without
-           regard to case and line ends; of HME100k in its case, and without blanks (their script).
-GSM8K      {"question", "answer"}, whose number stands behind ####: right if the last number that is
-           said is that one, without commas, $ and a last dot (lm-eval's flexible-extract).
+OCRBench   {"image_path", "question", "answers"}: right if an answer is in the reply, without regard
+           to case and line ends; of HME100k in its case, and without blanks (the scripts of
+           Yuliang-Liu's MultimodalOCR).
+GSM8K      {"question", "answer"}: right if the last number of the reply is that behind the answer's
+           last ####, both without commas, $ and a last dot (flexible-extract of gsm8k.yaml, version
+           3, of lm-evaluation-harness; its prompt and its stops, and no example ahead).
 
 Whether one server is better is McNemar's test on the questions that only one of both answers
 rightly: two-sided, exact.
@@ -30,11 +32,13 @@ from epd.cli.boundary import CommandFailed
 from epd.cli.configure.settings import keys_of_environment
 from epd.errors import FAILED, OK
 from epd.frontend import JsonObject
+from epd_lab.bench.machine import describe
 from epd_lab.bench.serve import Target
 
-_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
-_IGNORED = re.compile(r",|\$|\.$")
+_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
+_IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")  # one after the other
 GSM8K_PROMPT = "Question: {}\nAnswer:"
+GSM8K_STOP = ("Question:", "</s>", "<|im_end|>")
 PROGRESS_EVERY = 20  # answers
 
 
@@ -42,25 +46,24 @@ PROGRESS_EVERY = 20  # answers
 class Question:
     text: str
     answers: tuple[str, ...]
-    image: Path | None = None
+    image: Path | None = None  # of GSM8K there is none
     is_formula: bool = False  # of HME100k: blanks mean nothing
-    is_number: bool = False  # of GSM8K
 
     @property
-    def messages(self) -> list[JsonObject]:
+    def body(self) -> JsonObject:
         if self.image is None:
-            text = GSM8K_PROMPT.format(self.text) if self.is_number else self.text
-            return [{"role": "user", "content": text}]
+            text = GSM8K_PROMPT.format(self.text)
+            return {"messages": [{"role": "user", "content": text}], "stop": GSM8K_STOP}
         kind = mimetypes.guess_type(self.image.name)[0] or "image/png"
         url = f"data:{kind};base64," + base64.b64encode(self.image.read_bytes()).decode()
         parts = [{"type": "image_url", "image_url": {"url": url}}]
-        return [{"role": "user", "content": [*parts, {"type": "text", "text": self.text}]}]
+        content = [*parts, {"type": "text", "text": self.text}]
+        return {"messages": [{"role": "user", "content": content}]}
 
     def is_right(self, said: str) -> bool:
-        if self.is_number:
+        if self.image is None:
             found = _NUMBER.findall(said)
-            last = next(filter(None, found[-1])) if found else ""
-            return _number(last) == _number(self.answers[0])
+            return bool(found) and _number(found[-1]) == _number(self.answers[0])
         return any(self._plain(answer) in self._plain(said) for answer in self.answers)
 
     def _plain(self, text: str) -> str:
@@ -69,33 +72,44 @@ class Question:
 
 
 def _number(text: str) -> str:
-    return _IGNORED.sub("", text.strip())
+    for ignored in _IGNORED:
+        text = re.sub(ignored, "", text)
+    return text
 
 
 def read_questions(file: Path) -> list[Question]:
-    """Raises CommandFailed for a line that is of neither kind."""
+    """Of JSON lines or one JSON array.  Raises CommandFailed for what is of neither kind."""
+    found: list[Question] = []
     try:
-        lines = file.read_text().splitlines()
-        return [_question(json.loads(line), file.parent) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        text = file.read_text(encoding="utf-8").strip()
+        # A string in JSON may have any other end of a line.
+        lines = filter(str.strip, text.split("\n"))
+        items = json.loads(text) if text.startswith("[") else map(json.loads, lines)
+        found.extend(_question(item, file.parent) for item in items)
+    except OSError as error:
+        raise CommandFailed(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandFailed(
-            f"{file} holds no questions ({type(error).__name__}: {error}); each line is a JSON "
-            'object: {"image_path", "question", "answers"} or {"question", "answer": "... #### 4"}'
+            f"question {len(found) + 1} of {file} is none ({type(error).__name__}: {error}); write "
+            '{"image_path", "question", "answers"} or {"question", "answer": "... #### 4"}'
         ) from None
+    if not found:
+        raise CommandFailed(f"{file} is empty; a line is a question")
+    return found
 
 
-def _question(line: dict[str, object], directory: Path) -> Question:
-    text, answers = str(line["question"]), line.get("answers", line.get("answer"))
-    if "image_path" in line:
-        image = directory / str(line["image_path"])
-        if not image.is_file():
-            raise ValueError(f"there is no picture {image}")
-        given = tuple(map(str, answers)) if isinstance(answers, list) else (str(answers),)
-        return Question(text, given, image, is_formula=line.get("dataset_name") == "HME100k")
-    _, mark, number = str(answers).rpartition("####")
-    if not mark:
-        raise ValueError(f"no #### stands ahead of a number in {answers!r}")
-    return Question(text, (number,), is_number=True)
+def _question(item: JsonObject, directory: Path) -> Question:
+    text = str(item["question"])
+    if "image_path" not in item:
+        answer = str(item["answer"])
+        if "#### " not in answer:
+            raise ValueError(f"no '#### ' stands ahead of a number in {answer!r}")
+        return Question(text, (answer,))
+    image, answers = directory / str(item["image_path"]), item["answers"]
+    if not image.is_file():
+        raise ValueError(f"there is no picture {image}")
+    given = tuple(map(str, answers)) if isinstance(answers, list) else (str(answers),)
+    return Question(text, given, image, is_formula=item.get("dataset_name") == "HME100k")
 
 
 async def ask(
@@ -110,12 +124,15 @@ async def ask(
         async def one(question: Question) -> str:
             nonlocal done
             async with turns:
-                body = {"messages": question.messages, "temperature": 0, "max_tokens": max_tokens}
-                reply = await client.complete(body)
+                fixed = {"temperature": 0, "max_tokens": max_tokens}
+                reply = await client.complete(question.body | fixed)
             done += 1
             if done % PROGRESS_EVERY == 0 or done == len(questions):
                 print(f"{target.name}: {done}/{len(questions)}", file=sys.stderr, flush=True)
-            return str(reply["choices"][0]["message"]["content"] or "")
+            try:
+                return str(reply["choices"][0]["message"]["content"] or "")
+            except (LookupError, TypeError):
+                raise CommandFailed(f"{url} sent no chat completion: {reply}") from None
 
         return await asyncio.gather(*map(one, questions))
 
@@ -168,11 +185,12 @@ def run(
     targets: Sequence[Target], file: Path, concurrency: int, max_tokens: int, *, as_json: bool
 ) -> int:
     """Exit status 1 if a pair differs with a p below 0.05."""
-    questions = read_questions(file)
-    if not questions:
-        raise CommandFailed(f"{file} is empty; a line is a question")
+    questions, machine = read_questions(file), describe()
+    for one in targets:
+        if one.url:  # a wrong one is known before the first has answered
+            asyncio.run(ask(one, (), 1, 1))
     said = [asyncio.run(ask(one, questions, concurrency, max_tokens)) for one in targets]
-    report = report_of([one.name for one in targets], questions, said)
+    report = {"machine": machine} | report_of([one.name for one in targets], questions, said)
     print(json.dumps(report) if as_json else table(report))
     pairs = report["pairs"]
     assert isinstance(pairs, list)

@@ -14,9 +14,11 @@ Ask a server the questions of FILE, greedily, and count the right answers; of se
 the pairs of answers that differ, and McNemar's p: how likely so unequal numbers are of servers that
 are equally good. A SERVER is an URL, or a topology that is started with the flags of epd run below.
 
-FILE has JSON lines of OCRBench ({"image_path", "question", "answers"}; paths are relative to FILE)
-or of lm-eval's GSM8K ({"question", "answer"}, the number behind ####), scored by their own rules.
-Exit status 1 if a server differs from the first with a p below 0.05.
+FILE has JSON lines, or is one JSON array, of OCRBench ({"image_path", "question", "answers"}; paths
+are relative to FILE) or of GSM8K ({"question", "answer"}, whose number is behind ####). OCRBench's
+script is the rule of the first, lm-eval's flexible-extract of the second, which is asked without
+examples. A server that wants a key gets EPD_API_KEY.
+Exit status 1 if a server differs from the first with a p below 0.05, or if one fails.
 """
 
 

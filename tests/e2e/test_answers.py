@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import re
 import signal
@@ -15,11 +16,13 @@ import aiohttp
 import pytest
 
 import epd.tiny
+from epd.cli.main import main
 from tests.e2e.client import Body, image_part, in_session, png, post_all
 from tests.e2e.server import READY_S, Server, serving, wait_for
 from tests.e2e.shared import MAX_OPEN_REQUESTS
 from tests.e2e.streams import TOLD, WITHOUT_END, Streamed, stream
 from tests.engine.conftest import drawn_image
+from training.ocrbench import write
 from training.tasks import TASKS, Sample, exact_match, fresh_samples
 
 pytestmark = pytest.mark.timeout(400)
@@ -64,6 +67,17 @@ async def test_answers_are_those_of_one_process_and_right(
     rate = right / len(said)
     print(f"{right} of {len(said)} right; the evaluation's table has {evaluated():.3f}")
     assert rate >= 0.95 * evaluated()
+
+
+def test_bench_accuracy_finds_no_difference(
+    apart: Server, together: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, 5)
+    urls = apart.base_url, together.base_url
+    assert main(["bench", "accuracy", str(file), *urls, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [pair["texts_differ"] for pair in report["pairs"]] == [0]
+    assert min(one["right"] for one in report["servers"]) >= 4
 
 
 def asking(*parts: Body | str, **settings: object) -> Body:
