@@ -17,7 +17,7 @@ are equally good. A SERVER is an URL, or a topology that is started with the fla
 FILE has JSON lines, or is one JSON array, of OCRBench ({"image_path", "question", "answers"}; paths
 are relative to FILE) or of GSM8K ({"question", "answer"}, whose number is behind ####). OCRBench's
 script is the rule of the first, lm-eval's flexible-extract of the second, which is asked without
-examples. A server that wants a key gets EPD_API_KEY.
+examples. A server with keys gets EPD_API_KEY.
 Exit status 1 if a server differs from the first with a p below 0.05, or if one fails.
 """
 
