@@ -1,4 +1,4 @@
-"""The actor: messages in, events fired, effects performed, results fired again.
+"""The actor: a coroutine that takes messages in, fires events, and performs their effects.
 
 Theory of operation
 -------------------
@@ -6,9 +6,8 @@ An `Actor` is one process's place on the bus. It owns what its components share:
 supervised tasks, and the counters of what went wrong. A `Component` is a part of it. Its methods
 marked `@receives(Message)` turn a message into an event on some machine; its methods marked
 `@performs(Effect)` carry out the effects that come back. A performer that is a coroutine runs as a
-supervised task, and the event it returns is fired on the same machine. So the loop machine ->
-effects -> outcome -> machine is closed here. Everything that happens waits in one inbox, and each
-item is taken to its end before the next (`mailbox.py`).
+supervised task, and the event it returns is fired on the same machine. All that happens waits in
+one inbox, and `Actor.run` takes each item to its end before the next (`mailbox.py`).
 
 At its start the actor checks that each effect has exactly one performer, each message one receiver.
 
@@ -33,7 +32,7 @@ from epd.fsm.kernel import Effect, Event, IllegalEvent, Machine
 from epd.fsm.membership import Membership
 from epd.messages import Address, InstanceInfo, Message, Span
 from epd.roles.hands import Hands
-from epd.roles.mailbox import Mailbox
+from epd.roles.mailbox import Mailbox, OutOfTurn
 from epd.roles.ports import Ports
 from epd.roles.timers import Timers
 from epd.roles.watching.stage_times import StageTimes
@@ -43,6 +42,7 @@ F = TypeVar("F", bound=Callable[..., object])
 M = TypeVar("M", bound=Machine, contravariant=True)  # noqa: PLC0105 (as it is called everywhere)
 T = TypeVar("T")
 Work = Coroutine[object, None, T]  # that a task does
+Then = Callable[[T], None]  # with what it came to
 
 
 def receives(*messages: type[Message]) -> Callable[[F], F]:
@@ -93,6 +93,7 @@ class Actor:
         self.hands = Hands()
         self.timers = Timers(ports.clock, self.mailbox)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: asyncio.Task[None] | None = None
         self._serial = 0
         self.on_device_lost: Callable[[str], None] = lambda reason: None
         self.admits: Callable[[Received], bool] = lambda received: True  # who may say that to us
@@ -109,15 +110,25 @@ class Actor:
     def start(self) -> None:
         for component in self.components:
             component.check()
+        self._runs = self.ports.start_task(self.run(), "actor")
         self.bus.start(self.deliver)
         for component in self.components:
             component.start()
 
+    async def run(self) -> None:
+        """From the start to the end of the process: wait for items, and take one after the other.
+        An item is a handler that fires events (`Component.fire`); then come the looks at queues."""
+        while not self.closing:
+            for name, item, arguments in await self.mailbox.batch():
+                self.mailbox.take(name, item, arguments)
+
     # --- messages ---------------------------------------------------------------------------------
 
     def deliver(self, received: Received) -> None:
-        """A decoded message, for the inbox."""
-        if not self.closing:
+        """A decoded message, for the inbox; where that is full it is lost, as on its way."""
+        if self.mailbox.is_full:
+            self.counters["inbox_full"] += 1
+        elif not self.closing:
             self.mailbox.put(type(received.message).__name__, self.take, received)
 
     def take(self, received: Received) -> None:
@@ -142,7 +153,7 @@ class Actor:
         self.bus.disconnect(instance_id)
 
     def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        """Queue a message; to this very instance it takes the loop's next turn, without a socket.
+        """Queue a message; to this very instance it takes the inbox, without a socket.
 
         An `Address` means one life of the peer: its successor must not get what it was not told.  A
         grant that reached the successor would let it write into slots leased to the dead (F44).
@@ -153,8 +164,7 @@ class Actor:
             self.counters["message_to_other_epoch"] += 1
             return False
         if instance_id == self.address.instance_id:
-            own = Received(instance_id, self.address.epoch, message, tuple(payloads))
-            asyncio.get_running_loop().call_soon(self.deliver, own)
+            self.deliver(Received(instance_id, self.address.epoch, message, tuple(payloads)))
             return True
         try:
             sent = self.bus.send(instance_id, message, payloads)
@@ -207,26 +217,22 @@ class Actor:
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    def spawn(
-        self,
-        name: str,
-        work: Work[T],
-        then: Callable[[T], None] | None = None,
-    ) -> None:
-        """Run a supervised task; its result comes to the inbox, for `then`.  A failure is counted
-        and logged, never lost."""
+    def spawn(self, name: str, work: Work[T], then: Then[T] | None = None) -> None:
+        """Run a supervised task, when the effects at hand are performed; its result comes to the
+        inbox, for `then`.  A failure is counted and logged, never lost."""
+        if self.mailbox.has_item:
+            self.mailbox.post(name, self._begin, name, work, then)
+        else:
+            self._begin(name, work, then)
+
+    def _begin(self, name: str, work: Work[T], then: Then[T] | None) -> None:
         self._serial += 1
         key = f"{name}#{self._serial}"
-        supervised = self._supervise(key, name, work, then)
-        self._tasks[key] = asyncio.get_running_loop().create_task(supervised, name=key)
+        task = self.ports.start_task(self._supervise(key, name, work, then), key)
+        if not task.done():  # as one may be that had nothing to wait for
+            self._tasks[key] = task
 
-    async def _supervise(
-        self,
-        key: str,
-        name: str,
-        work: Work[T],
-        then: Callable[[T], None] | None,
-    ) -> None:
+    async def _supervise(self, key: str, name: str, work: Work[T], then: Then[T] | None) -> None:
         try:
             result = await work
             if then is not None and not self.closing:
@@ -237,23 +243,22 @@ class Actor:
             self._tasks.pop(key, None)
 
     def fault(self, where: str, error: Exception) -> None:
-        """Count and log what escaped a handler, a performer or a task."""
+        """Count and log what escaped.  A lost device ends the process, behind the items at hand."""
         name = "illegal_events" if isinstance(error, IllegalEvent) else "faults"
         self.counters[name] += 1
         self.log.warning(name, where=where, error=repr(error))
         if isinstance(error, DeviceLost) and not self.closing:
-            self.on_device_lost(str(error))
+            self.mailbox.post("device lost", self.on_device_lost, str(error))
 
     async def close(self) -> None:
         """End everything of this process; the only place where tasks are cancelled."""
         self.closing = True
         self.timers.close()
         self.mailbox.close()
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *([self._runs] if self._runs is not None else [])]
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.bus.close()
 
     # --- peers ------------------------------------------------------------------------------------
@@ -326,13 +331,20 @@ class Component(Generic[M]):
         """Called once, on the loop, when the bus is receiving."""
 
     def fire(self, machine: M, event: Event) -> None:
-        """Fire, and take to its end what follows; inside a performer: when its effects are done."""
-        mailbox = self._mailbox
-        if mailbox.performs:
-            mailbox.append(machine.key, self._apply, machine, event)
+        """Now, to its end: when this returns, what was posted is done, then the machine is in its
+        next state, the event's effects are performed, and all that these have posted is done, too.
+        For an item or a look; a performer gets OutOfTurn, and so does whoever else calls."""
+        if not self._mailbox.may_fire:
+            raise OutOfTurn(f"{machine.key}: {type(event).__name__} is to be posted")
+        self._mailbox.post(machine.key, self._apply, machine, event)
+        self._mailbox.finish()
+
+    def post(self, machine: M, event: Event) -> None:
+        """Fire it behind the effects at hand and what is posted; as an item, if there is none."""
+        if self._mailbox.has_item:
+            self._mailbox.post(machine.key, self._apply, machine, event)
         else:
-            self._apply(machine, event)
-            mailbox.finish()
+            self._mailbox.put(machine.key, self.fire, machine, event)
 
     def _apply(self, machine: M, event: Event) -> None:
         """Perform the effects one by one; each is guarded on its own."""
@@ -344,11 +356,9 @@ class Component(Generic[M]):
             return
         if (state := machine.state) is not source:
             self._keep_timers(machine, machine.table.running[state])
-        perform, mailbox = self._perform, self._mailbox
-        mailbox.performs = True
         for effect in effects:
             try:
-                outcome = perform[effect](machine, event)
+                outcome = self._perform[effect](machine, event)
                 if type(outcome) is CoroutineType:
                     then = partial(self._performed, machine)
                     self.actor.spawn(f"{effect._name_} {machine.key}", outcome, then)
@@ -358,7 +368,6 @@ class Component(Generic[M]):
             self.fired(machine, event)
         except Exception as error:
             self.actor.fault(machine.key, error)
-        mailbox.performs = False
 
     def arm(self, machine: M, delay_s: float, event: Event) -> None:
         """(Re)start its timer of this event; it ends with the states in which it runs."""

@@ -56,13 +56,13 @@ class Links(Component[Link]):
         if self._trusted_until_s.get(name, 0.0) > self.clock.now_s():
             return
         link = self._doubts[name] = Link(peer, self.actor.journal)
-        self.fire(link, Doubted())
+        self.post(link, Doubted())
 
     def peer_lost(self, peer: Address) -> None:
         self._trusted_until_s.pop(peer.instance_id, None)
         link = self._doubts.get(peer.instance_id)
         if link is not None and link.peer.epoch in (0, peer.epoch):
-            self.fire(link, PeerLost())
+            self.post(link, PeerLost())
 
     # --- messages ---------------------------------------------------------------------------------
 

@@ -3,18 +3,21 @@
 Theory of operation
 -------------------
 What comes from outside (a decoded message, the timers' clock, the outcome of an effect, a step of
-the device) is an *item* of the inbox.  An item that finds the actor idle is taken at once, in the
-callback that brought it, as an eager task would be; what comes while one is taken waits, and is the
-next batch, in the loop's next turn.
+the device, a request of the API) is an *item* of the inbox.  `Actor.run` takes one after the other;
+nothing is done in the callback that brings it.  What comes while a batch is taken is of the next
+one, in a later turn of the loop, so that no item can hold the loop by putting itself again.
 
-An item fires events, and an event's effects are performed. What a performer causes (another
-machine's event, a look at a queue that may move now) is never done inside it. It is appended, and
-done after the current effects. So a performer sees no machine that is half-way, no function is
-reentered, and the order of the effects of a row means nothing. For any caller that is not a
-performer, everything that an event has caused is done before `fire` returns.
+An item fires events, and `fire` takes each to its end: its effects are performed, and so are the
+events that performers have posted, in order. What a performer causes is never done inside it. So a
+performer sees no machine that is half-way, the order of the effects of a row means nothing, and an
+item that fires twice finds all that the first event has caused when it fires again.
 
-Calls that come from elsewhere on the loop (the API admits a request) are items of their own, taken
-at once.
+A look at a queue that may move now fires events, too, so it is no part of another one's end: it
+comes after the item at hand, once however often it was asked for, and before the next item. So no
+function is reentered.
+
+The inbox has a bound for messages, which may be lost anyway. All else in it has one of its own: the
+timers are one item, and results are as many as there are requests, tasks and steps.
 
 Sources: run to completion in SCXML, section "Algorithm" (internal events before external ones);
 recommendations in dask.distributed.
@@ -24,9 +27,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from epd.roles.bell import Bell
+
+MAX_ITEMS = 8192  # with which a message is still let in
 
 Item = Callable[..., object]
+Entry = tuple[str, Item, tuple[object, ...]]  # whose it is, what is done, and with what
+
+
+class OutOfTurn(Exception):
+    """An event was fired inside a performer, or outside the inbox: a fault of the program."""
 
 
 class Mailbox:
@@ -34,63 +46,69 @@ class Mailbox:
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._on_error = on_error
-        self._inbox: deque[tuple[str, Item, tuple[object, ...]]] = deque()
-        self._caused: deque[tuple[str, Item, tuple[object, ...]]] = deque()
-        self._wanted: set[Item] = set()  # of those, what is done once however often it is caused
-        self._is_taking = False
-        self._is_finishing = False
-        self._turn: asyncio.Handle | None = None  # of the loop, for the next batch
-        self.performs = False  # an effect is being performed
+        self._inbox: deque[Entry] = deque()
+        self._posted: deque[Entry] = deque()
+        self._looks: dict[Callable[[], None], str] = {}  # in the order in which they are done
+        self._news = Bell()
+        self.has_item = False  # one is at hand,
+        self.may_fire = False  # and nothing that an event has caused is being done
+
+    def __len__(self) -> int:
+        return len(self._inbox)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._inbox) >= MAX_ITEMS
 
     def put(self, name: str, item: Item, *arguments: object) -> None:
-        """From outside: at once, or in its turn."""
-        if self._is_taking or self._turn is not None:
-            self._inbox.append((name, item, arguments))
-        elif self.performs or self._is_finishing:
-            self._inbox.append((name, item, arguments))
-            self._take_soon()
+        """From outside: in its turn."""
+        self._inbox.append((name, item, arguments))
+        self._news.ring()
+
+    def post(self, name: str, item: Item, *arguments: object) -> None:
+        """Before the item at hand fires its next event, or ends; it fires none.  Without an item it
+        is one."""
+        if self.has_item:
+            self._posted.append((name, item, arguments))
         else:
-            self._is_taking = True
-            self.do(name, item, *arguments)
-            self._is_taking = False
-            if self._inbox:
-                self._take_soon()
+            self.put(name, item, *arguments)
 
-    def _take(self) -> None:
-        """What is there now, as one batch."""
-        self._turn, self._is_taking = None, True
-        for _ in range(len(self._inbox)):
-            name, item, arguments = self._inbox.popleft()
-            self.do(name, item, *arguments)
-        self._is_taking = False
+    def look(self, name: str, look: Callable[[], None]) -> None:
+        """After the item at hand, once; it may fire.  Without an item it is one."""
+        if self.has_item:
+            self._looks.setdefault(look, name)
+        else:
+            self.put(name, look)
+
+    async def batch(self) -> Iterable[Entry]:
+        """What is there by the loop's next turn, or later; not what comes while it is taken."""
         if self._inbox:
-            self._take_soon()
+            await asyncio.sleep(0)
+        while not self._inbox:
+            self._news.clear()
+            await self._news
+        batch, self._inbox = self._inbox, deque()
+        return batch
 
-    def _take_soon(self) -> None:
-        self._turn = asyncio.get_running_loop().call_soon(self._take)
-
-    def append(self, name: str, item: Item, *arguments: object) -> None:
-        """Caused by the item at hand; at once, if nothing is being performed."""
-        self._caused.append((name, item, arguments))
-        if not self.performs:
+    def take(self, name: str, item: Item, arguments: tuple[object, ...]) -> None:
+        """An item of the inbox, and the looks that it has caused, each to its end."""
+        self.has_item = self.may_fire = True
+        self.do(name, item, *arguments)
+        self.finish()
+        while looks := self._looks:
+            look = next(iter(looks))
+            self.do(looks.pop(look), look)
             self.finish()
-
-    def append_once(self, name: str, item: Item) -> None:
-        """Likewise; what is to come once is not appended again."""
-        if item not in self._wanted:
-            self._wanted.add(item)
-            self.append(name, item)
+        self.has_item = self.may_fire = False
 
     def finish(self) -> None:
-        """Do all that was caused, in order."""
-        if not self._caused or self._is_finishing:
-            return
-        self._is_finishing = True
-        while self._caused:
-            name, item, arguments = self._caused.popleft()
-            self._wanted.discard(item)
+        """Do all that is posted, in order."""
+        self.may_fire = False
+        posted = self._posted
+        while posted:
+            name, item, arguments = posted.popleft()
             self.do(name, item, *arguments)
-        self._is_finishing = False
+        self.may_fire = True
 
     def do(self, name: str, item: Item, *arguments: object) -> None:
         """Now, and as what it is called."""
@@ -102,5 +120,3 @@ class Mailbox:
     def close(self) -> None:
         """Nothing is taken any more."""
         self._inbox.clear()
-        if self._turn is not None:
-            self._turn.cancel()

@@ -102,17 +102,17 @@ class Member(Component[MembershipMachine]):
 
     def start(self) -> None:
         self.actor.connect(self._gateway)
-        self._fire(JoinDue())
+        self.post(self.membership, JoinDue())
 
     def _fire(self, event: Event) -> None:
         self.fire(self.membership, event)
 
     def drain(self) -> None:
         """Take no new work; call `leave` when nothing is open."""
-        self._fire(DrainRequested())
+        self.post(self.membership, DrainRequested())
 
     def leave(self) -> None:
-        self._fire(LeaveRequested())
+        self.post(self.membership, LeaveRequested())
 
     # --- the gateway's messages -------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Member(Component[MembershipMachine]):
         address = event.holder.address
         if self.is_gone(event.holder):
             self.actor.lost.add((address.instance_id, address.epoch))
-            self._fire(HolderGone())
+            self.post(self.membership, HolderGone())
 
     @performs(Do.TELL_WAITING)
     def tell_waiting(self, machine: MembershipMachine, event: NameTaken) -> None:

@@ -112,7 +112,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         """A room that we will fill; adopts a machine whose grant or cancel came first."""
         outgoing = self.find(room) or self._open(room, attempt, peer, deadline_s)
         self._owners[room] = producer
-        self.fire(outgoing, Requested(owner, manifest))
+        self.post(outgoing, Requested(owner, manifest))
         if manifest.offer is not None:
             self.arm_retry(outgoing, None)
         return outgoing
@@ -132,8 +132,8 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         """Its consumer cannot be asked: that is its end, for its owner too."""
         outgoing = self.find(room)
         if outgoing is not None and not outgoing.terminal:
-            self.fire(outgoing, SourceFailed(failure))  # behind what it was asked for with
-            self.actor.mailbox.append(
+            self.post(outgoing, SourceFailed(failure))  # behind what it was asked for with
+            self.actor.mailbox.post(
                 f"call off {room}", self._owners[room].concluded, outgoing, failure
             )
 
@@ -213,7 +213,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     @performs(Do.LEASE_SLOTS)
     def lease_slots(self, outgoing: Outgoing, event: Event) -> None:
         if not self._owners[outgoing.key].lease(outgoing):
-            self.fire(outgoing, SlotsLeased(()))
+            self.post(outgoing, SlotsLeased(()))
 
     @performs(Do.RELEASE_SLOTS)
     def release_slots(self, outgoing: Outgoing, event: Event) -> None:

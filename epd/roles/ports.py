@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from epd.fsm.kernel import Journal
@@ -15,6 +18,18 @@ class Log:
     def info(self, text: str, **fields: object) -> None: ...
 
 
+Work = Coroutine[object, None, None]
+
+
+def start_task(work: Work, name: str) -> asyncio.Task[None]:
+    """On the running loop; where Python can (from 3.12 on) it begins at once, so that work with
+    nothing to wait for costs no turn of the loop."""
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, name=name, eager_start=True)
+    return loop.create_task(work, name=name)
+
+
 @dataclass(slots=True)
 class Ports:
     """Everything outside, injected; the simulator replaces all of it."""
@@ -26,3 +41,4 @@ class Ports:
     journal: Journal
     log: Log
     storage: Storage | None = None  # of rows, at an encoder or where they are found without one
+    start_task: Callable[[Work, str], asyncio.Task[None]] = start_task

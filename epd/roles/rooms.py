@@ -103,7 +103,7 @@ class Rooms(Component[R], Generic[R, Owner]):
     def _fire_all(self, peer: Address, event: Event) -> None:
         for room in list(self._rooms.values()):
             if (room.peer.instance_id, room.peer.epoch) == (peer.instance_id, peer.epoch):
-                self.fire(room, event)
+                self.post(room, event)
 
     # --- effects: time ----------------------------------------------------------------------------
 

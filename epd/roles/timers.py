@@ -167,6 +167,7 @@ class Timers:
                 heappop(self._heap)
                 self._take_out(timer)
                 self._mailbox.do(_name(timer), timer.callback)
+                self._mailbox.finish()  # which may drop the next
         self._wakes_s = math.inf
         if self._heap:
             self._look_at(self._heap[0][0])

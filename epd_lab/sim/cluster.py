@@ -216,22 +216,22 @@ class Cluster:
             return False
         if any(link.num_in_flight or link.held for link in links) or self.world.network.withheld:
             return False
-        if not all(self.is_formed(node.process) for node in nodes):
+        if any(not self.is_formed(n.process) or n.live() or len(n.actor.mailbox) for n in nodes):
             return False
-        return not any(node.live() or node.tasks() or node.timers(HOUSEKEEPING) for node in nodes)
+        return not any(node.tasks() or node.timers(HOUSEKEEPING) for node in nodes)
 
     # --- composition ------------------------------------------------------------------------------
 
     def _ports(self, process: SimProcess) -> Ports:
-        world = self.world
         return Ports(
-            clock=world.clock(process),
+            clock=(world := self.world).clock(process),
             bus=SimBus(world.network, process),
             random=world.random.stream("role", process.name),
             transfers=SimTransferEngine(world.fabric, process),
             journal=world.journal(process),
             log=SimLog(world, process),
             storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,
+            start_task=lambda work, name: world.loop.create_task(work, name=name),
         )
 
     def _gateway_config(self) -> GatewayConfig:
@@ -287,9 +287,9 @@ class Cluster:
             engines.leader.ready.add_done_callback(lambda _: instance.start())
 
     def _look_at_messages(self, process: SimProcess, actor: Actor) -> None:
-        if self.on_deliver is not None:
-            take = partial(self.on_deliver, process, actor.take)
-            actor.take = take  # type: ignore[method-assign]
+        look = self.on_deliver
+        take = actor.take if look is None else partial(look, process, actor.take)
+        actor.take = partial(self.world.network.hear, process, take)  # type: ignore[method-assign]
 
     def _engines(
         self, process: SimProcess, roles: tuple[str, ...]

@@ -139,6 +139,12 @@ class Network:
         self.withheld: Withheld[tuple[Link, Parcel]] = Withheld()
         self._chances: dict[tuple[str, str], Chances] = {}
 
+    def hear(self, process: SimProcess, take: Callable[..., None], received: Received) -> None:
+        """A process takes a message out of its inbox."""
+        for told in self.on_hearing:
+            told(process, received)
+        take(received)
+
     # --- faults -----------------------------------------------------------------------------------
 
     def block(self, source: str, target: str) -> None:
@@ -388,8 +394,6 @@ class SimBus:
         except FrameRejected as rejected:
             self.dropped[rejected.kind] += 1
             return
-        for hear in self._network.on_hearing:
-            hear(self.process, received)
         try:
             self._deliver(received)
         except Exception:

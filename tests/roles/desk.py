@@ -41,13 +41,12 @@ class Desk:
         self.goes_out: tuple[type[Message], ...] = GOES_OUT
         self._send = self.actor.send
 
-    def do(self, call: Any, *args: Any) -> None:
-        """Call as the process would, in a turn of the loop."""
-        context = self.cluster.node(self.name).process.context
+    def do(self, call: Any, *args: Any) -> Any:
+        """Call as the process would: as an item of its inbox."""
+        result = self.cluster.item(self.name, call, *args)
         loop = self.cluster.world.loop
-        loop.call_soon(call, *args, context=context)
-        self.cluster.pass_time(0.0)
         assert not loop.escaped, loop.escaped
+        return result
 
     def tell(
         self, method: str, message: Message, source: str, *payloads: bytes, epoch: int = 1

@@ -99,7 +99,7 @@ async def measure(num_streams: int, *, ahead: bool) -> float:
         )
         request = Request(f"r{number}/1", message, PROMPT, journal, decode_here=True)
         requests.open(request)
-        requests.fire(request, fsm.TextOnly())
+        requests.post(request, fsm.TextOnly())
     await asyncio.sleep(0.01)
     while any(not request.output for request in requests._requests.values()):
         await engine.finish_one()

@@ -58,8 +58,26 @@ class Simulated:
     def within(
         self, name: str, call: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
     ) -> Result:
-        """Call as a process would."""
-        return self.node(name).process.context.run(call, *args, **kwargs)
+        """Call as a process would, and let it take what that has put into its inbox."""
+        result = self.node(name).process.context.run(call, *args, **kwargs)
+        self.pass_time(0.0)
+        return result
+
+    def item(self, name: str, call: Callable[..., Result], *args: Any) -> Result:
+        """Call as an item of its inbox; raises what that does."""
+        results: list[Result] = []
+        escaped: list[Exception] = []
+
+        def take() -> None:
+            try:
+                results.append(call(*args))
+            except Exception as error:
+                escaped.append(error)
+
+        self.within(name, self.node(name).actor.mailbox.put, "test", take)
+        for error in escaped:
+            raise error
+        return results[0]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,8 +15,11 @@ from epd.engine.base import DeviceLost
 from epd.fsm.kernel import Effect, IllegalEvent
 from epd.messages import Address, LinkEcho, Message, RequestAborted, RowsKept
 from epd.roles.base import Actor, Component, performs, receives
+from epd.roles.mailbox import Mailbox
+from epd.roles.ports import start_task
 from epd.transport.base import Received
 from tests.roles.test_timers import ManualClock
+from tests.roles.turns import AtOnce
 
 
 class Planned(Exception):
@@ -63,16 +67,22 @@ class Sample(Component[Any]):
 
 
 class Port:
-    """Of an actor alone."""
+    """Of an actor alone; an item is taken at once, unless its inbox waits for `run`."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: type[Mailbox] = AtOnce) -> None:
         self.bus = mock.Mock(address=Address("a", 4, "here"), close=mock.AsyncMock())
         self.log = mock.Mock()
         self.clock = ManualClock()
         ports: Any = SimpleNamespace(
-            clock=self.clock, bus=self.bus, journal=None, log=self.log, transfers=None
+            clock=self.clock,
+            bus=self.bus,
+            journal=None,
+            log=self.log,
+            transfers=None,
+            start_task=start_task,
         )
-        self.actor = Actor(ports)
+        with mock.patch("epd.roles.base.Mailbox", inbox):
+            self.actor = Actor(ports)
 
 
 def machine(*effects: Do, terminal: bool = False, raises: Exception | None = None) -> Any:
@@ -116,7 +126,7 @@ def test_an_event_that_its_machine_does_not_take_changes_nothing() -> None:
         (IllegalEvent(subject, mock.Mock()), "illegal_events"),
         (Planned(), "faults"),
     ):
-        role.fire(machine(Do.FIRST, terminal=True, raises=error), mock.Mock())
+        role.post(machine(Do.FIRST, terminal=True, raises=error), mock.Mock())
         assert port.actor.counters[counted] == 1
     assert not role.seen and sum(port.actor.counters.values()) == 2
 
@@ -124,7 +134,7 @@ def test_an_event_that_its_machine_does_not_take_changes_nothing() -> None:
 def test_each_effect_is_guarded_on_its_own() -> None:
     port = Port()
     role = Sample(port.actor, "first", "ended")
-    role.fire(machine(Do.FIRST, Do.SECOND, terminal=True), mock.Mock())
+    role.post(machine(Do.FIRST, Do.SECOND, terminal=True), mock.Mock())
     assert role.seen == ["first", "second", "ended"] and port.actor.counters["faults"] == 2
     where = [call.kwargs["where"] for call in port.log.warning.call_args_list]
     assert where == ["FIRST m", "m"]
@@ -135,7 +145,7 @@ def test_another_role_may_perform_some_of_the_effects() -> None:
     role = Sample(port.actor)
     part: Any = SimpleNamespace(_perform={Do.ELSEWHERE: mock.Mock(return_value=None)})
     role.extend(part)
-    role.fire(machine(Do.FIRST, Do.ELSEWHERE), mock.Mock())
+    role.post(machine(Do.FIRST, Do.ELSEWHERE), mock.Mock())
     assert role.seen == ["first"] and part._perform[Do.ELSEWHERE].called
 
 
@@ -162,14 +172,28 @@ async def test_what_an_effect_comes_to_is_the_machines_next_event() -> None:
     role = Sample(port.actor)
     made, event = machine(Do.LATER), mock.Mock()
     made.fire.side_effect = [(Do.LATER,), ()]
-    role.fire(made, event)
-    assert len(port.actor._tasks) == 1
+    role.post(made, event)
     await turns()
     assert made.fire.call_args_list == [mock.call(event)] * 2 and not port.actor._tasks
     made.fire.side_effect = [(Do.LATER,)]
-    role.fire(made, None)  # type: ignore[arg-type]
+    role.post(made, None)  # type: ignore[arg-type]
     await turns()
     assert made.fire.call_count == 3, "no outcome is no event"
+
+
+async def test_a_task_begins_at_once_where_python_can() -> None:
+    begun: list[str] = []
+
+    async def work(name: str) -> None:
+        begun.append(name)
+
+    task = start_task(work("one"), "one")
+    assert begun == (["one"] if sys.version_info >= (3, 12) else [])
+    await task
+    port = Port()
+    port.actor.spawn("two", work("two"))
+    await turns()
+    assert begun == ["one", "two"] and not port.actor._tasks
 
 
 async def test_a_task_that_fails_is_a_fault_and_a_lost_device_is_told() -> None:
@@ -249,11 +273,13 @@ def test_a_bus_that_takes_nothing_raises_a_doubt_of_whom_it_knows() -> None:
 
 
 async def test_messages_to_itself_take_the_next_turn_and_no_socket() -> None:
-    port = Port()
+    port = Port(Mailbox)
     role = Sample(port.actor)
+    port.actor.start()
     assert port.actor.send("a", LinkEcho(), ()) and not role.seen
     await turns()
     assert role.seen == ["echo"] and not port.bus.send.called
+    await port.actor.close()
 
 
 def test_who_is_itself_and_who_is_lost_or_listed() -> None:

@@ -18,9 +18,8 @@ PARTS = ("groups", "roles", "runtime")
 SERVES = [path for part in PARTS for path in sorted((EPD / part).rglob("*.py"))]
 FLAGS = {
     "Actor.closing": "the process ends: nothing is decided any more",
-    "Mailbox._is_taking": "true within one call: an item is being taken",
-    "Mailbox._is_finishing": "true within one call: what an item has caused is being done",
-    "Component.performs": "of the mailbox, true within one call: what is caused now comes after it",
+    "Mailbox.has_item": "true within one call: an item is being taken",
+    "Mailbox.may_fire": "true within one call: an item is at hand, and no effect of it",
     "Bell._rung": "a wait that has not begun: an asyncio primitive",
     "Requests.is_settling": "true within one call: outcomes of one step go out as one message",
     "StepLoop._awake": "one task at a time, over one call of its own",
@@ -52,6 +51,7 @@ COMPARES_TIMES = {
 WAITS = {
     "StepLoop._launch": "a step on the device, which REQUEST calls in flight",
     "Bell.__await__": "what a bell is",
+    "Mailbox._news": "a process to which nothing comes",
     "Stream._news": "a client that reads its updates",
     "_Asked.news": "an operator who waits for what instances say",
     "Instance._idle": "the process ends when nothing is open",

@@ -14,8 +14,8 @@ import pytest
 from epd.fsm.fan_out import FanOut, PartEnded, PartFailed, PartUnknown, PartWritten, S
 from epd.fsm.kernel import NULL_JOURNAL
 from epd.roles.fan_out import FanOuts
-from epd.roles.mailbox import Mailbox
 from epd.transport.base import WriteFailed, WriteOutcome, WriteUnknown, Written
+from tests.roles.turns import AtOnce
 
 KINDS = (PartWritten, PartFailed, PartUnknown)
 
@@ -74,12 +74,12 @@ def _actor(faults: list[str]) -> Any:
 
     def spawn(name: str, work: Any, then: Any) -> None:
         async def run() -> None:
-            then(await work)
+            actor.mailbox.put(name, then, await work)
 
         tasks.append(asyncio.ensure_future(run()))
 
     actor = SimpleNamespace(clock=None, journal=NULL_JOURNAL, spawn=spawn, add=lambda part: None)
     actor.fault = lambda where, error: faults.append(where)
-    actor.mailbox = Mailbox(actor.fault)
+    actor.mailbox = AtOnce(actor.fault)
     actor.timers = SimpleNamespace(keep=lambda machine, running: None)
     return actor

@@ -201,10 +201,10 @@ def test_what_was_sent_whole_stays_so_when_it_is_computed_again() -> None:
         request, kv = prefill(at), at.role._kv
         record, nbytes = at.role._requests.record(request), 2 * KV_LAYOUT.block_nbytes
         grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
-        outgoing = SimpleNamespace(peer=DECODE, grant=grant, ready_nbytes=nbytes)
+        outgoing = SimpleNamespace(key="r", peer=DECODE, grant=grant, ready_nbytes=nbytes)
         record.num_whole = None
         found = mock.patch.object(kv, "find", return_value=outgoing)
-        with found, mock.patch.object(kv._rooms, "fire"):
+        with found, mock.patch.object(kv._rooms, "post"):
             at.do(kv.push_kv, request, fsm.LayersComputed(BLOCK_SIZE, 0))
         assert record.num_whole == 2
 
@@ -223,9 +223,9 @@ def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
         assert (list(sent.state), list(sent.targets)) == ([7, 8], list(range(3 * size)))
         assert list(sent.state_targets) == list(range(3 * size, 6 * size))
         found = mock.patch.object(kv, "find", return_value=outgoing)
-        with found, mock.patch.object(kv._rooms, "fire") as fire:
+        with found, mock.patch.object(kv._rooms, "post") as post:
             at.do(kv.hand_over_kv, request, None)
-        ((room, ready),) = (call.args for call in fire.call_args_list)
+        ((room, ready),) = (call.args for call in post.call_args_list)
         assert room is outgoing and ready == BytesReady(outgoing.part_nbytes, outgoing.kv)
 
 
@@ -352,18 +352,18 @@ def test_why_no_kv_comes_is_the_requests_event(kind: str, outcome: Any) -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         request, transfer = offered(at)
         failure = Failure(FailureKind(kind), "because")
-        with mock.patch.object(at.role._requests, "fire") as fire:
+        with mock.patch.object(at.role._requests, "post") as post:
             at.do(lambda: at.role.concluded(transfer, failure))
-        fire.assert_called_once_with(request, outcome)
+        post.assert_called_once_with(request, outcome)
 
 
 def test_kv_that_arrived_is_decoded_in_its_blocks() -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         request, transfer = offered(at)
         transfer.kv = kv_state()
-        with mock.patch.object(at.role._requests, "fire") as fire:
+        with mock.patch.object(at.role._requests, "post") as post:
             at.do(lambda: at.role.concluded(transfer, None))
-        (one, event) = fire.call_args.args
+        (one, event) = post.call_args.args
         assert one is request and event.kv == kv_state()
         assert sorted(event.blocks) == [0, 1, 2] and at.role.live() == {"kv_landing": 0}
 

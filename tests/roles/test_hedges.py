@@ -42,7 +42,7 @@ def late(own: Pool, room: str = "a") -> None:
 def hedge(own: Pool) -> None:
     late(own)
     item = own.item("a.1", encoder="e1")
-    own.at.cluster.within("p0", lambda: own.role.add_room("a", item, is_rival=True))
+    own.at.do(lambda: own.role.add_room("a", item, is_rival=True))
 
 
 def test_what_is_late_is_asked_for_once() -> None:
@@ -102,7 +102,7 @@ def test_a_second_load_gets_only_slots_that_nobody_needs() -> None:
         own.promise("all", *[Image(f"other{n}") for n in range(12)])
         item = own.item("a.1", encoder="e1")
         own.at.said.clear()
-        own.at.cluster.within("p0", lambda: own.role.add_room("a", item, is_rival=True))
+        own.at.do(lambda: own.role.add_room("a", item, is_rival=True))
         assert dismissed(own) == ["a.1"] and own.role._rooms.find("a.1") is None
         own.arrive("a")
         assert ("ready", "a") in own.heard

@@ -8,8 +8,8 @@ from unittest import mock
 
 from epd.fsm.kernel import Event
 from epd.fsm.request import LeaseEnded, LeaseRevoked
-from epd.roles.mailbox import Mailbox
 from epd.roles.prefill.held_prompts import HeldPrompts
+from tests.roles.turns import AtOnce
 
 
 class FakeRequests:
@@ -35,7 +35,7 @@ def made() -> tuple[HeldPrompts, FakeRequests]:
     actor: Any = SimpleNamespace(
         add=lambda role: None,
         clock=None,
-        mailbox=Mailbox(mock.Mock()),
+        mailbox=AtOnce(mock.Mock()),
         timers=SimpleNamespace(keep=None),
     )
     requests: Any = FakeRequests()

@@ -115,7 +115,7 @@ def test_a_former_gateway_is_lost_whatever_its_successor_says_first(word: str) -
             "publish": (member.on_membership, Membership(version=1, instances=(), lost=())),
         }
         for handler, message in (words[word], *words.values()):
-            cluster.within("d0", handler, Received(GATEWAY, epoch + 1, message))
+            cluster.item("d0", handler, Received(GATEWAY, epoch + 1, message))
         former = mock.call(Address(GATEWAY, epoch, ""))
         assert role.peer_lost.call_args_list.count(former) == 1
 
@@ -127,8 +127,7 @@ def test_what_a_former_gateway_asks_is_not_begun(kind: str, epoch: int) -> None:
     name, encoder, shown = f"{kind[0]}0", Address("e0", 1, ""), Image("one")
     with desk("1e1p1d", name, kind) as at:
         member = at.cluster.instance(name).member
-        at.cluster.within(
-            name,
+        at.do(
             member.on_welcomed,
             Received(GATEWAY, 3, Welcome(epoch=1, heartbeat_interval_s=0.4, cluster_s=0.0)),
         )

@@ -269,14 +269,14 @@ def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
         request = begin(at)
         assert request.steps
         with mock.patch.object(at.role._scheduler, "victim", return_value=request) as victim:
-            assert not at.role._make_room()
+            assert not at.do(at.role._make_room)
             assert victim.call_count == 1
             with mock.patch.object(at.role._scheduler, "plan") as plan:
-                assert at.role.plan(alone=False) == [] and not plan.called
-                at.role.plan(alone=True)
+                assert at.do(lambda: at.role.plan(alone=False)) == [] and not plan.called
+                at.do(lambda: at.role.plan(alone=True))
                 assert plan.called
         assert at.role.totals["preemptions"] == 0
-        assert at.role._make_room(), "nobody lacks a block"
+        assert at.do(at.role._make_room), "nobody lacks a block"
 
 
 def test_who_leaves_before_its_first_token_gives_back_all_blocks_of_states() -> None:

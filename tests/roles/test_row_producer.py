@@ -62,9 +62,9 @@ def test_slots_are_told_when_its_turn_comes(*, granted: bool) -> None:
     assert producer.lease(one)
     assert producer.ring is not None
     producer.ring.join.assert_called_once_with("a", "p0", 8)  # type: ignore[attr-defined]
-    find, fire = producer._rooms.find, producer._rooms.fire
+    find, post = producer._rooms.find, producer._rooms.post
     told = [mock.call(find.return_value, SlotsLeased((0, 1)))]  # type: ignore[attr-defined]
-    assert fire.call_args_list == told * granted  # type: ignore[attr-defined]
+    assert post.call_args_list == told * granted  # type: ignore[attr-defined]
     assert actor.counters == ({} if granted else {"send_ring_deferred": 1})
 
 
@@ -75,7 +75,7 @@ def test_slots_are_released_and_handed_on() -> None:
     producer.release_slots(one)
     assert producer.ring is not None
     producer.ring.release.assert_called_with("a", (5, 6))  # type: ignore[attr-defined]
-    assert producer._rooms.fire.call_count == 1  # type: ignore[attr-defined]
+    assert producer._rooms.post.call_count == 1  # type: ignore[attr-defined]
     made(None)[0].release_slots(one)
 
 

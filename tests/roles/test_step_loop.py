@@ -12,19 +12,19 @@ import pytest
 from epd.engine.base import StepFailure, StepResult
 from epd.groups.asks import RankLost
 from epd.roles.hands import Hands
-from epd.roles.mailbox import Mailbox
 from epd.roles.steps.requests import Requests
 from epd.roles.steps.step_loop import StepLoop, _Step
 from epd.scheduling.batching import Share
+from tests.roles.turns import AtOnce
 
 
 def _actor() -> Any:
-    mailbox = Mailbox(mock.Mock())
+    mailbox = AtOnce(mock.Mock())
     return SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=mailbox, hands=Hands())
 
 
 async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -> None:
-    actor, batch = mock.MagicMock(closing=False, mailbox=Mailbox(mock.Mock())), mock.MagicMock()
+    actor, batch = mock.MagicMock(closing=False, mailbox=AtOnce(mock.Mock())), mock.MagicMock()
     batch.plan.side_effect = [OSError("planned"), []]
     loop = StepLoop(actor, mock.MagicMock(), batch, mock.MagicMock(), runs_ahead=False)
     for count in (1, 2):
@@ -87,7 +87,7 @@ async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
     batch, engine = mock.MagicMock(), mock.MagicMock()
     batch.plan.return_value = []
     engine.step.side_effect = lambda sequences, tell: asyncio.get_running_loop().create_future()
-    actor = mock.MagicMock(mailbox=Mailbox(mock.Mock()))
+    actor = mock.MagicMock(mailbox=AtOnce(mock.Mock()))
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
     request: Any = SimpleNamespace(steps=[1], decode_here=here, has_yielded=True, output=())
     batch.sequence.return_value = SimpleNamespace(sample=samples or None, start=3)
@@ -103,7 +103,7 @@ async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
 
 
 async def test_an_engine_that_answers_for_fewer_than_it_was_asked_fails_the_step() -> None:
-    batch, actor = mock.MagicMock(), mock.MagicMock(mailbox=Mailbox(mock.Mock()))
+    batch, actor = mock.MagicMock(), mock.MagicMock(mailbox=AtOnce(mock.Mock()))
     loop = StepLoop(actor, mock.MagicMock(), batch, mock.MagicMock(), runs_ahead=False)
     result = asyncio.get_running_loop().create_future()
     result.set_result(StepResult([]))

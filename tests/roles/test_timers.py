@@ -11,9 +11,9 @@ import pytest
 
 from epd.fsm.kernel import NULL_JOURNAL
 from epd.fsm.link import EchoMissed, Link, RetryDue
-from epd.roles.mailbox import Mailbox
 from epd.roles.timers import MIN_MARKED, Timers
 from tests.fsm.tables import PEER, make_link
+from tests.roles.turns import AtOnce
 
 
 class Handle:
@@ -65,7 +65,7 @@ def errors() -> list[str]:
 
 @pytest.fixture
 def timers(clock: ManualClock, errors: list[str]) -> Timers:
-    return Timers(clock, Mailbox(lambda name, error: errors.append(f"{name}: {error}")))
+    return Timers(clock, AtOnce(lambda name, error: errors.append(f"{name}: {error}")))
 
 
 def call(seen: list[str], name: str) -> Callable[[], None]:

@@ -25,10 +25,13 @@ async def test_it_ends_with_its_device() -> None:
     ending = Ending()
     told: list[tuple[str, str]] = []
     end_with_device(instance, ending, lambda state, detail: told.append((state, detail)))
+    instance.start()
     instance.actor.fault("step", EngineError("out of memory"))
+    await asyncio.sleep(0.01)
     assert not ending.now.is_set() and told == []
     instance.actor.fault("step", DeviceLost("an illegal memory access"))
-    assert ending.now.is_set() and ending.exit_status == EXIT_DEVICE_LOST
+    await asyncio.wait_for(ending.now.wait(), PATIENCE_S)
+    assert ending.exit_status == EXIT_DEVICE_LOST
     assert told == [("device lost", "an illegal memory access")]
     await instance.close()
     await cluster.gateway.close()

@@ -38,7 +38,7 @@ def all_images_of_the_lost_are_encoded_again() -> Planted:
             return
         for index, encoder in enumerate(machine.placement.encoders):
             if encoder == message.encoder and index != message.index:
-                self._owner.fire(machine, _moved(self, machine, index))
+                self._owner.post(machine, _moved(self, machine, index))
 
     return patched(Elsewhere, "on_room_wanted", all_of_it)
 

@@ -117,7 +117,7 @@ def a_read_that_raises_fails_the_image() -> Planted:
         ):
             outcome = await start_load(self, machine, event)
         if raised:
-            self._owner.fire(machine, encoding.LoadTimedOut())
+            self._owner.post(machine, encoding.LoadTimedOut())
             return encoding.PreprocessFailed("the disk is broken")
         return outcome
 

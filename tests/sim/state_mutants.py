@@ -9,7 +9,6 @@ from typing import Any
 from msgspec import structs
 
 from epd.fsm import request
-from epd.fsm.kernel import Event
 from epd.fsm.request.context import Context
 from epd.groups.asks import WriteState
 from epd.groups.data import RankKv
@@ -22,7 +21,7 @@ from epd.scheduling.kv_order import KvOrder
 from epd.scheduling.snapshots import Snapshots, Taken
 from epd_lab.sim.engines import SimLanguageEngine
 from epd_lab.sim.golden import BLOCK_SIZE
-from tests.sim.planting import Planted, mutant, patched, several
+from tests.sim.planting import Planted, mutant, patched, row, several
 
 
 @mutant
@@ -68,12 +67,14 @@ def a_state_is_not_sent() -> Planted:
 def a_token_is_computed_again() -> Planted:
     """F63: what a step has computed counts for less; KV is written anew, but a state has it
     twice."""
-    computed = request.ChunkComputed
 
-    def short(num_tokens: int) -> Event:
-        return computed(max(1, num_tokens - 1))
+    def short(machine: request.Request, event: request.ChunkComputed) -> None:
+        before = machine.num_computed
+        request.count_chunk(machine, event)
+        machine.num_computed = max(before + 1, machine.num_computed - 1)
 
-    return patched(request, "ChunkComputed", short)
+    table, state, do = request.Request.table, request.S.RUNNING, (request.Do.PUSH_KV,)
+    return row(table, state, request.ChunkComputed, None, do, short)
 
 
 @mutant

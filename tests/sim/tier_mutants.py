@@ -164,7 +164,7 @@ def a_full_ring_fails_the_send() -> Planted:
         waits = lease(self, room)
         if self.ring is not None and self.ring.waits(room.key):
             failure = Failure(FailureKind.TRANSFER, "the ring is full")
-            self._rooms.fire(room, outgoing.SourceFailed(failure))
+            self._rooms.post(room, outgoing.SourceFailed(failure))
         return waits
 
     return patched(RowProducer, "lease", busy)
@@ -179,7 +179,7 @@ def oversized_waits_for_the_ring() -> Planted:
 @mutant
 def a_lease_of_the_ring_is_not_told() -> Planted:
     """F4: who has waited for slots of the ring gets them, and does not begin to write."""
-    lease, told = RowProducer.lease, OutgoingRooms.fire
+    lease, told = RowProducer.lease, OutgoingRooms._apply
 
     def quietly(self: OutgoingRooms, room: Outgoing, event: Event) -> None:
         if not (isinstance(event, outgoing.SlotsLeased) and room.key in waited):
@@ -192,7 +192,7 @@ def a_lease_of_the_ring_is_not_told() -> Planted:
         return waits
 
     waited: set[str] = set()
-    return several(patched(RowProducer, "lease", noted), patched(OutgoingRooms, "fire", quietly))
+    return several(patched(RowProducer, "lease", noted), patched(OutgoingRooms, "_apply", quietly))
 
 
 @mutant

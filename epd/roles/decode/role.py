@@ -134,7 +134,7 @@ class DecodeRole(Component[Request]):
     def cancel_transfer(self, request: Request, event: Event) -> None:
         incoming = self._rooms.find(request.kv_room)
         if incoming is not None:
-            self._rooms.fire(incoming, CancelRequested())
+            self._rooms.post(incoming, CancelRequested())
 
     # --- consumer of KV ---------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class DecodeRole(Component[Request]):
         for room, slots in self._landing.grants():
             incoming = self._rooms.find(room)
             assert incoming is not None  # with its end it left the queue
-            self._rooms.fire(incoming, SlotsLeased(slots, len(slots) * self._slot_nbytes))
+            self._rooms.post(incoming, SlotsLeased(slots, len(slots) * self._slot_nbytes))
 
     def withdraw_lease(self, incoming: Incoming) -> None:
         self._requests.leave_queue(incoming.owner)
@@ -226,7 +226,7 @@ class DecodeRole(Component[Request]):
             outcome = KvWithdrawn()
         else:
             outcome = KvFailed(failure.of(incoming.peer.instance_id))
-        self._requests.fire(request, outcome)
+        self._requests.post(request, outcome)
 
 
 def _num_tokens(offer: KvOffer) -> int:

@@ -89,7 +89,7 @@ class EncodeRole(Component[Encoding]):
         self._askers = Askers(actor, timing)
         self._num_batches = 0  # under way
         self._hands = actor.hands
-        self._hands.on_free.append(partial(actor.mailbox.append_once, "turns", self._take_turns))
+        self._hands.on_free.append(partial(actor.mailbox.look, "turns", self._take_turns))
 
     def live(self) -> dict[str, int]:
         return {
@@ -113,7 +113,7 @@ class EncodeRole(Component[Encoding]):
             self._hands.release(machine.key)
         if is_idle:
             copies = not isinstance(event, encoding_fsm.CopyFailed | encoding_fsm.CopyTimedOut)
-            self.actor.mailbox.append("tiers", self.tiers.make_room, copies)
+            self.actor.mailbox.look("tiers", partial(self.tiers.make_room, copies))
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -123,9 +123,7 @@ class EncodeRole(Component[Encoding]):
         if self.actor.is_former(received):
             return  # nobody's: whom it names, no registry may ever tell the end of
         if message.room in self._askers:  # repeated: its first copy is at work
-            self.actor.send(
-                received.source, EncodeAccepted(room=message.room, attempt=message.attempt)
-            )
+            self._accept(received)
             return
         if refusal := self._refusal(received):
             self.actor.send(
@@ -138,18 +136,13 @@ class EncodeRole(Component[Encoding]):
                 ),
             )
             return
-        self.actor.send(received.source, EncodeAccepted(room=message.room, attempt=message.attempt))
+        self._accept(received)
         outgoing = self._open_room(message)
         if outgoing is not None and outgoing.terminal:
             return  # its cancel came first (F42)
-        asker = Asker(
-            message.request_id,
-            message.attempt,
-            Address(received.source, received.epoch, ""),
-            message.mm_hash,
-            message.reports,
-            keeps=outgoing is None,
-        )
+        source = Address(received.source, received.epoch, "")
+        asked = message.request_id, message.attempt, source, message.mm_hash, message.reports
+        asker = Asker(*asked, keeps=outgoing is None)
         self._askers.add(message.room, asker)
         encoding = self.encodings.get(message.mm_hash)
         if encoding is None:
@@ -170,6 +163,10 @@ class EncodeRole(Component[Encoding]):
             self.tiers.books.miss()
         self.fire(encoding, encoding_fsm.Requested(message.room, message.is_suspect))
         self._take_turns()  # its grant may have been faster
+
+    def _accept(self, received: Received) -> None:
+        room, attempt = received.message.room, received.message.attempt
+        self.actor.send(received.source, EncodeAccepted(room=room, attempt=attempt))
 
     def _open_room(self, message: EncodeRequest) -> Outgoing | None:
         if message.consumer is None:
@@ -203,7 +200,7 @@ class EncodeRole(Component[Encoding]):
         encoding = self.encodings.get(asker.mm_hash)
         self._report(room, encoding)
         if encoding is not None:
-            self.fire(encoding, encoding_fsm.RoomClosed(room))
+            self.post(encoding, encoding_fsm.RoomClosed(room))
 
     def _refusal(self, received: Received) -> Failure | None:
         max_queue = self._config.max_queue
@@ -236,7 +233,7 @@ class EncodeRole(Component[Encoding]):
 
     def _take_turns(self) -> None:
         for encoding in self._ahead.turns():
-            self.fire(encoding, encoding_fsm.TurnCame())
+            self.post(encoding, encoding_fsm.TurnCame())
 
     def _may_begin(self, encoding: Encoding) -> bool:
         """Suspects are made one at a time."""
@@ -280,26 +277,30 @@ class EncodeRole(Component[Encoding]):
     @performs(Do.ENQUEUE)
     def enqueue(self, encoding: Encoding, event: Event) -> None:
         self._prepared[encoding.key] = encoding
-        self.actor.spawn("vision batches", self._run_batches())
+        self.actor.mailbox.put("vision batches", self._start_batches)  # with what else has come
 
     @performs(Do.DEQUEUE)
     def dequeue(self, encoding: Encoding, event: Event) -> None:
         self._prepared.pop(encoding.key, None)
 
-    async def _run_batches(self) -> None:
-        """One batch after the other, while there may be one more under way and there is one."""
+    def _start_batches(self) -> None:
+        """While there may be one more under way, and there is one."""
         while self._num_batches < self._engine.max_batches and (batch := self._next_batch()):
             self._num_batches += 1
-            try:
-                patches = [cast(Patches, encoding.patches) for encoding in batch]  # its own
-                self._hands.take([encoding.key for encoding in batch])
-                for encoding in batch:
-                    self.fire(encoding, encoding_fsm.BatchStarted())
-                for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
-                    self.fire(encoding, outcome)
-            finally:
-                self._num_batches -= 1
-                self._hands.leave([encoding.key for encoding in batch])
+            patches = [cast(Patches, encoding.patches) for encoding in batch]  # its own
+            self._hands.take([encoding.key for encoding in batch])
+            for encoding in batch:
+                self.fire(encoding, encoding_fsm.BatchStarted())
+            self.actor.spawn("vision batch", self._encode(patches), partial(self._end_batch, batch))
+
+    def _end_batch(self, batch: list[Encoding], outcomes: list[Event]) -> None:
+        try:
+            for encoding, outcome in zip(batch, outcomes, strict=True):
+                self.fire(encoding, outcome)
+        finally:
+            self._num_batches -= 1
+            self._hands.leave([encoding.key for encoding in batch])
+            self._start_batches()
 
     def _next_batch(self) -> list[Encoding]:
         """Taken from those that are prepared."""
@@ -347,7 +348,7 @@ class EncodeRole(Component[Encoding]):
         if outgoing is not None:
             rows = rows_of(encoding)
             self.producer.sources[room] = rows
-            self._rooms.fire(outgoing, BytesReady(rows.nbytes))
+            self._rooms.post(outgoing, BytesReady(rows.nbytes))
         elif (asker := self._askers.keeper(room)) is not None:
             self.actor.send(
                 asker.gateway,
@@ -369,10 +370,8 @@ class EncodeRole(Component[Encoding]):
                 self.actor.send(asker.gateway, failed)
             outgoing = self._rooms.find(room)
             if outgoing is not None:
-                self._rooms.fire(outgoing, SourceFailed(failure))
-            self.fire(
-                encoding, encoding_fsm.RoomClosed(room)
-            )  # one that timed out must not pin its rows
+                self._rooms.post(outgoing, SourceFailed(failure))
+            self.post(encoding, encoding_fsm.RoomClosed(room))  # a late one pins no rows
 
     @performs(Do.ARM_OUTCOME)
     def arm_outcome(self, encoding: Encoding, event: Event) -> None:
@@ -393,7 +392,7 @@ class EncodeRole(Component[Encoding]):
         encoding = self.encodings.get(outgoing.owner)
         self._report(outgoing.key, encoding)
         if encoding is not None and outgoing.key in encoding.rooms:
-            self.fire(encoding, encoding_fsm.RoomClosed(outgoing.key))
+            self.post(encoding, encoding_fsm.RoomClosed(outgoing.key))
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
         outgoing = self._rooms.find(room)

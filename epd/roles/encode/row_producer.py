@@ -75,7 +75,7 @@ class RowProducer:
         for room, slots in ring.grants():
             outgoing = self._rooms.find(room)
             assert outgoing is not None  # with its end it left the queue
-            self._rooms.fire(outgoing, SlotsLeased(slots))
+            self._rooms.post(outgoing, SlotsLeased(slots))
 
     def _takes_references(self, outgoing: Outgoing) -> bool:
         assert outgoing.grant is not None

@@ -73,7 +73,7 @@ class GatewayTimers(Component[Generation]):
     def _stalled(self, machine: Generation) -> None:
         reason = f"no message of it arrived for {self._timing.stall_timeout_s:g} s"
         blamed = machine.placement.instances()
-        self._owner.fire(machine, AttemptTimedOut(reason, blamed=blamed))
+        self._owner.post(machine, AttemptTimedOut(reason, blamed=blamed))
 
     def _ignored(self, machine: Generation) -> None:
         ignorant = self._dispatcher.needed(machine)[0]

@@ -39,7 +39,7 @@ class Generations(Protocol):
     def attempt_failed(self, machine: Generation, blamed: set[str], failure: Failure) -> None:
         """It can not go on."""
 
-    def fire(self, machine: Generation, event: Event) -> None: ...
+    def post(self, machine: Generation, event: Event) -> None: ...
 
 
 class Elsewhere(Component[Generation]):
@@ -94,19 +94,19 @@ class Elsewhere(Component[Generation]):
             counters["hedges_over_budget"] += 1
         else:
             placement = machine.placement.moved(image.index, encoder)
-            self._owner.fire(machine, ImageHedged(image.index, encoder, placement))
+            self._owner.post(machine, ImageHedged(image.index, encoder, placement))
 
     def peer_silent(self, peer: Address) -> None:
         """Nobody else would miss an image that was not taken there."""
         failure = Failure(FailureKind.LOST, f"instance {peer.instance_id} does not answer")
         for key, image in self._dispatcher.offers.not_taken_by(peer):
-            self.actor.mailbox.append(key, self._leave, key, image, failure)
+            self.actor.mailbox.post(key, self._leave, key, image, failure)
 
     def encoder_lost(self, encoder: Address, failure: Failure) -> None:
         """Likewise of one whose rows go to no prefill instance, which would tell."""
         for key, image in self._dispatcher.offers.not_taken_by(encoder):
             if image.request.consumer is None:
-                self.actor.mailbox.append(key, self._leave, key, image, failure)
+                self.actor.mailbox.post(key, self._leave, key, image, failure)
 
     def _leave(self, key: str, image: Image, failure: Failure) -> None:
         machine = self._owner.current(key, image.request.attempt)
@@ -123,7 +123,7 @@ class Elsewhere(Component[Generation]):
             self._owner.attempt_failed(machine, {image.encoder.instance_id}, failure)
         else:
             placement = machine.placement.moved(image.index, encoder)
-            self._owner.fire(machine, ImageMoved(image.index, encoder, placement))
+            self._owner.post(machine, ImageMoved(image.index, encoder, placement))
 
     def _but(self, encoder: Address) -> set[str]:
         """It is not asked again; what has taken the place of the lost may be."""

@@ -29,7 +29,7 @@ class Generations(Protocol):
 
     def attempt_failed(self, machine: Generation, blamed: set[str], failure: Failure) -> None: ...
 
-    def fire(self, machine: Generation, event: PoisonFound) -> None: ...
+    def post(self, machine: Generation, event: PoisonFound) -> None: ...
 
 
 class Losses(Component[Never]):
@@ -95,7 +95,7 @@ class Losses(Component[Never]):
         for machine in asked.values() if poison else ():
             failure = self._suspects.poison_of(machine)
             if failure is not None and not machine.token_ids_of_attempt:
-                self._owner.fire(machine, PoisonFound(failure))
+                self._owner.post(machine, PoisonFound(failure))
 
     def _fail_attempts(self, gone: Address) -> None:
         """Those that still need it; an encoder's loss is prefill's to tell, if one waits for the

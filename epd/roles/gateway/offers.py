@@ -59,7 +59,7 @@ class Offers(Component[Offer]):
         if images:
             key = attempt_key(machine.key, machine.attempt)
             offer = self._offers[machine.key] = Offer(key, images, self.actor.journal)
-            self.fire(offer, Offered())
+            self.post(offer, Offered())
 
     def taken(self, machine: Generation, room: str) -> None:
         """Where nobody else will tell of the rows, it is offered until they are kept."""
@@ -78,7 +78,7 @@ class Offers(Component[Offer]):
 
     def _tell(self, machine: Generation, event: Event) -> None:
         if (offer := self._offers.get(machine.key)) is not None:
-            self.fire(offer, event)
+            self.post(offer, event)
 
     def wants(self, machine: Generation, room: str) -> bool:
         """Whether the present attempt may still need this room's rows."""

@@ -311,7 +311,7 @@ class Registry(Component[Instance]):
                 self.actor.counters["join_not_heard"] += 1
                 return  # it asks again
             self._strangers[life] = self._instance(event.info)
-        self.fire(self._strangers[life], NameHeld(self._version, holder.info, self.clock.now_s()))
+        self.post(self._strangers[life], NameHeld(self._version, holder.info, self.clock.now_s()))
 
     @performs(Do.TELL_HELD)
     def tell_held(self, stranger: Instance, event: NameHeld) -> None:
@@ -326,7 +326,7 @@ class Registry(Component[Instance]):
     def show_alive(self, holder: Instance, event: HeartbeatReceived) -> None:
         for (name, _), stranger in self._strangers.items():
             if name == holder.info.address.instance_id:
-                self.fire(stranger, HolderBeat(event.version, holder.info))
+                self.post(stranger, HolderBeat(event.version, holder.info))
 
     @performs(Do.REFUSE)
     def refuse(self, instance: Instance, event: Event) -> None:

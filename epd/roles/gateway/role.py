@@ -122,18 +122,18 @@ class GatewayRole(Component[Generation]):
         request_id = f"{self.actor.address.instance_id}-{key:016x}"  # that nobody can foresee
         stream = Stream(
             request_id,
-            lambda why, reason: self.fire(machine, WHEN_LEFT[why](reason)),
+            lambda why, reason: self.post(machine, WHEN_LEFT[why](reason)),
             lambda: self._dispatcher.transfer_params(machine),
             lambda: self._timelines.of(machine),
         )
         max_attempts, journal = self._timing.max_attempts, self.actor.journal
         machine = Generation(request_id, max_attempts, limits, stream, journal)
         if (refusal := self._refusal()) is not None:
-            self.fire(machine, generation_fsm.Refused(refusal.message))
+            self.post(machine, generation_fsm.Refused(refusal.message))
             self.outcomes["rejected"] += 1
             raise refusal
         self._open[request_id] = machine
-        self.fire(machine, generation_fsm.Admitted())
+        self.post(machine, generation_fsm.Admitted())
         return stream
 
     def _refusal(self) -> Refused | None:
@@ -151,7 +151,7 @@ class GatewayRole(Component[Generation]):
         machine = self._open.get(stream.request_id)
         if machine is None:
             return  # its deadline passed while it was prepared; the stream says so
-        self.fire(machine, generation_fsm.Prepared(prepared))
+        self.post(machine, generation_fsm.Prepared(prepared))
 
     def submit(self, prepared: Prepared, limits: TimeLimits | None = None) -> Stream:
         """Admit and start in one call."""
@@ -175,15 +175,15 @@ class GatewayRole(Component[Generation]):
 
     def _place(self, machine: Generation) -> None:
         if (poison := self._dispatcher.suspects.poison_of(machine)) is not None:
-            self.fire(machine, generation_fsm.PoisonFound(poison))
+            self.post(machine, generation_fsm.PoisonFound(poison))
             return
         chosen = self._dispatcher.choose(machine)
         if isinstance(chosen, Unplaceable):
             may_come = self._dispatcher.may_come(machine)
             lacks = generation_fsm.NoTopology if may_come else generation_fsm.TopologyUnknown
-            self.fire(machine, lacks(chosen.reason))
+            self.post(machine, lacks(chosen.reason))
         else:
-            self.fire(machine, generation_fsm.Placed(chosen))
+            self.post(machine, generation_fsm.Placed(chosen))
 
     @performs(Do.PLACE)
     def place_again(self, machine: Generation, event: Event) -> None:
@@ -283,7 +283,7 @@ class GatewayRole(Component[Generation]):
             token_ids=(),
             finish_reason="length",
         )
-        self.fire(machine, FinalTokensArrived(chunk))
+        self.post(machine, FinalTokensArrived(chunk))
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:
@@ -335,9 +335,9 @@ class GatewayRole(Component[Generation]):
         self, machine: Generation, blamed: AbstractSet[str], failure: Failure
     ) -> None:
         if is_mistake(failure):
-            self.fire(machine, generation_fsm.AttemptRefused(failure))
+            self.post(machine, generation_fsm.AttemptRefused(failure))
             return
-        self.fire(machine, generation_fsm.AttemptFailed(failure, blamed))
+        self.post(machine, generation_fsm.AttemptFailed(failure, blamed))
 
     def open_ones(self) -> list[Generation]:
         return list(self._open.values())

@@ -160,7 +160,7 @@ class Embeddings(Component[Embedding]):
         if embedding is None or room not in embedding.waiters:
             return False
         for each in embedding.rooms_for(room):
-            self.fire(embedding, Unwanted(each, embedding.waiters[each]))
+            self.post(embedding, Unwanted(each, embedding.waiters[each]))
         return True
 
     def dismiss(self, item: MediaItem, attempt: int) -> None:
@@ -168,7 +168,7 @@ class Embeddings(Component[Embedding]):
         self.actor.send(item.encoder, CancelTransfer(room=item.room, attempt=attempt))
 
     def _soon(self, pump: Callable[[], None]) -> None:
-        self.actor.mailbox.append_once("receive pool", pump)
+        self.actor.mailbox.look("receive pool", pump)
 
     def _pump_budget(self) -> None:
         for key in self._budget.grants(self._leases.num_stranded):
@@ -226,17 +226,17 @@ class Embeddings(Component[Embedding]):
         else:
             self.dismiss(item, event.item.attempt)
             full = Failure(FailureKind.BUSY, "the receive pool has no slots to spare")
-            self.fire(embedding, LoadFailed(full, event.room))
+            self.post(embedding, LoadFailed(full, event.room))
 
     def _open(self, embedding: Embedding, room: str, *, is_next: bool) -> None:
         want: Want = embedding.waiters[room]
         item = want.item
         if self.actor.is_lost(item.encoder):  # its loss was told before this room was opened
             reason = f"instance {item.encoder.instance_id} was lost"
-            self.fire(embedding, EncoderLost(Failure(FailureKind.LOST, reason), room))
+            self.post(embedding, EncoderLost(Failure(FailureKind.LOST, reason), room))
             return
         if is_next and self._is_given_up(item.encoder):  # rooms that were open have heard of it
-            self.fire(embedding, EncoderLost(silence_of(item.encoder), room))
+            self.post(embedding, EncoderLost(silence_of(item.encoder), room))
             return
         self._rooms.open(
             item.room,
@@ -267,7 +267,7 @@ class Embeddings(Component[Embedding]):
     def _cancel(self, room: str) -> None:
         self._leases.strand(room)  # until the encoder's message, or a fence
         if (incoming := self._rooms.find(room)) is not None:
-            self._rooms.fire(incoming, CancelRequested())
+            self._rooms.post(incoming, CancelRequested())
 
     @performs(Do.CANCEL_ROOM)
     def cancel_room(self, embedding: Embedding, event: Unwanted) -> None:
@@ -316,7 +316,7 @@ class Embeddings(Component[Embedding]):
 
     def ended(self, machine: Embedding) -> None:
         """Those whom it has just told of its end are its waiters until they have heard."""
-        self.actor.mailbox.append(machine.key, self._forget, machine)
+        self.actor.mailbox.post(machine.key, self._forget, machine)
 
     def _forget(self, machine: Embedding) -> None:
         if self._embeddings.get(machine.key) is machine:
@@ -353,7 +353,7 @@ class Embeddings(Component[Embedding]):
         self._return_slots(incoming.key, incoming.slots)
         embedding = self._embeddings.get(incoming.owner)
         if embedding is not None:
-            self.fire(embedding, SlotsReturned())
+            self.post(embedding, SlotsReturned())
         self._soon(self._pump_leases)
         self._soon(self._pump_budget)
 
@@ -369,9 +369,9 @@ class Embeddings(Component[Embedding]):
         elif failure is None and embedding is not None:
             self._lateness.note(incoming, loads)
             rows = self.ranks.landed(incoming, self._rooms.transport_of(incoming))
-            self.fire(embedding, Loaded(rows, incoming.slots, incoming.key))
+            self.post(embedding, Loaded(rows, incoming.slots, incoming.key))
         elif failure is not None and embedding is not None and incoming.key in loads:
-            self.fire(embedding, _load_outcome(incoming, failure))
+            self.post(embedding, _load_outcome(incoming, failure))
         self._soon(self._pump_leases)
         self._soon(self._pump_budget)
 

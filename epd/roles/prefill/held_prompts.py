@@ -35,7 +35,7 @@ class HeldPrompts(Component[Request]):
         self._held[request.key] = request
         self._requests.num_held = len(self._held)
         self._requests.arm(request, request.lease_s, LeaseEnded())
-        self.actor.mailbox.append_once("held prompts", self._let_go)
+        self.actor.mailbox.look("held prompts", self._let_go)
 
     @performs(Do.END_LEASE)
     def end_lease(self, request: Request, event: Event) -> None:
@@ -45,7 +45,7 @@ class HeldPrompts(Component[Request]):
     def drained(self) -> None:
         """From now on nothing is held."""
         self._max_blocks = 0
-        self._let_go()
+        self.actor.mailbox.look("held prompts", self._let_go)
 
     def _let_go(self) -> None:
         """Until no more blocks are held than may be."""

@@ -93,7 +93,7 @@ class KvProducer(Component[Request]):
     def withdraw_offer(self, request: Request, event: Event) -> None:
         if (outgoing := self.find(request)) is not None:
             failure = Failure(FailureKind.WITHDRAWN, "prefill ended the request")
-            self._rooms.fire(outgoing, SourceFailed(failure))
+            self._rooms.post(outgoing, SourceFailed(failure))
 
     @performs(Do.PUSH_KV)
     def push_kv(self, request: Request, event: Event) -> None:
@@ -118,7 +118,7 @@ class KvProducer(Component[Request]):
         num_owned = len(text.table) if request.has_blocks else 0
         order = self._order(outgoing, text, min(num_full, num_owned))
         if num_ready := order.num_ready(num_groups):
-            self._rooms.fire(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
+            self._rooms.post(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
 
     @performs(Do.HAND_OVER_KV)
     def hand_over_kv(self, request: Request, event: Event) -> None:
@@ -136,7 +136,7 @@ class KvProducer(Component[Request]):
             num_cached=request.num_cached or 0,
         )
         nbytes = (num_blocks + self._num_state_blocks(outgoing)) * self._whole.block_nbytes
-        self._rooms.fire(outgoing, BytesReady(nbytes, KvSource(request.block_table, state)))
+        self._rooms.post(outgoing, BytesReady(nbytes, KvSource(request.block_table, state)))
 
     # --- the order of sending ---------------------------------------------------------------------
 
@@ -260,6 +260,6 @@ class KvProducer(Component[Request]):
         if request is None:
             return
         if failure is None:
-            self._requests.fire(request, KvDelivered())
+            self._requests.post(request, KvDelivered())
         else:
-            self._requests.fire(request, KvFailed(failure.of(outgoing.peer.instance_id)))
+            self._requests.post(request, KvFailed(failure.of(outgoing.peer.instance_id)))

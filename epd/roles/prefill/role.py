@@ -147,10 +147,10 @@ class PrefillRole(Component[Request]):
 
         def ready(room: str, rows: object) -> None:
             record.rows[room] = rows
-            self._requests.fire(request, EmbeddingReady(room))
+            self._requests.post(request, EmbeddingReady(room))
 
         def failed(failure: Failure) -> None:
-            self._requests.fire(request, EmbeddingFailed(failure))
+            self._requests.post(request, EmbeddingFailed(failure))
 
         def ask(
             item: MediaItem, encoder: Address, failure: Failure | None, waited_s: float

@@ -197,16 +197,16 @@ class Requests(Component[Request]):
         leased; the first `num_held` have theirs already, the last of the prompt never does."""
         if (keys := self._keys(request)) is not None:
             self._scheduler.reserve(request, keys)
-        self.actor.mailbox.append_once("batch", self.pump)
+        self.actor.mailbox.look("batch", self.pump)
 
     def leave_queue(self, key: str) -> None:
         """A request leaves queues and batch; who stood behind it may enter now."""
         if self._scheduler.remove(key):
-            self.actor.mailbox.append_once("batch", self.pump)
+            self.actor.mailbox.look("batch", self.pump)
 
     def return_blocks(self, blocks: tuple[int, ...]) -> None:
         self.pool.give_back(blocks)
-        self.actor.mailbox.append_once("batch", self.pump)
+        self.actor.mailbox.look("batch", self.pump)
 
     def pump(self) -> None:
         """Something may fit now."""
@@ -263,14 +263,17 @@ class Requests(Component[Request]):
         try:
             return self._contents.keys(request, self._records[request.key], request.num_tokens)
         except Exception as error:
-            self.unplannable(request, error)
+            self.post(request, self._plan_failed(request, error))
             return None
 
     def unplannable(self, request: Request, error: Exception) -> None:
         """It cannot be part of a step; the others can."""
+        self.fire(request, self._plan_failed(request, error))
+
+    def _plan_failed(self, request: Request, error: Exception) -> Event:
         self.actor.fault(f"plan {request.key}", error)
         why = f"a step cannot be planned with it: {error!r}"
-        self.fire(request, request_fsm.PlanFailed(Failure(FailureKind.INTERNAL, why)))
+        return request_fsm.PlanFailed(Failure(FailureKind.INTERNAL, why))
 
     def _plan(self, alone: bool) -> Plan:
         waiting = self._speculation.draft_all(self._scheduler)
@@ -392,4 +395,4 @@ class Requests(Component[Request]):
         for request in list(self._requests.values()):
             gateway = request.gateway
             if (gateway.instance_id, gateway.epoch) == (peer.instance_id, peer.epoch):
-                self.fire(request, request_fsm.AbortReceived())
+                self.post(request, request_fsm.AbortReceived())

@@ -119,13 +119,19 @@ class StepLoop:
             self._actor.mailbox.put("step loop", self._turn)
 
     def _turn(self) -> None:
-        """Settle what is over, launch what can be: an item when a step ends, and when woken."""
+        """An item when a step ends, and when woken: settle what is over, and when all is done that
+        it has caused, launch what can be."""
         if self._actor.closing:
             return
-        self._awake = True  # whoever wakes it meanwhile is seen below
+        self._awake = True  # whoever wakes it meanwhile is seen by the plan
         try:
             while self._under_way and self._under_way[0].result.done():
                 self._settle(self._under_way.popleft())
+        finally:
+            self._actor.mailbox.look("step loop", self._go_on)
+
+    def _go_on(self) -> None:
+        try:
             while len(self._under_way) < self._depth and not self._is_refused():
                 plan = self._batch.plan(alone=not self._under_way)
                 if not plan:

@@ -36,6 +36,7 @@ PLACES = {
     "Embeddings._budget": "_promises",
     "StepLoop._launch": "_steps",
     "Stream._news": "_streams",
+    "Mailbox._news": "_items",
 }
 NOT_LOOKED_AT = {
     "_Asked.news": "no instance is profiled in simulation",
@@ -53,6 +54,7 @@ NOT_LOOKED_AT = {
 def overlooked(node: Node) -> Iterator[str]:
     """What waits in this process though it could go on; nothing in a process whose turn is over."""
     instance = node.instance
+    yield from _items(node)
     if node.gateway is not None:
         yield from _placements(node)
         yield from _streams(node)
@@ -60,7 +62,7 @@ def overlooked(node: Node) -> Iterator[str]:
         return
     if instance.encode is not None:
         yield from _begins(instance.encode, instance.outgoing)
-        yield from _batches(node, instance.encode)
+        yield from _batches(instance.encode)
         yield from _ring(instance.encode, instance.outgoing)
         yield from _news(node, instance.encode)
     if instance.embeddings is not None:
@@ -101,6 +103,11 @@ def _streams(node: Node) -> Iterator[str]:
             yield f"the client of {key} waits for what is there"
 
 
+def _items(node: Node) -> Iterator[str]:
+    if num_items := len(node.actor.mailbox):
+        yield f"{num_items} items are in the inbox, and none is taken"
+
+
 # --- at encode ------------------------------------------------------------------------------------
 
 
@@ -124,8 +131,8 @@ def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
             yield f"{machine.key[:8]} is {machine.state.name}, and the queue for work differs"
 
 
-def _batches(node: Node, encode: EncodeRole) -> Iterator[str]:
-    if encode._prepared and not any(n.startswith("vision batches") for n in node.actor._tasks):
+def _batches(encode: EncodeRole) -> Iterator[str]:
+    if encode._prepared and not encode._num_batches:
         yield f"{len(encode._prepared)} images are prepared, and no batch is made"
 
 
