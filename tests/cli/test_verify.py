@@ -19,7 +19,7 @@ from epd.cli.verify import file_rows, model_rows, questions, sides
 from epd.cli.verify.findings import Finding, Result, parting
 from epd.cli.verify.fitting import Need, check_fits, cut, need_of
 from epd.cli.verify.ours import Ours
-from epd.cli.verify.report import in_process
+from epd.cli.verify.report import run_rows
 from epd.cli.verify.rows import ROWS
 from epd.cli.verify.sides import Sides
 from epd.config import EngineConfig, Settings
@@ -27,7 +27,6 @@ from epd.model_files.checkpoint import read_checkpoint
 from epd.tiny import CHECKPOINT
 from tests.engine.tiny_models import FAMILIES, cached_model
 
-SETTINGS = Settings(engine=EngineConfig(threads=1, kv_nbytes=4 << 20))
 NAMES = [row.name for row in ROWS[:-1]]
 Tensors = dict[str, torch.Tensor]
 
@@ -37,20 +36,23 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each kind of question the first ones."""
     monkeypatch.setattr(questions, "NUM_PROMPTS", 4)
     monkeypatch.setattr(sides, "NUM_ANSWERS", 2)
-    monkeypatch.setattr(model_rows, "NUM_NEW_TOKENS", 8)
-    monkeypatch.setattr(sides, "NUM_NEW_TOKENS", 8)
-    for module in (file_rows, model_rows):
+    for module in (model_rows, sides):
+        monkeypatch.setattr(module, "NUM_NEW_TOKENS", 8)
+    for module in (file_rows, sides):
         monkeypatch.setattr(module, "SIZES", questions.SIZES[:2])
 
 
-def of(directory: Path, against: Path | None = None) -> Sides:
-    return Sides(read_checkpoint(directory), directory, against or directory, SETTINGS)
+def of(directory: Path, against: Path | None = None, dtype: str = "float32") -> Sides:
+    engine = EngineConfig(threads=1, kv_nbytes=4 << 20, dtype=dtype)
+    whole = read_checkpoint(directory)
+    return Sides(whole, directory, against or directory, Settings(engine=engine))
 
 
-async def found(both: Sides, last: str = NAMES[-1]) -> dict[str, Finding]:
+def found(both: Sides, last: str = NAMES[-1]) -> dict[str, Finding]:
     """Rows until this one."""
-    rows = [row for row in ROWS[: 1 + NAMES.index(last)] if both.sees or not row.of_pictures]
-    return await in_process(both, rows)
+    findings = run_rows(both, ROWS[: 1 + NAMES.index(last)])
+    both.unload()
+    return findings
 
 
 def first_wrong(findings: dict[str, Finding]) -> tuple[str, str]:
@@ -59,13 +61,24 @@ def first_wrong(findings: dict[str, Finding]) -> tuple[str, str]:
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "llama"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen3_vl", "float32"), ("llama", "float32"), ("qwen3_vl", "bfloat16")]
+)
 @pytest.mark.usefixtures("few")
-async def test_all_rows_are_the_same(family: str) -> None:
-    both = of(cached_model(family))
-    findings = await found(both)
+def test_all_rows_are_the_same(family: str, dtype: str) -> None:
+    both = of(cached_model(family), dtype=dtype)
+    findings = found(both)
     assert {f.result for f in findings.values()} == {Result.SAME}
     assert len(findings) == len(NAMES) if both.sees else len(NAMES) - 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_another_expert_for_a_token_is_named_in_16_bits(family: str) -> None:
+    findings = found(of(cached_model(family), dtype="bfloat16"))
+    assert {f.result for f in findings.values()} == {Result.SAME}
+    far = any("another expert" in finding.detail for finding in findings.values())
+    assert far == (family == "qwen3_vl_moe")
 
 
 WHOLE = """
@@ -141,7 +154,7 @@ def _edit_template(directory: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("few")
-async def test_what_is_wrong_in_files_is_named(
+def test_what_is_wrong_in_files_is_named(
     change: Callable[[Path], None], row: str, named: str, tmp_path: Path
 ) -> None:
     """`--against` the directory before."""
@@ -149,7 +162,7 @@ async def test_what_is_wrong_in_files_is_named(
     wrong = tmp_path / "wrong"
     shutil.copytree(right, wrong)
     change(wrong)
-    name, detail = first_wrong(await found(of(wrong, right), row))
+    name, detail = first_wrong(found(of(wrong, right), row))
     assert name == row and named in detail
 
 
@@ -170,15 +183,21 @@ def _no_norm(ours: Ours) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "row"), [(_scaled_tower, "tower"), (_other_base, "positions"), (_no_norm, "text")]
+    ("change", "row", "dtype"),
+    [
+        (_scaled_tower, "tower", "float32"),
+        (_other_base, "positions", "float32"),
+        (_no_norm, "text", "float32"),
+        (_no_norm, "text", "bfloat16"),
+    ],
 )
 @pytest.mark.usefixtures("few")
-async def test_what_is_wrong_in_the_engine_is_named(
-    change: Callable[[Ours], None], row: str
+def test_what_is_wrong_in_the_engine_is_named(
+    change: Callable[[Ours], None], row: str, dtype: str
 ) -> None:
-    both = of(cached_model("qwen3_vl"))
+    both = of(cached_model("qwen3_vl"), dtype=dtype)
     change(both.ours)
-    assert first_wrong(await found(both, row))[0] == row
+    assert first_wrong(found(both, row))[0] == row
 
 
 # --- what fits, and the command -------------------------------------------------------------------
@@ -196,21 +215,17 @@ def test_memory_is_estimated_and_the_remedy_names_layers() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 @pytest.mark.usefixtures("few")
-async def test_the_first_layers_are_compared_alone(family: str, tmp_path: Path) -> None:
+def test_the_first_layers_are_compared_alone(family: str, tmp_path: Path) -> None:
     whole = read_checkpoint(cached_model(family))
-    directory = cut(whole.directory, 2, tmp_path)
+    directory = cut(whole.directory, 2, tmp_path / "two")
     loose = Settings(engine=EngineConfig(threads=1, kv_nbytes=4 << 20, allow_unused_tensors=True))
-    findings = await found(Sides(whole, directory, directory, loose), "images")
+    findings = found(Sides(whole, directory, directory, loose), "images")
     assert {f.result for f in findings.values()} == {Result.SAME}
     if family == "qwen3_5":
-        (tmp_path / "few").mkdir()
         with pytest.raises(CommandFailed, match="give at least 2"):
-            cut(whole.directory, 1, tmp_path / "few")
+            cut(whole.directory, 1, tmp_path / "one")
 
 
 def test_answers_part_where_they_differ() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0], [0.0, 1.0, 3.0]])
-    assert parting([1, 2], [1, 2], logits) is None
-    apart = parting([1, 1], [1, 2], logits)
-    assert apart is not None and (apart.place, apart.ours, apart.theirs) == (1, 1, 2)
-    assert apart.margin == pytest.approx(2.0 / float(logits[1].std()))
+    assert parting([1, 2], [1, 2]) is None
+    assert parting([1, 1], [1, 2]) == 1 and parting([1], [1, 2]) == 1 and parting([1], []) == 0

@@ -7,26 +7,19 @@ from pathlib import Path
 
 from epd.cli.configure import options
 from epd.cli.parser import UsageError
+from epd.cli.verify.rows import ROWS
 
-DESCRIPTION = """
+_TABLE = "\n".join(f"  {row.name:13} {row.proves}" for row in ROWS)
+DESCRIPTION = f"""
 Compare this engine with transformers on a checkpoint, from its files to the answers of a process
 for each stage, and print a row for each thing that is proved:
 
-  tensors       every tensor of the files is read, or named
-  config        all that config.json asks for is implemented, and means the same
-  template      20 conversations (text, images, tools, system) become the same text
-  tokenizer     their texts become the same tokens, and answers end at the same ones
-  pictures      12 pictures of odd sizes become the same grids and patches
-  placeholders  prompts with pictures become the same tokens
-  weights       what is loaded is what transformers loads, bit for bit
-  tower         the pictures become the same rows
-  positions     tokens of prompts stand at the same places
-  text, images  logits of 10 prompts each: maximum and mean difference, KL divergence
-  answers       10 greedy answers of 64 tokens; where they part, both tokens and their margin
-  processes     the same answers through 1e1p1d (1p1d for a model of text)
+{_TABLE}
 
-Differences are in spreads (standard deviations) of the right numbers. In float32 rounding explains
-a thousandth of one; in 16 bits more: answers may part where two tokens are nearly as likely.
+Differences are in spreads (standard deviations) of the right numbers. What rounding explains is
+measured: transformers against itself in twice the bits (float64, or float32 for 16 bits). Four
+times as far is still the same, and answers may part where two tokens are as likely. In 16 bits a
+model with experts may differ in fewer than half of the prompts, which are named.
 Both sides are in memory at once: what they need is estimated first, and a model that does not fit
 is compared by its first layers (--layers), both sides cut alike.
 
@@ -37,7 +30,7 @@ rows and versions, and holds no weights.
 EXAMPLES = (
     ("epd verify Qwen/Qwen2.5-VL-3B-Instruct", "one from the Hugging Face cache"),
     ("epd verify ~/Qwen3-VL-32B --layers 4 --json report.json", "by its first layers"),
-    ("epd verify ~/mine-fp8 --device cuda --dtype bfloat16 --against ~/mine", "a conversion"),
+    ("epd verify ~/converted --against ~/original", "what has changed in a copy"),
 )
 
 

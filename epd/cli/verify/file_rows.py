@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+import torch
 
 from epd.api.http.errors import ApiError
-from epd.cli.verify.findings import Distance, Finding, judged, same
-from epd.cli.verify.questions import SIZES, conversations, picture, prompts
+from epd.cli.verify.findings import Apart, Finding, judged, parting
+from epd.cli.verify.questions import SIZES, conversations, picture
 from epd.cli.verify.sides import Sides
 from epd.model_files.checkpoint import read_eos_token_ids
 from epd.model_files.config_sizes import Sizes, parameters
@@ -19,10 +22,10 @@ _NOT_COMPARED = re.compile(
     r"(^|\.)(_\w+|transformers_version|architectures|dtype|torch_dtype|num_hidden_layers|"
     r"layer_types|deepstack_visual_indexes|first_k_dense_replace|use_cache|quantization_config)(\.|$)"
 )
-PIXEL_LIMIT = 1e-4  # spreads
+PIXEL_LIMIT = 1e-4  # spreads: float32 rounds far less, and a grey level is a hundred times more
 
 
-async def tensors(sides: Sides) -> Finding:
+def tensors(sides: Sides) -> Finding:
     checkpoint = sides.whole
     check_tensors(checkpoint)
     family = family_of(checkpoint.directory, checkpoint.config)
@@ -31,13 +34,13 @@ async def tensors(sides: Sides) -> Finding:
     count = len(parameters(family, sizes))
     files = {entry.file for entry in checkpoint.tensors.values()}
     left = f"; not read on purpose: {some(skipped)}" if skipped else ""
-    return same(
-        f"{len(checkpoint.tensors)} tensors of {len(files)} files fill {count} parameters{left}",
-        tensors=len(checkpoint.tensors), skipped=skipped,
-    )  # fmt: skip
+    detail = (
+        f"{len(checkpoint.tensors)} tensors of {len(files)} files fill {count} parameters{left}"
+    )
+    return judged((), detail, tensors=len(checkpoint.tensors), skipped=skipped)
 
 
-async def config(sides: Sides) -> Finding:
+def config(sides: Sides) -> Finding:
     from transformers import AutoConfig
 
     check_config(sides.whole)
@@ -60,7 +63,7 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + str(name), value
 
 
-async def template(sides: Sides) -> Finding:
+def template(sides: Sides) -> Finding:
     faults, refused = [], 0
     asked = conversations(sees=sides.sees)
     for number, body in enumerate(asked):
@@ -74,68 +77,64 @@ async def template(sides: Sides) -> Finding:
             if not is_known:
                 faults.append(f"conversation {number} is refused: {error}")
             continue
-        if text not in right:
-            faults.append(f"conversation {number}: {_apart(text, right)}")
+        if not right:
+            faults.append(f"conversation {number}: transformers refuses it")
+        elif text not in right:
+            place = parting(text, right[-1]) or 0
+            mine, wanted = (one[place : place + 24] for one in (text, right[-1]))
+            where = f"conversation {number}, character {place}"
+            faults.append(f"{where}: {mine!r} here, {wanted!r} there")
     more = f"; {refused} are refused" if refused else ""
     return judged(faults, f"{len(asked) - refused} conversations{more}", refused=refused)
 
 
-def _apart(text: str, right: list[str]) -> str:
-    """Where a text and the right one part."""
-    if not right:
-        return "transformers refuses it"
-    pairs = zip(text, right[-1], strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(right[-1])))
-    show = slice(place, place + 24)
-    return f"{text[show]!r} here, {right[-1][show]!r} there, at character {place}"
-
-
-async def tokenizer(sides: Sides) -> Finding:
-    asked = conversations(sees=sides.sees)
-    faults, otherwise = [], 0
-    auto = sides.theirs.auto_tokenizer
-    for number, body in enumerate(asked):
-        for text in sides.theirs.texts(body):
-            otherwise += auto(text, add_special_tokens=False)["input_ids"] != sides.theirs.ids(text)
-            ours, theirs = sides.ours.ids(text), sides.theirs.ids(text)
-            if ours != theirs:
-                pairs = enumerate(zip(ours, theirs, strict=False))
-                place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-                faults.append(f"conversation {number} is another token sequence from {place} on")
-    missing = set(read_eos_token_ids(sides.theirs.directory)) - set(sides.ends)
-    faults += [f"token {token} does not end an answer here" for token in sorted(missing)]
+def tokenizer(sides: Sides) -> Finding:
+    """What AutoTokenizer reads otherwise is noted: it may build another pre-tokenizer than the file
+    has, by which the model was trained."""
+    ours, theirs, auto = sides.ours, sides.theirs, sides.theirs.auto_tokenizer
+    texts = [text for body in conversations(sees=sides.sees) for text in theirs.texts(body)]
+    apart = {text: parting(ours.ids(text), theirs.ids(text)) for text in texts}
+    faults = [
+        f"{text[:24]!r}… becomes other tokens from token {place} on"
+        for text, place in apart.items() if place is not None
+    ]  # fmt: skip
+    ends = ours.renderer.end_token_ids
+    missing = sorted(set(read_eos_token_ids(theirs.directory)) - set(ends))
+    faults += [f"token {token} does not end an answer here" for token in missing]
+    otherwise = [t for t in texts if auto(t, add_special_tokens=False).input_ids != theirs.ids(t)]
     note = (
-        f"; {type(auto).__name__} of AutoTokenizer reads {otherwise} texts otherwise than "
-        "tokenizer.json, which is read here"
-    )
-    detail = f"{len(asked)} conversations, token for token; ends: {sides.ends}"
-    return judged(faults, detail + (note if otherwise else ""), auto_differs=otherwise)
+        f"; AutoTokenizer ({type(auto).__name__}) does not keep to tokenizer.json, which is read "
+        f"here, in {len(otherwise)} of them" if otherwise else ""
+    )  # fmt: skip
+    detail = f"{len(apart)} texts, token for token; ends: {ends}{note}"
+    return judged(faults, detail, auto_differs=len(otherwise))
 
 
-async def pictures(sides: Sides) -> Finding:
-    faults, distance = [], Distance()
+def pictures(sides: Sides) -> Finding:
+    faults, found = [], []
     for number, size in enumerate(SIZES):
-        image = picture(number)
-        ours, grid, _ = sides.ours.pixels(image)
-        right = sides.theirs.pixels(image)
+        ours, right = sides.ours.patches(picture(number)), sides.theirs.pixels(picture(number))
         theirs = right["pixel_values"]
-        if "image_grid_thw" in right and tuple(right["image_grid_thw"][0].tolist()) != grid:
-            faults.append(f"{size}: grid {grid}, not {right['image_grid_thw'][0].tolist()}")
-        elif ours.numel() != theirs.numel():
-            faults.append(f"{size}: {tuple(ours.shape)} numbers, not {tuple(theirs.shape)}")
-        elif not (apart := distance.add(ours.flatten(), theirs.flatten())) <= PIXEL_LIMIT:
-            faults.append(f"{size}: patches differ by {apart:.2g} spreads")
-    return judged(faults, f"grids and patches of {len(SIZES)} pictures: {distance}",
-                  **distance.numbers)  # fmt: skip
+        grid = right.get("image_grid_thw", torch.tensor([ours.grid_thw]))[0].tolist()
+        if list(ours.grid_thw) != grid:
+            faults.append(f"{size}: grid {list(ours.grid_thw)}, not {grid}")
+        elif ours.pixels.numel() != theirs.numel():
+            faults.append(f"{size}: {ours.pixels.numel()} numbers, not {theirs.numel()}")
+        else:
+            found.append(Apart.of(ours.pixels.reshape(theirs.shape), theirs))
+            if not found[-1].largest <= PIXEL_LIMIT:
+                faults.append(f"{size}: patches differ by {found[-1].largest:.2g} spreads")
+    apart = Apart.worst(found)
+    return judged(faults, f"grids and patches of {len(SIZES)} pictures: {apart}", **asdict(apart))
 
 
-async def placeholders(sides: Sides) -> Finding:
+def placeholders(sides: Sides) -> Finding:
     """Of prompts with pictures, as the gateway sends them."""
     faults = []
-    asked = [body for n, body in enumerate(prompts(sees=True)) if n % 2]
+    asked = sides.asked("images")
     for number, body in enumerate(asked):
-        ours = list((await sides.ours.prompt(body)).token_ids)
+        ours = sides.ours.run(sides.ours.prompt(body)).token_ids
         theirs = sides.theirs.inputs(body)["input_ids"][0].tolist()
-        if ours != theirs:
+        if list(ours) != theirs:
             faults.append(f"prompt {number}: {len(ours)} tokens, not these {len(theirs)}")
     return judged(faults, f"{len(asked)} prompts with pictures, token for token")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from epd.cli.boundary import CommandFailed
-from epd.cli.start.preflight import DTYPE_NBYTES, memory_nbytes
+from epd.cli.start.preflight import DTYPE_NBYTES, GIB, memory_nbytes
 from epd.model_files.checkpoint import Checkpoint, read_config
 from epd.model_files.config_sizes import Sizes, parameters
 from epd.model_files.families import family_of
@@ -21,8 +21,7 @@ KV_NBYTES = 256 << 20
 PROCESS_NBYTES = 600 << 20  # of torch, transformers and activations
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """Bytes of memory: of all but layers, for each layer, and how many layers there are."""
 
     fixed_nbytes: int
@@ -34,20 +33,18 @@ class Need:
 
 
 def need_of(checkpoint: Checkpoint, dtype: str) -> Need:
-    """While both sides are loaded, or, if that is more, while a process per stage serves."""
+    """Of both sides, which is as much as one side in twice the bits; later two processes have the
+    language model."""
     family = family_of(checkpoint.directory, checkpoint.config)
     sizes = Sizes(checkpoint.directory / "config.json", checkpoint.config, family)
     counts = {name: math.prod(shape) for name, shape in parameters(family, sizes).items()}
-    num_layers = sizes("layers")
     layered = sum(
         count for name, count in counts.items()
-        if not family.is_vision(name) and ".layers." in name
+        if ".layers." in name and not family.is_vision(name)
     )  # fmt: skip
-    nbytes = DTYPE_NBYTES[dtype]
-    # Each of both has all weights; later two processes have the language model.
-    layer_nbytes = 2 * layered * nbytes // num_layers
-    fixed_nbytes = 2 * (sum(counts.values()) - layered) * nbytes
-    return Need(fixed_nbytes + 2 * KV_NBYTES + 4 * PROCESS_NBYTES, layer_nbytes, num_layers)
+    both, num_layers = 2 * DTYPE_NBYTES[dtype], sizes("layers")
+    fixed_nbytes = both * (sum(counts.values()) - layered) + 2 * KV_NBYTES + 4 * PROCESS_NBYTES
+    return Need(fixed_nbytes, both * layered // num_layers, num_layers)
 
 
 def check_fits(need: Need, num_layers: int, free_nbytes: int, where: str) -> None:
@@ -55,14 +52,12 @@ def check_fits(need: Need, num_layers: int, free_nbytes: int, where: str) -> Non
     if need.of(num_layers) <= free_nbytes:
         return
     fitting = (free_nbytes - need.fixed_nbytes) // max(1, need.layer_nbytes)
-    remedy = (
-        f"compare its first layers, both sides cut alike: --layers {fitting}"
-        if fitting >= 1
-        else "use a machine with more memory, or fewer bits for each number: --dtype bfloat16"
-    )
+    remedy = "use a machine with more memory, or fewer bits for each number: --dtype bfloat16"
+    if fitting >= 1:
+        remedy = f"compare its first layers, both sides cut alike: --layers {fitting}"
     raise CommandFailed(
-        f"both sides of {num_layers} layers need {_gib(need.of(num_layers))}, and {where} has "
-        f"{_gib(free_nbytes)} free; {remedy}"
+        f"both sides of {num_layers} layers need {need.of(num_layers) / GIB:.1f} GiB, and {where} "
+        f"has {free_nbytes / GIB:.1f} GiB free; {remedy}"
     )
 
 
@@ -74,13 +69,10 @@ def free_nbytes(device: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.1f} GiB"
-
-
 def cut(source: Path, num_layers: int, target: Path) -> Path:
     """A directory with the files of `source` and a config.json of so many layers.  Raises
     CommandFailed for fewer layers than there are kinds of them."""
+    target.mkdir()
     for file in source.iterdir():
         if file.name != "config.json":
             (target / file.name).symlink_to(file.resolve())

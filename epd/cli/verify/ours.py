@@ -5,77 +5,54 @@ It does what the roles do, one request at a time and through the same ports, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+import math
+from collections.abc import Coroutine
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from epd.api.asked.asked import Asked as Chat
 from epd.api.openai.validation import read_chat
 from epd.api.prompts.chat import ChatRenderer
 from epd.api.prompts.prepare import Preparer, Prompt
-from epd.cli.verify.questions import Body, Foreign, png, sent
+from epd.cli.verify.questions import Asked, Body, Foreign, png
 from epd.config import EngineConfig, GatewayConfig, Limits
 from epd.engine.adapter import ModelAdapter
-from epd.engine.base import EncodeFailure, EngineError, RopePositions, Rows, RowSpan, StepSequence
+from epd.engine.base import EncodeFailure, EngineError, Patches, Rows
 from epd.engine.device.executor import DeviceExecutor
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.preprocess import Preprocessor
 from epd.families.registry import adapter_for
-from epd.messages import Address, MediaItem, SamplingParams, TokenLogprobs
+from epd.fsm.request import Request
+from epd.messages import Address, PrefillRequest, SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_checkpoint
-from epd.roles.steps.step import layouts_of
+from epd.roles.steps.record import Record
+from epd.roles.steps.step import layouts_of, sequence_of
+from epd.scheduling.prefix_keys import PrefixKeys
 
+T = TypeVar("T")
 CHUNK = 512  # tokens of a prompt in one step
 NOBODY = Address("verify", 0, "")  # makes rows: they are here
 
 
-@dataclass(slots=True)
-class Placed:
-    """A prompt that can be stepped through: rows of its pictures, positions, blocks."""
-
-    token_ids: tuple[int, ...]
-    items: list[MediaItem]
-    rows: list[Rows]
-    rope: RopePositions
-    blocks: list[int]
-
-    def chunk(self, start: int, sample: SamplingParams | None) -> StepSequence:
-        stop = min(len(self.token_ids), start + CHUNK)
-        positions = self.rope.positions
-        return StepSequence(
-            request_id="verify",
-            token_ids=self.token_ids[start:stop],
-            start=start,
-            block_table=self.blocks,
-            positions=None if positions is None else positions[:, start:stop],
-            rope_delta=self.rope.delta,
-            spans=list(self._spans(start, stop)),
-            sample=sample if stop == len(self.token_ids) else None,
-            prompt_ids=self.token_ids,
-        )
-
-    def _spans(self, start: int, stop: int) -> Iterator[RowSpan]:
-        for item, rows in zip(self.items, self.rows, strict=True):
-            for at, first_row, num_rows in item.runs():
-                low, high = max(start, at), min(stop, at + num_rows)
-                if low < high:
-                    yield RowSpan(low - start, first_row + low - at, high - low, rows)
-
-
 class Ours:
-    """Of one directory."""
+    """Of one directory, with a loop of its own: what it computes, it is waited for (`run`)."""
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
         self.directory, self.config = directory, config
         self.renderer = ChatRenderer(directory)
-        self.limits = Limits()
-        self.preparer = Preparer(GatewayConfig(model_dir=str(directory), limits=self.limits))
-        weights = config.load_format != "dummy"
-        self.adapter: ModelAdapter = adapter_for(read_checkpoint(directory, weights=weights))
+        self.preparer = Preparer(GatewayConfig(model_dir=str(directory)))
+        self.adapter: ModelAdapter = adapter_for(read_checkpoint(directory))
+        self._runner = asyncio.Runner()
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        """Ctrl-C ends it at once."""
+        return self._runner.get_loop().run_until_complete(work)
 
     @cached_property
     def _executor(self) -> DeviceExecutor:
@@ -89,16 +66,20 @@ class Ours:
     def language(self) -> TorchLanguageEngine:
         return build_language(self.directory, self.config, self._executor)
 
-    async def close(self) -> None:
-        await self.preparer.close()
+    def close(self) -> None:
+        self.run(self.preparer.close())
         if "_executor" in vars(self):
-            await self._executor.close()
+            self.run(self._executor.close())
+        self._runner.close()
 
     # --- text and pictures ------------------------------------------------------------------------
 
+    def _chat(self, body: Body) -> Chat:
+        return read_chat(body, self.preparer, Limits())
+
     def text(self, body: Body) -> str:
         """The prompt as its template writes it.  Raises ApiError."""
-        asked = read_chat(sent(body), self.preparer, self.limits)
+        asked = self._chat(body)
         return self.renderer.render(asked.messages or [], asked.tools, asked.template_flags)
 
     def ids(self, text: str) -> list[int]:
@@ -106,17 +87,15 @@ class Ours:
 
     async def prompt(self, body: Body) -> Prompt:
         """Raises ApiError."""
-        asked = read_chat(sent(body), self.preparer, self.limits)
+        asked = self._chat(body)
         return await self.preparer.chat(
             asked.messages or [], asked.tools, flags=asked.template_flags
         )
 
-    def pixels(self, image: Foreign) -> tuple[torch.Tensor, tuple[int, int, int], int]:
-        """Patches, their grid, and how many rows they will give."""
-        patches = Preprocessor(self.adapter).patches(image)
-        return patches.pixels, patches.grid_thw, patches.num_rows
+    def patches(self, image: Foreign) -> Patches:
+        return Preprocessor(self.adapter).patches(image)
 
-    async def rows(self, data: bytes, grid_thw: tuple[int, int, int]) -> Rows:
+    async def _rows(self, data: bytes, grid_thw: tuple[int, int, int]) -> Rows:
         """What the tower makes of a picture's bytes."""
         patches = await self.vision.preprocess(data, grid_thw)
         (rows,) = await self.vision.encode([patches])
@@ -124,61 +103,61 @@ class Ours:
             raise EngineError(rows.reason)
         return rows
 
-    async def rows_of(self, image: Foreign) -> torch.Tensor:
-        _, grid, _ = self.pixels(image)
-        rows = await self.rows(png(image), grid)
-        return rows.tensor.float().cpu()
-
     # --- the language model -----------------------------------------------------------------------
 
-    async def place(self, body: Body, num_tokens: int) -> Placed:
-        """Room for so many more tokens."""
+    async def request(self, body: Body, num_tokens: int) -> tuple[Request, Record]:
+        """As prefill has it when its rows are there; so many tokens of an answer have room."""
         prompt = await self.prompt(body)
-        placed = enumerate(prompt.items)
-        items = [item.placed(number, f"room{number}", NOBODY) for number, item in placed]
-        rows = [await self.rows(item.image, item.grid_thw) for item in prompt.items]
+        items = tuple(item.placed(n, f"room{n}", NOBODY) for n, item in enumerate(prompt.items))
+        message = PrefillRequest(
+            request_id="verify", attempt=0, token_ids=prompt.token_ids, num_emitted=0, items=items,
+            sampling=SamplingParams(
+                max_tokens=num_tokens, stop_token_ids=tuple(self.renderer.end_token_ids)
+            ),
+            decode=NOBODY, gateway=NOBODY, deadline_s=math.inf,
+        )  # fmt: skip
+        rope = self.language.rope_positions(len(prompt.token_ids), layouts_of(items))
+        request = Request(
+            "verify", message, prompt.token_ids, decode_here=True, rope_delta=rope.delta
+        )
         layout = self.language.kv_layout
         total = len(prompt.token_ids) + num_tokens
-        count = layout.num_state_blocks - (-total // layout.block_size)
+        num_blocks = layout.num_state_blocks - (-total // layout.block_size)
         # Not in order: a table that happens to be so would hide wrong indices.
-        blocks = sorted(range(count), key=lambda block: block * 7919 % 1009)
-        rope = self.language.rope_positions(len(prompt.token_ids), layouts_of(items))
-        return Placed(prompt.token_ids, items, rows, rope, blocks)
+        scattered = sorted(range(num_blocks), key=lambda block: block * 7919 % 1009)
+        request.block_table = tuple(scattered)
+        keys = PrefixKeys(layout.block_size, items, prompt.scope)
+        rows = [await self._rows(item.image, item.grid_thw) for item in prompt.items]
+        rooms = (item.room for item in items)
+        return request, Record(keys, rope.positions, dict(zip(rooms, rows, strict=True)))
 
-    async def logits(self, body: Body) -> torch.Tensor:
-        """fp32, behind the prompt's last token, `[vocabulary]`."""
-        placed = await self.place(body, 1)
-        greedy = SamplingParams(max_tokens=1)
-        start = 0
-        while start + CHUNK < len(placed.token_ids):
-            await self.language.step([placed.chunk(start, None)])
-            start += CHUNK
-        return self.language.logits([placed.chunk(start, greedy)])[0].cpu()
+    async def _step(self, request: Request, record: Record) -> object:
+        """Its next chunk, and the outcome."""
+        sequence = sequence_of(request, record, min(CHUNK, request.num_left))
+        (outcome,) = (await self.language.step([sequence])).outcomes
+        request.num_computed += len(sequence.token_ids)
+        return outcome
 
-    async def answer(self, body: Body, num_tokens: int, ends: Sequence[int]) -> list[int]:
+    async def numbers(self, asked: Asked) -> torch.Tensor:
+        """Rows of a picture, or logits behind a prompt, `[vocabulary]`."""
+        if not isinstance(asked, dict):
+            grid_thw = self.patches(asked).grid_thw
+            return (await self._rows(png(asked), grid_thw)).tensor.cpu()
+        request, record = await self.request(asked, 1)
+        while request.num_left > CHUNK:
+            await self._step(request, record)
+        return self.language.logits([sequence_of(request, record, request.num_left)])[0].cpu()
+
+    async def answer(self, body: Body, num_tokens: int) -> list[int]:
         """A greedy answer, step by step over KV blocks."""
-        placed = await self.place(body, num_tokens)
-        greedy = SamplingParams(max_tokens=num_tokens, stop_token_ids=tuple(ends))
-        said: list[int] = []
-        start = 0
-        step = placed.chunk(0, greedy)
+        request, record = await self.request(body, num_tokens)
         while True:
-            (outcome,) = (await self.language.step([step])).outcomes
-            start += len(step.token_ids)
-            if start < len(placed.token_ids):
-                step = placed.chunk(start, greedy)
+            outcome = await self._step(request, record)
+            if request.num_left:
                 continue
             if not isinstance(outcome, TokenLogprobs):
                 raise EngineError(str(outcome))
-            said.append(outcome.token_id)
-            if outcome.token_id in ends or len(said) == num_tokens:
+            request.output.append(outcome)
+            said = [token.token_id for token in request.output]
+            if len(said) == num_tokens or said[-1] in request.sampling.stop_token_ids:
                 return said
-            step = replace(
-                step,
-                token_ids=said[-1:],
-                start=start,
-                positions=None,
-                spans=(),
-                output_index=len(said),
-                output_ids=tuple(said),
-            )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import io
-from collections.abc import Iterator, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from typing import Any
 
 Body = dict[str, Any]  # of a chat request, as OpenAI writes it
 Foreign = Any  # of transformers or Pillow, which have no types
+Asked = Body | Foreign  # a prompt or a picture
 SIZES = (  # pixels, width and height
     *((64, 64), (37, 101), (101, 37), (33, 47), (90, 50), (55, 34)),
     *((224, 224), (255, 256), (320, 96), (61, 199), (28, 28), (301, 203)),
@@ -53,40 +54,28 @@ def picture(number: int) -> Foreign:
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
 
 
-def png(image: Any) -> bytes:
+def png(image: Foreign) -> bytes:
     out = io.BytesIO()
     image.save(out, "PNG")
     return out.getvalue()
 
 
-def image_part(number: int) -> Body:
-    url = "data:image/png;base64," + base64.b64encode(png(picture(number))).decode()
-    return {"type": "image_url", "image_url": {"url": url}, "number": number}
-
-
-def pictures_of(messages: Sequence[Body]) -> list[Foreign]:
+def pictures_of(body: Body) -> list[Foreign]:
     """The images of a conversation, in order."""
-    contents = (message.get("content") for message in messages)
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    return [picture(part["number"]) for part in parts if "number" in part]
+    from PIL import Image
 
-
-def sent(body: Body) -> Body:
-    """A body as a client sends it, without the numbers of its pictures."""
-    messages = []
-    for message in body["messages"]:
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [{k: v for k, v in part.items() if k != "number"} for part in content]
-            message = message | {"content": parts}
-        messages.append(message)
-    return body | {"messages": messages}
+    contents = [message["content"] for message in body["messages"]]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    return [Image.open(io.BytesIO(b64decode(url.partition(",")[2]))) for url in urls]
 
 
 def user(text: str, *numbers: int) -> Body:
     if not numbers:
         return {"role": "user", "content": text}
-    parts = [image_part(number) for number in numbers]
+    data = [b64encode(png(picture(number))).decode() for number in numbers]
+    urls = [{"url": f"data:image/png;base64,{one}"} for one in data]
+    parts = [{"type": "image_url", "image_url": url} for url in urls]
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 

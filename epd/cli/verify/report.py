@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.metadata
-import json
-import math
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from epd.cli.ask.client import Client
-from epd.cli.ask.temporary import with_server
+import msgspec
+
+from epd import __version__
+from epd.cli.configure import options
 from epd.cli.configure.hub import find_model
 from epd.cli.configure.settings import build_settings
-from epd.cli.start.plan import LogOptions, Placing, plan_topology
-from epd.cli.start.ports import settle_port
-from epd.cli.verify.findings import Finding, Result
+from epd.cli.verify.findings import Finding, LeftOut, Result
 from epd.cli.verify.fitting import KV_NBYTES, check_fits, cut, free_nbytes, need_of
-from epd.cli.verify.rows import ROWS, Row, run_row, withheld
+from epd.cli.verify.rows import ROWS, Row
 from epd.cli.verify.sides import Sides
 from epd.config import Settings
-from epd.errors import FAILED, INTERRUPTED, OK
+from epd.errors import FAILED, OK, explain
 from epd.frontend import JsonObject
 from epd.model_files.checkpoint import read_checkpoint
 from epd.model_files.model_directory import check_config
@@ -40,50 +36,42 @@ VERSIONS = ("torch", "transformers", "tokenizers", "safetensors", "pillow")
 def verify(args: argparse.Namespace) -> int:
     """Raises what the settings raise, and CommandFailed where memory is not enough."""
     began_s = time.monotonic()
-    given = find_model(args.model)
+    directory = given = find_model(args.model)
+    against = given if args.against == "transformers" else find_model(args.against)
     whole = read_checkpoint(given)
     check_config(whole)
-    is_same = args.against == "transformers"
-    against = given if is_same else find_model(args.against)
     settings = _settings(args, given)
-    engine = settings.engine
-    need = need_of(whole, engine.dtype)
+    device, dtype = settings.engine.device, settings.engine.dtype
+    need = need_of(whole, dtype)
     num_layers = min(args.layers or need.num_layers, need.num_layers)
-    check_fits(need, num_layers, free_nbytes(engine.device), engine.device)
-    with ExitStack() as stack:
-        directory = given
+    check_fits(need, num_layers, free_nbytes(device), device)
+    with tempfile.TemporaryDirectory(prefix="epd-verify-") as scratch:
         if num_layers < need.num_layers:
-            directory, against = (
-                cut(one, num_layers, Path(stack.enter_context(_temporary())))
-                for one in (given, against)
-            )
+            directory = cut(given, num_layers, Path(scratch, "ours"))
+            against = cut(against, num_layers, Path(scratch, "theirs"))
             settings = _settings(args, directory, allow_unused=True)
-        findings = _table(Sides(whole, directory, against, settings), args)
-    ok = all(finding.result is Result.SAME for finding in findings.values())
-    report = {
-        "ok": ok,
-        "verdict": _verdict(findings),
-        "model": args.model,
-        "model_type": whole.model_type,
-        "against": args.against,
-        "device": engine.device,
-        "dtype": engine.dtype,
-        "layers": [num_layers, need.num_layers],
-        "versions": _versions(),
-        "elapsed_s": round(time.monotonic() - began_s, 1),
-        "rows": [
-            {"name": row.name, "proves": row.proves, **asdict(findings[row.name])}
-            for row in ROWS if row.name in findings
-        ],
-    }  # fmt: skip
-    print(report["verdict"], flush=True)
+        sides = Sides(whole, directory, against, settings, options.log_of(args, "warning"))
+        findings = run_rows(sides)
+        sides.unload()
+    results = {name: found.result for name, found in findings.items()}
+    ok = set(results.values()) == {Result.SAME}
+    verdict = _verdict(results)
+    print(verdict, flush=True)
     if args.json is not None:
-        args.json.write_text(json.dumps(_plain(report), indent=1) + "\n")
+        named = {name: importlib.metadata.version(name) for name in VERSIONS}
+        report = {
+            "ok": ok, "verdict": verdict, "model": args.model, "model_type": whole.model_type,
+            "against": args.against, "device": device, "dtype": dtype,
+            "layers": [num_layers, need.num_layers],
+            "versions": {"epd": __version__, "python": platform.python_version()} | named,
+            "elapsed_s": round(time.monotonic() - began_s, 1),
+            "rows": [
+                {"name": row.name, "proves": row.proves, **asdict(findings[row.name])}
+                for row in ROWS if row.name in findings
+            ],
+        }  # fmt: skip
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     return OK if ok else FAILED
-
-
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="epd-verify-")
 
 
 def _settings(args: argparse.Namespace, directory: Path, *, allow_unused: bool = False) -> Settings:
@@ -98,83 +86,47 @@ def _settings(args: argparse.Namespace, directory: Path, *, allow_unused: bool =
     return build_settings(args.config, args.assignments, flags | fixed)
 
 
-def _table(sides: Sides, args: argparse.Namespace) -> dict[str, Finding]:
-    """Each row is printed as soon as it is there."""
-    rows = [row for row in ROWS if sides.sees or not row.of_pictures]
-    findings = asyncio.run(in_process(sides, rows[:-1]))
-    served = rows[-1]
-    findings[served.name] = withheld(served, findings) or _served(served, sides, args)
-    _print(served, findings[served.name])
-    return findings
-
-
-async def in_process(sides: Sides, rows: Sequence[Row]) -> dict[str, Finding]:
+def run_rows(sides: Sides, rows: Sequence[Row] = ROWS) -> dict[str, Finding]:
+    """Each is printed as soon as it is there."""
     findings: dict[str, Finding] = {}
     for row in rows:
-        finding = withheld(row, findings)
-        if finding is None:
-            _told(row)
-            finding = await run_row(partial(row.compare, sides))
+        if row.of_pictures and not sides.sees:
+            continue
+        wrong = next((n for n in row.needs if findings[n].result is not Result.SAME), None)
+        if wrong:
+            finding = Finding(Result.LEFT_OUT, f"not run: {wrong}")
+        else:
+            _show(f"{'...':9} {row.name:13} {row.proves}")
+            finding = _found(partial(row.compare, sides))
+        _show("")
+        print(f"{finding.result:9} {row.name:13} {finding.detail}", flush=True)
         findings[row.name] = finding
-        _print(row, finding)
-    if "ours" in vars(sides):
-        await sides.ours.close()
     return findings
 
 
-def _served(row: Row, sides: Sides, args: argparse.Namespace) -> Finding:
-    """The answers of processes, once nothing else is in memory."""
-    if not sides.right_answers:
-        return Finding(Result.LEFT_OUT, "not run: answers")
-    sides.unload()
-    _told(row)
-    settings = settle_port(sides.settings, wanted=None)
-    log = LogOptions(args.log_level or "warning", args.log_json)
-    plan = plan_topology("1e1p1d" if sides.sees else "1p1d", settings, Placing(), log)
-    found: list[Finding] = []
-
-    async def ask(client: Client) -> int:
-        found.append(await run_row(partial(row.compare, sides, client)))
-        return OK
-
-    if with_server(plan, ask) == INTERRUPTED:
-        raise KeyboardInterrupt
-    return found[0]
+def _found(compare: Callable[[], Finding]) -> Finding:
+    """An error is a finding, too, so that the rows behind it are not lost."""
+    try:
+        return compare()
+    except LeftOut as left:
+        return Finding(Result.LEFT_OUT, str(left))
+    except Exception as error:
+        return Finding(Result.DIFFERS, explain(error)[1])
 
 
-def _told(row: Row) -> None:
-    """What is being compared, while it is."""
+def _show(words: str) -> None:
+    """On a terminal: what is being compared, while it is."""
     if sys.stderr.isatty():
-        print(f"\x1b[2K...       {row.name:13} {row.proves}\r", end="", file=sys.stderr, flush=True)
+        print(f"\x1b[2K{words}\r", end="", file=sys.stderr, flush=True)
 
 
-def _print(row: Row, finding: Finding) -> None:
-    if sys.stderr.isatty():
-        print("\x1b[2K\r", end="", file=sys.stderr, flush=True)
-    print(f"{finding.result:9} {row.name:13} {finding.detail}", flush=True)
-
-
-def _verdict(findings: dict[str, Finding]) -> str:
-    wrong = [name for name, found in findings.items() if found.result is Result.DIFFERS]
-    left = [name for name, found in findings.items() if found.result is Result.LEFT_OUT]
+def _verdict(results: dict[str, Result]) -> str:
+    wrong, left = (
+        ", ".join(name for name, found in results.items() if found is kind)
+        for kind in (Result.DIFFERS, Result.LEFT_OUT)
+    )
     if wrong:
-        return f"not the same: {', '.join(wrong)}; the first of them is the likeliest cause"
+        return f"not the same: {wrong}; the first of them is the likeliest cause"
     if left:
-        return f"nothing differs, but not all was compared: {', '.join(left)}"
+        return f"nothing differs, but not all was compared: {left}"
     return "proved: this engine answers as transformers does"
-
-
-def _plain(value: object) -> object:
-    """JSON has no numbers that are not finite."""
-    if isinstance(value, dict):
-        return {name: _plain(v) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _versions() -> dict[str, str]:
-    from epd import __version__
-
-    found = {name: importlib.metadata.version(name) for name in VERSIONS}
-    return {"epd": __version__, "python": platform.python_version(), **found}

@@ -3,69 +3,86 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from epd.cli.verify.questions import NUM_ANSWERS, NUM_NEW_TOKENS, Body, question
+import torch
+
+from epd.cli.start.plan import LogOptions
+from epd.cli.verify.findings import Apart
+from epd.cli.verify.ours import Ours
+from epd.cli.verify.questions import (
+    NUM_ANSWERS,
+    NUM_NEW_TOKENS,
+    SIZES,
+    Asked,
+    Body,
+    picture,
+    prompts,
+    question,
+)
+from epd.cli.verify.theirs import Theirs
 from epd.config import Settings
 from epd.model_files.checkpoint import Checkpoint
 from epd.model_files.families import family_of
 
-if TYPE_CHECKING:
-    import torch
-
-    from epd.cli.verify.ours import Ours
-    from epd.cli.verify.theirs import Theirs
+QUIET = LogOptions("warning", as_json=False)
 
 
 class Sides:
     """`whole`: the checkpoint as it was given; `directory`, `against`: what each side loads."""
 
     def __init__(
-        self, whole: Checkpoint, directory: Path, against: Path, settings: Settings
-    ) -> None:
+        self, whole: Checkpoint, directory: Path, against: Path, settings: Settings,
+        log: LogOptions = QUIET,
+    ) -> None:  # fmt: skip
         self.whole, self.directory, self.against = whole, directory, against
-        self.settings = settings
+        self.settings, self.log = settings, log
         self.dtype, self.device = settings.engine.dtype, settings.engine.device
         self.sees = bool(family_of(whole.directory, whole.config).vision)
-        self.right_answers: list[tuple[list[int], torch.Tensor]] = []
+        # Rounding moves a logit a little, unless it gives a token to another expert.
+        self.may_jump = self.dtype != "float32" and any(".experts" in n for n in whole.tensors)
 
     @cached_property
     def ours(self) -> Ours:
-        from epd.cli.verify.ours import Ours
-
         return Ours(self.directory, self.settings.engine)
 
     @cached_property
     def theirs(self) -> Theirs:
-        from epd.cli.verify.theirs import Theirs
-
         return Theirs(self.against, self.device, self.dtype, sees=self.sees)
 
-    @property
-    def ends(self) -> Sequence[int]:
-        """Tokens that end an answer."""
-        return self.ours.renderer.end_token_ids
+    def asked(self, row: str) -> list[Asked]:
+        """Pictures or prompts, of which this row compares numbers."""
+        if row == "tower":
+            return [picture(number) for number in range(len(SIZES))]
+        return prompts(sees=self.sees)[row == "images" :: 2]
+
+    @cached_property
+    def right(self) -> dict[str, tuple[list[torch.Tensor], Apart]]:
+        """By row: the numbers of transformers, and how far rounding has moved them."""
+        rows = ("tower", "text", "images") if self.sees else ("text",)
+        right = {row: list(map(self.theirs.numbers, self.asked(row))) for row in rows}
+        with self.theirs.in_twice_the_bits():
+            exact = {row: list(map(self.theirs.numbers, self.asked(row))) for row in rows}
+        return {row: (right[row], Apart.worst(list(map(Apart.of, right[row], exact[row]))))
+                for row in rows}  # fmt: skip
 
     def questions(self) -> list[Body]:
         """Those that are answered; every other one with pictures, where the model takes any."""
         return [question(n, *([n] if self.sees and n % 2 else ())) for n in range(NUM_ANSWERS)]
 
+    @cached_property
     def answers(self) -> list[tuple[list[int], torch.Tensor]]:
         """The answers of transformers, and the logits of which it chose."""
-        for body in self.questions()[len(self.right_answers) :]:
-            inputs = self.theirs.inputs(body)
-            self.right_answers.append(self.theirs.answer(inputs, NUM_NEW_TOKENS, self.ends))
-        return self.right_answers
+        ends = self.ours.renderer.end_token_ids
+        return [self.theirs.answer(body, NUM_NEW_TOKENS, ends) for body in self.questions()]
 
     def unload(self) -> None:
-        """Give memory back, for processes that serve the same."""
+        """Give memory back; what the rows have of transformers is kept."""
+        if "ours" in vars(self):
+            self.ours.close()
         for name in ("ours", "theirs"):
-            self.__dict__.pop(name, None)
+            vars(self).pop(name, None)
         gc.collect()
         if self.device != "cpu":
-            import torch
-
             torch.cuda.empty_cache()

@@ -9,49 +9,46 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
 
 import torch
 
-from epd.cli.verify.questions import Body, Foreign, pictures_of
+from epd.cli.verify.findings import LeftOut
+from epd.cli.verify.questions import Asked, Body, Foreign, pictures_of
 from epd.engine.weights.loading import DTYPES
 from epd.model_files.checkpoint import read_config, read_optional
 
 logger = logging.getLogger(__name__)
+_NOT_OF_MODELS = ("attention_mask", "batch_num_images", "mm_token_type_ids", "rows", "cols")
 _MODELS = ("AutoModelForImageTextToText", "AutoModelForCausalLM")
-
-
-class LeftOut(Exception):
-    """This side has no answer here to compare with; the text has the reason and the remedy."""
 
 
 class Theirs:
     """`directory`: of the files; `sees`: whether its model takes pictures."""
 
     def __init__(self, directory: Path, device: str, dtype: str, *, sees: bool) -> None:
-        self.directory, self.device, self.dtype, self.sees = directory, device, dtype, sees
+        self.directory, self.device, self.sees = directory, device, sees
+        self.dtype = DTYPES[dtype]
 
     @cached_property
     def tokenizer(self) -> Foreign:
-        """Of tokenizer.json as it is.
-
-        AutoTokenizer takes the class that tokenizer_config.json names; some of these build another
-        tokenizer of the same vocabulary.
-        """
+        """Of tokenizer.json as it is."""
         from transformers import PreTrainedTokenizerFast
 
         found = PreTrainedTokenizerFast.from_pretrained(self.directory)
-        if found.chat_template is None:  # processors alone read these
-            plain = self.directory / "chat_template.jinja"
-            said = read_optional(self.directory / "chat_template.json").get("chat_template")
-            found.chat_template = plain.read_text() if plain.exists() else said
+        if found.chat_template is None:  # processors alone read this
+            said = read_optional(self.directory / "chat_template.json")
+            found.chat_template = said.get("chat_template")
         return found
 
     @cached_property
     def auto_tokenizer(self) -> Foreign:
+        """Of the class that tokenizer_config.json names: some of these take the vocabulary and
+        merges of tokenizer.json, but build a pre-tokenizer of their own."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.directory)
@@ -60,17 +57,13 @@ class Theirs:
     def image_processor(self) -> Foreign:
         from transformers import AutoImageProcessor
 
-        try:
-            return AutoImageProcessor.from_pretrained(self.directory, backend="pil")
-        except (ImportError, ValueError):
-            pass
-        try:  # a family without one for Pillow
-            return AutoImageProcessor.from_pretrained(self.directory)
-        except (ImportError, ValueError):
-            raise LeftOut(
-                f"transformers prepares pictures of {read_config(self.directory)['model_type']} "
-                "only with torchvision: pip install torchvision"
-            ) from None
+        for backend in ({"backend": "pil"}, {}):  # some families have none for Pillow
+            with suppress(ImportError, ValueError):
+                return AutoImageProcessor.from_pretrained(self.directory, **backend)
+        raise LeftOut(
+            f"transformers prepares pictures of {read_config(self.directory)['model_type']} "
+            "only with torchvision: pip install torchvision"
+        )
 
     @cached_property
     def processor(self) -> Foreign:
@@ -88,19 +81,15 @@ class Theirs:
         said = read_optional(self.directory / "processor_config.json")
         settings = {name: v for name, v in said.items() if not isinstance(v, dict)}
         settings.pop("processor_class", None)
-        parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
-        if "video_processor" in of_family.get_attributes():
-            parts["video_processor"] = None
         for name in signature(of_family.__init__).parameters:
             if name not in settings and getattr(config, name, None) is not None:
                 settings[name] = getattr(config, name)
+        parts = dict.fromkeys(of_family.get_attributes())
+        parts |= {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
         found = plain(**parts, **settings)
-        token_id = next(
-            getattr(config, name) for name in ("image_token_id", "image_token_index")
-            if getattr(config, name, None) is not None
-        )  # fmt: skip
-        found.image_token_id = token_id
-        found.image_token = self.tokenizer.convert_ids_to_tokens(token_id)
+        token_ids = (getattr(config, f"image_token_{kind}", None) for kind in ("id", "index"))
+        found.image_token_id = next(filter(None, token_ids))
+        found.image_token = self.tokenizer.convert_ids_to_tokens(found.image_token_id)
         if getattr(found, "num_image_tokens", 0) is None:  # said by the tower alone
             vision = config.vision_config
             found.num_image_tokens = (vision.image_size // vision.patch_size) ** 2
@@ -132,30 +121,21 @@ class Theirs:
 
     def inputs(self, body: Body) -> Body:
         """Keyword arguments of the model: placeholders expanded, pixels, grids."""
-        images = pictures_of(body["messages"])
         text = self.texts(body)[-1]
+        images = pictures_of(body)
         if not images:
             return {"input_ids": torch.tensor([self.ids(text)])}
-        found = dict(
-            self.processor(
-                text=[text],
-                images=images,
-                return_tensors="pt",
-                text_kwargs={"add_special_tokens": False},
-            )
-        )
-        found.pop("attention_mask", None)
-        found.pop("batch_num_images", None)
+        said = {"add_special_tokens": False}
+        found = self.processor(text=[text], images=images, return_tensors="pt", text_kwargs=said)
+        inputs = {name: v for name, v in found.items() if name not in _NOT_OF_MODELS}
         if hasattr(self.model.model, "get_rope_index"):
-            found["mm_token_type_ids"] = (found["input_ids"] == self.processor.image_token_id).int()
-        else:
-            found.pop("mm_token_type_ids", None)
-        return found
+            ids = inputs["input_ids"]
+            inputs["mm_token_type_ids"] = (ids == self.processor.image_token_id).int()
+        return inputs
 
     def pixels(self, image: Foreign) -> Body:
-        found = dict(self.image_processor(images=[image], return_tensors="pt"))
-        found.pop("batch_num_images", None)
-        return found
+        found = self.image_processor(images=[image], return_tensors="pt")
+        return {name: v for name, v in found.items() if name not in _NOT_OF_MODELS}
 
     # --- the model --------------------------------------------------------------------------------
 
@@ -169,35 +149,45 @@ class Theirs:
         names = [*(config.get("architectures") or ()), _MODELS[not self.sees]]
         name = next(name for name in names if hasattr(transformers, name))
         kind = getattr(transformers, name)
-        model = kind.from_pretrained(self.directory, dtype=DTYPES[self.dtype])
+        model = kind.from_pretrained(self.directory, dtype=self.dtype)
         return model.to(self.device).eval().requires_grad_(False)
 
-    def rows(self, image: Foreign) -> torch.Tensor:
-        """What its tower makes of a picture; further levels side by side."""
-        pixels = self._placed(self.pixels(image))
-        pixels = {name: v for name, v in pixels.items() if name not in ("rows", "cols")}
-        with torch.inference_mode():
-            output = self.model.model.get_image_features(**pixels, return_dict=True)
-        rows = output.pooler_output
-        whole = _joined(rows)
-        levels = [_joined(level) for level in getattr(output, "deepstack_features", None) or ()]
-        return torch.cat([whole, *levels], dim=-1).float().cpu()
+    @contextmanager
+    def in_twice_the_bits(self) -> Iterator[None]:
+        """The same weights, and what is computed of them with hardly any rounding."""
+        dtype, experts = self.dtype, self.model.get_experts_implementation()
+        self._convert(torch.float64 if dtype is torch.float32 else torch.float32)
+        self.model.set_experts_implementation("eager")  # the only one that takes float64
+        yield
+        self._convert(dtype)
+        self.model.set_experts_implementation(experts)
 
-    def logits(self, inputs: Body) -> torch.Tensor:
-        """fp32, behind the last token, `[vocabulary]`."""
-        self._forget()
+    def _convert(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(dtype)
+
+    def numbers(self, asked: Asked) -> torch.Tensor:
+        """Rows of a picture, with those of further levels side by side, or logits behind a prompt,
+        `[vocabulary]`."""
         with torch.inference_mode():
-            return self.model(**self._placed(inputs)).logits[0, -1].float().cpu()
+            if isinstance(asked, dict):
+                logits: torch.Tensor = self.model(**self._placed(self.inputs(asked))).logits
+                return logits[0, -1].cpu()
+            pixels = self._placed(self.pixels(asked))
+            output = self.model.model.get_image_features(**pixels, return_dict=True)
+        levels = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
+        return torch.cat([_joined(level) for level in levels], dim=-1).cpu()
 
     def answer(
-        self, inputs: Body, num_tokens: int, ends: Sequence[int]
+        self, body: Body, num_tokens: int, ends: Sequence[int]
     ) -> tuple[list[int], torch.Tensor]:
         """A greedy answer, and the logits of which each of its tokens was chosen."""
-        self._forget()
+        inputs = self._placed(self.inputs(body))
         with torch.inference_mode():
             output = self.model.generate(
-                **self._placed(inputs),
-                attention_mask=torch.ones_like(inputs["input_ids"]).to(self.device),
+                **inputs,
+                attention_mask=torch.ones_like(inputs["input_ids"]),
                 max_new_tokens=num_tokens,
                 do_sample=False,
                 repetition_penalty=1.0,
@@ -207,17 +197,14 @@ class Theirs:
                 return_dict_in_generate=True,
             )
         said = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-        return said, torch.stack([logits[0].float().cpu() for logits in output.logits])
-
-    def _forget(self) -> None:
-        """Positions of the prompt before."""
-        if hasattr(self.model.model, "rope_deltas"):
-            self.model.model.rope_deltas = None
+        return said, torch.cat(output.logits).float().cpu()
 
     def _placed(self, inputs: Body) -> Body:
-        dtype = DTYPES[self.dtype]
+        """On the device; and the model forgets where tokens of the prompt before stood."""
+        if hasattr(self.model.model, "rope_deltas"):
+            self.model.model.rope_deltas = None
         return {
-            name: v.to(self.device, dtype if v.is_floating_point() else v.dtype)
+            name: v.to(self.device, self.dtype if v.is_floating_point() else v.dtype)
             if isinstance(v, torch.Tensor) else v
             for name, v in inputs.items()
         }  # fmt: skip
@@ -229,22 +216,19 @@ def _joined(rows: Foreign) -> torch.Tensor:
 
 
 def _message(message: Body, *, as_parts: bool) -> Body:
-    """As templates take it."""
+    """As templates take it: arguments of a call are an object, as transformers' documentation has
+    it."""
     content = message["content"]
     if isinstance(content, list):
-        content = [{"type": "image"} if "number" in part else part for part in content]
+        content = [part if part["type"] == "text" else {"type": "image"} for part in content]
     elif as_parts and message["role"] != "tool":
         content = [{"type": "text", "text": content}] if content else []
+    said = [call["function"] for call in message.get("tool_calls", ())]
     calls = [
-        call | {"function": call["function"] | {"arguments": _arguments(call)}}
-        for call in message.get("tool_calls", ())
+        {"type": "function", "function": one | {"arguments": json.loads(one["arguments"])}}
+        for one in said
     ]
     return {**message, "content": content} | ({"tool_calls": calls} if calls else {})
-
-
-def _arguments(call: Body) -> Foreign:
-    """An object, as transformers' documentation has it."""
-    return json.loads(call["function"]["arguments"])
 
 
 def _words(messages: Sequence[Body]) -> list[str]:
