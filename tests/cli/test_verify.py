@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from epd.cli.boundary import CommandFailed
-from epd.cli.verify import file_rows, model_rows, questions, sides
+from epd.cli.verify import questions
 from epd.cli.verify.findings import Finding, Result, parting
 from epd.cli.verify.fitting import Need, check_fits, cut, need_of
 from epd.cli.verify.ours import Ours
@@ -34,12 +34,9 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each kind of question the first ones."""
-    monkeypatch.setattr(questions, "NUM_PROMPTS", 4)
-    monkeypatch.setattr(sides, "NUM_ANSWERS", 2)
-    for module in (model_rows, sides):
-        monkeypatch.setattr(module, "NUM_NEW_TOKENS", 8)
-    for module in (file_rows, sides):
-        monkeypatch.setattr(module, "SIZES", questions.SIZES[:2])
+    fewer = {"NUM_PROMPTS": 4, "NUM_ANSWERS": 2, "NUM_NEW_TOKENS": 8, "SIZES": questions.SIZES[:2]}
+    for name, value in fewer.items():
+        monkeypatch.setattr(questions, name, value)
 
 
 def of(directory: Path, against: Path | None = None, dtype: str = "float32") -> Sides:

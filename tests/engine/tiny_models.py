@@ -289,6 +289,11 @@ def _write_companions(family: str, directory: Path) -> None:
         shutil.copyfile(EMBEDDED / name, directory / name)
     if family == "llava_onevision":
         (directory / "chat_template.jinja").write_text(_LLAVA_TEMPLATE)
+        processor = {
+            "num_image_tokens": 16, "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_4",
+        }  # fmt: skip
+        (directory / "processor_config.json").write_text(json.dumps(processor))
         settings: dict[str, Any] = {
             "image_processor_type": "LlavaOnevisionImageProcessor",
             "size": {"height": 32, "width": 32},

@@ -9,8 +9,8 @@ from dataclasses import asdict
 import torch
 
 from epd.api.http.errors import ApiError
-from epd.cli.verify.findings import Apart, Finding, judged, parting
-from epd.cli.verify.questions import SIZES, conversations, picture
+from epd.cli.verify import questions
+from epd.cli.verify.findings import Apart, Finding, LeftOut, judged, parting
 from epd.cli.verify.sides import Sides
 from epd.model_files.checkpoint import read_eos_token_ids
 from epd.model_files.config_sizes import Sizes, parameters
@@ -65,9 +65,9 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
 
 def template(sides: Sides) -> Finding:
     faults, refused = [], 0
-    asked = conversations(sees=sides.sees)
+    asked = questions.conversations(sees=sides.sees)
     for number, body in enumerate(asked):
-        right = sides.theirs.texts(body)
+        right = sides.theirs.text(body)
         try:
             text = sides.ours.text(body)
         except ApiError as error:
@@ -79,11 +79,12 @@ def template(sides: Sides) -> Finding:
             continue
         if not right:
             faults.append(f"conversation {number}: transformers refuses it")
-        elif text not in right:
-            place = parting(text, right[-1]) or 0
-            mine, wanted = (one[place : place + 24] for one in (text, right[-1]))
+        elif (place := parting(text, right)) is not None:
+            mine, wanted = (one[place : place + 24] for one in (text, right))
             where = f"conversation {number}, character {place}"
             faults.append(f"{where}: {mine!r} here, {wanted!r} there")
+    if refused == len(asked):
+        raise LeftOut("the template refuses all conversations")
     more = f"; {refused} are refused" if refused else ""
     return judged(faults, f"{len(asked) - refused} conversations{more}", refused=refused)
 
@@ -92,7 +93,7 @@ def tokenizer(sides: Sides) -> Finding:
     """What AutoTokenizer reads otherwise is noted: it may build another pre-tokenizer than the file
     has, by which the model was trained."""
     ours, theirs, auto = sides.ours, sides.theirs, sides.theirs.auto_tokenizer
-    texts = [text for body in conversations(sees=sides.sees) for text in theirs.texts(body)]
+    texts = list(filter(None, map(theirs.text, questions.conversations(sees=sides.sees))))
     apart = {text: parting(ours.ids(text), theirs.ids(text)) for text in texts}
     faults = [
         f"{text[:24]!r}… becomes other tokens from token {place} on"
@@ -112,8 +113,9 @@ def tokenizer(sides: Sides) -> Finding:
 
 def pictures(sides: Sides) -> Finding:
     faults, found = [], []
-    for number, size in enumerate(SIZES):
-        ours, right = sides.ours.patches(picture(number)), sides.theirs.pixels(picture(number))
+    for number, size in enumerate(questions.SIZES):
+        image = questions.picture(number)
+        ours, right = sides.ours.patches(image), sides.theirs.pixels(image)
         theirs = right["pixel_values"]
         grid = right.get("image_grid_thw", torch.tensor([ours.grid_thw]))[0].tolist()
         if list(ours.grid_thw) != grid:
@@ -125,7 +127,7 @@ def pictures(sides: Sides) -> Finding:
             if not found[-1].largest <= PIXEL_LIMIT:
                 faults.append(f"{size}: patches differ by {found[-1].largest:.2g} spreads")
     apart = Apart.worst(found)
-    return judged(faults, f"grids and patches of {len(SIZES)} pictures: {apart}", **asdict(apart))
+    return judged(faults, f"grids and patches of {len(found)} pictures: {apart}", **asdict(apart))
 
 
 def placeholders(sides: Sides) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 
@@ -78,9 +78,6 @@ class Apart:
         """Whether rounding explains it: divergence grows with the square of differences."""
         return self.largest <= FACTOR * rounding.largest and self.kl <= FACTOR**2 * rounding.kl
 
-    @property
-    def numbers(self) -> dict[str, float]:
-        return asdict(self)
-
     def __str__(self) -> str:
-        return f"at most {self.largest:.2g}, on average {self.mean:.2g} spreads"
+        kl = f", {self.kl:.1g} nats" if self.kl else ""
+        return f"{self.largest:.2g} spreads at most, {self.mean:.2g} on average{kl}"

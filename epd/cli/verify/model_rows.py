@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 import torch
 
@@ -12,8 +13,8 @@ from epd.cli.ask.client import Client
 from epd.cli.ask.temporary import with_server
 from epd.cli.start.plan import Placing, plan_topology
 from epd.cli.start.ports import settle_port
+from epd.cli.verify import questions
 from epd.cli.verify.findings import FACTOR, Apart, Finding, judged, parting
-from epd.cli.verify.questions import NUM_NEW_TOKENS
 from epd.cli.verify.sides import Sides
 from epd.engine.weights.loading import load_stage
 from epd.errors import INTERRUPTED, OK
@@ -78,20 +79,9 @@ def positions(sides: Sides) -> Finding:
     return judged(faults, f"frequencies of rotary positions{places}")
 
 
-def tower(sides: Sides) -> Finding:
-    return _numbers(sides, "tower", "picture")
-
-
-def text(sides: Sides) -> Finding:
-    return _numbers(sides, "text", "prompt")
-
-
-def images(sides: Sides) -> Finding:
-    return _numbers(sides, "images", "prompt")
-
-
-def _numbers(sides: Sides, row: str, kind: str) -> Finding:
+def _numbers(sides: Sides, row: str) -> Finding:
     right, rounding = sides.right[row]
+    kind = "picture" if row == "tower" else "prompt"
     faults, found = [], []
     for number, (asked, theirs) in enumerate(zip(sides.asked(row), right, strict=True)):
         ours = sides.ours.run(sides.ours.numbers(asked))
@@ -100,13 +90,13 @@ def _numbers(sides: Sides, row: str, kind: str) -> Finding:
         apart = Apart.of(ours, theirs)
         found.append(apart)
         if not apart.within(rounding):
-            far = f"by {apart.largest:.2g} spreads, {apart.kl:.1g} nats"
-            faults.append(f"{kind} {number} differs {far}")
+            faults.append(f"{kind} {number} differs by {apart}")
     apart = Apart.worst(found)
-    detail = f"{len(found)} {kind}s: {apart} (rounding: {rounding.largest:.2g})"
-    if row != "tower":
-        detail += f", {apart.kl:.1g} nats (rounding: {rounding.kl:.1g})"
+    detail = f"{len(found)} {kind}s: {apart}; rounding alone: {rounding}"
     return _few(sides, faults, len(found), detail, asdict(apart))
+
+
+tower, text, images = (partial(_numbers, row=row) for row in ("tower", "text", "images"))
 
 
 def _few(sides: Sides, faults: list[str], total: int, detail: str, numbers: JsonObject) -> Finding:
@@ -119,7 +109,9 @@ def _few(sides: Sides, faults: list[str], total: int, detail: str, numbers: Json
 
 def answers(sides: Sides) -> Finding:
     ours = sides.ours
-    return _compared([ours.run(ours.answer(b, NUM_NEW_TOKENS)) for b in sides.questions()], sides)
+    return _compared(
+        [ours.run(ours.answer(b, questions.NUM_NEW_TOKENS)) for b in sides.to_answer()], sides
+    )
 
 
 def _compared(said: Sequence[Sequence[int]], sides: Sides) -> Finding:
@@ -157,8 +149,8 @@ def processes(sides: Sides) -> Finding:
 
     async def ask(client: Client) -> int:
         fixed = {"temperature": 0, "repetition_penalty": 1.0, "return_token_ids": True}
-        for body in sides.questions():
-            reply = await client.complete(body | fixed | {"max_tokens": NUM_NEW_TOKENS})
+        for body in sides.to_answer():
+            reply = await client.complete(body | fixed | {"max_tokens": questions.NUM_NEW_TOKENS})
             said.append(reply["choices"][0]["token_ids"])
         return OK
 

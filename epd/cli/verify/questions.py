@@ -24,23 +24,12 @@ ASKED = (
     "Translate into French: we have read a book about {}.",
 )
 SYSTEM = "Answer briefly, and never give an address."
-TOOL: Body = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a place now.",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"type": "string"}, "in_kelvin": {"type": "boolean"}},
-            "required": ["place"],
-        },
-    },
-}
-CALL: Body = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "get_weather", "arguments": '{"place": "Zürich"}'},
-}
+_PLACE = {"place": {"type": "string"}, "in_kelvin": {"type": "boolean"}}
+_PARAMETERS = {"type": "object", "properties": _PLACE, "required": ["place"]}
+_ABOUT = {"name": "get_weather", "description": "The weather of a place now."}
+TOOL: Body = {"type": "function", "function": _ABOUT | {"parameters": _PARAMETERS}}
+_CALLED = {"name": "get_weather", "arguments": '{"place": "Zürich"}'}
+CALL: Body = {"id": "call_1", "type": "function", "function": _CALLED}
 
 
 def picture(number: int) -> Foreign:

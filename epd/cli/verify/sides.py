@@ -9,18 +9,10 @@ from pathlib import Path
 import torch
 
 from epd.cli.start.plan import LogOptions
+from epd.cli.verify import questions
 from epd.cli.verify.findings import Apart
 from epd.cli.verify.ours import Ours
-from epd.cli.verify.questions import (
-    NUM_ANSWERS,
-    NUM_NEW_TOKENS,
-    SIZES,
-    Asked,
-    Body,
-    picture,
-    prompts,
-    question,
-)
+from epd.cli.verify.questions import Asked, Body
 from epd.cli.verify.theirs import Theirs
 from epd.config import Settings
 from epd.model_files.checkpoint import Checkpoint
@@ -54,8 +46,8 @@ class Sides:
     def asked(self, row: str) -> list[Asked]:
         """Pictures or prompts, of which this row compares numbers."""
         if row == "tower":
-            return [picture(number) for number in range(len(SIZES))]
-        return prompts(sees=self.sees)[row == "images" :: 2]
+            return list(map(questions.picture, range(len(questions.SIZES))))
+        return questions.prompts(sees=self.sees)[row == "images" :: 2]
 
     @cached_property
     def right(self) -> dict[str, tuple[list[torch.Tensor], Apart]]:
@@ -67,15 +59,16 @@ class Sides:
         return {row: (right[row], Apart.worst(list(map(Apart.of, right[row], exact[row]))))
                 for row in rows}  # fmt: skip
 
-    def questions(self) -> list[Body]:
-        """Those that are answered; every other one with pictures, where the model takes any."""
-        return [question(n, *([n] if self.sees and n % 2 else ())) for n in range(NUM_ANSWERS)]
+    def to_answer(self) -> list[Body]:
+        """Every other one with pictures, where the model takes any."""
+        return questions.prompts(sees=self.sees)[: questions.NUM_ANSWERS]
 
     @cached_property
     def answers(self) -> list[tuple[list[int], torch.Tensor]]:
         """The answers of transformers, and the logits of which it chose."""
         ends = self.ours.renderer.end_token_ids
-        return [self.theirs.answer(body, NUM_NEW_TOKENS, ends) for body in self.questions()]
+        most = questions.NUM_NEW_TOKENS
+        return [self.theirs.answer(body, most, ends) for body in self.to_answer()]
 
     def unload(self) -> None:
         """Give memory back; what the rows have of transformers is kept."""

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 
 import torch
@@ -81,47 +80,48 @@ class Theirs:
         said = read_optional(self.directory / "processor_config.json")
         settings = {name: v for name, v in said.items() if not isinstance(v, dict)}
         settings.pop("processor_class", None)
-        for name in signature(of_family.__init__).parameters:
-            if name not in settings and getattr(config, name, None) is not None:
-                settings[name] = getattr(config, name)
         parts = dict.fromkeys(of_family.get_attributes())
         parts |= {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
         found = plain(**parts, **settings)
         token_ids = (getattr(config, f"image_token_{kind}", None) for kind in ("id", "index"))
         found.image_token_id = next(filter(None, token_ids))
         found.image_token = self.tokenizer.convert_ids_to_tokens(found.image_token_id)
-        if getattr(found, "num_image_tokens", 0) is None:  # said by the tower alone
-            vision = config.vision_config
-            found.num_image_tokens = (vision.image_size // vision.patch_size) ** 2
         return found
 
     # --- text -------------------------------------------------------------------------------------
 
-    def texts(self, body: Body) -> list[str]:
-        """The prompt as the template writes it, of contents that are strings and of parts.
+    def text(self, body: Body) -> str:
+        """The prompt as the template writes it; empty: it refuses the conversation."""
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [self._message(message) for message in body["messages"]],
+                tools=body.get("tools"), tokenize=False, add_generation_prompt=True,
+            )  # fmt: skip
+        except Exception as error:  # whatever a template raises
+            logger.debug("the template refuses it: %s", error)
+            return ""
+        return text
 
-        Templates take one or the other; what drops a text is left out.  Empty: it refuses them.
-        """
-        found = []
-        for as_parts in (False, True):
-            messages = [_message(message, as_parts=as_parts) for message in body["messages"]]
-            try:
-                text = self.tokenizer.apply_chat_template(
-                    messages, tools=body.get("tools"), tokenize=False, add_generation_prompt=True
-                )
-            except Exception as error:  # whatever a template raises
-                logger.debug("the template refuses it: %s", error)
-                continue
-            if all(word in text for word in _words(body["messages"])) and text not in found:
-                found.append(text)
-        return found
+    def _message(self, message: Body) -> Body:
+        """As templates take it: of a model with pictures in parts, and arguments as an object."""
+        content = message["content"]
+        if isinstance(content, list):
+            content = [part if part["type"] == "text" else {"type": "image"} for part in content]
+        elif self.sees and message["role"] != "tool":
+            content = [{"type": "text", "text": content}] if content else []
+        said = [call["function"] for call in message.get("tool_calls", ())]
+        calls = [
+            {"type": "function", "function": one | {"arguments": json.loads(one["arguments"])}}
+            for one in said
+        ]
+        return message | {"content": content} | ({"tool_calls": calls} if calls else {})
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def inputs(self, body: Body) -> Body:
         """Keyword arguments of the model: placeholders expanded, pixels, grids."""
-        text = self.texts(body)[-1]
+        text = self.text(body)
         images = pictures_of(body)
         if not images:
             return {"input_ids": torch.tensor([self.ids(text)])}
@@ -158,9 +158,11 @@ class Theirs:
         dtype, experts = self.dtype, self.model.get_experts_implementation()
         self._convert(torch.float64 if dtype is torch.float32 else torch.float32)
         self.model.set_experts_implementation("eager")  # the only one that takes float64
-        yield
-        self._convert(dtype)
-        self.model.set_experts_implementation(experts)
+        try:
+            yield
+        finally:
+            self._convert(dtype)
+            self.model.set_experts_implementation(experts)
 
     def _convert(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -213,28 +215,3 @@ class Theirs:
 def _joined(rows: Foreign) -> torch.Tensor:
     found = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows
     return found.reshape(-1, found.shape[-1])
-
-
-def _message(message: Body, *, as_parts: bool) -> Body:
-    """As templates take it: arguments of a call are an object, as transformers' documentation has
-    it."""
-    content = message["content"]
-    if isinstance(content, list):
-        content = [part if part["type"] == "text" else {"type": "image"} for part in content]
-    elif as_parts and message["role"] != "tool":
-        content = [{"type": "text", "text": content}] if content else []
-    said = [call["function"] for call in message.get("tool_calls", ())]
-    calls = [
-        {"type": "function", "function": one | {"arguments": json.loads(one["arguments"])}}
-        for one in said
-    ]
-    return {**message, "content": content} | ({"tool_calls": calls} if calls else {})
-
-
-def _words(messages: Sequence[Body]) -> list[str]:
-    found = []
-    for message in messages:
-        content = message["content"]
-        parts = content if isinstance(content, list) else [{"text": content}]
-        found += [part["text"].strip() for part in parts if part.get("text")]
-    return found
