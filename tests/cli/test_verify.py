@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from epd.cli.boundary import CommandFailed
+from epd.cli.main import main
 from epd.cli.verify import questions
 from epd.cli.verify.findings import Finding, Result, parting
 from epd.cli.verify.fitting import Need, check_fits, cut, need_of
@@ -163,6 +164,12 @@ def test_what_is_wrong_in_files_is_named(
     assert name == row and named in detail
 
 
+def test_a_template_that_refuses_all_proves_nothing(tmp_path: Path) -> None:
+    directory = shutil.copytree(cached_model("llama"), tmp_path / "copy")
+    (directory / "chat_template.jinja").write_text("{{ raise_exception('not so') }}")
+    assert found(of(directory), "template")["template"].result is Result.LEFT_OUT
+
+
 # --- wrong on purpose, in the engine --------------------------------------------------------------
 
 
@@ -221,6 +228,10 @@ def test_the_first_layers_are_compared_alone(family: str, tmp_path: Path) -> Non
     if family == "qwen3_5":
         with pytest.raises(CommandFailed, match="give at least 2"):
             cut(whole.directory, 1, tmp_path / "one")
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    assert main(["verify", "anything", "--json", str(tmp_path / "no" / "report.json")]) == 2
 
 
 def test_answers_part_where_they_differ() -> None:

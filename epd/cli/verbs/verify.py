@@ -58,4 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.layers is not None and args.layers < 1:
         raise UsageError(f"--layers {args.layers}: compare at least one")
+    if args.json is not None and not args.json.parent.is_dir():
+        raise UsageError(f"--json {args.json}: {args.json.parent} is no directory")
     return verify(args)

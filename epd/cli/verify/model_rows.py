@@ -141,7 +141,6 @@ def _compared(said: Sequence[Sequence[int]], sides: Sides) -> Finding:
 
 def processes(sides: Sides) -> Finding:
     """The same questions, when nothing else is in memory."""
-    assert sides.answers
     sides.unload()
     settings = settle_port(sides.settings, wanted=None)
     topology = "1e1p1d" if sides.sees else "1p1d"

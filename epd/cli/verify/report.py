@@ -55,7 +55,8 @@ def verify(args: argparse.Namespace) -> int:
         sides.unload()
     results = {name: found.result for name, found in findings.items()}
     ok = set(results.values()) == {Result.SAME}
-    verdict = _verdict(results)
+    part = f", over {num_layers} of {need.num_layers} layers" * (num_layers < need.num_layers)
+    verdict = _verdict(results) + part
     print(verdict, flush=True)
     if args.json is not None:
         named = {name: importlib.metadata.version(name) for name in VERSIONS}

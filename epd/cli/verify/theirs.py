@@ -145,6 +145,7 @@ class Theirs:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+        logging.set_verbosity_error()  # layers that --layers leaves out are no news
         config = read_config(self.directory)
         names = [*(config.get("architectures") or ()), _MODELS[not self.sees]]
         name = next(name for name in names if hasattr(transformers, name))
