@@ -78,11 +78,11 @@ async def post(
         return Reply(response.status, content, dict(response.headers), time.monotonic() - began_s)
 
 
-async def post_all(base_url: str, bodies: Sequence[Body]) -> list[Reply]:
+async def post_all(base_url: str, bodies: Sequence[Body], **headers: str) -> list[Reply]:
     """All at once; replies in the order of `bodies`."""
 
     async def work(session: aiohttp.ClientSession) -> list[Reply]:
-        return await asyncio.gather(*(post(session, base_url, body) for body in bodies))
+        return await asyncio.gather(*(post(session, base_url, body, **headers) for body in bodies))
 
     return await in_session(work)
 

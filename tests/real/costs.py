@@ -23,6 +23,7 @@ from tests.real.quantised import WAYS, stored
 TEXT = Path(__file__).with_name("text.txt").read_text()
 HALF = ("--dtype", "bfloat16")
 KINDS: dict[str, tuple[str, ...]] = {
+    "float32": ("--dtype", "float32"),
     "bfloat16": HALF,
     "--quantization fp8": (*HALF, "--quantization", "fp8"),
     "--kv-cache-dtype fp8": (*HALF, "--kv-cache-dtype", "fp8"),

@@ -33,6 +33,7 @@ class Generated:
     token_ids: list[int]
     logprobs: list[float]  # raw, as a server tells them
     margin: float  # in logits, after rules; of a draw: in cumulative probability
+    num_moved: int  # tokens that are not the most probable one, by a penalty or a draw
 
 
 class Penalised(LogitsProcessor):
@@ -112,9 +113,10 @@ def generated(model_dir: Path, body: Body) -> Generated:
         )
     ids = output.sequences[0].tolist()
     token_ids = ids[num_prompt:]
-    pairs = zip(output.logits, token_ids, strict=True)
+    pairs = list(zip(output.logits, token_ids, strict=True))
     logprobs = [float(logits[0].log_softmax(-1)[token]) for logits, token in pairs]
-    return Generated(ids[:num_prompt], token_ids, logprobs, chosen.margin)
+    num_moved = sum(int(logits[0].argmax()) != token for logits, token in pairs)
+    return Generated(ids[:num_prompt], token_ids, logprobs, chosen.margin, num_moved)
 
 
 def perplexity(model_dir: Path, token_ids: list[int]) -> float:
