@@ -152,9 +152,9 @@ def report_of(
     for other in range(1, len(names)):
         both = list(zip(right[0], right[other], strict=True))
         only = both.count((True, False)), both.count((False, True))
-        texts = zip(said[0], said[other], strict=True)
+        texts = enumerate(zip(said[0], said[other], strict=True), 1)
         pairs.append({
-            "servers": [names[0], names[other]], "texts_differ": sum(a != b for a, b in texts),
+            "servers": [names[0], names[other]], "differ": [n for n, (a, b) in texts if a != b],
             "only_first": only[0], "only_second": only[1], "p": mcnemar(*only),
         })  # fmt: skip
     servers = [
@@ -173,12 +173,18 @@ def table(report: JsonObject) -> str:
         for one in servers
     ]
     lines += [
-        f"{' and '.join(one['servers'])}: {one['texts_differ']} texts differ; only the first is "
+        f"{' and '.join(one['servers'])}: {_counted(one['differ'])} differ; only the first is "
         f"right {one['only_first']} times, only the second {one['only_second']}; "
         f"McNemar's p = {one['p']:.3g}"
         for one in pairs
     ]
     return "\n".join(lines)
+
+
+def _counted(questions: Sequence[int]) -> str:
+    """Their number, and the first of them."""
+    some = ", ".join(map(str, questions[:5])) + (", …" if questions[5:] else "")
+    return f"{len(questions)} texts" + (f" (of questions {some})" if questions else "")
 
 
 def run(

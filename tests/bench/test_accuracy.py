@@ -125,9 +125,10 @@ async def test_servers_are_asked_the_same_and_compared(tmp_path: Path) -> None:
     report = report_of(["a", "b"], questions, [said, worse])
     right = sum(q.is_right(text) for q, text in zip(questions, said, strict=True))
     assert report["pairs"] == [
-        {"servers": ["a", "b"], "texts_differ": 1, "only_first": 1, "only_second": 0, "p": 1.0}
+        {"servers": ["a", "b"], "differ": [1], "only_first": 1, "only_second": 0, "p": 1.0}
     ]
     assert f"{right} of 6 right" in table(report) and "McNemar's p = 1" in table(report)
+    assert "a and b: 1 texts (of questions 1) differ" in table(report)
 
 
 @pytest.mark.parametrize(
@@ -181,5 +182,5 @@ def test_topologies_give_the_same_answers(
     servers = ("1epd", "1e1p1d", "1e1p1d:tp2")
     assert main(["bench", "accuracy", str(file), *servers, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [pair["texts_differ"] for pair in report["pairs"]] == [0, 0]
+    assert [pair["differ"] for pair in report["pairs"]] == [[], []]
     assert all(one["accuracy"] > 0.5 for one in report["servers"])
