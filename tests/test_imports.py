@@ -60,7 +60,8 @@ DATA = (
     "epd.wire",
 )
 LEAVES = ("epd.config", "epd.dropped", "epd.errors", "epd.later", "epd.topology", *DATA)
-FILES = ("epd.media_files", "epd.model_files", "epd.engine.weights.pieces")
+READERS = ("epd.media_files", "epd.model_files", "epd.engine.weights.pieces")
+FILES = ("epd.families.registry", *READERS)
 STORED = ("epd.engine.weights.stored", "epd.engine.weights.stored_formats")
 TREE = packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS  # of what computes
 TRANSPORT = packages("msgspec", "numpy", "zlib_ng", "zmq")
@@ -92,6 +93,10 @@ def family(*parents: str) -> Area:
     return Area(("epd.engine", *FILES, *LEAVES, *(f"epd.families.{p}" for p in parents)), TREE)
 
 
+FOLDERS = [path.parent.name for path in (ROOT / "epd" / "families").glob("*/__init__.py")]
+PARENTS = {"qwen3_5": ("qwen_vl",)}  # of families that have parts of another
+
+
 # The longest prefix of a module's name decides.
 AREAS = {
     "epd.errors": Area((), not_stdlib=NOT_PURE),
@@ -121,7 +126,7 @@ AREAS = {
     ),
     "epd.scheduling": Area(("epd.scheduling", *LEAVES), not_stdlib=NOT_PURE),
     # What is read of a model and of media, without torch.
-    **dict.fromkeys(FILES, Area((*FILES, *STORED, *LEAVES), packages("msgspec"))),
+    **dict.fromkeys(READERS, Area((*FILES, *STORED, *LEAVES), packages("msgspec"))),
     # For types, and where weights are read; a test below shows that it is not loaded.
     **dict.fromkeys(STORED, Area((*FILES, *STORED, *LEAVES), packages("torch"))),
     "epd.media_files.avif_child": Area((*FILES, *LEAVES), packages("PIL")),
@@ -134,21 +139,15 @@ AREAS = {
         ("epd.errors", "epd.messages"), not_stdlib=NOT_PURE, lazily=packages("torch")
     ),
     "epd.engine": Area(("epd.engine", "epd.groups.device", *FILES, *LEAVES), TREE),
-    **dict.fromkeys(
-        ("epd.engine.factory", "epd.engine.preload"),
-        Area(
-            ("epd.engine", "epd.families.registry", "epd.groups.device", *FILES, *LEAVES),
-            TREE,
-        ),
-    ),
     "epd.groups.device": Area(("epd.engine", "epd.groups.device", *LEAVES), TREE),
-    "epd.families.registry": Area(("epd.families", "epd.engine.adapter", *FILES, *LEAVES)),
-    "epd.families.idefics3": family(),
-    "epd.families.kimi": family("kimi"),
-    "epd.families.llava_onevision": family(),
-    "epd.families.qwen3_5": family("qwen3_5", "qwen_vl"),
-    "epd.families.qwen_vl": family("qwen_vl"),
-    "epd.families.text": family(),
+    "epd.families": Area((*FILES, *LEAVES)),
+    **{f"epd.families.{name}": family(name, *PARENTS.get(name, ())) for name in FOLDERS},
+    **{
+        f"epd.families.{name}.sizes": Area(
+            (*(f"epd.families.{p}.sizes" for p in PARENTS.get(name, ())), *FILES, *LEAVES)
+        )
+        for name in FOLDERS
+    },
     # The ways that bytes take.
     "epd.transport.base": Area(("epd.errors", "epd.messages"), not_stdlib=NOT_PURE),
     "epd.transport": Area(("epd.transport", *LEAVES), TRANSPORT, lazily=TRANSPORT_LAZY),
@@ -354,8 +353,9 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         ("epd.api.prompts.prepare", "from epd.engine.base import MediaLayout"),
         ("epd.fsm.generation", "from epd.api.http.errors import ApiError"),
         ("epd.engine.factory", "from epd.families.kimi.adapter import KimiAdapter"),
-        ("epd.engine.language.engine", "from epd.families.registry import adapter_of"),
+        ("epd.engine.language.engine", "from epd.families.text.adapter import Llama"),
         ("epd.families.kimi.adapter", "from epd.families.qwen_vl.adapter import QwenVl"),
+        ("epd.families.kimi.sizes", "import torch"),
         ("epd.roles.encode.role", "from epd.roles.steps.requests import Requests"),
         ("epd.model_files.geometry", "import torch"),
         ("epd.engine.base", "import torch"),

@@ -23,10 +23,12 @@ from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.device.slices import Slices
 from epd.engine.language.state_kinds import PagedRows, layout_of
 from epd.engine.sharding import WHOLE, Heads, Shard
+from epd.families.registry import ADAPTERS, family_of
+from epd.later import later
 from epd.layouts import blocks_of_runs
 from epd.messages import KvLayout, PixelBounds, RowContract, StateTensor
 from epd.model_files.checkpoint import Checkpoint, ModelError
-from epd.model_files.families import FAMILIES
+from epd.model_files.model_directory import check_config
 
 if TYPE_CHECKING:
     from epd.engine.delta_heads import DeltaHeads
@@ -56,7 +58,7 @@ class ModelAdapter:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         self.checkpoint = checkpoint
-        self.family = FAMILIES[self.model_type]
+        self.family = family_of(checkpoint.directory, checkpoint.config)
         package = f"transformers.models.{self.modelling.partition('.')[0]}"
         if importlib.util.find_spec(package) is None:
             raise ModelError(
@@ -257,3 +259,10 @@ class ModelAdapter:
     def smallest_image(self) -> tuple[int, int]:
         """Width and height of an image that costs little, for the warm-up."""
         return 32, 32
+
+
+def adapter_for(checkpoint: Checkpoint, attention: str = "sdpa") -> ModelAdapter:
+    """The adapter of a checkpoint.  Raises ModelError, before transformers sees config.json."""
+    check_config(checkpoint)
+    adapter: ModelAdapter = later(ADAPTERS[checkpoint.model_type])(checkpoint, attention)
+    return adapter

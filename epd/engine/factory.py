@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from epd.config import ConfigError, EngineConfig
-from epd.engine.adapter import ModelAdapter
+from epd.engine.adapter import ModelAdapter, adapter_for
 from epd.engine.base import Progress, StepSequence, no_progress
 from epd.engine.device.executor import DeviceExecutor
 from epd.engine.device.memory_plan import Mirrored, held_nbytes, kv_plan, log_table
@@ -36,7 +36,6 @@ from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.image_pixels import MAX_PIXELS
 from epd.engine.weights.loading import DTYPES, Takers, load_stage
-from epd.families.registry import adapter_for
 from epd.messages import KvLayout, SamplingParams
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from epd.engine import factory
+from epd.engine.adapter import adapter_for
 from epd.engine.language import attention
 from epd.engine.weights.loading import parameters_on_meta
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
 
 __all__ = ["factory", "preload"]

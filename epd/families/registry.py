@@ -1,37 +1,43 @@
-"""From a checkpoint's `model_type` to the adapter of its family, whose folder is imported then.
+"""From a checkpoint's `model_type` to the folder of its family.
 
-A family is one folder: its adapter, and what only its models have.
+Each folder names the adapters of its model types.  Its modules are imported when one of them is
+used: `adapter.py` computes, with torch, and `sizes.py` is for all that needs none.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epd.later import later
-from epd.model_files.checkpoint import Checkpoint
-from epd.model_files.model_directory import check_config
+from epd.model_files.checkpoint import ModelError, Settings
 
 if TYPE_CHECKING:
-    from epd.engine.adapter import ModelAdapter
+    from epd.model_files.family import Family
 
-ADAPTERS = {
-    "qwen2_vl": "epd.families.qwen_vl.adapter:Qwen2VL",
-    "qwen2_5_vl": "epd.families.qwen_vl.adapter:Qwen2_5VL",
-    "qwen3_vl": "epd.families.qwen_vl.adapter:Qwen3VL",
-    "qwen3_vl_moe": "epd.families.qwen_vl.adapter:Qwen3VLMoe",
-    "qwen3_5": "epd.families.qwen3_5.adapter:Qwen3_5",
-    "qwen3_5_moe": "epd.families.qwen3_5.adapter:Qwen3_5Moe",
-    "llava_onevision": "epd.families.llava_onevision.adapter:LlavaOnevision",
-    "idefics3": "epd.families.idefics3.adapter:Idefics3",
-    "smolvlm": "epd.families.idefics3.adapter:SmolVLM",
-    "kimi_k25": "epd.families.kimi.adapter:KimiK25",
-    "qwen3": "epd.families.text.adapter:Qwen3",
-    "llama": "epd.families.text.adapter:Llama",
-}
+ADAPTERS: dict[str, str] = {}  # of each model type
+for _folder in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
+    if _folder.ispkg:
+        ADAPTERS |= importlib.import_module(_folder.name).ADAPTERS
 
 
-def adapter_for(checkpoint: Checkpoint, attention: str = "sdpa") -> ModelAdapter:
-    """The adapter of a checkpoint.  Raises ModelError, before transformers sees config.json."""
-    check_config(checkpoint)
-    adapter: ModelAdapter = later(ADAPTERS[checkpoint.model_type])(checkpoint, attention)
-    return adapter
+@cache
+def family_named(model_type: str) -> Family | None:
+    """None where it is not supported."""
+    if model_type not in ADAPTERS:
+        return None
+    folder = ADAPTERS[model_type].partition(".adapter:")[0]
+    family: Family = importlib.import_module(f"{folder}.sizes").FAMILIES[model_type]
+    return family
+
+
+def family_of(directory: object, config: Settings) -> Family:
+    """Raises ModelError where the family is not supported."""
+    model_type = str(config["model_type"])
+    if family := family_named(model_type):
+        return family
+    raise ModelError(
+        f"{directory} is a {model_type!r} model; supported are {', '.join(sorted(ADAPTERS))}"
+    )

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 
 from epd.errors import MediaError
-from epd.model_files.geometry import MAX_SIDE_RATIO, Geometry, smart_resize
+from epd.model_files.family import Geometry
+from epd.model_files.geometry import MAX_SIDE_RATIO, images_of, smart_resize
 
 CONTAINERS = {"mp4": "MP4 or QuickTime", "webm": "WebM or Matroska", "avi": "AVI"}
 FRAMES = "frames"  # in place of a container: images, packed
@@ -67,32 +68,6 @@ class VideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     do_normalize: bool = True
 
 
-_QWEN2: dict[str, Any] = {
-    "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
-    "patch_size": 14,
-    "fps": None,
-    "max_video_tokens": 128000,
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-}
-_QWEN3: dict[str, Any] = {
-    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
-    "patch_size": 16,
-    "fps": 2.0,
-    "max_video_tokens": 768,
-    "image_mean": (0.5, 0.5, 0.5),
-    "image_std": (0.5, 0.5, 0.5),
-}
-_DEFAULTS = {
-    "qwen2_vl": _QWEN2,
-    "qwen2_5_vl": _QWEN2,
-    "qwen3_vl": _QWEN3,
-    "qwen3_vl_moe": _QWEN3,
-    "qwen3_5": _QWEN3,
-    "qwen3_5_moe": _QWEN3,
-}
-
-
 def video_settings(
     model_config: Mapping[str, Any], processor_config: Mapping[str, Any]
 ) -> VideoSettings | None:
@@ -100,16 +75,16 @@ def video_settings(
 
     None: the model takes no videos.
     """
-    defaults = _DEFAULTS.get(str(model_config.get("model_type")))
+    images = images_of(model_config)
+    defaults = images.video if images else None
     if defaults is None or model_config.get("video_token_id") is None:
         return None
     given = {name: value for name, value in processor_config.items() if value is not None}
-    found = defaults | given
+    found: dict[str, Any] = {**defaults, **given, "has_timestamps": defaults["has_timestamps"]}
     size = dict(found["size"])
-    if defaults is _QWEN2:  # an older way to say the same
+    if not defaults["has_timestamps"]:  # an older way to say the same
         size["shortest_edge"] = given.get("min_pixels", size.get("shortest_edge"))
         size["longest_edge"] = given.get("max_pixels", size.get("longest_edge"))
-    found["has_timestamps"] = defaults is _QWEN3
     found["min_pixels"], found["max_pixels"] = size["shortest_edge"], size["longest_edge"]
     return msgspec.convert(found, VideoSettings, strict=False)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from epd.model_files.checkpoint import ModelError, Settings
-from epd.model_files.families import BOTH, Family, Shape
+from epd.model_files.family import BOTH, Family, Shape
 
 # Word to the fields that say it, of which the first that is there counts.
 _TEXT_WORDS = {

@@ -18,11 +18,12 @@ import msgspec
 
 from epd.engine.weights import stored as stored_weights
 from epd.engine.weights.pieces import Piece, missing, sources_of
+from epd.families.registry import family_of
 from epd.media_files.video import DEFAULT_SAMPLING, sample_frames, video_geometry, video_settings
 from epd.model_files.checkpoint import Checkpoint, ModelError, Settings, is_there
 from epd.model_files.config_sizes import Sizes, parameters
-from epd.model_files.families import Family, family_of
-from epd.model_files.geometry import image_geometry, navit_settings
+from epd.model_files.family import Family, Images
+from epd.model_files.geometry import image_geometry
 from epd.model_files.model_config import CONFIG, PROCESSOR, fault
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ def check_processors(checkpoint: Checkpoint) -> None:
     """What makes patches of images and videos.  Raises ModelError."""
     directory, config, image = checkpoint.directory, checkpoint.config, checkpoint.preprocessor
     family = family_of(directory, config)
-    if not family.vision:
+    if not family.images:
         return
     if not image:
         raise ModelError(
@@ -157,7 +158,7 @@ def check_processors(checkpoint: Checkpoint) -> None:
             path = directory / "processor_config.json"
         try:
             wrong = fault(settings, PROCESSOR) or next(
-                _of_processor(family, sizes, settings, is_video=bool(name)), ""
+                _of_processor(family.images, sizes, settings, is_video=bool(name)), ""
             )
             if wrong:
                 raise ModelError(f"{path}: {wrong}; restore the file")
@@ -169,38 +170,20 @@ def check_processors(checkpoint: Checkpoint) -> None:
 
 
 def _of_processor(
-    family: Family, sizes: Sizes, settings: Settings, *, is_video: bool
+    images: Images, sizes: Sizes, settings: Settings, *, is_video: bool
 ) -> Iterator[str]:
     if settings.get("do_resize") is False:
         yield "do_resize: images that are not resized are not taken"
-    if "rows" in family.sizes:
-        navit = navit_settings(settings)
-        pairs = {"patch": navit.patch_size, "merge": navit.merge_size}
-        if navit.fixed_output_tokens:
-            yield (
-                f"fixed_output_tokens: every image has {navit.fixed_output_tokens} rows, which "
-                "this engine lacks"
-            )
-    elif "scale" in family.sizes:
-        if (edges := settings.get("size")) and not edges.get("longest_edge"):
-            yield "size: images are resized to a longest_edge, which it lacks"
-        pairs = {"image": (settings.get("max_image_size") or {}).get("longest_edge") or 364}
-    elif "merge" in family.sizes:
-        edges = settings.get("size") or {}
-        least = edges.get("shortest_edge") or settings.get("min_pixels")
-        if bool(least) != bool(edges.get("longest_edge") or settings.get("max_pixels")):
-            yield "size: one of shortest_edge and longest_edge, where both are needed"
-        video = video_settings(sizes.config, settings) if is_video else None
+    pairs = images.processor(settings)
+    if isinstance(pairs, str):
+        yield pairs
+        return
+    if is_video and (video := video_settings(sizes.config, settings)):
         pairs = {
-            "patch": video.patch_size if video else settings.get("patch_size") or 14,
-            "merge": video.merge_size if video else settings.get("merge_size") or 2,
-            "frames": video.temporal_patch_size
-            if video
-            else settings.get("temporal_patch_size") or 2,
+            "patch": video.patch_size,
+            "merge": video.merge_size,
+            "frames": video.temporal_patch_size,
         }
-    else:
-        height = (settings.get("size") or {}).get("height")
-        pairs = {"image": height} if height else {}
     for word, size in pairs.items():
         if size != sizes(word):
             yield f"the {word} size is {size} where config.json has {sizes(word)}"

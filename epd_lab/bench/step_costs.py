@@ -29,7 +29,7 @@ from epd.config import ConfigError, Settings
 from epd.engine.base import Patches, StepSequence
 from epd.messages import SamplingParams
 from epd.model_files.checkpoint import read_config, read_preprocessor
-from epd.model_files.geometry import image_geometry, takes_bounds
+from epd.model_files.geometry import image_geometry, images_of
 from epd_lab.bench.machine import describe, gpus, sentence
 from epd_lab.bench.workload import noise_jpeg
 from epd_lab.plan.costs import BUNDLED, Costs, Launch, Model, Step, Tower, between, read
@@ -69,7 +69,8 @@ async def measure(settings: Settings, sustained_s: float = SUSTAINED_S) -> Costs
     """Here.  Raises ConfigError, ModelError."""
     directory = Path(settings.model_dir)
     config, preprocessor = read_config(directory), read_preprocessor(directory)
-    if not takes_bounds(config):
+    images = images_of(config)
+    if not (images and images.takes_bounds):
         raise ConfigError(
             f"--costs: {directory} is of no family whose images are resized between two areas; "
             "costs are known for Qwen-VL only"

@@ -15,12 +15,12 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from epd.api.http.errors import ApiError
 from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
+from epd.engine.adapter import adapter_for
 from epd.engine.vision.preprocess import Preprocessor
-from epd.families.registry import adapter_for
+from epd.families.registry import family_named
 from epd.media_files.video import DEFAULT_SAMPLING
 from epd.messages import PixelBounds
 from epd.model_files.checkpoint import ModelError, read_checkpoint
-from epd.model_files.geometry import tile_text
 from epd.model_files.model_directory import check_config, check_processors
 from tests.e2e.goldens import sent
 from tests.engine.conftest import chat, drawn_image
@@ -122,4 +122,11 @@ def test_an_image_may_stay_whole(tmp_path: Path) -> None:
     expected = reference_processor(tmp_path / "model")(images=[[image]], return_tensors="pt")
     assert torch.equal(found.pixels, expected["pixel_values"][0])
     assert (found.num_rows, found.grid_thw) == (4, (1, 4, 4))
-    assert tile_text((0, 0), "<image>") == "<fake_token_around_image><global-img><image>" + AROUND
+    family = family_named("smolvlm")
+    assert family
+    assert family.images
+    assert family.images.tile_text
+    assert (
+        family.images.tile_text((0, 0), "<image>")
+        == "<fake_token_around_image><global-img><image>" + AROUND
+    )

@@ -237,7 +237,7 @@ def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
 
 def test_a_file_that_config_json_names_is_not_read(copy: Path) -> None:
     """transformers would take it in place of config.json, which alone was looked at."""
-    from epd.families.registry import adapter_for
+    from epd.engine.adapter import adapter_for
 
     other = json.loads((copy / EDITED).read_text())
     other["text_config"]["num_hidden_layers"] = 10**12

@@ -24,7 +24,6 @@ from epd.cli.main import main
 from epd.cli.start.plan import LogOptions, Placing, Plan, plan_role, plan_topology
 from epd.config import ConfigError, Settings
 from epd.model_files.checkpoint import ModelError
-from epd.model_files.families import FAMILIES
 from epd.transport.base import TransportError
 from epd.transport.bus.curve import ClusterKey
 from epd.transport.codec import check_instance_id
@@ -295,14 +294,6 @@ def test_what_is_not_downloaded_is_answered_with_the_command(snapshot: Path) -> 
     check_model(HUB_NAME, (), with_gateway=True)
     with pytest.raises(ModelError, match=f"not whole .*finish .*: hf download {HUB_NAME}$"):
         check_model(HUB_NAME, ("prefill",), with_gateway=True)
-
-
-def test_the_families_checked_here_are_those_that_the_engine_has() -> None:
-    registry = pytest.importorskip("epd.families.registry")
-    from epd.model_files.geometry import _FAMILIES
-
-    assert sorted(registry.ADAPTERS) == sorted(FAMILIES)
-    assert sorted(_FAMILIES) == sorted(name for name, family in FAMILIES.items() if family.vision)
 
 
 def test_a_new_key_file_is_private_and_never_overwritten(

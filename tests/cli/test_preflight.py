@@ -19,11 +19,11 @@ from epd.cli.start.preflight import (
     weights_nbytes,
 )
 from epd.config import ConfigError, EngineConfig, InstanceConfig
+from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_vision
 from epd.engine.weights import loading
 from epd.engine.weights.loading import load_stage
 from epd.errors import explain
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.runtime.child import PROGRESS_S, LoadingShare
 from epd.runtime.cuda_driver import LIBRARY, NoCuda, device_sizes

@@ -18,7 +18,7 @@ from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_config, read_preprocessor
-from epd.model_files.geometry import image_geometry, names_tiles, tile_text
+from epd.model_files.geometry import image_geometry, images_of
 from tests.engine.reference import Messages, image_token, render
 
 
@@ -113,8 +113,8 @@ def expand(
     chat = bool(prompt) and isinstance(prompt[0], dict)
     config, settings = read_config(model_dir), read_preprocessor(model_dir)
     found = [image_geometry(config, settings, *image.size) for image in images]
-    named = found if names_tiles(config) else []
-    texts = [tile_text(geometry.tiles, "<image>") for geometry in named]
+    tile_text = kinds.tile_text if (kinds := images_of(config)) else None
+    texts = [tile_text(geometry.tiles, "<image>") for geometry in found] if tile_text else []
     ids = render(model_dir, prompt, images=texts) if chat else list(prompt)  # type: ignore[arg-type]
     runs = [(i, geometry) for geometry in found for i in range(geometry.num_runs)]
     expanded: list[int] = []

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from epd.engine.adapter import adapter_for
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.routing import Routing
 from epd.engine.language.decoder import FusedDecoder
 from epd.engine.language.experts import Mixture, adopt
 from epd.engine.weights.loading import load_stage
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
 
 SPECIFIED = kernels_for("cpu")

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from epd.config import ConfigError, EngineConfig
+from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.kernels import kernels_for
 from epd.engine.language.kv_pool import SCALE_NBYTES
@@ -19,7 +20,6 @@ from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights import fp8
 from epd.engine.weights.fp8 import Fp8Linear
 from epd.engine.weights.loading import load_stage
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.test_decoder import fuse

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from epd.engine.adapter import adapter_for
 from epd.engine.vision.image_ops import QwenImageOps, rgb_bytes
 from epd.engine.vision.image_pixels import decode_image
 from epd.engine.vision.image_resize import resized
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
 from epd.model_files.geometry import image_geometry
 from tests.engine.conftest import drawn_image

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from epd.config import ConfigError, EngineConfig
+from epd.engine.adapter import adapter_for
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_language, build_vision
 from epd.engine.weights.loading import LARGE_NBYTES, load_stage, parameters_on_meta
-from epd.families.registry import adapter_for
 from epd.messages import SamplingParams
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.reference import reference_logits, reference_model, render
@@ -107,7 +107,7 @@ _GROWTH = """
 import sys, psutil, torch
 from epd.model_files.checkpoint import read_checkpoint
 from epd.engine.weights.loading import load_stage
-from epd.families.registry import adapter_for
+from epd.engine.adapter import adapter_for
 
 def load(directory, stage):
     adapter = adapter_for(read_checkpoint(directory))

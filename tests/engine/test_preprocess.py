@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image, features
 
+from epd.engine.adapter import adapter_for
 from epd.engine.vision.image_pixels import decode_image
 from epd.engine.vision.preprocess import Preprocessor
 from epd.errors import MediaError
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
 from epd.model_files.geometry import image_geometry
 from tests.engine.conftest import drawn_image

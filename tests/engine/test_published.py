@@ -7,6 +7,7 @@ transformers.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pkgutil
@@ -21,10 +22,10 @@ from safetensors.torch import save_file
 
 from epd import tiny
 from epd.api.prompts.chat import ChatRenderer
-from epd.engine.adapter import ModelAdapter
+from epd.engine.adapter import ModelAdapter, adapter_for
 from epd.engine.sharding import Collectives, Shard
 from epd.engine.weights.loading import load_stage, plan_stage
-from epd.families.registry import ADAPTERS, adapter_for
+from epd.families.registry import ADAPTERS
 from epd.groups.device.tensor_parallel import MULTIPLE
 from epd.media_files.video import video_settings
 from epd.model_files.checkpoint import ModelError, read_checkpoint
@@ -42,6 +43,7 @@ from tests.engine.published_checkpoints import (
 )
 from tests.engine.published_files import write_headers
 from tests.engine.tiny_models import WITH_STATES, WITHOUT_VIDEOS
+from tests.test_imports import FOLDERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 SMALLEST = {p.family: name for name, p in reversed(PUBLISHED.items())}
@@ -55,13 +57,15 @@ def stages(adapter: ModelAdapter) -> list[str]:
 
 def test_every_family_is_on_record() -> None:
     assert all(pkgutil.resolve_name(place).model_type == kind for kind, place in ADAPTERS.items())
+    sizes = [importlib.import_module(f"epd.families.{name}.sizes") for name in FOLDERS]
+    assert sorted(kind for module in sizes for kind in module.FAMILIES) == sorted(ADAPTERS)
     assert set(LAYOUTS) == set(ADAPTERS) == {p.family for p in PUBLISHED.values()}
 
 
 def test_the_page_names_what_loads() -> None:
     """Each family, and of it what is on record; other names only say which class they are of."""
     _, *rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*)\|$", PAGE.read_text(), re.MULTILINE)
-    assert [kind for kind, *_ in rows] == list(ADAPTERS)
+    assert sorted(kind for kind, *_ in rows) == sorted(ADAPTERS)
     for kind, made, others in rows:
         assert made.split(", ") == [n for n, p in PUBLISHED.items() if p.family == kind]
         assert not {*others.strip().split(", ")} & PUBLISHED.keys()

@@ -12,9 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from epd.engine.adapter import adapter_for
 from epd.engine.base import MediaLayout
 from epd.families.qwen_vl.rope import mrope_positions
-from epd.families.registry import adapter_for
 from epd.messages import Address, MediaItem
 from epd.model_files.checkpoint import read_checkpoint
 from epd.roles.steps.step import layouts_of

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from epd.config import ConfigError
+from epd.engine.adapter import adapter_for
 from epd.engine.sharding import WHOLE, Collectives, Heads, Shard
 from epd.engine.weights.loading import load_stage, plan_stage
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
 from tests.engine.tiny_models import FAMILIES
 

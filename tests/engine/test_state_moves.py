@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from epd.engine.adapter import ModelAdapter
-from epd.families.registry import adapter_for
+from epd.engine.adapter import ModelAdapter, adapter_for
 from epd.groups.device.state_moves import put_states, take_states
 from epd.model_files.checkpoint import read_checkpoint
 from epd.shares import cells, runs

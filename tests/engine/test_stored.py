@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from epd.engine.adapter import adapter_for
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights.loading import load_stage
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.test_loading import edit_weights
 from tests.engine.test_stored_fp8 import parameters, stored

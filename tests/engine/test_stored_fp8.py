@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from epd.config import EngineConfig
+from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_language
 from epd.engine.weights.fp8 import Fp8Linear
 from epd.engine.weights.loading import load_stage
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.test_loading import edit_weights
 

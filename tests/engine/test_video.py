@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from epd.engine.adapter import adapter_for
 from epd.engine.vision.image_ops import QwenImageOps
 from epd.engine.vision.preprocess import Preprocessor
 from epd.engine.vision.video_file import decode_clip
 from epd.errors import MediaError
-from epd.families.registry import adapter_for
 from epd.media_files.container import container_of, read_header
 from epd.media_files.video import (
     Sampling,

@@ -275,8 +275,8 @@ async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> 
 
 
 def test_images_on_the_device(cuda: str, model_dir: Callable[[str], Path]) -> None:  # noqa: F811
+    from epd.engine.adapter import adapter_for
     from epd.engine.vision.image_ops import QwenImageOps
-    from epd.families.registry import adapter_for
     from epd.model_files.checkpoint import read_checkpoint
 
     adapter = adapter_for(read_checkpoint(model_dir("qwen3_vl")))

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from epd.engine.adapter import adapter_for
 from epd.engine.device.executor import Deferred
 from epd.engine.device.streams import DeviceStreams
 from epd.engine.language.kv_hop import KvHop
 from epd.engine.language.kv_pool import KvPool
-from epd.families.registry import adapter_for
 from epd.model_files.checkpoint import read_checkpoint
 from tests.engine.states import assert_equal, cut_from, drawn, pool_of, rank_of, read, write
 from tests.engine.tiny_models import cached_model

@@ -10,10 +10,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from epd.engine.adapter import ModelAdapter
+from epd.engine.adapter import ModelAdapter, adapter_for
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.language.kv_pool import KvPool
-from epd.families.registry import adapter_for
 from epd.groups.asks import Answer, AnyAsk, Fence, Holds, RankLost, Settle
 from epd.groups.data import GroupDataPlane, RankPart
 from epd.groups.kv import KvRanks, Sent

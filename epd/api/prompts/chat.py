@@ -27,7 +27,7 @@ from epd.model_files.checkpoint import (
     read_optional,
     read_text,
 )
-from epd.model_files.geometry import names_tiles, tile_text
+from epd.model_files.geometry import images_of
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _TOKENS = (*_IMAGE_TOKENS, "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -174,9 +174,10 @@ class ChatRenderer:
     def tiled(self, text: str, tiles: Sequence[tuple[int, int]]) -> str:
         """The prompt's text with one placeholder per tile, behind its name, where the model has
         that.  `tiles`: of each image in order.  Raises ApiError 400."""
-        if not names_tiles(self.config):
+        images = images_of(self.config)
+        if not (images and images.tile_text):
             return text
-        texts = [tile_text(one, self._image_token) for one in tiles]
+        texts = [images.tile_text(one, self._image_token) for one in tiles]
         return self._with_texts(text, "image", self._image_token, texts)
 
     def _with_texts(self, text: str, kind: str, token: str, texts: Sequence[str]) -> str:

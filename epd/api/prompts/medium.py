@@ -32,12 +32,13 @@ from epd.media_files.video import (
 )
 from epd.messages import Clip, PixelBounds
 from epd.model_files.checkpoint import read_preprocessor, read_video_preprocessor
+from epd.model_files.family import Geometry
 from epd.model_files.fingerprint import (
     model_fingerprint,
     processor_fingerprint,
     video_processor_fingerprint,
 )
-from epd.model_files.geometry import Geometry, bounded, image_geometry, takes_bounds
+from epd.model_files.geometry import bounded, image_geometry, images_of
 
 Source = str | bytes  # a data: URL, or the bytes
 
@@ -81,7 +82,8 @@ class Measurer:
         self, source: Source, param: str, scope: str, bounds: PixelBounds | None = None
     ) -> Medium:
         """`bounds`: what the request says instead of the model's.  Raises ApiError."""
-        if bounds is not None and not takes_bounds(self._config):
+        images = images_of(self._config)
+        if bounds is not None and not (images and images.takes_bounds):
             name = "mm_processor_kwargs"
             message = f"{name}: this model's images are not resized between bounds"
             raise bad_request(message, name, "unsupported_parameter")

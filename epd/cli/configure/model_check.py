@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from epd.families.registry import family_of
 from epd.model_files.checkpoint import Checkpoint, ModelError, is_there, read_checkpoint
-from epd.model_files.families import family_of
 from epd.model_files.model_directory import check_config, check_processors, check_tensors
 from epd.topology import ROLES
 

@@ -14,9 +14,9 @@ from math import prod
 from pathlib import Path
 
 from epd.config import ConfigError, InstanceConfig
+from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_header, weight_files
 from epd.model_files.config_sizes import Sizes
-from epd.model_files.families import family_of
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
 from epd.runtime.loading import backends_of
 from epd.scheduling.slots import receive_pool

@@ -12,9 +12,9 @@ from epd.api.http.errors import ApiError
 from epd.cli.verify import questions
 from epd.cli.verify.findings import Apart, Finding, LeftOut, judged, parting
 from epd.cli.verify.sides import Sides
+from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_eos_token_ids
 from epd.model_files.config_sizes import Sizes, parameters
-from epd.model_files.families import family_of
 from epd.model_files.model_directory import check_config, check_processors, check_tensors, some
 
 # Of a config, what no number of a model depends on, or what --layers and --dtype change.

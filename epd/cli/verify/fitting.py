@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from epd.cli.boundary import CommandFailed
 from epd.cli.start.preflight import DTYPE_NBYTES, GIB, memory_nbytes
+from epd.families.registry import family_of
 from epd.model_files.checkpoint import Checkpoint, read_config
 from epd.model_files.config_sizes import Sizes, parameters
-from epd.model_files.families import family_of
 
 KV_NBYTES = 256 << 20
 PROCESS_NBYTES = 600 << 20  # of torch, transformers and activations

@@ -16,9 +16,9 @@ from epd.cli.start.ports import settle_port
 from epd.cli.verify import questions
 from epd.cli.verify.findings import FACTOR, Apart, Finding, judged, parting
 from epd.cli.verify.sides import Sides
+from epd.engine.adapter import adapter_for
 from epd.engine.weights.loading import load_stage
 from epd.errors import INTERRUPTED, OK
-from epd.families.registry import adapter_for
 from epd.frontend import JsonObject
 from epd.model_files.checkpoint import read_checkpoint
 

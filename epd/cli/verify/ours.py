@@ -20,14 +20,13 @@ from epd.api.prompts.chat import ChatRenderer
 from epd.api.prompts.prepare import Preparer, Prompt
 from epd.cli.verify.questions import Asked, Body, Foreign, png
 from epd.config import EngineConfig, GatewayConfig, Limits
-from epd.engine.adapter import ModelAdapter
+from epd.engine.adapter import ModelAdapter, adapter_for
 from epd.engine.base import EncodeFailure, EngineError, Patches, Rows
 from epd.engine.device.executor import DeviceExecutor
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.preprocess import Preprocessor
-from epd.families.registry import adapter_for
 from epd.fsm.request import Request
 from epd.messages import Address, PrefillRequest, SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_checkpoint

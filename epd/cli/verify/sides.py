@@ -15,8 +15,8 @@ from epd.cli.verify.ours import Ours
 from epd.cli.verify.questions import Asked, Body
 from epd.cli.verify.theirs import Theirs
 from epd.config import Settings
+from epd.families.registry import family_of
 from epd.model_files.checkpoint import Checkpoint
-from epd.model_files.families import family_of
 
 QUIET = LogOptions("warning", as_json=False)
 

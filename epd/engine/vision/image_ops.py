@@ -17,10 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from epd.engine.vision.image_resize import resized
-from epd.model_files.geometry import NavitSettings, navit_resize
 
 _STRIP_PIXELS = 1 << 18
 
@@ -101,31 +99,3 @@ class QwenImageOps:
         if device not in self._on:
             self._on[device] = (self._gain.to(device), self._offset.to(device))
         return self._on[device]
-
-
-class NavitImageOps:
-    """What Kimi's image processor does behind decoding: resize, pad with black, cut in lines."""
-
-    def __init__(self, settings: NavitSettings) -> None:
-        self._settings = settings
-        each = torch.tensor([settings.image_mean, settings.image_std])
-        self._scale = 255 * each.view(2, 3, 1, 1)
-
-    def patches(
-        self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """uint8 `[height, width, 3]` to `[num_patches, 3 * patch_size ** 2]`, on its device."""
-        p, (_, rows, columns) = self._settings.patch_size, grid_thw
-        height, width = navit_resize(self._settings, pixels.shape[1], pixels.shape[0])
-        image = resized(pixels[None], height, width)[0].permute(2, 0, 1)
-        image = pad(image, (0, columns * p - width, 0, rows * p - height)).float()
-        if self._scale.device != pixels.device:
-            self._scale = self._scale.to(pixels.device)
-        mean, std = self._scale
-        image = ((image - mean) / std).to(dtype)
-        return (
-            image.unflatten(2, (-1, p))
-            .unflatten(1, (-1, p))
-            .permute(1, 3, 0, 2, 4)
-            .reshape(rows * columns, -1)
-        )

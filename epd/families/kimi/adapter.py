@@ -19,11 +19,13 @@ from epd.engine.language.mixers import Mixer
 from epd.engine.language.products import Foreign
 from epd.engine.language.state_kinds import PagedRows
 from epd.engine.sharding import WHOLE, Shard
-from epd.engine.vision.image_ops import NavitImageOps, rgb_bytes
+from epd.engine.vision.image_ops import rgb_bytes
 from epd.families.kimi import tower as kimi_tower
+from epd.families.kimi.image_ops import NavitImageOps
 from epd.families.kimi.latent_attention import LatentAttention
+from epd.families.kimi.sizes import navit_settings
 from epd.messages import PixelBounds
-from epd.model_files.geometry import image_geometry, navit_settings
+from epd.model_files.geometry import image_geometry
 
 _HEADS = {
     f"model.language_model.layers.*.self_attn.{name}": how

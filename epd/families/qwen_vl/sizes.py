@@ -1,0 +1,129 @@
+"""The Qwen vision families: names and shapes; both sides of an image are rounded (smart resize).
+
+They become multiples of `patch_size * merge_size`, and the area is brought between two bounds; one
+row per `merge_size` squared patches.
+"""
+
+from __future__ import annotations
+
+from epd.model_files import tensors
+from epd.model_files.checkpoint import Settings
+from epd.model_files.family import Family, Geometry, Images
+from epd.model_files.geometry import smart_resize
+
+_VISUAL = "model.visual."
+_QWEN_BLOCK = {"attn.qkv": "3*tower tower", "attn.proj": "tower tower"}
+_PATCHES = "tower 3 frames patch patch"
+_QWEN2_TOWER = {
+    **tensors.with_biases(
+        f"{_VISUAL}blocks.{{blocks}}.",
+        _QWEN_BLOCK
+        | {"mlp.fc1": "ratio*tower tower", "mlp.fc2": "tower ratio*tower"}
+        | {"norm1": "tower", "norm2": "tower"},
+    ),
+    **tensors.with_biases(
+        f"{_VISUAL}merger.",
+        {"ln_q": "tower", "mlp.0": "merged merged", "mlp.2": "tower_hidden merged"},
+    ),
+    f"{_VISUAL}patch_embed.proj.weight": _PATCHES,
+}
+_QWEN2_5_TOWER = {
+    **tensors.with_biases(
+        f"{_VISUAL}blocks.{{blocks}}.",
+        _QWEN_BLOCK | {n.removesuffix(".weight"): w.replace("ffn", "tower_ffn")
+                       .replace("hidden", "tower") for n, w in tensors.MLP.items()},
+    ),
+    **{f"{_VISUAL}blocks.{{blocks}}.norm{n}.weight": "tower" for n in (1, 2)},
+    **tensors.with_biases(f"{_VISUAL}merger.", {"mlp.0": "merged merged", "mlp.2": "out merged"}),
+    f"{_VISUAL}merger.ln_q.weight": "tower",
+    f"{_VISUAL}patch_embed.proj.weight": _PATCHES,
+}  # fmt: skip
+_QWEN3_MERGER = {"linear_fc1": "merged merged", "linear_fc2": "out merged"}
+QWEN3_TOWER = {
+    **tensors.with_biases(
+        f"{_VISUAL}blocks.{{blocks}}.",
+        _QWEN_BLOCK
+        | {"mlp.linear_fc1": "tower_ffn tower", "mlp.linear_fc2": "tower tower_ffn"}
+        | {"norm1": "tower", "norm2": "tower"},
+    ),
+    **tensors.with_biases(f"{_VISUAL}merger.", {"norm": "tower"} | _QWEN3_MERGER),
+    **tensors.with_biases(f"{_VISUAL}patch_embed.", {"proj": _PATCHES}),
+    f"{_VISUAL}pos_embed.weight": "places tower",
+}
+_QWEN3_TOWER = QWEN3_TOWER | tensors.with_biases(
+    f"{_VISUAL}deepstack_merger_list.{{levels}}.", {"norm": "merged"} | _QWEN3_MERGER
+)
+_FLAT = (
+    (r"^visual\.", "model.visual."),
+    (r"^model\.(?!language_model\.|visual\.)", "model.language_model."),
+)
+_QWEN = {"frames": 2, "merge": 2}
+_QWEN2_STACK = tensors.stack(layers=tensors.LAYER | tensors.QKV_BIASES | tensors.MLP)
+_QWEN3 = {"layers": tensors.QWEN3_LAYER, "biased": tensors.BIASED}
+_QWEN2_VIDEO: dict[str, object] = {
+    "has_timestamps": False,
+    "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+    "patch_size": 14,
+    "fps": None,
+    "max_video_tokens": 128000,
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+_QWEN3_VIDEO: dict[str, object] = {
+    "has_timestamps": True,
+    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+    "patch_size": 16,
+    "fps": 2.0,
+    "max_video_tokens": 768,
+    "image_mean": (0.5, 0.5, 0.5),
+    "image_std": (0.5, 0.5, 0.5),
+}
+
+
+def _geometry(model_config: Settings, settings: Settings, width: int, height: int) -> Geometry:
+    patch = int(settings.get("patch_size") or 14)
+    merge = int(settings.get("merge_size") or 2)
+    size = settings.get("size") or {}
+    min_pixels = int(settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
+    max_pixels = int(settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280)
+    resized_h, resized_w = smart_resize(height, width, patch * merge, min_pixels, max_pixels)
+    grid_h, grid_w = resized_h // patch, resized_w // patch
+    num_patches = grid_h * grid_w
+    return Geometry((1, grid_h, grid_w), num_patches // merge**2, num_patches)
+
+
+def _processor(settings: Settings) -> dict[str, int] | str:
+    edges = settings.get("size") or {}
+    least = edges.get("shortest_edge") or settings.get("min_pixels")
+    if bool(least) != bool(edges.get("longest_edge") or settings.get("max_pixels")):
+        return "size: one of shortest_edge and longest_edge, where both are needed"
+    return {
+        "patch": settings.get("patch_size") or 14,
+        "merge": settings.get("merge_size") or 2,
+        "frames": settings.get("temporal_patch_size") or 2,
+    }
+
+
+_SEEN2, SEEN3 = (
+    (("model.visual",), Images(_geometry, _processor, takes_bounds=True, video=video), _FLAT)
+    for video in (_QWEN2_VIDEO, _QWEN3_VIDEO)
+)
+FAMILIES = {
+    "qwen2_vl": Family(
+        _QWEN2_STACK | _QWEN2_TOWER, *_SEEN2, sizes=_QWEN | {"ratio": 4}, is_flat=True
+    ),
+    "qwen2_5_vl": Family(_QWEN2_STACK | _QWEN2_5_TOWER, *_SEEN2, sizes=_QWEN, is_flat=True),
+    "qwen3_vl": Family(
+        tensors.stack(layers=tensors.QWEN3_LAYER | tensors.MLP, biased=tensors.BIASED)
+        | _QWEN3_TOWER,
+        *SEEN3,
+        sizes=_QWEN | {"head": 128},
+    ),
+    "qwen3_vl_moe": Family(
+        tensors.stack(**_QWEN3, dense=tensors.MLP, sparse=tensors.EXPERTS) | _QWEN3_TOWER,
+        *SEEN3,
+        transposed=".mlp.experts.",
+        sizes=_QWEN | {"head": 128},
+        is_tied=True,
+    ),
+}

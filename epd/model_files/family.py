@@ -1,0 +1,95 @@
+"""A model family as known without torch: how its tensors are called, and their shapes.
+
+Theory of operation
+-------------------
+A family lists its parameters under the names of the transformers class that computes with them: a
+pattern, and a shape in words.  Ranges in braces (`{layers}`) and words are numbers of config.json
+(`config_sizes`).  So names and shapes in the headers of a checkpoint can be compared with its
+config.json before anything is built, without torch, and a config.json of absurd numbers builds
+nothing.  `families/*/sizes.py` have the lists, `tensors` what several share.
+
+Published checkpoints name their tensors as the class did when they were saved: `renames` are tried
+in order, each on what the one before gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from epd.model_files.checkpoint import Settings
+
+Shape = tuple[int, ...]
+BOTH = frozenset({"full_attention", "linear_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What an image of a given size becomes.
+
+    `grid_thw`: patches (frames, height, width); (1, height, width) in pixels for LLaVA.
+    `num_rows`: embedding rows, which is also the number of placeholders in the prompt.
+    `num_patches`: patches that the vision tower sees, the cost measure of a batch.
+    `tiles`: lines and columns of tiles whose rows stand apart in the prompt, ahead of the whole's.
+    """
+
+    grid_thw: tuple[int, int, int]
+    num_rows: int
+    num_patches: int
+    tiles: tuple[int, int] = (0, 0)
+
+    @property
+    def num_runs(self) -> int:
+        """Placeholders that share the rows, as many for each."""
+        return self.tiles[0] * self.tiles[1] + 1
+
+
+@dataclass(frozen=True)
+class Images:
+    """What images and videos become, by the two configs as read from JSON."""
+
+    # Of config.json, the processor's settings, width and height in pixels.
+    geometry: Callable[[Settings, Settings, int, int], Geometry]
+    # Words of config.json that the processor's settings have, too, or what is wrong with them.
+    processor: Callable[[Settings], dict[str, int] | str]
+    takes_bounds: bool = False  # images are resized between two areas, which a request may change
+    # In a prompt, for an image of so many tiles: the name of each of them, and a placeholder.
+    tile_text: Callable[[tuple[int, int], str], str] | None = None
+    video: Mapping[str, object] | None = None  # settings that the processor of videos may leave out
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known of one `model_type` without torch."""
+
+    tensors: Mapping[str, str]  # pattern to shape
+    vision: tuple[str, ...] = ()  # modules of the vision part, dotted names; empty: text only
+    images: Images | None = None  # where there is a vision part
+    renames: tuple[tuple[str, str], ...] = ()  # (pattern, replacement), applied in order
+    # Stored tensors that are several parameters, in equal parts of their rows: a part of the name,
+    # and what stands there in the parameters' names.
+    joint: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # Published tensors that are not read on purpose: older releases saved what is computed now, and
+    # keys and values that are kept in eight bits get their scales when they are written.
+    skipped: tuple[str, ...] = (
+        r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.[kv]_scale$"
+    )  # fmt: skip
+    layer_types: frozenset[str] = frozenset({"full_attention"})  # that it has, at most
+    transposed: str = ""  # in names whose tensors may have their last two axes swapped
+    sizes: Mapping[str, int] = field(default_factory=dict)  # words that config.json may leave out
+    text_types: tuple[str, ...] = ()  # of `text_config`; empty: the family's own
+    is_flat: bool = False  # older releases have no `text_config`
+    is_tied: bool = False  # head and embedding, where config.json does not say
+
+    def __post_init__(self) -> None:
+        if bool(self.vision) != bool(self.images):
+            raise ValueError("a vision part and what images become go together")
+
+    def is_transposed(self, name: str, found: Shape, expected: Shape) -> bool:
+        """True when published checkpoints store this tensor with its last two axes swapped."""
+        swapped = (*expected[:1], *expected[:0:-1])
+        marked = bool(self.transposed) and self.transposed in name
+        return marked and len(found) == 3 and found == swapped
+
+    def is_vision(self, name: str) -> bool:
+        return any(name == part or name.startswith(f"{part}.") for part in self.vision)
