@@ -1,7 +1,6 @@
 """docs/drills/models.md: the models for foreign checkers, their states, and what they promise.
 
-How many states a model has is what the own search counted last (epd_lab/formal/states.json), which
-every search compares with what it counts.
+How many states a model has is what the own search counted last: every search compares.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from epd_lab.diagrams.page import markdown_table
 from epd_lab.formal import models
 from epd_lab.formal.form import Model
-from epd_lab.formal.searches import counted
 
 _HEAD = """\
 <!-- Written by `python -m epd diagrams` from epd_lab/formal; do not edit. -->
@@ -28,7 +26,7 @@ may rest for ever is a judgement, with its reason: without any one of them the p
 
 
 def page() -> str:
-    rows = [[f"`{m.name}`", str(counted()[m.name]), _about(m)] for m in models()]
+    rows = [[f"`{m.name}`", str(m.nodes[0]), _about(m)] for m in models()]
     told = {(_machines(m), p.name): p for m in models() for p in m.promises}
     promises = [
         [

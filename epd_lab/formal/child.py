@@ -69,7 +69,7 @@ def child_model(table: Table = c.TABLE) -> Model:
     pauses, leaves = "state == PAUSED and clock", f"state in {LEAVES} and clock"
     lives = f"state in {LIVES} and clock"
     return Model(
-        name="CHILD", about="one process that a supervisor keeps, over all its lives",
+        name="CHILD", nodes=(130,), about="one process that a supervisor keeps, over all its lives",
         parts=(_part(table),),
         variables=(
             Variable("process", ("none", "making", "made"), "of the operating system"),

@@ -220,6 +220,7 @@ def embedding_model(table: Table = m.TABLE) -> Model:
     ended = f"state in {ENDED}"
     return Model(
         name="EMBEDDING",
+        nodes=(345, 13),
         about="the rows of one hash at a prefill instance, whoever wants them",
         parts=(_part(table),),
         variables=(

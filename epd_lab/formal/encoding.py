@@ -23,6 +23,11 @@ class Told:
     encodes: bool = True
 
 
+ENCODINGS = {  # with `nodes`
+    "ENCODING": (Told(), (33, 16)),
+    "ENCODING_STORED": (Told(stored=True), (64, 10)),
+    "ENCODING_WITHOUT_TOWER": (Told(stored=True, encodes=False), (26, 10)),
+}
 UNREAD = "not in_a and not in_b"
 SILENT = frozenset(
     "keep_patches note_absent note_bad_image note_timeout STORE_ROWS REPORT_HANG "
@@ -191,13 +196,11 @@ def _laws() -> tuple[Law, ...]:
     )  # fmt: skip
 
 
-def encoding_model(
-    told: Told | None = None, table: Table = e.TABLE, name: str = "ENCODING"
-) -> Model:
+def encoding_model(name: str, table: Table = e.TABLE) -> Model:
     """The model; `table` is ENCODING's, or one with a bug put back."""
-    told = told or Told()
+    told, nodes = ENCODINGS[name]
     return Model(
-        name=name, about="the making of one hash's rows at an encode instance",
+        name=name, nodes=nodes, about="the making of one hash's rows at an encode instance",
         parts=(_part(table),),
         variables=(
             *(Variable(f"asks_{room}", (False, True), "its consumer does") for room in "ab"),

@@ -58,7 +58,8 @@ def fan_out_model(table: Table = f.TABLE) -> Model:
     told = ("told = True",)
     part = Part(table, effects=dict.fromkeys(("TELL_WRITTEN", "TELL_FAILED", "TELL_UNKNOWN"), told))
     return Model(
-        name="FAN_OUT", about="a write of two parts, to two ranks or from two", parts=(part,),
+        name="FAN_OUT", nodes=(21,), parts=(part,),
+        about="a write of two parts, to two ranks or from two",
         variables=(
             *(Variable(f"awaited_{n}", (True, False), "it has no outcome yet") for n in _OTHER),
             *(Variable(f"moves_{n}", (True, False), "bytes of it may move") for n in _OTHER),

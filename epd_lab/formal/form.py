@@ -145,7 +145,8 @@ class Model:
     """One world, as data.
 
     `succeeds`: what happens if nothing fails; empty: it has no such aim.  `rests`: where nothing is
-    left to do; empty: where its promises have come true.
+    left to do; empty: where its promises have come true.  `nodes`: of a search, and of one
+    with timers last where it succeeds: a search that shrank would prove less than it says.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Model:
     happenings: tuple[Happening, ...]
     laws: tuple[Law, ...]
     promises: tuple[Promise, ...]
+    nodes: tuple[int, ...]
     constants: Mapping[str, bool | int] = field(default_factory=dict)
     succeeds: str = ""
     rests: str = ""

@@ -175,7 +175,7 @@ def _laws() -> tuple[Law, ...]:
 def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
     """The model; `table` is GENERATION's, or one with a bug put back."""
     return Model(
-        name="GENERATION", about="a request at the gateway, over its attempts",
+        name="GENERATION", nodes=(92, 6), about="a request at the gateway, over its attempts",
         parts=(_part(table),),
         variables=(
             Variable("admitted", (False, True), "it holds a place"),

@@ -140,7 +140,7 @@ def _happenings() -> tuple[Happening, ...]:
 def group_model(table: Table = g.TABLE) -> Model:
     """The model; `table` is GROUP's, or one with a bug put back."""
     return Model(
-        name="GROUP", about="an instance of three ranks, as their leader sees them",
+        name="GROUP", nodes=(414,), about="an instance of three ranks, as their leader sees them",
         parts=(_part(table),), variables=_variables(), happenings=_happenings(), laws=_laws(),
         promises=(
             Promise(

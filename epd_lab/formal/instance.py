@@ -80,6 +80,7 @@ def instance_model(table: Table = i.TABLE) -> Model:
     )
     return Model(
         name="INSTANCE",
+        nodes=(16,),
         about="one life of an instance, as the registry sees it",
         parts=(part,),
         variables=(

@@ -63,6 +63,7 @@ def link_model(table: Table = link.TABLE) -> Model:
     )
     return Model(
         name="LINK",
+        nodes=(12,),
         about="a doubt whether messages still arrive at a peer",
         parts=(part,),
         variables=(

@@ -92,7 +92,8 @@ def _happenings() -> tuple[Happening, ...]:
 def membership_model(table: Table = m.TABLE) -> Model:
     """The model; `table` is MEMBERSHIP's, or one with a bug put back."""
     return Model(
-        name="MEMBERSHIP", about="one life of an instance, as it sees its place in the registry",
+        name="MEMBERSHIP", nodes=(19,),
+        about="one life of an instance, as it sees its place in the registry",
         parts=(_part(table),),
         variables=(
             Variable("join", (False, True), "armed: it is asked again"),

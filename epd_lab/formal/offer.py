@@ -66,7 +66,8 @@ def offer_model(*, for_rows: bool, table: Table = o.TABLE, name: str = "OFFER") 
     """The model; `for_rows`: nothing but the rows is wanted."""
     wants = "for their rows alone" if for_rows else "for a prompt"
     return Model(
-        name=name, about=f"two images of one attempt, on their way to encoders ({wants})",
+        name=name, nodes=(11,) if for_rows else (13,),
+        about=f"two images of one attempt, on their way to encoders ({wants})",
         parts=(_part(table),),
         variables=(
             Variable("begun", (False, True), "it went out"),

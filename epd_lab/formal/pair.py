@@ -56,6 +56,27 @@ class Told:
     faults_stop: bool = False
 
 
+_CALM = {"may_die": False, "may_be_declared_lost": False}
+PAIRS = {  # with `nodes`
+    "PAIR": (Told(engine_is_certain=False), (8990, 12)),
+    "PAIR_MESSAGES_LOST_IN_DOUBT": (
+        Told(engine_is_certain=False, forgetful=True, **_CALM),
+        (11884, 48),
+    ),
+    "PAIR_KV": (Told(offers=True, may_die=False), (2816, 14)),
+    "PAIR_KV_IN_PARTS": (Told(offers=True, may_die=False, in_parts=True), (4578, 23)),
+    "PAIR_KV_IN_PARTS_IN_DOUBT": (
+        Told(offers=True, in_parts=True, engine_is_certain=False, **_CALM),
+        (4313, 23),
+    ),
+    "PAIR_CONTRACT_DRIFT": (Told(contract_holds=False), (3674,)),
+    "PAIR_SHORT_COMMIT": (Told(commit_is_short=True, may_die=False), (2386,)),
+    "PAIR_MESSAGES_LOST": (Told(forgetful=True, **_CALM), (10516, 48)),
+    "PAIR_MESSAGES_LOST_KV": (Told(forgetful=True, offers=True, **_CALM), (12822, 50)),
+    "PAIR_DECLARED_LOST": (Told(forgetful=True, may_die=False), (13412, 48)),
+    "PAIR_HEALS": (Told(engine_is_certain=False, forgetful=True, faults_stop=True), (91204,)),
+}
+
 # What actions do to the counts of halves; the others keep what no guard reads.
 ACTIONS = {
     "keep_last_part": ("me.ready = 2",),
@@ -338,17 +359,16 @@ def _promises(told: Told) -> Iterator[Promise]:
 
 
 def pair_model(
-    told: Told | None = None,
-    outgoing: Table = o.TABLE,
-    incoming: Table = i.TABLE,
-    name: str = "PAIR",
+    name: str, outgoing: Table = o.TABLE, incoming: Table = i.TABLE, told: Told | None = None
 ) -> Model:
     """The model of a scenario; of the tables one may have a bug put back."""
-    told = told or Told()
+    planned, nodes = PAIRS[name]
+    told = told or planned
     words = (*TO_PRODUCER, *TO_CONSUMER)
     can_succeed = told.contract_holds and not told.commit_is_short and not told.faults_stop
     return Model(
-        name=name, about="both ends of a room, over a network that loses, repeats and reorders",
+        name=name, nodes=nodes,
+        about="both ends of a room, over a network that loses, repeats and reorders",
         parts=(_part("producer", outgoing), _part("consumer", incoming)),
         variables=(
             *(variable for side in SIDES for variable in _end(side, told)),

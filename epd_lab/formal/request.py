@@ -37,6 +37,17 @@ class Told:
     begins_early: bool = True
 
 
+REQUESTS = {  # with `nodes`
+    "REQUEST_TEXT": (Told(), (43, 9)),
+    "REQUEST_AHEAD": (Told(ahead=True), (110, 16)),
+    "REQUEST_IMAGES": (Told(images=True), (156, 46)),
+    "REQUEST_LATE_IMAGES": (Told(images=True, begins_early=False, ahead=True), (195, 55)),
+    "REQUEST_HELD": (Told(for_its_prompt=True), (22, 7)),
+    "REQUEST_KV_LEAVES": (Told(decode_here=False), (29, 8)),
+    "REQUEST_IMAGES_KV_LEAVES": (Told(decode_here=False, images=True), (162, 44)),
+    "REQUEST_KV_COMES": (Told(remote_kv=True), (35, 5)),
+    "REQUEST_KV_COMES_AHEAD": (Told(remote_kv=True, ahead=True), (92, 9)),
+}
 SILENT = frozenset(
     "grow keep_failure note_late EXTEND PUSH_KV REPORT_HANG "
     "REPORT_SPANS END_LEASE CANCEL_TRANSFER".split()
@@ -267,15 +278,16 @@ def _laws() -> tuple[Law, ...]:
     )
 
 
-def request_model(told: Told | None = None, table: Table = TABLE, name: str = "REQUEST") -> Model:
+def request_model(name: str, table: Table = TABLE) -> Model:
     """The model of an attempt; `table` is REQUEST's, or one with a bug put back."""
-    told = told or Told()
+    told, nodes = REQUESTS[name]
     max_tokens = 3 if told.ahead else 2
     flags = (
         "begun", "promised", "queued", "rows", "lacks_a", "lacks_b", "said_all", "aborted", "bad",
     )  # fmt: skip
     return Model(
-        name=name, about="one attempt of a request at an instance that runs the language model",
+        name=name, nodes=nodes,
+        about="one attempt of a request at an instance that runs the language model",
         parts=(_part(table),),
         variables=(
             *(Variable(flag, (False, True)) for flag in flags),

@@ -9,10 +9,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from epd_lab.formal import PAIRS
 from epd_lab.formal.explore import explore
 from epd_lab.formal.form import Model
-from epd_lab.formal.searches import STORE, counted
+from epd_lab.formal.pair import PAIRS
 from epd_lab.formal.world import Violation, World
 from tests.foreign.checkers import Found, Spin, check_tla
 
@@ -65,8 +64,8 @@ def judge(model: Model, folder: Path, *, spin: bool = True, tla: bool = True) ->
         found["tla"] = check_tla(model, folder / "tla")
     problems += [f"{who}: {said.error}" for who, said in found.items() if said.error]
     states = {who: said.states for who, said in found.items()}
-    if counted()[model.name] != max(states.values()):
-        problems.append(f"{STORE.name} does not say {states}")
+    if model.nodes[0] != max(states.values()):
+        problems.append(f"the model has {model.nodes[0]}, not {states}")
     if len(set(states.values())) != 1:
         problems.append(f"states differ: {states}")
     return Verdict(model.name, states, checked, problems, time.perf_counter() - began_s)

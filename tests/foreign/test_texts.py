@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from epd.cli.main import main
-from epd_lab.formal import PAIRS, models
+from epd_lab.formal import models
 from epd_lab.formal.form import Model, steps
+from epd_lab.formal.pair import PAIRS
 from epd_lab.formal.promela import promela
 from epd_lab.formal.tla import tla
 from tests.foreign.__main__ import main as ask_all

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from epd.fsm import generation
 from epd_lab.formal.explore import Mode
-from epd_lab.formal.searches import counted, world_of
+from epd_lab.formal.searches import world_of
 from epd_lab.sim import coverage, drills
 from epd_lab.sim.cli_list import DOCUMENT
 from epd_lab.sim.measure import (
@@ -137,6 +138,7 @@ def test_check_fails_with_the_way_to_the_violation(
     world_of.cache_clear()
     told = capsys.readouterr().out
     assert "FAILED" in told and "after\n  1. " in told and "state PLACED" in told
-    monkeypatch.setitem(counted(), "LINK", 11)
+    link = world_of("LINK")
+    monkeypatch.setattr(link, "model", replace(link.model, nodes=(11,)))
     assert check_models("link") == 1
-    assert "12 nodes; states.json has 11" in capsys.readouterr().out
+    assert "12 nodes; its model has 11" in capsys.readouterr().out
