@@ -36,7 +36,7 @@ from epd.roles.prefill.role import PrefillRole
 from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
 from epd.roles.steps.requests import Requests
 from epd.roles.unsent import fail_at_instance
-from epd.roles.watching.observation import Observable
+from epd.roles.watching.observers import Observable
 from epd.roles.watching.profiling import Profiled
 from epd.scheduling.encode_policy import pick_encoder
 from epd.scheduling.placement import MakeRule

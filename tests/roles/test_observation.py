@@ -19,7 +19,8 @@ from epd.fsm.story import RecordingJournal
 from epd.messages import Address, InstanceInfo, Load
 from epd.observed import Query
 from epd.roles.timers import Timers
-from epd.roles.watching.observation import LAG_S, MAX_OPEN, Observatory, observe
+from epd.roles.watching.observation import LAG_S, observe
+from epd.roles.watching.observers import MAX_OPEN, Observatory
 from epd.roles.watching.stage_times import StageTimes
 from epd.tiny.samples import read_index
 from tests.fsm.tables import make_embedding, make_incoming, make_outgoing

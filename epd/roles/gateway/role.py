@@ -61,7 +61,7 @@ from epd.roles.watching.gateway_metrics import (
     queue_metrics,
     readiness,
 )
-from epd.roles.watching.observation import Observatory
+from epd.roles.watching.observers import Observatory
 from epd.roles.watching.profiling import Profiles
 from epd.roles.watching.timeline import Timelines
 from epd.scheduling.placement import Unplaceable

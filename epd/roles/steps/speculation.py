@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 from epd.config import SpeculativeConfig
 from epd.fsm.request import Request
+from epd.later import later
 from epd.messages import TokenLogprobs
 from epd.roles.steps.record import Record
 from epd.scheduling.batching import BatchScheduler
-from epd.scheduling.speculation import PromptLookup
+
+_lookup = later("epd.scheduling.speculation:PromptLookup")
 
 
 class Speculation:
@@ -59,7 +61,7 @@ class Speculation:
         if record.lookup is None:
             placeholders = {request.prompt[item.offset] for item in request.message.items}
             shortest, longest = self._config.prompt_lookup_min, self._config.prompt_lookup_max
-            record.lookup = PromptLookup(shortest, longest, placeholders)
+            record.lookup = _lookup(shortest, longest, placeholders)
         left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
         on_its_way = request.num_coming
         limit = min(self._config.num_speculative_tokens + on_its_way, left - 1)
