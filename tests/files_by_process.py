@@ -12,7 +12,8 @@ SHARING = (  # the clusters of tests/e2e/conftest.py
     *("looking", "monitoring", "ui", "stages", "groups"),
 )
 # What is not listed is between them.
-FIRST = ("tests/engine/", "tests/roles/", *(f"tests/e2e/test_{name}" for name in SHARING))
+MODELS = ("tests/engine/", "tests/groups/", "tests/media_files/", "tests/model_files/")
+FIRST = (*MODELS, "tests/roles/", *(f"tests/e2e/test_{name}" for name in SHARING))
 LAST = ("tests/e2e/test_lifecycle", "tests/e2e/test_exactness", "tests/e2e/test_kill", "tests/sim/")
 
 

@@ -16,7 +16,7 @@ from epd.api.server import ApiServer
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend
-from tests.api.test_image_size import drawn_image
+from tests.api.prompts.test_image_size import drawn_image
 from tests.api.wire import CHAT, Wire, is_well, request
 
 LIMIT_NBYTES = Limits().max_body_nbytes

@@ -17,7 +17,7 @@ from epd.api.server import ApiServer
 from epd.config import GatewayConfig
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, serving
-from tests.api.test_prepare import part, png
+from tests.api.prompts.test_prepare import part, png
 from tests.api.wire import exchange, refused, request
 
 HI = [{"role": "user", "content": "hi"}]

@@ -28,9 +28,9 @@ from epd.cli.start.preflight import check_shared_memory
 from epd.config import ConfigError, EngineConfig, GatewayConfig, InstanceConfig, Settings
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.tiny import CHECKPOINT
-from tests.engine.published_checkpoints import PUBLISHED, config_of, tensors_of
-from tests.engine.published_files import write_headers
 from tests.hostile import model_dirs
+from tests.model_files.published_checkpoints import PUBLISHED, config_of, tensors_of
+from tests.model_files.published_files import write_headers
 
 LIMIT_S = 2.0
 GROWTH_KIB = 256 << 10

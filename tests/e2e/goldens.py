@@ -20,7 +20,7 @@ from tests.e2e.client import Body, image_part, png
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.reference import reference_inputs, reference_model, tokenizer
 from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, WITHOUT_VIDEOS, cached_model
-from tests.engine.video_cases import cases
+from tests.engine.vision.video_cases import cases
 
 NEW_TOKENS = 16
 FAMILIES = (*VISION_FAMILIES, "embedded")

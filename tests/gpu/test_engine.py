@@ -23,8 +23,8 @@ from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
 from tests.engine.driver import Driver, expand, png
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, cases
-from tests.engine.test_image_ops import NUM_IMAGES, check_images
 from tests.engine.tiny_models import VISION_FAMILIES, WITH_STATES
+from tests.engine.vision.test_image_ops import NUM_IMAGES, check_images
 
 FUSED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen3", "llama", "embedded")
 
@@ -173,8 +173,8 @@ async def test_fp8_is_that_of_the_cpu(
 async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., Driver]) -> None:
     """Resized on the CPU, normalised and cut on the device."""
     pytest.importorskip("av")
-    from tests.engine.test_video_equality import prepared
-    from tests.engine.video_cases import cases as video_cases
+    from tests.engine.vision.test_video_equality import prepared
+    from tests.engine.vision.video_cases import cases as video_cases
 
     serving = gpu_driver(family)
     for case in video_cases():

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.engine.conftest import drawn_image, model_dir  # noqa: F401  (a fixture)
-from tests.engine.ranks import Ranks
-from tests.engine.ranks_cases import LIMIT
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.gpu import ranks_cases
+from tests.groups.ranks import Ranks
+from tests.groups.ranks_cases import LIMIT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.two_gpus, pytest.mark.timeout(300)]
 PATIENCE_S = 200.0  # graphs of all sizes are captured first, of each family and number of ranks

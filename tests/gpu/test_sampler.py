@@ -9,8 +9,8 @@ from epd.engine.base import StepFailure
 from epd.engine.language.logit_rules import LogitRules, SampleRequest
 from epd.engine.language.sampler import Draft
 from epd.messages import SamplingParams, TokenLogprobs
-from tests.engine.sampling import sample
-from tests.engine.test_logit_rules import delayed, some_wishes
+from tests.engine.language.sampling import sample
+from tests.engine.language.test_logit_rules import delayed, some_wishes
 
 VOCABULARY = 151936
 WISHES = (

@@ -13,7 +13,15 @@ from epd.engine.device.streams import DeviceStreams
 from epd.engine.language.kv_hop import KvHop
 from epd.engine.language.kv_pool import KvPool
 from epd.model_files.checkpoint import read_checkpoint
-from tests.engine.states import assert_equal, cut_from, drawn, pool_of, rank_of, read, write
+from tests.engine.language.states import (
+    assert_equal,
+    cut_from,
+    drawn,
+    pool_of,
+    rank_of,
+    read,
+    write,
+)
 from tests.engine.tiny_models import cached_model
 
 pytestmark = pytest.mark.gpu

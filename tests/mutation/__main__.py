@@ -60,7 +60,7 @@ def targets(asked: argparse.Namespace) -> tuple[str, ...]:
 def nearest(where: tuple[str, ...]) -> tuple[str, ...]:
     """The files of tests that may catch something there."""
     directories = OF_TRANSPORTS if where == TRANSPORTS else DIRECTORIES
-    found = sorted(file for d in directories for file in (ROOT / d).glob("test_*.py"))
+    found = sorted(file for d in directories for file in (ROOT / d).rglob("test_*.py"))
     chosen = tuple(f.relative_to(ROOT).as_posix() for f in found if f.name not in NOT_NEAREST)
     return chosen if where == TRANSPORTS else (*chosen, "tests/mutation/runs.py")
 

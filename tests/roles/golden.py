@@ -26,7 +26,7 @@ from tests.engine.reference import (
     reference_inputs,
     reference_model,
 )
-from tests.engine.video_cases import Case
+from tests.engine.vision.video_cases import Case
 
 
 @dataclass(frozen=True)

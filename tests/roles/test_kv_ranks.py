@@ -22,7 +22,15 @@ from epd.transport.backend import BackendSettings
 from epd.transport.base import WriteUnknown, Written
 from epd.transport.local import LocalMemory
 from epd.transport.routing import RoutingTransferEngine
-from tests.engine.states import assert_equal, cut_from, drawn, pool_of, rank_of, read, write
+from tests.engine.language.states import (
+    assert_equal,
+    cut_from,
+    drawn,
+    pool_of,
+    rank_of,
+    read,
+    write,
+)
 from tests.engine.tiny_models import cached_model
 
 NUM_BLOCKS = 3  # of a prompt

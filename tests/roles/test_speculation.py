@@ -141,7 +141,7 @@ EVERY_WAY = tuple(product((SpeculativeConfig(), NGRAM), (False, True)))
     ],
 )
 @pytest.mark.parametrize(
-    "what",  # tests/engine/test_speculation.py has each of them, too
+    "what",  # tests/engine/language/test_speculation.py has each of them, too
     [w if w == "grammar" else pytest.param(w, marks=pytest.mark.long) for w in WISHES],
 )
 async def test_any_sampling_says_the_same(

@@ -15,8 +15,8 @@ from epd.config import GatewayConfig
 from epd.frontend import Leave, TimelineEntry
 from epd.tiny import CHECKPOINT, SAMPLES
 from epd.tiny.samples import read_index
-from tests.api.collector import collecting, values
 from tests.api.test_server import openai_client
+from tests.api.watching.collector import collecting, values
 from tests.patience import PATIENCE_S
 from tests.roles.test_cluster import cluster_of, loaded, prepared, preparer
 

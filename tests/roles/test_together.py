@@ -33,7 +33,7 @@ from tests.engine.tiny_models import (
     WITHOUT_VIDEOS,
     cached_model,
 )
-from tests.engine.video_cases import Case
+from tests.engine.vision.video_cases import Case
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, ask_case, question
 from tests.roles.pairwise import everything, pairs_of, pairwise

@@ -9,7 +9,7 @@ import pytest
 
 from epd.engine.factory import build_executor, build_vision
 from epd.tiny import CHECKPOINT
-from tests.engine.video_cases import Case, cases
+from tests.engine.vision.video_cases import Case, cases
 from tests.roles.golden import Question, answer, ask_case, assert_exact
 from tests.roles.test_exactness import (
     DAMAGES,

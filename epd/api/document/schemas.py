@@ -1,6 +1,6 @@
 """JSON schemas of bodies and answers: bodies are those of the shapes that read them.
 
-`tests/api/test_openapi.py` holds all of it against the server.
+`tests/api/document/test_openapi.py` holds all of it against the server.
 """
 
 from __future__ import annotations
