@@ -1,6 +1,7 @@
 """Two clusters for all tests that neither end nor change one.
 
-Each pytest process has its own, if a file that it takes asks for one.
+Each pytest process has its own, if a file that it takes asks for one.  The zygote of all clusters
+imports while pytest collects.
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e import warm
 from tests.e2e.server import Server, serving
 from tests.e2e.shared import APART, TOGETHER
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.option.collectonly:
+        warm.address()
 
 
 @pytest.fixture(scope="session")

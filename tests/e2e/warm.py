@@ -1,4 +1,4 @@
-"""`python -m epd`, whose first zygote is a fork of one that all clusters of a test process share.
+"""`python -m epd`, whose first zygote is a fork of one that all clusters of a test run share.
 
 What a zygote imports costs 6 s of a core and is the same for every cluster.  The fork goes on as a
 zygote of its own does: its cluster's environment and output, its model's modelling file, its own
@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from epd.runtime import zygote
 
 ADDRESS = "EPD_E2E_ZYGOTE"  # an abstract socket; set in what `program()` is started with
+SHARED = "EPD_E2E_SHARED_ZYGOTE"  # the same, in pytest's own environment
 MARK = "EPD_E2E_MARK"  # in the environment of all that a command starts
 MAX_NBYTES = 1 << 16
 LIMIT_S = 60.0  # to import; half a minute on a busy machine
@@ -33,8 +34,11 @@ _exec = asyncio.create_subprocess_exec
 
 @functools.cache
 def address() -> str:
-    """Of the shared zygote of this process, which is started by the first call."""
-    name = f"epd-e2e-{os.getpid()}"
+    """Of the shared zygote, which the first call in a test run starts; the processes of pytest that
+    are started later inherit it."""
+    if inherited := os.environ.get(SHARED):
+        return inherited
+    name = os.environ[SHARED] = f"epd-e2e-{os.getpid()}"
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.warm", "--serve", name],
