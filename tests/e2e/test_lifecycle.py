@@ -251,6 +251,10 @@ def test_ctrl_c_of_the_demo(words: str) -> None:
     """While its cluster starts, and when its three answers are there and it waits."""
     with discarding(command_in_own_dir("demo", "--keep")) as demo:
         demo.says(words, READY_S)
+        if words != "loading":
+            children = psutil.Process(demo.process.pid).children()
+            (zygote,) = [p for p in children if "epd.runtime.zygote" in p.cmdline()]
+            assert zygote.num_threads() == 1, "others would be lost in its forks"
         assert demo.stop(signal.SIGINT) == 130, demo.text
         assert "Traceback" not in demo.text, demo.text
         assert "WRONG" not in demo.text

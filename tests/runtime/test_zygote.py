@@ -37,9 +37,10 @@ def spec() -> bytes:
     return msgspec.json.encode(ChildSpec("p0", instance)) + b"\n"
 
 
-@pytest.fixture(params=[str(CHECKPOINT)], ids=["tiny"])
+@pytest.fixture
 async def zygote(request: pytest.FixtureRequest) -> AsyncIterator[Zygote]:
-    zygote = Zygote(request.param)
+    """One that imports nothing of a model, unless a test names one."""
+    zygote = Zygote(getattr(request, "param", "nowhere"))
     async with asyncio.timeout(TIMEOUT_S):
         yield zygote
         await zygote.close()
@@ -49,6 +50,11 @@ def zygote_pid(pid: int) -> int:
     return psutil.Process(pid).ppid()
 
 
+@pytest.mark.parametrize(
+    "zygote",
+    [pytest.param(str(CHECKPOINT), marks=pytest.mark.long, id="tiny"), "nowhere"],
+    indirect=True,
+)
 async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote: Zygote) -> None:
     first, second, third = [await zygote.fork() for _ in range(3)]
     assert len({first.pid, second.pid, third.pid, os.getpid()}) == 4
@@ -84,8 +90,6 @@ async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote
         await zygote.fork()
 
 
-# Imports nothing of a model, which is nothing to this test.
-@pytest.mark.parametrize("zygote", ["nowhere"], indirect=True)
 async def test_a_dead_zygote_with_workers_is_replaced_before_anybody_asks(zygote: Zygote) -> None:
     worker = await zygote.fork()
     mother = zygote_pid(worker.pid)
@@ -98,7 +102,6 @@ async def test_a_dead_zygote_with_workers_is_replaced_before_anybody_asks(zygote
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("zygote", ["nowhere"], indirect=True)
 @pytest.mark.parametrize("num_kills", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_a_zygote_that_dies_while_it_imports_is_replaced_once(
     zygote: Zygote, num_kills: int
@@ -116,7 +119,6 @@ async def test_a_zygote_that_dies_while_it_imports_is_replaced_once(
             await forking
 
 
-@pytest.mark.parametrize("zygote", ["nowhere"], indirect=True)
 async def test_a_zygote_that_hangs_is_killed_and_replaced(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,15 +177,8 @@ async def test_closing_while_it_still_imports_ends_who_waits(zygote: Zygote) -> 
         await forking
 
 
-async def test_a_worker_ends_with_a_supervisor_that_had_not_read_all() -> None:
+async def test_a_worker_ends_with_a_supervisor_that_had_not_read_all(zygote: Zygote) -> None:
     """A socket with unread words is not ended but reset, on either side."""
-    async with asyncio.timeout(TIMEOUT_S):
-        zygote = Zygote("nowhere")  # imports nothing of a model, which is nothing to this test
-        await check_resets(zygote)
-        await zygote.close()
-
-
-async def check_resets(zygote: Zygote) -> None:
     worker = await zygote.fork()
     worker.stdin.write(spec())
     await asyncio.sleep(0.05)  # its words arrive, nobody reads them
