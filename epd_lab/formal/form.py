@@ -211,20 +211,27 @@ def _initial_first(table: Table) -> tuple[str, ...]:
 
 def steps(model: Model) -> Iterator[Step]:
     """Everything that may be done in one go, in the order of happenings and rows."""
+    told = {part.state: [*part.table.told_rows()] for part in model.parts}
     for happening in model.happenings:
         if happening.event is None:
             when, body = expression(happening.when), statements(happening.before)
             yield Step(happening.name, "no machine", happening, when, ast.Constant(True), body)
         else:
-            yield from _expanded(model.parts[happening.part], happening, happening.event)
+            part = model.parts[happening.part]
+            answers = [pair for pair in told[part.state] if happening.event in pair[0].events]
+            yield from _expanded(part, happening, happening.event, answers)
 
 
-def _expanded(part: Part, happening: Happening, event: type[Event]) -> Iterator[Step]:
+def _expanded(
+    part: Part,
+    happening: Happening,
+    event: type[Event],
+    answers: list[tuple[Row, tuple[Effect, ...]]],
+) -> Iterator[Step]:
     when = expression(happening.when, part.owners)
     before = statements(happening.before, part.owners)
     values = worth(before, {})
     known: list[State] = []
-    answers = (answer for answer in part.table.told_rows() if event in answer[0].events)
     for number, (row, effects) in enumerate(answers):
         known += row.sources
         guard = replaced(_guard(part, happening, row), values)
