@@ -42,23 +42,32 @@ def becomes(node: ast.AST, replacement: ast.AST) -> Change:
     return Change(replacement, ast.unparse(node), ast.unparse(replacement))
 
 
-def altered(node: ast.AST, **fields: object) -> Change:
-    """The node with other fields."""
+def with_fields(node: ast.AST, **fields: object) -> ast.AST:
     replacement = copy.copy(node)
     for name, value in fields.items():
         setattr(replacement, name, value)
-    return becomes(node, replacement)
+    return replacement
+
+
+def altered(node: ast.AST, **fields: object) -> Change:
+    """The node with other fields."""
+    return becomes(node, with_fields(node, **fields))
 
 
 def is_logging(node: ast.AST) -> bool:
     """Whether a call only writes a line for a reader."""
-    function = node.func if isinstance(node, ast.Call) else None
-    names = ast.unparse(function).split(".") if function is not None else []
+    names = ast.unparse(node.func).split(".") if isinstance(node, ast.Call) else []
     return len(names) > 1 and names[-2] in {"log", "_log", "logger"}
 
 
-def without(items: list[ast.expr], index: int) -> list[ast.expr]:
-    return items[:index] + items[index + 1 :]
+def first_line(node: ast.AST) -> str:
+    return ast.unparse(node).split("\n")[0]
+
+
+def each_left_out(items: list[ast.expr]) -> Iterator[tuple[ast.expr, list[ast.expr]]]:
+    """Each item, and the list without it."""
+    for index, item in enumerate(items):
+        yield item, items[:index] + items[index + 1 :]
 
 
 # --- statements -----------------------------------------------------------------------------------
@@ -68,19 +77,14 @@ def without(items: list[ast.expr], index: int) -> list[ast.expr]:
 def drop_statement(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Forget a call, a wake-up, a release, an assignment that others see, an early exit."""
     match node:
-        case ast.Expr(value=ast.Call() | ast.Await()):
-            pass
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            pass
-        case ast.AnnAssign(target=ast.Attribute() | ast.Subscript()):
-            pass
-        case ast.AugAssign() | ast.Delete() | ast.Raise() | ast.Continue() | ast.Break():
-            pass
-        case ast.Return(value=None):
-            pass
-        case _:
-            return
-    yield becomes(node, ast.Pass())
+        case (
+            ast.Expr(value=ast.Call() | ast.Await())
+            | ast.Assign(targets=[ast.Attribute() | ast.Subscript()])
+            | ast.AnnAssign(target=ast.Attribute() | ast.Subscript())
+            | (ast.AugAssign() | ast.Delete() | ast.Raise() | ast.Continue() | ast.Break())
+            | ast.Return(value=None)
+        ):
+            yield becomes(node, ast.Pass())
 
 
 @operator
@@ -94,101 +98,91 @@ def drop_branch(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
 @operator_anywhere
 def return_early(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Leave out the second half of what a procedure does."""
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
-        return
-    if not (isinstance(node.returns, ast.Constant) and node.returns.value is None):
-        return
-    half = (len(node.body) + 1) // 2
-    if half == 1 and ast.get_docstring(node) is not None:
-        return
-    shorter = copy.copy(node)
-    shorter.body = node.body[:half]
-    yield Change(shorter, ast.unparse(node.body[half]).split("\n")[0] + " ...", "return")
+    match node:
+        case (ast.FunctionDef() | ast.AsyncFunctionDef()) as function:
+            half = (len(function.body) + 1) // 2
+            is_procedure = function.returns is not None and ast.unparse(function.returns) == "None"
+            is_documented = ast.get_docstring(function) is not None
+            if len(function.body) > 1 and is_procedure and not (half == 1 and is_documented):
+                shorter = with_fields(node, body=function.body[:half])
+                yield Change(shorter, f"{first_line(function.body[half])} ...", "return")
 
 
 @operator
 def only_the_first(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.For) and not isinstance(node.body[-1], ast.Return | ast.Break):
-        shorter = copy.copy(node)
-        shorter.body = [*node.body, ast.Break()]
         head = f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
+        shorter = with_fields(node, body=[*node.body, ast.Break()])
         yield Change(shorter, head, f"{head}: ... break")
 
 
 @operator
 def drop_finally(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.Try) and node.finalbody:
-        replacement = copy.copy(node)
-        replacement.finalbody = [ast.Pass()]
-        yield Change(replacement, f"finally: {ast.unparse(node.finalbody[0])}", "finally: pass")
+        shorter = with_fields(node, finalbody=[ast.Pass()])
+        yield Change(shorter, f"finally: {ast.unparse(node.finalbody[0])}", "finally: pass")
 
 
 @operator
 def do_not_handle(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.ExceptHandler):
-        replacement = copy.copy(node)
-        replacement.body = [ast.Raise()]
         head = f"except {ast.unparse(node.type) if node.type else ''}"
-        yield Change(replacement, f"{head}: {ast.unparse(node.body[0])}", f"{head}: raise")
+        raising = with_fields(node, body=[ast.Raise()])
+        yield Change(raising, f"{head}: {ast.unparse(node.body[0])}", f"{head}: raise")
 
 
 # --- conditions -----------------------------------------------------------------------------------
 
-TESTED = ast.If | ast.While | ast.IfExp
-
-
-def negation(node: ast.expr) -> ast.expr:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return node.operand
-    return ast.UnaryOp(ast.Not(), node)
-
 
 @operator
 def negate_condition(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
-    if not isinstance(node, ast.expr):
-        return
-    in_comprehension = isinstance(parent, ast.comprehension) and node in parent.ifs
-    returned = isinstance(parent, ast.Return) and is_truth(node)
-    if (isinstance(parent, TESTED) and parent.test is node) or in_comprehension or returned:
-        yield becomes(node, negation(node))
+    match parent:
+        case ast.If(test=it) | ast.While(test=it) | ast.IfExp(test=it) if it is node:
+            pass
+        case ast.comprehension(ifs=conditions) if node in conditions:
+            pass
+        case ast.Return() if is_truth(node):
+            pass
+        case _:
+            return
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=opposite):
+            yield becomes(node, opposite)
+        case ast.expr():
+            yield becomes(node, ast.UnaryOp(ast.Not(), node))
 
 
-def is_truth(node: ast.expr) -> bool:
-    if isinstance(node, ast.BoolOp):
-        return any(is_truth(value) for value in node.values)
-    return isinstance(node, ast.Compare) or (
-        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-    )
+def is_truth(node: ast.AST) -> bool:
+    match node:
+        case ast.BoolOp(values=values):
+            return any(map(is_truth, values))
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            return True
+    return False
 
 
-BOUNDS: dict[type, type] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-OPPOSITES: dict[type, type] = {
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
+def either_way(*pairs: tuple[type, type]) -> dict[type, type]:
+    return dict(pairs) | {b: a for a, b in pairs}
+
+
+BOUNDS = either_way((ast.Lt, ast.LtE), (ast.Gt, ast.GtE))
+OPPOSITES = either_way((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn))
 
 
 @operator
 def move_bound(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.Compare):
-        for index, kind in enumerate(node.ops):
-            if type(kind) in BOUNDS:
-                ops = [*node.ops]
-                ops[index] = BOUNDS[type(kind)]()
-                yield altered(node, ops=ops)
+        for index, kind in enumerate(map(type, node.ops)):
+            if kind in BOUNDS:
+                yield altered(node, ops=[*node.ops[:index], BOUNDS[kind](), *node.ops[index + 1 :]])
 
 
 @operator
 def negate_part(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """One part of a condition; the whole is `negate_condition`'s."""
-    if isinstance(node, ast.Compare) and isinstance(parent, ast.BoolOp):
-        kind = type(node.ops[0])
-        if len(node.ops) == 1 and kind in OPPOSITES:
-            yield altered(node, ops=[OPPOSITES[kind]()])
+    match parent, node:
+        case ast.BoolOp(), ast.Compare(ops=[kind]) if type(kind) in OPPOSITES:
+            yield altered(node, ops=[OPPOSITES[type(kind)]()])
 
 
 @operator
@@ -200,18 +194,14 @@ def swap_and_or(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
 @operator
 def drop_part(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """One part of a condition, or of what two tuples must have in common (a key's epoch)."""
-    if isinstance(node, ast.BoolOp):
-        for index in range(len(node.values)):
-            rest = without(node.values, index)
-            yield becomes(node, rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest))
     match node:
+        case ast.BoolOp(op=op, values=values):
+            for _, rest in each_left_out(values):
+                yield becomes(node, rest[0] if len(rest) == 1 else ast.BoolOp(op, rest))
         case ast.Compare(left=ast.Tuple(elts=left), comparators=[ast.Tuple(elts=right)]):
-            for index in range(min(len(left), len(right))):
-                yield altered(
-                    node,
-                    left=ast.Tuple(without(left, index), ast.Load()),
-                    comparators=[ast.Tuple(without(right, index), ast.Load())],
-                )
+            for (_, a), (_, b) in zip(each_left_out(left), each_left_out(right), strict=False):
+                one, other = ast.Tuple(a, ast.Load()), ast.Tuple(b, ast.Load())
+                yield altered(node, left=one, comparators=[other])
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -225,36 +215,29 @@ def forget_the_epoch(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
             yield becomes(node, ast.Constant(0))
 
 
+def constant(node: ast.Constant, parent: ast.AST, value: object) -> Change:
+    """It says little: it is told with the first line of what is around it."""
+    is_code = isinstance(parent, ast.stmt | ast.expr | ast.keyword)
+    where = f" in {first_line(parent)}" if is_code else ""
+    return Change(ast.Constant(value), f"{node.value!r}{where}", repr(value))
+
+
 @operator_anywhere
 def off_by_one(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
-    if isinstance(parent, ast.Subscript | ast.UnaryOp):
-        return
-    if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= 2:
-        yield Change(ast.Constant(node.value + 1), *_in(parent, node, node.value + 1))
+    match node:
+        case ast.Constant(value=value) if type(value) is int and value <= 2:
+            if not isinstance(parent, ast.Subscript | ast.UnaryOp):
+                yield constant(node, parent, value + 1)
 
 
 @operator_anywhere
 def other_truth(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     is_assertion = isinstance(parent, ast.keyword) and parent.arg == "strict"
     if isinstance(node, ast.Constant) and isinstance(node.value, bool) and not is_assertion:
-        yield Change(ast.Constant(not node.value), *_in(parent, node, not node.value))
+        yield constant(node, parent, not node.value)
 
 
-def _in(parent: ast.AST, node: ast.Constant, value: object) -> tuple[str, str]:
-    """A constant says little: it is told with the first line of what is around it."""
-    if isinstance(parent, ast.stmt | ast.expr | ast.keyword):
-        text = ast.unparse(parent).split("\n")[0]
-        return f"{node.value!r} in {text}", repr(value)
-    return repr(node.value), repr(value)
-
-
-ARITHMETIC: dict[type, type] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.FloorDiv,
-    ast.FloorDiv: ast.Mult,
-    ast.Div: ast.Mult,
-}
+ARITHMETIC = either_way((ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv)) | {ast.Div: ast.Mult}
 
 
 @operator
@@ -265,13 +248,14 @@ def other_arithmetic(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
 
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 METHODS = {"popleft": "pop", "appendleft": "append"}
+LAST = ast.UnaryOp(ast.USub(), ast.Constant(1))
 
 
 @operator
 def swap_first_and_last(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     match node:
         case ast.Subscript(slice=ast.Constant(value=0)):
-            yield altered(node, slice=ast.UnaryOp(ast.USub(), ast.Constant(1)))
+            yield altered(node, slice=LAST)
         case ast.Subscript(slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1))):
             yield altered(node, slice=ast.Constant(0))
         case ast.Call(func=ast.Name(id=name)) if name in NAMES:
@@ -286,29 +270,24 @@ def swap_first_and_last(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
                 yield altered(node, keywords=[*keywords, reverse])
         case ast.Call(func=ast.Name(id="next"), args=[ast.Call(ast.Name(id="iter"), [item]), *_]):
             everything = ast.Call(ast.Name("list", ast.Load()), [item], [])
-            last = ast.UnaryOp(ast.USub(), ast.Constant(1))
-            yield becomes(node, ast.Subscript(everything, last, ast.Load()))
+            yield becomes(node, ast.Subscript(everything, LAST, ast.Load()))
 
 
 @operator
 def drop_argument(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Leave a named argument to its default."""
-    if isinstance(node, ast.Call):
-        for keyword in node.keywords:
-            # a row's note is for readers; what `strict` says is asserted, and true
-            if keyword.arg not in {None, "note", "strict"}:
-                rest = [other for other in node.keywords if other is not keyword]
-                yield altered(node, keywords=rest)
+    for keyword in node.keywords if isinstance(node, ast.Call) else ():
+        # a row's note is for readers; what `strict` says is asserted, and true
+        if keyword.arg not in {None, "note", "strict"}:
+            yield altered(node, keywords=[k for k in node.keywords if k is not keyword])
 
 
 @operator
 def drop_slice_bound(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
-    if isinstance(node, ast.Slice):
-        for bound in ("lower", "upper"):
-            if getattr(node, bound) is not None:
-                replacement = copy.copy(node)
-                setattr(replacement, bound, None)
-                yield Change(replacement, f"[{ast.unparse(node)}]", f"[{ast.unparse(replacement)}]")
+    for bound in ("lower", "upper") if isinstance(node, ast.Slice) else ():
+        if getattr(node, bound) is not None:
+            rest = with_fields(node, **{bound: None})
+            yield Change(rest, f"[{ast.unparse(node)}]", f"[{ast.unparse(rest)}]")
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -316,57 +295,51 @@ def drop_slice_bound(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
 TARGET, ACTION = 2, 4  # places in `Row`
 
 
-def is_call_of(node: ast.AST, *names: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
-
-
 @operator_anywhere
 def drop_row(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Of a table: a row, or a line of what is ignored."""
-    if isinstance(node, ast.Tuple):
-        for index, item in enumerate(node.elts):
-            if is_call_of(item, "Row", "Ignore"):
-                shorter = ast.Tuple(without(node.elts, index), node.ctx)
-                yield Change(shorter, ast.unparse(item), "(no row)")
+    for item, rest in each_left_out(node.elts) if isinstance(node, ast.Tuple) else ():
+        match item:
+            case ast.Call(func=ast.Name(id="Row" | "Ignore")):
+                yield Change(with_fields(node, elts=rest), ast.unparse(item), "(no row)")
 
 
 @operator_anywhere
 def drop_member(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Of a tuple of states or effects."""
-    if isinstance(node, ast.Tuple) and node.elts and all(map(is_member, node.elts)):
-        for index, item in enumerate(node.elts):
-            shorter = ast.Tuple(without(node.elts, index), node.ctx)
-            where = ast.unparse(parent).split("\n")[0]
-            yield Change(shorter, f"{ast.unparse(item)} in {where}", "(dropped)")
+    if isinstance(node, ast.Tuple) and all(map(is_member, node.elts)):
+        for item, rest in each_left_out(node.elts):
+            before = f"{ast.unparse(item)} in {first_line(parent)}"
+            yield Change(with_fields(node, elts=rest), before, "(dropped)")
 
 
 def is_member(node: ast.AST) -> bool:
-    if isinstance(node, ast.Starred):
-        return isinstance(node.value, ast.Name)
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and (node.value.id in {"S", "Do"})
-    )
+    match node:
+        case ast.Starred(value=ast.Name()) | ast.Attribute(value=ast.Name(id="S" | "Do")):
+            return True
+    return False
+
+
+def without_place(row: ast.AST, place: int) -> Iterator[Change]:
+    """Nothing there, if there is something."""
+    match row:
+        case ast.Call(func=ast.Name(id="Row"), args=args) if len(args) > place:
+            if not isinstance(args[place], ast.Constant):
+                nothing = ast.Constant(value=None)
+                yield altered(row, args=[*args[:place], nothing, *args[place + 1 :]])
 
 
 @operator_anywhere
 def forget_the_action(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Of a row: it changes no field."""
-    if is_call_of(node, "Row") and isinstance(node, ast.Call):
-        nothing = ast.Constant(value=None)
-        if len(node.args) > ACTION and not isinstance(node.args[ACTION], ast.Constant):
-            args = [*node.args[:ACTION], nothing, *node.args[ACTION + 1 :]]
-            yield altered(node, args=args)
-        if any(keyword.arg == "do" for keyword in node.keywords):
-            yield altered(node, keywords=[k for k in node.keywords if k.arg != "do"])
+    yield from without_place(node, ACTION)
+    match node:
+        case ast.Call(func=ast.Name(id="Row"), keywords=keywords):
+            if any(keyword.arg == "do" for keyword in keywords):
+                yield altered(node, keywords=[k for k in keywords if k.arg != "do"])
 
 
 @operator_anywhere
 def stay(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Of a row: the state remains."""
-    if not (is_call_of(node, "Row") and isinstance(node, ast.Call)):
-        return
-    if len(node.args) > TARGET and not isinstance(node.args[TARGET], ast.Constant):
-        nowhere = ast.Constant(value=None)
-        yield altered(node, args=[*node.args[:TARGET], nowhere, *node.args[TARGET + 1 :]])
+    yield from without_place(node, TARGET)
