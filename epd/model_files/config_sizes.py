@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from epd.model_files.checkpoint import ModelError, Settings
@@ -44,6 +45,13 @@ _SUMS = {
     "query": ("nope", "rope"), "latent": ("rank", "rope"), "key_value": ("nope", "value"),
     "channels": ("2*key_heads*key_head", "values"),
 }  # fmt: skip
+
+
+# Linear layers of a decoder whose weights may have eight bits, each row with a scale.
+PRODUCTS = frozenset(
+    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z out_proj".split()
+)
+SCALE_NBYTES = 4
 
 
 class Sizes:
@@ -151,6 +159,47 @@ def parameters(family: Family, sizes: Sizes) -> dict[str, Shape]:
         for pattern, shape in family.tensors.items()
         for name in _names(pattern, sizes)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers, or bytes, of a model's parameters: of the tower, of the language model outside its
+    layers, and of all its layers."""
+
+    tower: int
+    outside: int
+    layers: int
+    products: int  # of `layers`: what can have eight bits
+    channels: int  # of these: as many have a scale
+
+    @property
+    def language(self) -> int:
+        return self.outside + self.layers
+
+    def nbytes(self, number_nbytes: int, quantization: str = "") -> Counts:
+        """As they are loaded."""
+        saved = self.products * (number_nbytes - 1) - self.channels * SCALE_NBYTES
+        layers = self.layers * number_nbytes - (saved if quantization else 0)
+        outer = self.tower * number_nbytes, self.outside * number_nbytes
+        return Counts(*outer, layers, self.products, self.channels)
+
+
+def counted(family: Family, sizes: Sizes) -> Counts:
+    """Of the model of a config.json; a head that is the embedding counts once.  Raises
+    ModelError."""
+    tower = outside = layers = products = channels = 0
+    for name, shape in parameters(family, sizes).items():
+        count = math.prod(shape)
+        if family.is_vision(name):
+            tower += count
+        elif ".layers." in name:
+            layers += count
+            if name.removesuffix(".weight").rpartition(".")[2] in PRODUCTS and len(shape) == 2:
+                products += count
+                channels += shape[0]
+        elif not (sizes.is_tied and name == "lm_head.weight"):
+            outside += count
+    return Counts(tower, outside, layers, products, channels)
 
 
 def _names(pattern: str, sizes: Sizes) -> Iterator[str]:

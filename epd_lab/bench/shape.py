@@ -2,10 +2,11 @@
 
 Speed depends on shapes, not on what the weights say, so that `--load-format dummy` (random weights,
 made on the device) measures a model that need not be downloaded.  The shapes are those of
-Qwen3-VL-4B-Instruct, -32B-Instruct and -30B-A3B-Instruct, a mixture of experts (their published
-config.json); of Qwen3.5-4B and -9B (from transformers' defaults, public scripts and counts of
-parameters); the layers of Qwen2.5-72B as those of a Qwen3-VL; and 16 dense layers of the sizes of
-Kimi-K2.5's, whose whole is far beyond a card.  Words come from the bundled model's tokenizer,
+Qwen3-VL-4B, -8B and -32B-Instruct, and of its mixtures of experts, 30B-A3B and 235B-A22B (their
+published config.json); of Qwen3.5-4B and -9B (from transformers' defaults, public scripts and
+counts of parameters); of Qwen3.6-35B-A3B and Kimi-K2.5 (tests/engine/published_checkpoints.py says
+from where); the layers of Qwen2.5-72B as those of a Qwen3-VL; and 16 dense layers of the sizes of
+Kimi-K2.5's.  Words come from the bundled model's tokenizer,
 filled up to the vocabulary with words of their own, so that every token has a text.
 """
 
@@ -34,6 +35,11 @@ _VISION = {
     "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 2560,
     "num_position_embeddings": 2304, "deepstack_visual_indexes": [5, 11, 17],
 }  # fmt: skip
+_MIDDLE_TEXT = {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "tie_word_embeddings": False,
+}
 _LARGE_TEXT = {
     "hidden_size": 5120,
     "intermediate_size": 25_600,
@@ -61,6 +67,13 @@ _SPARSE_TEXT = {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
+}
+_LARGE_SPARSE_TEXT = _SPARSE_TEXT | {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "moe_intermediate_size": 1536,
 }
 _SPARSE_VISION = _LARGE_VISION | {"model_type": "qwen3_vl_moe", "out_hidden_size": 2048}
 _SPARSE = {"model_type": "qwen3_vl_moe", "architectures": ["Qwen3VLMoeForConditionalGeneration"]}
@@ -97,6 +110,22 @@ _SMALL_HYBRID_VISION = _HYBRID_VISION | {
     name: _VISION[name] for name in ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
 }
 _HYBRID = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+_SPARSE_HYBRID_TEXT = _HYBRID_TEXT | {
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_SPARSE_HYBRID_VISION = _HYBRID_VISION | {"model_type": "qwen3_5_moe", "out_hidden_size": 2048}
+_SPARSE_HYBRID = {
+    "model_type": "qwen3_5_moe",
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+}
 _LATENT_TEXT = {
     "model_type": "deepseek_v3",
     "vocab_size": 163_840,
@@ -123,19 +152,37 @@ _LATENT_TEXT = {
         "mscale_all_dim": 1.0,
     },
 }
+_SPARSE_LATENT_TEXT = _LATENT_TEXT | {
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.827,
+    "norm_topk_prob": True,
+}
+_LATENT_VISION = dict.fromkeys(_VISION) | {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+    "num_hidden_layers": 27, "patch_size": 14,
+}  # fmt: skip
 _LATENT = {"model_type": "kimi_k25", "architectures": ["Kimi_K25ForConditionalGeneration"]}
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "4b": ({}, {}, {}),
+    "8b": (_MIDDLE_TEXT, _LARGE_VISION | {"out_hidden_size": 4096}, {}),
     "32b": (_LARGE_TEXT, _LARGE_VISION, {}),
     "30b-a3b": (_SPARSE_TEXT, _SPARSE_VISION, _SPARSE),
+    "235b-a22b": (_LARGE_SPARSE_TEXT, _SPARSE_VISION | {"out_hidden_size": 4096}, _SPARSE),
     "72b": (_HUGE_TEXT, _HUGE_VISION, {}),
     "qwen3.5-4b": (_SMALL_HYBRID_TEXT, _SMALL_HYBRID_VISION, _HYBRID),
     "qwen3.5-9b": (_HYBRID_TEXT, _HYBRID_VISION, _HYBRID),
-    "kimi-dense": (_LATENT_TEXT, dict.fromkeys(_VISION), _LATENT),  # the tower of its defaults
+    "qwen3.6-35b-a3b": (_SPARSE_HYBRID_TEXT, _SPARSE_HYBRID_VISION, _SPARSE_HYBRID),
+    "kimi-k2.5": (_SPARSE_LATENT_TEXT, _LATENT_VISION, _LATENT),
+    "kimi-dense": (_LATENT_TEXT, _LATENT_VISION, _LATENT),
 }
 """What each has instead of the first's: of the text, of the vision, and of both."""
-SERVED = tuple(size for size in SIZES if size != "kimi-dense")
-"""With the preparation of images (`_IMAGES`) that they need; the other one is for steps alone."""
 _IMAGES = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
@@ -160,7 +207,10 @@ def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
     taken = set(words.values())
     words.update({f"Ġw{i}": i for i in range(text.get("vocab_size", VOCABULARY)) if i not in taken})
     _write(directory / "tokenizer.json", tokenizer)
-    _write(directory / "preprocessor_config.json", _IMAGES)
+    images = _IMAGES | {"patch_size": vision.get("patch_size", _VISION["patch_size"])}
+    if whole == _LATENT:
+        images["image_processor_type"] = "Kimi_K25ImageProcessor"
+    _write(directory / "preprocessor_config.json", images)
     own = json.loads((bundled / "config.json").read_text())
     special = {key: value for key, value in own.items() if key.endswith("_token_id")}
     end = own["text_config"].get("eos_token_id")

@@ -14,6 +14,7 @@ be seen so: it is taken over from the bundled file, and the sources say so.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -147,6 +148,51 @@ def _told(
     )
 
 
+def batch_of(
+    language: TorchLanguageEngine, decodes: int, context: int, prompts: Sequence[tuple[int, int]]
+) -> list[StepSequence]:
+    """`prompts`: tokens, and how many are computed already."""
+    layout, first = language.kv_layout, 0
+    # Alike ones would choose the same experts.
+    words = itertools.cycle(range(len(language.model.lm_head.weight)))
+    batch: list[StepSequence] = []
+    for number, (count, start) in enumerate([(1, context)] * decodes + list(prompts)):
+        blocks = layout.num_state_blocks - (-(start + count) // layout.block_size)
+        table = tuple(range(first, first + blocks))
+        first += blocks
+        tokens = list(itertools.islice(words, count))
+        batch.append(StepSequence(str(number), tokens, start, table, None, sample=GREEDY))
+    return batch
+
+
+async def step_ms(
+    language: TorchLanguageEngine, decodes: int, context: int, *prompts: tuple[int, int]
+) -> float:
+    """Of the device.  Raises ConfigError where a step fails."""
+    batch = batch_of(language, decodes, context, prompts)
+    found: list[float] = []
+    for _ in range(REPEATS):
+        results = await asyncio.gather(*(language.step(batch) for _ in range(QUEUED)))
+        wrong = {getattr(one, "reason", "") for result in results for one in result.outcomes}
+        if wrong := wrong - {""}:
+            raise ConfigError(f"a step failed: {'; '.join(sorted(wrong))}")
+        found += [result.elapsed_s for result in results[1:]]
+    return 1e3 * statistics.median(found)
+
+
+async def tower_ms(vision: TorchVisionEngine, batch: list[Patches]) -> float:
+    """Between the ends of runs that are queued behind each other."""
+    found: list[float] = []
+    for _ in range(REPEATS):
+        ends: list[float] = []
+        runs = [asyncio.ensure_future(vision.encode(batch)) for _ in range(QUEUED)]
+        for run in runs:
+            await run
+            ends.append(time.perf_counter())
+        found.append((ends[-1] - ends[0]) / (QUEUED - 1))
+    return 1e3 * statistics.median(found)
+
+
 @dataclass(slots=True)
 class Meter:
     """Times made-up work on one device's engines."""
@@ -162,52 +208,29 @@ class Meter:
         capacity = self.language.num_blocks * self.language.kv_layout.block_size
         return tokens <= min(self.settings.engine.max_step_tokens, capacity)
 
-    def _batch(
-        self, decodes: int, context: int, prompts: Sequence[tuple[int, int]]
-    ) -> list[StepSequence]:
-        """`prompts`: tokens, and how many are computed already."""
-        parts = [(1, context)] * decodes + list(prompts)
-        size, first = self.language.kv_layout.block_size, 0
-        batch: list[StepSequence] = []
-        for number, (count, start) in enumerate(parts):
-            blocks = -(-(start + count) // size)
-            table = tuple(range(first, first + blocks))
-            first += blocks
-            tokens = [1] * count
-            batch.append(StepSequence(str(number), tokens, start, table, None, sample=GREEDY))
-        return batch
-
-    async def _step_ms(self, decodes: int, context: int, *prompts: tuple[int, int]) -> float:
-        batch = self._batch(decodes, context, prompts)
-        found: list[float] = []
-        for _ in range(REPEATS):
-            results = await asyncio.gather(*(self.language.step(batch) for _ in range(QUEUED)))
-            found += [result.elapsed_s for result in results[1:]]
-        return 1e3 * statistics.median(found)
-
     async def step(self) -> Step:
         """All costs of steps."""
         language = self.language
         capacity = language.num_blocks * language.kv_layout.block_size
         context = min(CONTEXT, language.max_context // 2, capacity // DECODES // 2)
         least = language.kv_layout.block_size
-        few_ms = await self._step_ms(DECODES, least)
-        many_ms = await self._step_ms(DECODES, context)
+        few_ms = await step_ms(self.language, DECODES, least)
+        many_ms = await step_ms(self.language, DECODES, context)
         context_ms = max(0.0, many_ms - few_ms) / (DECODES * (context - least))
         history = min(HISTORY, language.max_context - CHUNK, capacity - CHUNK)
         chunk = min(CHUNK, self.settings.engine.max_step_tokens)
-        alone_ms = await self._step_ms(0, 0, (chunk, 0))
-        behind_ms = await self._step_ms(0, 0, (chunk, history))
+        alone_ms = await step_ms(self.language, 0, 0, (chunk, 0))
+        behind_ms = await step_ms(self.language, 0, 0, (chunk, history))
         pair_ms = max(0.0, behind_ms - alone_ms) / (chunk * history)
-        one_ms = await self._step_ms(1, least)
+        one_ms = await step_ms(self.language, 1, least)
         points: Points = [(1, one_ms), (DECODES, few_ms)]
         for tokens in filter(self._fits, SIZES):
             pieces = [(min(LONGEST, tokens - at), 0) for at in range(0, tokens, LONGEST)]
-            took_ms = await self._step_ms(0, 0, *pieces)
+            took_ms = await step_ms(self.language, 0, 0, *pieces)
             points.append((tokens, took_ms - pair_ms * sum(n * n / 2 for n, _ in pieces)))
         table = rising(points)
         few, prompt = 16, chunk - 16
-        both_ms = await self._step_ms(few, context, (prompt, 0))
+        both_ms = await step_ms(self.language, few, context, (prompt, 0))
         parts_ms = between(table, chunk) + context_ms * few * context + pair_ms * prompt**2 / 2
         return Step(
             tokens_ms=table,
@@ -223,7 +246,7 @@ class Meter:
             return Launch(captured_ms=0.0, max_captured=0, one_by_one_ms=0.0)
         captured = min(engine.max_captured_tokens, engine.max_step_tokens) * engine.cuda_graphs
         longest = min(engine.max_step_tokens, 2 * captured or chunk)
-        few, many = (self._batch(0, 0, [(count, 0)]) for count in (chunk, longest))
+        few, many = (batch_of(self.language, 0, 0, [(count, 0)]) for count in (chunk, longest))
         return Launch(
             captured_ms=await self._host_ms(lambda: self.language.step(few)),
             max_captured=captured,
@@ -244,7 +267,7 @@ class Meter:
     async def sustained(self, for_s: float) -> float:
         """How many times as long a step with a prompt takes when the device has no rest."""
         chunk = min(2048, self.settings.engine.max_step_tokens, self.language.max_context)
-        batch = self._batch(0, 0, [(chunk, 0)])
+        batch = batch_of(self.language, 0, 0, [(chunk, 0)])
         if for_s <= 0:
             return 1.0
         await asyncio.sleep(1.0)
@@ -277,31 +300,19 @@ class Meter:
             pixel_ns.append(1e9 * took_s / (width * height))
         largest, small = images[-1], images[0]
         count = max(2, largest.num_patches // small.num_patches)
-        many_ms = await self._tower_ms([small] * count)
-        one_ms = await self._tower_ms([largest])
+        many_ms = await tower_ms(self.vision, [small] * count)
+        one_ms = await tower_ms(self.vision, [largest])
         per_patch_ms = many_ms / (count * small.num_patches)
         apart = largest.num_patches**2 - largest.num_patches * small.num_patches
         more_ms = one_ms - per_patch_ms * largest.num_patches
         pair_ms = max(0.0, more_ms) / apart if apart else 0.0
         points: Points = []
         for image in images:
-            alone_ms = one_ms if image is largest else await self._tower_ms([image])
+            alone_ms = one_ms if image is largest else await tower_ms(self.vision, [image])
             points.append((image.num_patches, alone_ms - pair_ms * image.num_patches**2))
         launch = await self._tower_launch(small, largest)
         table = rising(points)
         return Tower(patches_ms=table, pair_ns=1e6 * pair_ms, launch=launch), pixel_ns[-1]
-
-    async def _tower_ms(self, batch: list[Patches]) -> float:
-        """Between the ends of runs that are queued behind each other."""
-        found: list[float] = []
-        for _ in range(REPEATS):
-            ends: list[float] = []
-            runs = [asyncio.ensure_future(self.vision.encode(batch)) for _ in range(QUEUED)]
-            for run in runs:
-                await run
-                ends.append(time.perf_counter())
-            found.append((ends[-1] - ends[0]) / (QUEUED - 1))
-        return 1e3 * statistics.median(found)
 
     async def _tower_launch(self, small: Patches, largest: Patches) -> Launch:
         from epd.engine.factory import MAX_CAPTURED_PATCHES

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure.options import size
-from epd_lab.bench import verb_accuracy, verb_gpu, verb_isolation, verb_reuse, verb_serve
+from epd_lab.bench import (
+    verb_accuracy,
+    verb_gpu,
+    verb_isolation,
+    verb_probe,
+    verb_reuse,
+    verb_serve,
+)
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -25,6 +32,7 @@ EXAMPLES = (
     ("epd bench overlap", "encoding beside prefill; a minute"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
     ("epd bench accuracy questions.jsonl 1epd 1e1p1d", "right answers of two topologies"),
+    ("epd bench probe --device cuda", "models of true size, by few of their layers; minutes"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 
@@ -73,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verb_serve.add_to(kinds)
     verb_accuracy.add_to(kinds)
     verb_gpu.add_to(kinds)
+    verb_probe.add_to(kinds)
     verb_reuse.add_to(kinds)
     verb_isolation.add_to(kinds)
 
@@ -93,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         return verb_serve.run(args)
     if args.what == "gpu":
         return verb_gpu.run(args)
+    if args.what == "probe":
+        return verb_probe.run(args)
     if args.what == "reuse":
         return verb_reuse.run(args)
     if args.what == "isolation":

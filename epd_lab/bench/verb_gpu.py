@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from epd.cli.configure import options
 from epd.cli.parser import UsageError
-from epd_lab.bench.shape import SERVED
+from epd_lab.bench.shape import SIZES
 from epd_lab.bench.verb_serve import SLO, slo_of, target_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_to(kinds: Any) -> None:
         "--workload", dest="workloads", action="append", metavar="NAME",
         help="instead of those of the suite; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--shape", choices=SERVED, default="4b", help="without --model; default 4b")
+    parser.add_argument("--shape", choices=SIZES, default="4b", help="without --model; default 4b")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument(
         "--requests", type=int, metavar="N", help="of each stream, at most; default: all"

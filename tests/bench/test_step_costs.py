@@ -23,7 +23,7 @@ SMALL = {
 
 
 def settings_for(directory: Path) -> Settings:
-    return build_settings(flags={"model_dir": str(directory), "engine.kv_nbytes": 8 << 20})
+    return build_settings(flags={"model_dir": str(directory), "engine.kv_nbytes": 16 << 20})
 
 
 async def test_measured_on_a_cpu_and_planned_with(

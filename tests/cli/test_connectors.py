@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -203,7 +204,7 @@ def test_a_flag_that_says_otherwise_is_not_overruled() -> None:
 def plan(*arguments: str) -> Plan:
     parser = argparse.ArgumentParser()
     run.add_arguments(parser)
-    return run.make_plan(parser.parse_args(arguments))
+    return run.make_plan(parser.parse_args(arguments), ExitStack())
 
 
 def test_the_command_line_takes_them(tmp_path: Any) -> None:

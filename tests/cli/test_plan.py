@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -22,8 +23,9 @@ from epd.cli.configure.names import default_prefix
 from epd.cli.configure.settings import build_settings
 from epd.cli.main import main
 from epd.cli.start.plan import LogOptions, Placing, Plan, plan_role, plan_topology
+from epd.cli.verbs import run
 from epd.config import ConfigError, Settings
-from epd.model_files.checkpoint import ModelError
+from epd.model_files.checkpoint import ModelError, read_config
 from epd.transport.base import TransportError
 from epd.transport.bus.curve import ClusterKey
 from epd.transport.codec import check_instance_id
@@ -312,3 +314,33 @@ def test_devices_are_given_out_in_turn(tmp_path: Path) -> None:
     settings = build_settings(flags={"engine.device": "cuda:1,cuda:3"})
     plan = topology("2e1pd", tmp_path, settings=settings)
     assert [i.engine.device for i in plan.instances] == ["cuda:1", "cuda:3", "cuda:1"]
+
+
+# --- the first layers -----------------------------------------------------------------------------
+
+
+def first_layers(held: ExitStack, *arguments: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    given = ["--topology", "1e1pd", "--load-format", "dummy", *arguments]
+    return run.make_plan(parser.parse_args(given), held)
+
+
+def test_layers_are_cut_and_the_name_stays(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        plan = first_layers(held, "--layers", "1", "--run-dir", str(tmp_path))
+        assert plan.gateway is not None and plan.gateway.model_name == "epd-tiny"
+        (directory,) = {one.model_dir for one in (plan.gateway, *plan.instances)}
+        whole, config = read_config(bundled_model()), read_config(directory)
+        assert config["text_config"]["num_hidden_layers"] == 1
+        # A level's rows are added behind a layer; all blocks of the tower stay.
+        assert config["vision_config"]["deepstack_visual_indexes"] == [1]
+        assert config["vision_config"]["depth"] == whole["vision_config"]["depth"]
+        assert (Path(directory) / "tokenizer.json").samefile(bundled_model() / "tokenizer.json")
+    assert not Path(directory).exists()
+
+
+@pytest.mark.parametrize("number", ["0", "5"])
+def test_layers_that_are_not_there_are_refused(number: str, tmp_path: Path) -> None:
+    with ExitStack() as held, pytest.raises(ModelError, match="has 4 layers; give 1 to 4"):
+        first_layers(held, "--layers", number, "--run-dir", str(tmp_path))

@@ -146,12 +146,20 @@ def test_weights_of_eight_bits_are_not_counted_as_sixteen() -> None:
         check_memory("cuda", [plain], language - 1, 1.0)
 
 
-def test_an_encoder_has_no_kv_and_dummy_weights_are_no_file(tmp_path: Path) -> None:
+def test_an_encoder_has_no_kv() -> None:
     check_memory("cpu", [instance("e0", "encode", kv_nbytes=GIB)], GIB // 2, 1.0)
+
+
+def test_weights_without_a_file_are_counted_too(tmp_path: Path) -> None:
+    """And a model is told how many devices it takes at least."""
+    shutil.copy(CHECKPOINT / "config.json", tmp_path)
     dummy = msgspec.structs.replace(
-        instance("p0", "prefill", load_format="dummy"), model_dir=str(tmp_path)
+        instance("p0", "prefill", load_format="dummy", kv_nbytes=0), model_dir=str(tmp_path)
     )
-    check_memory("cpu", [dummy], GIB, 1.0)
+    language = weights_nbytes(CHECKPOINT, 4)["language"]
+    check_memory("cuda", [dummy], language, 1.0)
+    with pytest.raises(ConfigError, match=r"name more devices, 3 at least \(--device"):
+        check_memory("cuda", [dummy], language * 2 // 5, 1.0)
 
 
 def test_this_host_can_serve_the_bundled_model() -> None:

@@ -18,13 +18,14 @@ from epd.cli.boundary import CommandFailed
 from epd.cli.main import main
 from epd.cli.verify import questions
 from epd.cli.verify.findings import Finding, Result, parting
-from epd.cli.verify.fitting import Need, check_fits, cut, need_of
+from epd.cli.verify.fitting import Need, check_fits, need_of
 from epd.cli.verify.ours import Ours
 from epd.cli.verify.report import run_rows
 from epd.cli.verify.rows import ROWS
 from epd.cli.verify.sides import Sides
 from epd.config import EngineConfig, Settings
-from epd.model_files.checkpoint import read_checkpoint
+from epd.model_files.checkpoint import ModelError, read_checkpoint
+from epd.model_files.first_layers import cut
 from epd.tiny import CHECKPOINT
 from tests.engine.tiny_models import FAMILIES, cached_model
 
@@ -226,8 +227,8 @@ def test_the_first_layers_are_compared_alone(family: str, tmp_path: Path) -> Non
     findings = found(Sides(whole, directory, directory, loose), "images")
     assert {f.result for f in findings.values()} == {Result.SAME}
     if family == "qwen3_5":
-        with pytest.raises(CommandFailed, match="give at least 2"):
-            cut(whole.directory, 1, tmp_path / "one")
+        with pytest.raises(ModelError, match="give at least 2"):
+            cut(whole.directory, 1, tmp_path / "few")
 
 
 def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:

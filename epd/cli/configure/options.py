@@ -59,7 +59,7 @@ def _add_setting(group: _Group, setting: Setting) -> None:
     group.add_argument(*flags, dest=setting.key, help=text, **form)
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser) -> _Group:
     group = add_settings(parser, "model", "model and device")
     group.add_argument(
         "--served-model-name", "--model-name", dest="model_names", nargs="+", metavar="NAME",
@@ -70,6 +70,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help='draft tokens from the text so far: {"method":"ngram","num_speculative_tokens":4,'
         '"prompt_lookup_min":2,"prompt_lookup_max":4}; answers stay the same; default: none',
     )  # fmt: skip
+    return group
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 
 from epd.config import ConfigError, InstanceConfig
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_header, weight_files
-from epd.model_files.config_sizes import Sizes
+from epd.model_files.config_sizes import Sizes, counted
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
 from epd.runtime.loading import backends_of
 from epd.scheduling.slots import receive_pool
@@ -95,9 +95,9 @@ def check_memory(
     remedy = (
         "free memory, use a smaller model or fewer instances, or lower --kv-nbytes"
         if device == "cpu"
-        else "name more devices (--device cuda:0,cuda:1) and share the model out to them "
-        "(--tensor-parallel-size), use a smaller model, --quantization fp8 or fewer instances, or "
-        "lower --kv-nbytes"
+        else f"name more devices, {ceil(needed / (total_nbytes * share))} at least (--device "
+        "cuda:0,cuda:1), and share the model out to them (--tensor-parallel-size), use a smaller "
+        "model, --quantization fp8 or fewer instances, or lower --kv-nbytes"
     )
     raise ConfigError(
         f"{device} has {total_nbytes * share / GIB:.1f} GiB{of} to give, and weights and KV pools "
@@ -145,13 +145,19 @@ def _needed(instance: InstanceConfig) -> int:
     speaks = "prefill" in instance.roles or "decode" in instance.roles
     num_ranks = 1 + len(instance.rank_devices)
     nbytes = engine.kv_nbytes if speaks else 0
-    if engine.load_format == "dummy":
-        return nbytes
     stages = {"vision": "encode" in instance.roles, "language": speaks}
     number_nbytes = DTYPE_NBYTES[engine.dtype]
-    found = dict(weights_nbytes(Path(instance.model_dir), number_nbytes))
-    if engine.quantization:  # most of them: it must not be more than they can come to
-        found["language"] //= number_nbytes
+    directory = Path(instance.model_dir)
+    if engine.load_format == "dummy":
+        config = read_config(directory)
+        family = family_of(directory, config)
+        counts = counted(family, Sizes(directory / "config.json", config, family))
+        counts = counts.nbytes(number_nbytes, engine.quantization)
+        found = {"vision": counts.tower, "language": counts.language}
+    else:
+        found = dict(weights_nbytes(directory, number_nbytes))
+        if engine.quantization:  # most of them: it must not be more than they can come to
+            found["language"] //= number_nbytes
     return nbytes + sum(found[stage] // num_ranks for stage, is_held in stages.items() if is_held)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epd.cli.configure import options
@@ -52,6 +55,10 @@ EXAMPLES = (
         "connectors as vLLM spells them",
     ),
     ("epd run --role all --set timing.request_timeout_s=30", "everything in one process"),
+    (
+        "epd run --topology 1epd --model ~/Qwen3-VL-235B --load-format dummy --layers 2",
+        "two layers of a large model, with random weights of config.json alone",
+    ),
     ("epd run --topology 1epd --show-config", "all settings as they would be used, and no start"),
 )
 
@@ -83,7 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{hop}-transfer-config", metavar="JSON",
             help=f'{text}: {{"{hop}_connector": ..., "{hop}_role": ...}}',
         )  # fmt: skip
-    options.add_model_flags(parser)
+    options.add_model_flags(parser).add_argument(
+        "--layers", type=int, metavar="N",
+        help="only the first N layers of the language model, behind the whole tower: to see how a "
+        "large model starts and how fast it is (--load-format dummy), not for answers",
+    )  # fmt: skip
     options.add_settings(parser, "encoders", "encoders: cache of rows, send buffer")
     options.add_settings(parser, "access", "who may ask, and what may be fetched")
     options.add_settings(parser, "limits", "limits and times (--show-config lists all settings)")
@@ -101,14 +112,17 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps(shown(_settings(args)), indent=2))
         return 0
-    plan = make_plan(args)
-    from epd.cli.start.supervisor import run_role, run_topology
+    with ExitStack() as held:
+        plan = make_plan(args, held)
+        from epd.cli.start.supervisor import run_role, run_topology
 
-    return run_topology(plan) if args.topology else run_role(plan)
+        return run_topology(plan) if args.topology else run_role(plan)
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
-    """What to start; everything that can be refused without starting is refused here."""
+def make_plan(args: argparse.Namespace, held: ExitStack) -> Plan:
+    """What to start; everything that can be refused without starting is refused here.
+
+    `held`: what is there as long as that."""
     from epd.cli.parser import UsageError
     from epd.cli.start.plan import plan_role, plan_topology
 
@@ -117,6 +131,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
     settings = _settings(args)
     if args.topology and args.instance_id:
         raise UsageError("--id names one process: it goes with --role, not with --topology")
+    if args.layers is not None:
+        place = held.enter_context(tempfile.TemporaryDirectory(prefix="epd-layers-"))
+        settings = _of_first_layers(settings, args.layers, Path(place))
     placing, log = options.placing_of(args), options.log_of(args)
     if settings.cluster_key:
         from epd.transport.bus.curve import ClusterKey
@@ -125,6 +142,26 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.topology:
         return plan_topology(args.topology, settings, placing, log)
     return plan_role(args.role, args.instance_id, settings, placing, log)
+
+
+def _of_first_layers(settings: Settings, num_layers: int, place: Path) -> Settings:
+    """With a directory of so many layers, which keeps the model's name.  Raises ModelError."""
+    import msgspec
+
+    from epd.cli.configure.hub import find_model
+    from epd.cli.configure.model_check import bundled_model, served_name
+    from epd.model_files.first_layers import cut
+
+    given = settings.model_dir
+    whole = find_model(given, weights=False) if given else bundled_model()
+    target = place / whole.name
+    target.mkdir()
+    return msgspec.structs.replace(
+        settings,
+        model_dir=str(cut(whole, num_layers, target)),
+        model_name=settings.model_name or served_name(given),
+        engine=msgspec.structs.replace(settings.engine, allow_unused_tensors=True),
+    )
 
 
 def _settings(args: argparse.Namespace) -> Settings:

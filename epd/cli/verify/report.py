@@ -20,13 +20,14 @@ from epd.cli.configure import options
 from epd.cli.configure.hub import find_model
 from epd.cli.configure.settings import build_settings
 from epd.cli.verify.findings import Finding, LeftOut, Result
-from epd.cli.verify.fitting import KV_NBYTES, check_fits, cut, free_nbytes, need_of
+from epd.cli.verify.fitting import KV_NBYTES, check_fits, free_nbytes, need_of
 from epd.cli.verify.rows import ROWS, Row
 from epd.cli.verify.sides import Sides
 from epd.config import Settings
 from epd.errors import FAILED, OK, explain
 from epd.frontend import JsonObject
 from epd.model_files.checkpoint import read_checkpoint
+from epd.model_files.first_layers import cut
 from epd.model_files.model_directory import check_config
 
 PATIENT_S = 290.0  # a client waits for 300

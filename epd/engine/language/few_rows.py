@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from epd.engine.kernels import kernels_for
+from epd.model_files.config_sizes import PRODUCTS
 
 MOST_ROWS = 48
-LAYERS = frozenset(
-    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z out_proj".split()
-)
 
 
 class FewRowsLinear(nn.Linear):
@@ -38,9 +36,9 @@ class FewRowsLinear(nn.Linear):
 
 
 def linears(layers: nn.Module) -> list[tuple[str, nn.Linear]]:
-    """Of decoder layers, those of `LAYERS`, by path."""
+    """Of decoder layers, those of `PRODUCTS`, by path."""
     named = layers.named_modules()
-    return [(p, m) for p, m in named if type(m) is nn.Linear and p.rpartition(".")[2] in LAYERS]
+    return [(p, m) for p, m in named if type(m) is nn.Linear and p.rpartition(".")[2] in PRODUCTS]
 
 
 def exchange(layers: nn.Module) -> None:

@@ -1,0 +1,123 @@
+"""What probes of a few layers say of whole models: memory, times, and on how many cards they fit.
+
+A model fits so many cards, as ranks of one instance, if what the weights leave of each has room for
+eight full steps of prompts (of less the log warns), within the share of its memory that an instance
+takes.  Layers are shared out to the ranks, and KV by heads; all else is counted whole for each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from epd_lab.diagrams.page import markdown_table
+
+CARDS = {"80 GB": 80 << 30, "141 GB": 140 << 30}  # about what they say of themselves
+MOST_CARDS = 64
+HEADER = [
+    *("model", "layers", "tower, GB", "outside layers", "a layer", "whole, GB"),
+    *("KV, KB a token", "workspace, GB", "image, ms", "prompt of 2k / 8k, ms"),
+    *("1 / 32 / 128 decodes, ms", "cards of 80 / 141 GB"),
+]
+Row = Mapping[str, Any]
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One measurement, for a console."""
+    figures = row["figures"]
+    name = f"{row['model']}, {row['layers']} of {row['whole']} layers ({row['took_s']} s):"
+    told = [f"{key.removesuffix('_ms')} {figures[key]:.2f} ms" for key in figures if "_ms" in key]
+    gib = [
+        f"{key.removesuffix('_nbytes')} {figures[key] / 2**30:.2f} GiB"
+        for key in ("tower_nbytes", "weights_nbytes", "computed_nbytes", "workspace_nbytes")
+        if key in figures
+    ]
+    failed = [row["failed"]] if "failed" in row else []
+    return f"{name} {', '.join(gib + told + failed)}"
+
+
+def as_json(report: Mapping[str, Any]) -> str:
+    """A row a line."""
+    head = {key: value for key, value in report.items() if key != "rows"}
+    rows = ",\n  ".join(json.dumps(row) for row in report["rows"])
+    return f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n'
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """A row for each model of which both measurements are there."""
+    return markdown_table(HEADER, [_cells(*pair, report) for pair in _pairs(report["rows"])])
+
+
+def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    by_model: dict[str, list[Row]] = {}
+    for row in rows:
+        if "failed" not in row:
+            by_model.setdefault(row["model"], []).append(row)
+    for found in by_model.values():
+        if len(found) > 1:
+            yield found[0], found[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Through two numbers of layers of one model."""
+
+    few: Row
+    more: Row
+
+    def layer(self, name: str) -> float:
+        """What a layer adds."""
+        added = self.more["figures"][name] - self.few["figures"][name]
+        return float(added / (self.more["layers"] - self.few["layers"]))
+
+    def at(self, name: str, num_layers: int) -> float:
+        further = num_layers - self.few["layers"]
+        return float(self.few["figures"][name] + self.layer(name) * further)
+
+    def whole(self, name: str) -> float:
+        return self.at(name, self.few["whole"])
+
+    def num_cards(self, card_nbytes: int, share: float) -> int | None:
+        """Ranks that a model needs, by powers of two; None: more than `MOST_CARDS`."""
+        figures, outside_nbytes = self.more["figures"], self.at("weights_nbytes", 0)
+        each_nbytes = share * card_nbytes - outside_nbytes - self.whole("workspace_nbytes")
+        each_nbytes -= sum(
+            figures[f"{name}_nbytes"] for name in ("reserve", "rows", "tower", "tower_workspace")
+        )
+        kv_nbytes = figures["pool_tokens"] * self.whole("kv_token_nbytes")
+        layers_nbytes = self.whole("weights_nbytes") - outside_nbytes
+        number = 1
+        while number <= MOST_CARDS:
+            kv_share = min(number, int(figures["kv_heads"]))
+            if layers_nbytes / number + kv_nbytes / kv_share <= each_nbytes:
+                return number
+            number *= 2
+        return None
+
+
+def _cells(few: Row, more: Row, report: Mapping[str, Any]) -> list[str]:
+    one, figures = Line(few, more), more["figures"]
+    whole_nbytes = one.whole("weights_nbytes") + figures["tower_nbytes"]
+    prompts = [f"{one.whole(name):.0f}" for name in figures if name.startswith("prefill_")]
+    decodes = [f"{one.whole(name):.1f}" for name in figures if name.startswith("decode_")]
+    cards = [one.num_cards(nbytes, report["share"]) for nbytes in CARDS.values()]
+    return [
+        few["model"],
+        f"{few['layers']}, {more['layers']} of {few['whole']}",
+        _gb(figures["tower_nbytes"]),
+        _gb(one.at("weights_nbytes", 0)),
+        f"{one.layer('weights_nbytes') / 1e9:.2f}",
+        f"{whole_nbytes / 1e9:.0f}",
+        f"{one.whole('kv_token_nbytes') / 1e3:.0f}",
+        _gb(one.whole("workspace_nbytes")),
+        f"{figures['image_ms']:.1f}",
+        " / ".join(prompts),
+        " / ".join(decodes),
+        " / ".join(f"over {MOST_CARDS}" if n is None else str(n) for n in cards),
+    ]
+
+
+def _gb(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f}"
