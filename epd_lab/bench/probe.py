@@ -4,13 +4,14 @@ Theory of operation
 -------------------
 Weights are random (`--load-format dummy`), and a model of any size is probed by its first layers.
 Each number of layers has a process of its own, with the memory of a card to itself.  Of layers that
-are alike, what the second adds to the first is what so many layers take; embedding, head, sampling
-and launch are in the first.  So a line through both says what the whole would take (`probe_table`).
-Where layers differ, both numbers must differ by whole periods: layers of Qwen3.6 by four, of
-Kimi-K2.5 by those behind the dense one.
+are alike, what the second adds to the first is what so many layers take; embedding, head and
+sampling are in the first.  So a line through both says what the whole takes (`probe_table`).  Where
+layers differ, both numbers must differ by whole periods: layers of Qwen3.6 by four, and of
+Kimi-K2.5 both must have the dense one.  Where the second is the whole, nothing is extrapolated.
 
-Steps are those of `step_costs`: made up, several queued at once, with nothing else on the device.
-Prompts are not captured, nor is the tower.
+Steps are those of `step_costs`: made up, with nothing else on the device.  The device sleeps ahead
+of them, until several are queued: the host's part, which few layers do not hide, is not in the
+times.  The tower is not captured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -48,6 +49,7 @@ PROMPTS = (2048, 8192)  # tokens, in chunks as they are served
 DECODES = (1, 32, 128)  # of a step
 CONTEXT = 2048  # tokens behind each
 IMAGE = (1920, 1080)
+SLEEP_CYCLES = 120_000_000  # of the device, 60 ms: a host queues the steps of a repeat meanwhile
 ROWS_NBYTES = 1 << 30  # of images, on the device: several runs of the tower are queued
 # Imported once, for all processes.
 PRELOADED = ["epd_lab.bench.probe", "epd.engine.factory", "transformers.modeling_utils"]
@@ -65,12 +67,12 @@ class Probe:
 
 
 PROBES = (
-    Probe("Qwen3-VL-8B", (4, 12), "8b"),
-    Probe("Qwen3-VL-32B, fp8", (4, 12), "32b", quantization="fp8"),
-    Probe("Qwen3-VL-30B-A3B", (4, 8), "30b-a3b"),
-    Probe("Qwen3.6-35B-A3B", (4, 8), "qwen3.6-35b-a3b"),
-    Probe("Qwen3-VL-235B-A22B", (1, 2), "235b-a22b"),
-    Probe("Kimi-K2.5, experts in 16 bits", (1, 2), "kimi-k2.5"),
+    Probe("Qwen3-VL-8B", (4, 36), "8b"),
+    Probe("Qwen3-VL-32B, fp8", (4, 64), "32b", quantization="fp8"),
+    Probe("Qwen3-VL-30B-A3B", (4, 48), "30b-a3b"),
+    Probe("Qwen3.6-35B-A3B", (8, 40), "qwen3.6-35b-a3b"),
+    Probe("Qwen3-VL-235B-A22B", (6, 18), "235b-a22b"),
+    Probe("Kimi-K2.5, experts in 16 bits", (2, 4), "kimi-k2.5"),
 )
 
 
@@ -165,6 +167,7 @@ async def _measure(settings: Settings, whole: str, found: Told) -> None:
     try:
         if whole:
             await _of_tower(settings, whole, executor, found)
+            gc.collect()
         await _of_language(settings, executor, found)
     finally:
         await executor.close()
@@ -174,18 +177,18 @@ async def _of_tower(settings: Settings, whole: str, executor: DeviceExecutor, fo
     from epd.engine.device.memory_plan import held_nbytes
     from epd.engine.factory import build_vision
 
-    directory, before_nbytes = Path(whole), _reserved_nbytes()
+    directory = Path(whole)
     engine = msgspec.structs.replace(settings.engine, cuda_graphs=False)
     batch_patches = settings.encode.max_batch_patches
     vision = build_vision(directory, engine, executor, max_batch_patches=batch_patches)
     found["tower_nbytes"] = held_nbytes(vision.model)
     found["tower_computed_nbytes"] = _computed(directory, settings).tower
-    workspace_nbytes = _reserved_nbytes() - before_nbytes - found["tower_nbytes"]
-    found["tower_workspace_nbytes"] = max(0, workspace_nbytes)
     vision.reserve(ROWS_NBYTES, 0)
+    at_rest_nbytes = _at_rest_nbytes()
     geometry = image_geometry(read_config(directory), read_preprocessor(directory), *IMAGE)
     patches = await vision.preprocess(noise_jpeg(IMAGE, 1), geometry.grid_thw)
     found["image_ms"] = await step_costs.tower_ms(vision, [patches])
+    found["tower_workspace_nbytes"] = _most_nbytes() - at_rest_nbytes
 
 
 async def _of_language(settings: Settings, executor: DeviceExecutor, found: Told) -> None:
@@ -195,36 +198,42 @@ async def _of_language(settings: Settings, executor: DeviceExecutor, found: Told
     from epd.engine.factory import build_language
 
     engine, directory = settings.engine, Path(settings.model_dir)
-    _give_back()
-    before_nbytes = _reserved_nbytes()
     language = build_language(directory, engine, executor, max(DECODES))
     pool, layout = language.pool, language.kv_layout
     if language.kv_in_place:
         language.attach_kv(memoryview(bytearray(pool.nbytes)))
     found["weights_nbytes"] = held_nbytes(language.model)
-    found["computed_nbytes"] = _computed(directory, settings).language
+    computed = _computed(directory, settings)
+    found["computed_nbytes"] = computed.language
+    found["outside_nbytes"] = computed.outside
     found["kv_token_nbytes"] = layout.block_nbytes / layout.block_size
     found["kv_heads"] = layout.num_kv_heads
     found["state_nbytes"] = layout.num_state_blocks * layout.block_nbytes
-    workspace_nbytes = _reserved_nbytes() - before_nbytes - found["weights_nbytes"] - pool.nbytes
-    found["workspace_nbytes"] = max(0, workspace_nbytes)
     found["reserve_nbytes"] = RESERVE_NBYTES
     found["rows_nbytes"] = settings.encode.cache_device_nbytes * 5 // 4
     found["pool_tokens"] = SMALL_POOL * engine.max_step_tokens
 
-    async def step_ms(decodes: int, context: int, *prompts: tuple[int, int]) -> float:
-        # What other steps left there is read as keys, and some of it is no number.
-        if not language.kv_in_place:
+    on_gpu = not language.kv_in_place
+
+    def sleep() -> Sequence[Awaitable[object]]:
+        return [executor.launch(torch.cuda._sleep, SLEEP_CYCLES)] if on_gpu else ()  # noqa: SLF001
+
+    async def step_ms(decodes: int, prompt: tuple[int, int] | None = None) -> float:
+        if on_gpu:  # what other steps left there is read as keys, and some of it is no number
             pool.tensor.zero_()
             torch.cuda.synchronize()
-        return await step_costs.step_ms(language, decodes, context, *prompts)
+        if prompt is not None:
+            return await step_costs.step_ms(language, 0, 0, prompt, repeats=1, before=sleep)
+        return await step_costs.step_ms(language, decodes, CONTEXT, before=sleep)
 
+    at_rest_nbytes = _at_rest_nbytes()
     for decodes in DECODES:
-        found[f"decode_{decodes}_ms"] = await step_ms(decodes, CONTEXT)
+        found[f"decode_{decodes}_ms"] = await step_ms(decodes)
     chunk = min(engine.max_step_tokens, engine.max_chunk_tokens)
     for tokens in PROMPTS:
         parts = [(min(chunk, tokens - at), at) for at in range(0, tokens, chunk)]
-        found[f"prefill_{tokens}_ms"] = sum([await step_ms(0, 0, part) for part in parts])
+        found[f"prefill_{tokens}_ms"] = sum([await step_ms(0, part) for part in parts])
+    found["workspace_nbytes"] = _most_nbytes() - at_rest_nbytes
 
 
 def _computed(directory: Path, settings: Settings) -> Counts:
@@ -235,16 +244,19 @@ def _computed(directory: Path, settings: Settings) -> Counts:
     return counted(family, sizes).nbytes(DTYPE_NBYTES[engine.dtype], engine.quantization)
 
 
-def _reserved_nbytes() -> int:
-    """By torch's allocator, with what it holds for the next largest step."""
+def _at_rest_nbytes() -> int:
+    """That tensors have on the device; from here on the most is looked for."""
     import torch
 
-    return int(torch.cuda.memory_reserved()) if torch.cuda.is_available() else 0
-
-
-def _give_back() -> None:
-    import torch
-
+    if not torch.cuda.is_available():
+        return 0
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+def _most_nbytes() -> int:
+    import torch
+
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0

@@ -15,7 +15,7 @@ from typing import Any
 from epd_lab.diagrams.page import markdown_table
 
 CARDS = {"80 GB": 80 << 30, "141 GB": 140 << 30}  # about what they say of themselves
-MOST_CARDS = 64
+MOST_CARDS = 8  # of one host, on which the ranks of an instance are
 HEADER = [
     *("model", "layers", "tower, GB", "outside layers", "a layer", "whole, GB"),
     *("KV, KB a token", "workspace, GB", "image, ms", "prompt of 2k / 8k, ms"),
@@ -72,22 +72,23 @@ class Line:
         added = self.more["figures"][name] - self.few["figures"][name]
         return float(added / (self.more["layers"] - self.few["layers"]))
 
-    def at(self, name: str, num_layers: int) -> float:
-        further = num_layers - self.few["layers"]
-        return float(self.few["figures"][name] + self.layer(name) * further)
-
     def whole(self, name: str) -> float:
-        return self.at(name, self.few["whole"])
+        further = self.more["whole"] - self.more["layers"]
+        return float(self.more["figures"][name] + self.layer(name) * further)
+
+    @property
+    def workspace_nbytes(self) -> float:
+        """It hardly depends on layers."""
+        return float(max(row["figures"]["workspace_nbytes"] for row in (self.few, self.more)))
 
     def num_cards(self, card_nbytes: int, share: float) -> int | None:
         """Ranks that a model needs, by powers of two; None: more than `MOST_CARDS`."""
-        figures, outside_nbytes = self.more["figures"], self.at("weights_nbytes", 0)
-        each_nbytes = share * card_nbytes - outside_nbytes - self.whole("workspace_nbytes")
-        each_nbytes -= sum(
-            figures[f"{name}_nbytes"] for name in ("reserve", "rows", "tower", "tower_workspace")
-        )
+        figures = self.more["figures"]
+        kept = ("reserve", "rows", "tower", "outside")
+        each_nbytes = share * card_nbytes - sum(figures[f"{name}_nbytes"] for name in kept)
+        each_nbytes -= max(self.workspace_nbytes, figures["tower_workspace_nbytes"])
         kv_nbytes = figures["pool_tokens"] * self.whole("kv_token_nbytes")
-        layers_nbytes = self.whole("weights_nbytes") - outside_nbytes
+        layers_nbytes = self.whole("weights_nbytes") - figures["outside_nbytes"]
         number = 1
         while number <= MOST_CARDS:
             kv_share = min(number, int(figures["kv_heads"]))
@@ -107,11 +108,11 @@ def _cells(few: Row, more: Row, report: Mapping[str, Any]) -> list[str]:
         few["model"],
         f"{few['layers']}, {more['layers']} of {few['whole']}",
         _gb(figures["tower_nbytes"]),
-        _gb(one.at("weights_nbytes", 0)),
+        _gb(figures["outside_nbytes"]),
         f"{one.layer('weights_nbytes') / 1e9:.2f}",
         f"{whole_nbytes / 1e9:.0f}",
         f"{one.whole('kv_token_nbytes') / 1e3:.0f}",
-        _gb(one.whole("workspace_nbytes")),
+        _gb(max(one.workspace_nbytes, figures["tower_workspace_nbytes"])),
         f"{figures['image_ms']:.1f}",
         " / ".join(prompts),
         " / ".join(decodes),

@@ -166,13 +166,22 @@ def batch_of(
 
 
 async def step_ms(
-    language: TorchLanguageEngine, decodes: int, context: int, *prompts: tuple[int, int]
+    language: TorchLanguageEngine,
+    decodes: int,
+    context: int,
+    *prompts: tuple[int, int],
+    repeats: int | None = None,
+    before: Callable[[], Sequence[Awaitable[object]]] = tuple,
 ) -> float:
-    """Of the device.  Raises ConfigError where a step fails."""
+    """Of the device.  `before`: what is launched ahead of each repeat.  Raises ConfigError where a
+    step fails."""
     batch = batch_of(language, decodes, context, prompts)
+    await language.step(batch)  # the first compiles
     found: list[float] = []
-    for _ in range(REPEATS):
+    for _ in range(repeats or REPEATS):
+        ahead = before()
         results = await asyncio.gather(*(language.step(batch) for _ in range(QUEUED)))
+        await asyncio.gather(*ahead)
         wrong = {getattr(one, "reason", "") for result in results for one in result.outcomes}
         if wrong := wrong - {""}:
             raise ConfigError(f"a step failed: {'; '.join(sorted(wrong))}")
