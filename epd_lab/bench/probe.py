@@ -30,11 +30,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from epd.model_files.families import family_of
 
 from epd import tiny
 from epd.cli.start.preflight import DTYPE_NBYTES
 from epd.config import Settings
+from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.config_sizes import Counts, Sizes, counted
 from epd.model_files.first_layers import cut

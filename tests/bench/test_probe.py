@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from epd.model_files.families import family_of
 
 from epd import tiny
 from epd.cli.configure.model_check import check_model
 from epd.cli.configure.settings import build_settings
 from epd.config import Settings
+from epd.families.registry import family_of
 from epd.model_files.config_sizes import Sizes, counted
 from epd_lab.bench import probe, probe_table, shape, step_costs
 from tests.engine.published_checkpoints import PUBLISHED, config_of, tensors_of

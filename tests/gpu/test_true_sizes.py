@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from epd.model_files.families import family_of
 
 from epd import tiny
 from epd.config import EngineConfig
 from epd.engine.device.memory_plan import held_nbytes
 from epd.engine.factory import build_language
+from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config
 from epd.model_files.config_sizes import Sizes, counted
 from epd.model_files.first_layers import cut

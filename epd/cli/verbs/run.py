@@ -155,7 +155,6 @@ def _of_first_layers(settings: Settings, num_layers: int, place: Path) -> Settin
     given = settings.model_dir
     whole = find_model(given, weights=False) if given else bundled_model()
     target = place / whole.name
-    target.mkdir()
     return msgspec.structs.replace(
         settings,
         model_dir=str(cut(whole, num_layers, target)),
