@@ -1,9 +1,9 @@
-"""What the engine must know of a model family, and nothing more.
+"""What the engine takes from a model family, and nothing more.
 
-A family is a small subclass of `ModelAdapter`: which transformers class, which modules belong to
-which stage, how older checkpoints name their tensors, how its vision part turns patches into rows,
-and how positions run.  Everything else (loading, batching, attention, sampling) is common.  The
-modelling file of transformers is imported when a model is built, never before.
+A family is a small subclass of `ModelAdapter`.  It has the class of transformers, the modules of
+each stage, the renamings of older checkpoints, the computation of its vision part, and positions.
+Everything else (loading, batching, attention, sampling) is common.  The modelling file of
+transformers is imported when a model is built, never before.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class ModelAdapter:
         return structs.replace(own, most_state_blocks=most)
 
     def _shared_out(self, layout: KvLayout, shard: Shard) -> KvLayout:
-        """It says how the ranks of such a group share heads."""
+        """The layout with the heads of each rank."""
         rows, delta = [self.paged_rows(one) for one in shard.group], self.delta_heads
         values = [] if delta is None else [delta.of(one).queries for one in shard.group]
         return structs.replace(
@@ -196,7 +196,7 @@ class ModelAdapter:
         """Exchange modules of a loaded decoder stack for the engine's own."""
 
     def adopt_shard(self, model: nn.Module, shard: Shard) -> None:
-        """Let modules of a language model on meta, whose weights are a rank's, say their sizes."""
+        """Give modules of a language model on meta, whose weights are a rank's, their sizes."""
 
     @property
     def mixers(self) -> Sequence[type[Mixer]]:

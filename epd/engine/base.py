@@ -1,9 +1,9 @@
 """Ports of the model: what a role may ask of a device.
 
-An engine is asynchronous at its edge and single-minded inside: `encode` and `step` are queued on
-the device's one launch thread, which keeps launch order; image decode and resize go to a pool.  The
-completion (a returned call on CPU, a CUDA event on GPU) becomes a future of the loop.  Engines hold
-no request state: what a step needs is in the batch, and the same batch gives the same tokens.
+`encode` and `step` are queued on the device's one launch thread, which keeps their order; image
+decode and resize go to a pool.  The completion (a returned call on CPU, a CUDA event on GPU)
+becomes a future of the loop.  Engines hold no request state: what a step needs is in the batch, and
+the same batch gives the same tokens.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class RowSpan:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Of which tokens the log-probabilities are wanted: those behind the first of a chunk."""
+    """Tokens whose log-probabilities are asked for: those behind the first of a chunk."""
 
     targets: Sequence[int]
     num_logprobs: int  # of the likeliest tokens besides
@@ -227,8 +227,8 @@ Outcome = Settled | ChunkScores
 
 
 class StepResult(NamedTuple):
-    """Per sequence of the batch, in order: the sampled token (a sequence with drafts: the tokens
-    that hold, one at least), what a chunk's scoring found, None (none asked), or failure."""
+    """Per sequence of the batch, in order: the sampled token, with drafts the accepted ones and the
+    next, a chunk's scores, None (none asked), or a failure."""
 
     outcomes: list[Outcome]
     elapsed_s: float = 0.0
@@ -237,9 +237,9 @@ class StepResult(NamedTuple):
 def verify(
     drafts: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
 ) -> tuple[TokenLogprobs, ...] | StepFailure:
-    """The tokens that a sequence with drafts says: those accepted, and the one behind them.
+    """The accepted tokens of a sequence with drafts, and the one behind them.
 
-    `sample(i)` is the model's token behind the first i drafts, drawn as if they had been said.
+    `sample(i)` is the model's token behind the first i drafts, drawn as if they were the output.
     It is asked in order and not beyond the first rejected draft, so whatever follows the text (a
     grammar's matcher) has never to be taken back.  A failure behind an accepted draft is left to
     the next step, where it is that step's own.
@@ -300,9 +300,9 @@ class LanguageEngine(Protocol):
         memory: a copy where the pool is not.  `in_place`: or what gathers them where they are.
         `heads`: only those of these heads, one head of a slot behind the other.
 
-        They must be final: computed by a step that has returned, or by layers of one that it said
-        had passed.  They are read until the call has returned; what is no copy until the caller is
-        done.
+        They must be final: computed by a step that has returned, or by layers that a running step
+        has reported.  They are read until the call has returned; what is no copy until the caller
+        is done.
         """
 
     async def fetch_state(

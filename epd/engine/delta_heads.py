@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 A value head has a matrix of its own and reads queries and keys of a key head, which several value
-heads share.  So it is with value heads as with query heads of attention: each stays with its key
-head, uneven counts are shared out unevenly, and with fewer key heads than ranks several ranks
-compute the same queries and keys.  The convolution mixes no channels: a rank has those of its
-heads.  What a rank keeps of a sequence is that of its heads, too.
+heads share.  So value heads are shared out as query heads of attention are: each stays with its key
+head, and uneven counts give uneven shares.  With fewer key heads than ranks, several ranks compute
+the same queries and keys.  The convolution mixes no channels: a rank has those of its heads.  What
+a rank keeps of a sequence is that of its heads, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DeltaHeads(NamedTuple):
         return tuple(kept)
 
     def resize(self, net: nn.Module, shard: Shard) -> None:
-        """Let a layer of transformers say the sizes of what a rank has of its weights."""
+        """Give a layer of transformers the sizes of a rank's part of its weights."""
         keys, _, values = self.parts(shard)
         net.num_k_heads, net.num_v_heads = keys[0], values[0]
         net.key_dim, net.value_dim = keys[0] * keys[1], values[0] * values[1]

@@ -48,8 +48,9 @@ SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to
 
 
 def num_threads(engine_config: EngineConfig, num_cpus: int, num_ranks: int) -> int:
-    """Of one rank: an equal part of the CPUs, and half of them at most, as an instance seldom has a
-    host to itself; of those that it has to itself, all but one, which the event loop needs."""
+    """Of one rank: an equal part of the CPUs, and half of them at most, since instances share a
+    host.  Of those given by `cpu_affinity`, an equal part of all but one, which the event loop
+    needs."""
     if engine_config.threads:
         return engine_config.threads
     if engine_config.cpu_affinity:
@@ -288,9 +289,8 @@ def _forward(
     dtype: torch.dtype,
     streams: DeviceStreams | None,
 ) -> Forward:
-    """The fast path where the device has kernels for it and the stack has their shape; there alone
-    are states of sequences and latent rows known, so that stacks with these take it on every
-    device."""
+    """The fast path where the device has kernels for it and the stack has their shape.  Stacks with
+    states of sequences or latent rows take it on every device: the other path has neither."""
     stack: Any = adapter.language_model(model)
     device = stack.embed_tokens.weight.device
     splicer = None

@@ -1,8 +1,8 @@
 """What loading a model will import, imported ahead of time.
 
-For a process that will fork workers (runtime/zygote.py): no weights are read, no device is touched
-and no thread is started, because threads do not survive a fork: torch starts some for a large
-tensor (a router of 128 experts is one), and a worker would wait for them without end.
+For a process that will fork workers (runtime/zygote.py): no weights are read and no device is
+touched.  No thread is started, because threads do not survive a fork.  A worker would wait without
+end for those that torch starts for a large tensor, such as a router of 128 experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["factory", "preload"]
 def preload(model_dir: str) -> None:
     """Import the modelling file and the image processor of this model.  Raises ModelError.
 
-    torch has one thread from here on: a worker says how many it wants (`build_executor`).
+    torch has one thread from here on; a worker sets its own number (`build_executor`).
     """
     torch.set_num_threads(1)
     adapter = adapter_for(read_checkpoint(model_dir, weights=False), attention.NAME)

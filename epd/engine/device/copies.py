@@ -1,9 +1,9 @@
 """Copies between host and device that the launch thread does not wait for.
 
-A copy is asynchronous only from and to pinned memory; torch's pinned allocator gives a piece out
-again only when the copies that were queued with it have passed, so a source may be forgotten at
-once.  What comes to the host may be read only behind an event of the copying stream (fault F2): a
-launched call returns a `Deferred` for that (see `executor`).  On a CPU all of this is nothing.
+A copy is asynchronous only from and to pinned memory.  torch's pinned allocator reuses a piece only
+when the copies queued with it have passed, so a source may be dropped at once.  What comes to the
+host may be read only behind an event of the copying stream (fault F2): a launched call returns a
+`Deferred` for that (see `executor`).  On a CPU all of this is nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """CUDA events as completions: the launch thread never waits for the GPU.
 
 After a call has queued its kernels, an event is recorded behind them.  A wait thread blocks in
-`event.synchronize()`, which gives up the GIL, and then calls back.  Events are waited for in the
-order in which they were recorded; on the one stream of the launch thread that is also the order in
-which they pass, so one wait thread delays nothing.  Another stream is a lane with its own wait
-thread.
+`event.synchronize()`, which gives up the GIL, and then calls back.  It waits for events in the
+order of their recording, which on the launch thread's one stream is the order in which they pass:
+one thread delays nothing.  Another stream is a lane with its own wait thread.
 
-A result handed over by `call_soon_threadsafe` after its event is safe to read and to send: a write
-that starts earlier would send memory that the kernels have not filled yet (fault F2).
+A result handed over after its event is safe to read and to send; an earlier write would send memory
+that the kernels have not filled yet (fault F2).
 """
 
 from __future__ import annotations

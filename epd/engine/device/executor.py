@@ -6,13 +6,13 @@ Theory of operation
 so calls run in the order in which they were queued, whatever awaits them.  `compute` hands image
 decoding to a pool.  Both give an asyncio future, resolved through `call_soon_threadsafe`.
 
-A call of long work (`launch_long`) lets others in between its parts (`give_way`): before each part
-one of those that are queued, if none has run since the part before.  Another long call never comes
-between.  One that is brief for the device (`launch_brief`) takes nobody's turn: where KV lands ten
-times between two steps, streams would wait for the parts of an image as often.
+A long call (`launch_long`) gives way before each of its parts (`give_way`): queued calls run up to
+the first step, unless a step has run since the part before.  Another long call never comes
+between.  A brief one (`launch_brief`) takes no step's turn: where KV lands ten times between two
+steps, streams would wait for as many parts of an image.
 
-In a group of ranks the launch thread decides nothing: a long call waits where it is cut (`pause`)
-and runs what is queued, in order, until it meets there the word to go on (`go_on`).
+In a group of ranks the launch thread decides nothing.  A long call waits where it is cut (`pause`)
+and runs queued calls, in order, until it meets `go_on` there.
 
 When is a launched call done?  On a CPU when it has returned; on a GPU when the event recorded after
 its last kernel has passed.  That difference is the `Completion` port: the launch thread hands it a
@@ -21,10 +21,10 @@ fills returns a `Deferred`; its `finish` runs behind the completion and gives th
 
 A call that raises may have launched work before; it, too, is over when its completion has fired.
 Some errors of a GPU are sticky: every later call of the process fails at once.  So after an error
-the completion is asked whether the device still works; if not, the error is `DeviceLost`, and
-whoever serves must end, since an instance that fails everything at once has no load and would be
-sent all work (fault F49).  A thread that ends by itself (its start fails, or what is around a call
-raises) says the same to all who wait for it, and to whoever comes later: nobody else would.
+the completion is asked whether the device still works.  If not, the error is `DeviceLost` and the
+instance must end: one that fails all work at once has no load and would get more (fault F49).  A
+thread that ends by itself (its start fails, or code around a call raises) gives the same error to
+all waiting and later calls.
 
 Cancelling the future does not cancel the work: it goes on and its result is dropped.  The queue
 entry, and through it every tensor of the call, lives until the completion has fired, so nothing is
@@ -74,8 +74,8 @@ class Deferred(Generic[T]):
 
 
 class Completion:
-    """Says when the work that the calling thread has launched is done; this one of a device that is
-    done when the call has returned: the CPU."""
+    """When work launched by the calling thread is done; here, on a CPU: when the call has
+    returned."""
 
     def watch(self, deliver: Deliver, lane: str = "") -> None:
         """Call `deliver(error or None)` once, from any thread, when all work launched so far by the
@@ -302,8 +302,8 @@ class DeviceExecutor:
         return self._launch.submit(function, arguments, Weight.BRIEF)
 
     def give_way(self) -> None:
-        """From within a long call, before a part of it: run the next of the others that are queued,
-        if there is one and none has run since the part before, and what is brief before it."""
+        """From within a long call, before a part of it: run what is queued up to the first step,
+        unless a step has run since the part before.  Other long calls are put off."""
         self._launch.give_way()
 
     def pause(self) -> None:

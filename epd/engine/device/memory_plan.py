@@ -1,14 +1,14 @@
-"""Where the memory of a GPU goes, decided once, at start, and said in a table.
+"""Where the memory of a GPU goes: decided once, at start, and logged as a table.
 
 Theory of operation
 -------------------
-Weights are loaded, memory for an encoder's rows is reserved, and the largest step and the largest
+Weights are loaded and memory for an encoder's rows is reserved.  The largest step and the largest
 vision batch run once, so that torch's allocator holds what activations can ever need.  What it has
-beside that it gives back where weights are laid side by side, or the pool would go without.  What
-is free then, within the share that this process may use, less a reserve for graphs and libraries,
-becomes the KV pool, and where KV comes from other GPUs the memory in which it arrives, which has a
-quarter of it at most.  An instance that cannot serve says so before it joins; none runs out of
-memory later, but for an image of more patches than a batch may have: it runs and fails alone."""
+beside that it gives back where weights are laid side by side, or the pool would go without.  The KV
+pool gets what is free then of this process's share, less a reserve for graphs and libraries.  Where
+KV comes from other GPUs, the memory in which it arrives is a quarter of that at most.  An instance
+without room for a token fails before it joins.  Only an image of more patches than a batch may have
+can meet too little memory later: it fails alone."""
 
 from __future__ import annotations
 

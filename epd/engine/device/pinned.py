@@ -1,10 +1,10 @@
 """Arenas reserved at start, of pinned host memory or a device's, and memory that is registered.
 
-Pinning costs milliseconds per ten megabytes and stops the thread that asks.  So what comes down
-from the device regularly is cut from memory that was pinned before the first request; and what
-stays on the device, from memory that the plan of the device has room for.  A piece returns when
-nothing refers to it any more: tensors, arrays and views over it keep it, whoever holds them.  On a
-device that is as good as an event: a launched call keeps what it uses until its end.
+Pinning costs milliseconds per ten megabytes and stops the thread that asks.  So regular downloads
+are cut from memory that was pinned before the first request, and rows that stay on the device from
+memory that its plan has reserved.  A piece returns when nothing refers to it any more: tensors,
+arrays and views over it keep it, whoever holds them.  On a device that is as good as an event: a
+launched call keeps what it uses until its end.
 
 A piece's finalizer runs wherever the garbage collector does, within `take` too.  So it takes no
 lock: it notes what has come back, and the next `take` puts that in order (fault F50).
@@ -27,11 +27,11 @@ ALIGNED_NBYTES = 4096
 
 
 def register(buffer: memoryview, owner: object) -> torch.Tensor:
-    """uint8 tensor over memory of somebody else, registered with the current device for as long as
-    `owner` lives, and kept so long: memory that were unmapped while it is registered would leave
-    its pages with the driver, and whatever came to lie at these addresses would go up as zeros.
+    """uint8 tensor over another owner's memory, registered with the current device as long as
+    `owner` lives.  Memory unmapped while registered would leave its pages with the driver, and new
+    contents of these addresses would go up as zeros.
 
-    Where the driver refuses, copies are slower and hold up the launch thread; the log says so.
+    Where the driver refuses, which is logged, copies are slower and hold up the launch thread.
     """
     tensor = torch.frombuffer(buffer.cast("B"), dtype=torch.uint8)
     runtime = torch.cuda.cudart()

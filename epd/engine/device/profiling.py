@@ -4,9 +4,9 @@ torch's profiler sees the operations of all threads.  A pool thread starts and s
 what it has seen as a Chrome trace, which https://ui.perfetto.dev opens, while work goes on.
 
 torch's own binding collects and writes a trace under the interpreter's lock, tens of microseconds
-for each operation: streams would stand still for seconds, and an instance that sends no heartbeats
-is lost.  So both are called here as C++ calls them (torch/csrc/autograd/profiler_kineto.h), which
-leaves the lock to the others.
+for each operation.  Streams would stand still for seconds, and heartbeats with them.  So both are
+called here as C++ calls them (torch/csrc/autograd/profiler_kineto.h), which leaves the lock to the
+others.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ Theory of operation
 Streams and images share one device, which does one thing at a time.  A batch of images takes tens
 of milliseconds, and every stream would wait for all of it.  So a run of the tower is cut between
 its layers into slices of a quantum, and before each the launch thread launches one step, if one is
-queued.  One, not all: a step in which few streams decode costs as much as one in which many do, and
-steps that take turns among themselves would take the device from the images.  And it waits until
-only one slice is ahead of the device, of this run or of the run before, so a step waits for two at
-most.
+queued.  One, not all: a step of few streams costs as much as one of many, and steps that take turns
+among themselves would take the device from the images.  The thread first waits until only one
+slice, of this run or the one before, is ahead of the device: a step waits for two at most.
 
 What a layer costs is measured at start, on one image as large as a batch, whose patches are the
 dearest.  Slices of a run are of one size, and none is longer than a quantum.
@@ -17,11 +16,10 @@ Captured runs (`tower_graphs`) are recorded in the same slices, a graph for each
 
 In a group every rank runs a part of a batch, with collectives only ahead of and behind it
 (`shared_tower`).  So it does not matter where a rank's run is cut, but all must launch the same
-steps before they join their rows.  The leader decides that (`groups/engines.py`): a batch has so
-many *turns*, as many as the largest share has slices, and each is a place in the order of what all
-ranks launch.  A slice but the first waits for a turn.  Who has fewer slices, or no image at all, or
-has failed, takes the turns that are left ahead of joining; a rank with more runs the rest in the
-last.
+steps before they join their rows.  The leader decides that (`groups/engines.py`): a batch has as
+many *turns* as the largest share has slices, each a place in the order of commands.  A slice but
+the first waits for a turn.  A rank with fewer slices, without an image or after a failure takes the
+turns that are left before it joins; one with more runs the rest in the last.
 
 Source: chunked prefill of Sarathi-Serve, for towers.
 """

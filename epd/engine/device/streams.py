@@ -8,22 +8,21 @@ large moves beside them: host to device on *upload*, device to host on *download
     A copy waits for what was launched before it; a later launch that touches its target waits for
     it.
 
-So a download waits for the kernels that fill its source (fault F2), and the source is not given out
-again before the copy has passed; an upload's target is fresh memory, and compute waits for the
-upload before the first kernel that reads it (faults F23, F28).  A download is over, for the host,
-when an event of *its* stream has passed: the call that queued it returns a `Deferred` with the lane
+So a download waits for the kernels that fill its source (fault F2), which is not given out again
+before the copy has passed.  An upload's target is fresh memory, and compute waits for the upload
+before the first kernel that reads it (faults F23, F28).  A download is over, for the host, when an
+event of *its* stream has passed: the call that queued it returns a `Deferred` with the lane
 `DOWNLOAD`.
 
-Rows stay in an arena on the device (`rows`).  What moves between it and pinned memory is final for
-the host, so it needs no launch thread: a thread that may wait queues the copy on a stream of its
-own (`tier_stream`) and waits for the event behind it; no step waits for either.
+Rows stay in an arena on the device (`rows`).  The source of moves between it and pinned memory is
+final for the host.  So they need no launch thread: any thread that may wait queues them on
+`tier_stream`.
 
 KV that is sent while later layers of its step are computed must not wait for them, nor behind a
 download that does.  It is final for the host, which has seen the event behind it, so it waits for
-nothing and has a stream of its own (`KV_OUT`).  So has KV that has arrived (`KV_IN`): no kernel
-that is launched uses its blocks, since whoever had them before gave them back when the host had
-seen the end of the last step, and who decodes from them is in no step before the host has seen them
-filled.  Behind the steps that are launched it would wait for two of them.
+nothing and has a stream of its own (`KV_OUT`).  So has KV that has arrived (`KV_IN`), which would
+else wait for two steps.  No launched kernel uses its blocks: their former owner returned them
+behind the end of its last step, and the next one decodes after the host has seen them filled.
 """
 
 from __future__ import annotations

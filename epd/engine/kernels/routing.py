@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-A router gives each token a number for each expert.  A family says what that becomes: a softmax over
-all experts, or a sigmoid of each; whether a bias and groups have a say in the choice (they have
-none in the weights); whether the weights of those that are chosen sum to one.  Everything has a
-fixed shape and stays on the device, so that it can be captured.
+A router gives each token a number for each expert.  The family decides between a softmax over all
+experts and a sigmoid of each, and whether a bias and groups take part in the choice, never in the
+weights.  It decides, too, whether the chosen weights sum to one.  Everything has a fixed shape and
+stays on the device, so that it can be captured.
 
 Rows that only pad a captured step go nowhere: each would read weights of more experts."""
 

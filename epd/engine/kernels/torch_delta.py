@@ -2,16 +2,16 @@
 
 Theory of operation
 -------------------
-A layer's projection gives queries, keys and values, which pass a short convolution, whose last
-inputs are kept of each sequence, and then the delta rule, whose matrices are.  A sequence that
-begins in this step reads neither.  Sequences with one token come first.
+A layer's projection gives queries, keys and values, which pass a short convolution and then the
+delta rule.  Of each sequence the convolution's last inputs and the rule's matrices are kept.  A
+sequence that begins in this step reads neither.  Sequences with one token come first.
 
 The rule.  A head keeps a matrix S `[key_dim, value_dim]`.  A token with key k, value v, decay
 exp(g) and strength b changes it to `S' = exp(g) S + k b (v - k (exp(g) S))`: what the key recalls
 is moved towards the value.  It answers `q S'`.  One token (`step`) is just that.  Many (`chunk`)
-are computed `SPAN` at a time: within a span the corrections depend on each other as a unit
-triangular system, which is solved at once; between spans only S is handed on.  Keys and queries
-have length one; everything is computed in float32.
+are computed `SPAN` at a time.  Within a span the corrections are a unit triangular system, which is
+solved at once; between spans only S is handed on.  Keys and queries have length one; everything is
+computed in float32.
 
 Source: "Gated Delta Networks" (Yang et al.); the order of operations is that of transformers.
 """
@@ -36,7 +36,7 @@ _EPS = 1e-6
 
 
 class Tokens(NamedTuple):
-    """What a layer says of n tokens; g is the logarithm of the decay."""
+    """A layer's numbers for n tokens; g is the logarithm of the decay."""
 
     query: torch.Tensor  # [n, heads, key_dim]
     key: torch.Tensor

@@ -83,9 +83,9 @@ def rope_and_store(
     """Norm of queries and keys, rope, and the write of keys and values into the pool.
 
     qkv `[T, (num_heads + 2 num_kv_heads) D]`, contiguous; `gated`: behind each query head there is
-    one of its gate; `norms`: weights `[D]` of query and key norm; cos and sin `[T, at most D]`, of
-    the first numbers of a head, which turn; slots `[T]`, below 0: written nowhere.  Gives the
-    queries, `[T, num_heads, D]`.
+    one of its gate.  `norms`: weights `[D]` of query and key norm.  cos and sin `[T, at most D]`
+    turn the first numbers of a head.  Slots `[T]`, below 0: written nowhere.  Gives the queries,
+    `[T, num_heads, D]`.
     """
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)

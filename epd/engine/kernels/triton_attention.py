@@ -4,15 +4,15 @@ Theory of operation
 -------------------
 Keys and values are read where they lie: a token's row is found through the sequence's block table,
 one entry per `block_size` tokens.  New keys and values are in the pool already.  Those of eight
-bits become fp16, which holds them exactly, before they are multiplied; a key's scale is multiplied
-into its score and a value's into its weight, so a scale costs a product a head and token, not one a
-number.  *Decodes* have kernels of their own (`triton_decode`).
+bits become fp16, which holds them exactly, before they are multiplied.  A key's scale is multiplied
+into its score and a value's into its weight: one product per head and token, not per number.
+*Decodes* have kernels of their own (`triton_decode`).
 
 *Prefill* works on tiles of queries of one head (FlashAttention 2).  The host lists the tiles of all
 chunks, so chunks of any lengths, with any history, are one launch.  Keys that all queries of a tile
 may see are summed without a mask; only the diagonal needs one.  Chunks with a tile of queries or
-more have their keys and values laid side by side first (`triton_prompts`); here are those with
-less, such as drafts, those that find no room there, and float32.
+more have their keys and values laid side by side first (`triton_prompts`).  Here are smaller ones,
+such as drafts, those without room there, and float32.
 
 What pads a captured batch (rows behind its decodes, tiles of no sequence) is left at once: programs
 for it read nothing and write nothing.

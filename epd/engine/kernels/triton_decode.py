@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-All time goes into reading keys and values, so the queries that share a KV head are one tile (its
-rows padded to what a matrix unit takes), and sequences are cut into parts of about one length
-(`decode_parts`), so that few fill the device too and a long one is not waited for.  A program takes
-one part for one KV head; heads vary fastest, since a token's rows of all heads lie side by side.
-There is a program for each part that the batch has room for: those without one end at once.
+All time goes into reading keys and values.  So the queries that share a KV head are one tile, its
+rows padded to what a matrix unit takes.  Sequences are cut into parts of about one length
+(`decode_parts`): few fill the device too, and a long one is not waited for.  A program takes one
+part for one KV head; heads vary fastest, since a token's rows of all heads lie side by side.  There
+is a program for each part that the batch has room for: those without one end at once.
 
 Keys and values of eight bits have a kernel of their own (`triton_decode_fp8`).
 """

@@ -37,7 +37,7 @@ BLOCK_N, NUM_WARPS, STAGES = 64, 2, 5  # the best that was measured on an H200
 def _pairs(x):
     """The even and the odd numbers of pairs in 16 bits, in fp16.
 
-    Said to be impure, or the pairs would be read from memory one by one, as the product wants them.
+    Declared impure, or the pairs would be read from memory one by one, in the product's layout.
     """
     return tl.inline_asm_elementwise(
         """{

@@ -1,11 +1,11 @@
 """Triton kernels of gated delta-net layers: a token of each sequence, states changed in place.
 
 Functions and arguments are those of `torch_delta`; sequences with several tokens have kernels of
-their own (`triton_spans`).  A program of `_convolve` has some channels of a
-sequence, one of `_recall` a head of it: its matrix is read once and written once, in fp32, some
-columns at a time, so that the next ones are on their way and several programs share a processor.
-What a sequence keeps is found piece by piece in the blocks of its row of `states`.  Who pads is
-behind the decodes that there are (`FlatBatch.decodes`), and its answers are zeros.
+their own (`triton_spans`).  A program of `_convolve` has some channels of a sequence, one of
+`_recall` a head of it.  Its fp32 matrix is read and written once, some columns at a time: the next
+ones are on their way, and several programs share a processor.  What a sequence keeps is found piece
+by piece in the blocks of its row of `states`.  Who pads is behind the decodes that there are
+(`FlatBatch.decodes`), and its answers are zeros.
 """
 
 from __future__ import annotations

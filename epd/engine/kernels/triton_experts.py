@@ -4,17 +4,17 @@ Theory of operation
 -------------------
 A pair is a token and one of its experts.  The router's kernel chooses, counts each expert's pairs
 and gives each pair its rank among them (whichever comes first: no row depends on its neighbours).
-From the counts follows where each expert's pairs begin, if each expert has whole tiles of rows;
-pairs are put there, and tiles are told their expert.  How many tiles there are, only the device
-knows: there is room for the most that can be, and those without rows end at once.
+The counts give where each expert's pairs begin, with whole tiles of rows for each; pairs are put
+there, and each tile gets its expert.  Only the device has the number of tiles, so a program starts
+for each that there can be, and those without rows end at once.
 
 A product is a tile of pairs by a tile of an expert's output channels; rows are gathered as they are
 read.  Gate and up are computed side by side, so that their product is all that is written.  A row
 for each pair is what down gives; a last kernel weighs and adds the rows of each token.
 
-Of few tokens the time goes into reading weights, so tiles have few rows and there are many of them.
-Of many, tiles are as high as an expert has rows on average; those of one expert run one behind the
-other, so that its weights come out of the cache.
+Of few tokens the time goes into reading weights, so tiles have few rows and there are many of
+them.  Of many, tiles are as high as an expert has rows on average.  Those of one expert run one
+behind the other, so its weights come out of the cache.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 Theory of operation
 -------------------
 Of few rows (decodes) all time goes into reading the weights, so a program takes a tile of output
-channels by all rows, and the weights are the left operand, since a matrix unit takes no fewer than
-64 rows there and no fewer than 8 on the right.  Where there are few tiles the sum is cut into
-parts; whoever ends last of a tile's parts adds them up, always in the same order, so the same batch
-gives the same bits.
+channels by all rows.  The weights are the left operand: a matrix unit takes at least 64 rows there
+and 8 on the right.  Where there are few tiles the sum is cut into parts.  The program that ends
+last adds a tile's parts up, always in the same order: the same batch gives the same bits.
 
 The counters of parts that have ended are one list for the device: products run one after another.
 """

@@ -6,9 +6,9 @@ Theory of operation
 the rows of its products, and the same tile of rows is key and value.  Parts of sequences are those
 of the batch (`triton_parts`).
 
-*Prompts* attend to keys and values that were expanded for all queries of their chunk, in tiles of
-queries of one head; the key's last part is the one of the latent row, which all heads share, so it
-is never copied to each.  Keys that all queries of a tile see are summed without a mask.
+*Prompts* attend, in tiles of queries of one head, to keys and values that were expanded for all
+queries of their chunk.  The key's last part stays in the latent row, which all heads share.  Keys
+that all queries of a tile see are summed without a mask.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class _Tiling(NamedTuple):
 
 
 def _decode_tiling(dtype: torch.dtype, num_heads: int) -> _Tiling:
-    """What a multiprocessor of Hopper has registers and memory for, by what the compiler says.
+    """Fits the registers and memory of a multiprocessor of Hopper, as the compiler reports them.
     Blocks are looked up ahead of their rows, so 5 stages bring one or two tiles ahead."""
     if dtype == torch.float32:
         return _Tiling(16, 16, 4, 1)

@@ -4,10 +4,10 @@ Theory of operation
 -------------------
 Weights are integers (probabilities by that of the likeliest, times a power of two), so sums of them
 are exact in any order, and the same whatever the neighbours.  A logit stays if all likelier ones
-together weigh less than top_p of the sum.  So its bits are found four at a time, the highest first:
-a pass adds up, for each chunk of a row, what weighs in each of 16 ranges of the bits; the next pass
-adds up chunks and goes on in the lowest range above which there is less than that.  Logits that are
-equal have equal bits: all stay or none.
+together weigh less than top_p of the sum.  So the lowest one's bits are found four at a time, the
+highest first.  A pass adds up, for each chunk of a row, the weights in each of 16 ranges of the
+bits.  The next adds up chunks and goes on in the lowest range above which there is less than that.
+Logits that are equal have equal bits: all stay or none.
 
 Eight passes read the logits once each; the last ones meet few that are still in question.
 """

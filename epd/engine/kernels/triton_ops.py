@@ -1,9 +1,9 @@
 """Triton kernels around the matrix products of a decoder layer.
 
-What they fuse is what is memory-bound: the residual sum with the norm behind it; the norm of
-queries and keys with rope and the write into the KV pool; the gate with its product.  Arithmetic is
-fp32 inside and rounds where transformers' modules round, so bf16 results differ by single steps.
-Functions and arguments are those of `torch_ops`.
+They fuse memory-bound work: the residual sum with its norm, the norm of queries and keys with rope
+and the write into the KV pool, the gate with its product.  Arithmetic is fp32 inside and rounds
+where transformers' modules round, so bf16 results differ by single steps.  Functions and arguments
+are those of `torch_ops`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Parts of decodes: what a program is told of its part, what it leaves, and how sums are joined.
+"""Parts of decodes: a program's input, its result, and how sums are joined.
 
 A program of a decode kernel sums one part of one sequence for the queries of one KV head.  If that
-is all of the sequence, it writes the result; otherwise it leaves an unnormalised sum with its
-maximum and weight, and `join` makes the result of however many of them (FlashDecoding).  Who has
-which part, and whose sums lie where, stands in the batch (`decode_parts`).
+is all of the sequence, it writes the result.  Otherwise it leaves an unnormalised sum with its
+maximum and weight, and `join` makes the result of these (FlashDecoding).  The batch lists the parts
+and where their sums lie (`decode_parts`).
 """
 
 from __future__ import annotations

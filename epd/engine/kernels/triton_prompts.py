@@ -2,18 +2,18 @@
 
 Theory of operation
 -------------------
-Each key of a prompt is read by all tiles of its queries, and finding it in its block, one row of a
-head at a time, costs more than the products leave room for.  So the keys and values of a prompt's
-whole text are copied, once in a layer, into memory of their own, row behind row, where the copy
-engine of Hopper brings whole boxes of them (older devices load them plainly).  Those of eight bits
-become the numbers that they mean, once and not for each tile of queries.
+All tiles of a prompt's queries read its keys; to find each in its block, one row of a head at a
+time, costs more time than the products leave.  So a prompt's keys and values are copied, once in a
+layer, row behind row into memory of their own.  There the copy engine of Hopper brings whole boxes
+of them; older devices load them plainly.  Those of eight bits become the numbers that they mean,
+once and not for each tile of queries.
 
-This pays where there are queries enough: sequences with less than a tile of them, and those for
-which there is no room, are read in their blocks (`triton_attention`).  Both kernels decide so from
-the same integers on the device, since a captured step knows no lengths.
+Sequences with less than a tile of queries, and those without room, are read in their blocks
+(`triton_attention`).  Both kernels decide so from the same integers on the device, since a captured
+step has no lengths on the host.
 
-A sequence begins at a multiple of `ALIGNED` rows, and what lies between its last key and the next
-such multiple is zero: a box may reach beyond the end without meeting what is not finite.
+A sequence begins at a multiple of `ALIGNED` rows.  The rows from its last key to the next multiple
+are zero, so a box that reaches beyond the end has finite numbers.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ A batch of images is one row of patches, and each patch attends to its own segme
 frame, a window), in both directions.  The host lists the tiles of queries of all segments, so
 neither their number nor their lengths cost launches, and a shape that was never seen needs no plan.
 
-FlashAttention 2 on descriptors: queries, keys and values are read where the product left them, side
-by side in `[T, 3, num_heads, D]`, as boxes of rows that the copy engine of Hopper brings (older
-devices load them plainly).  A box is as wide as the next power of two of D: what it has of the next
-head meets zeros in the query, and is not written.  Keys behind the segment's end are masked in its
-last tile alone.  All arithmetic of the softmax is fp32, in powers of two.
+FlashAttention 2 on descriptors: queries, keys and values are read where the product left them, in
+`[T, 3, num_heads, D]`.  The copy engine of Hopper brings them as boxes of rows; older devices load
+them plainly.  A box is as wide as the next power of two of D: what it has of the next head meets
+zeros in the query, and is not written.  Keys behind the segment's end are masked in its last tile
+alone.  All arithmetic of the softmax is fp32, in powers of two.
 """
 
 from __future__ import annotations

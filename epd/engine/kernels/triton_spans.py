@@ -5,17 +5,17 @@ Theory of operation
 The algorithm is that of `torch_delta.chunk`.  What the tokens of a span do to each other is a unit
 triangular system, whose inverse (`_solve`) depends on no state: all spans at once.  `_scan` goes
 from span to span with the state of a head in registers, some columns a program.  `_gate` norms and
-gates what it has told, once all columns of a head are there.
+gates its answers, once all columns of a head are there.
 
 The system is D + F: blocks of `PIECE` tokens on the diagonal, and what is left of them.  D is
-inverted token by token, all blocks at once, as only that is sound where keys are alike; then the
-inverse is `(I - M)(I + M M) D'`, M = D' F, since M to the power of the four blocks is nothing.
+inverted to D' token by token, all blocks at once, as only that is sound where keys are alike.  The
+inverse is `(I - M)(I + M M) D'` with M = D' F, since the fourth power of M is zero.
 
-Keys and queries are multiplied as they are, and what makes them of length one is multiplied into
-the products, as decay is.  So of 16 bits only what is computed here is rounded to 16 bits before it
-is multiplied: inverses, corrections, and a state as it is read; sums and states are float32.
+Keys and queries are multiplied as they are; the factors that make their length one, and decay, go
+into the products.  Inverses, corrections and a state as it is read are rounded to 16 bits before a
+product of these; sums and states are float32.
 
-All that is known of sequences is on the device, so that steps with prompts can be captured.
+All data of sequences are on the device, so steps with prompts can be captured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts of the kernels of gated delta-net layers: where states lie, and what tokens say of them."""
+"""Parts of the kernels of gated delta-net layers: where states lie, and how tokens change them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def where_piece(  # noqa: ANN201 - parts of kernels have no types
 def strengths_of(  # noqa: ANN201
     place, rate, bias, known, NUM_VALUES: tl.constexpr, kind: tl.constexpr
 ):  # fmt: skip
-    """How strongly tokens write, and the logarithms of their decay; nothing of those not known."""
+    """How strongly tokens write, and the logarithms of their decay; zero outside the mask
+    `known`."""
     beta = tl.sigmoid(tl.load(place, mask=known, other=0.0).to(tl.float32))
     step = tl.load(place + NUM_VALUES, mask=known, other=0.0).to(tl.float32) + tl.load(bias)
     step = tl.where(step > LINEAR, step, tl.log(1.0 + tl.exp(step)))

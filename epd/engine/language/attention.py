@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 A step flattens all its sequences (prefill chunks and decodes) into one row of T tokens, so the
-linear layers see one big batch.  Only attention must know where one sequence ends: each layer calls
+linear layers see one big batch.  Only attention needs the bounds of sequences: each layer calls
 `paged_attention`, which writes the new keys and values into the pool by slot and then attends
 
 - a first chunk (nothing before it): causally over its own keys, as they are stored; nothing is
@@ -56,7 +56,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """What attention must know of a step; the same for every layer."""
+    """The metadata of a step for attention; the same for every layer."""
 
     pool: KvPool
     slot_blocks: torch.Tensor  # [T] int64: block of each token
@@ -75,7 +75,7 @@ class Extent:
 
 
 def register() -> None:
-    """Make the seam known to transformers; repeating it is harmless."""
+    """Register the seam with transformers; repeating it is harmless."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, paged_attention)

@@ -6,16 +6,15 @@ A decode has one query, and reading its keys is all the work.  A program for eac
 fill a device when there are few, and all would wait for the longest.  So keys are cut into parts no
 longer than one length, which is the same for all sequences of a step.
 
-A device runs so many parts at once (`at_once`, of every KV head), and what is more in further
-rounds.  A round takes as long as its longest part, so the estimate of a length is that times the
-rounds that its parts need.  Two lengths are weighed: the shortest with which the parts need no more
-rounds than whole sequences would, and the shortest with at most `room` parts, as many as there are
-sequences and parts at once.  The even share of all keys is among the latter (each sequence has less
-than one part beyond its share) and needs one round more at most.  So however long one sequence is,
-no part is longer than two such shares.
+A device runs `at_once` parts of every KV head at once, and more parts in further rounds.  A round
+takes as long as its longest part, so the estimate of a length is that times the rounds that its
+parts need.  The better of two lengths is taken: the shortest whose parts need no more rounds than
+whole sequences would, and the shortest with at most `room` parts.  The even share of all keys is
+among the latter (each sequence has less than one part beyond its share) and needs one round more at
+most.  So however long one sequence is, no part is longer than two such shares.
 
-The parts of one sequence are as even as units allow.  The host lists them, since it knows the
-lengths: a captured step has a program for each part that has room; those of no sequence end at
+The parts of one sequence are as even as units allow.  The host lists them, since it has the
+lengths; a captured step has a program for each part that has room, and those of no sequence end at
 once."""
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def sum_room(num_decodes: int, at_once: int) -> int:
 
 
 def parts_of(lengths: Ints, at_once: int) -> tuple[Ints, Ints]:
-    """Of sequences of these lengths, in their order: `[parts, 4]`, each part's sequence, its first
-    key, the one behind its last, and its place among the sums that are to be joined, -1 if it is
-    all of its sequence; and `[joins, 3]`, each sequence of several parts, its first place and the
-    one behind its last."""
+    """Of sequences of these lengths, in their order: `[parts, 4]` and `[joins, 3]`.  A part has its
+    sequence, its first key, the one behind its last, and its place among the sums to be joined, -1
+    if it is all of its sequence.  A join has its sequence, its first place and the one behind its
+    last."""
     if not len(lengths):
         return np.empty((0, 4), np.int32), np.empty((0, 3), np.int32)
     units = -(-lengths // UNIT)

@@ -4,14 +4,13 @@ Theory of operation
 -------------------
 transformers runs about a hundred small operations per layer.  On a GPU each costs a launch, and
 each that is not a matrix product reads and writes all activations once more.  Here a layer is norm,
-mixer, norm, MLP, and with common attention four products and five kernels: the norm takes the
-residual sum with it; query, key and value are one product, as are gate and up; head norms, rope and
-the write into the KV pool are one kernel.
+mixer, norm, MLP, and with common attention four products and five kernels.  The norm takes the
+residual sum with it; query, key and value are one product, as are gate and up.  Head norms, rope
+and the write into the KV pool are one kernel.
 
-Only stacks whose layers are known are taken over (RMS norms, a mixer of the family (`mixers`),
-SwiGLU, a mixture of experts (`experts`) or any module in its place): `FusedDecoder.fits` says
-whether a stack is one.  What else there is runs through transformers' code and the seam of
-`epd.engine.language.attention`.
+`FusedDecoder.fits` admits stacks of RMS norms, a mixer of the family (`mixers`) and SwiGLU, a
+mixture of experts (`experts`) or any module in its place.  Other stacks run through transformers'
+code and the seam of `epd.engine.language.attention`.
 
 Weights of fused products are laid side by side in new memory and the modules' own become views of
 it, so nothing is held twice.  Where they have eight bits (`fp8`), norm and gate give their rows so.

@@ -2,20 +2,19 @@
 
 Theory of operation
 -------------------
-The engine holds weights and the KV pool and no request.  A step
-checks every sequence alone (what is wrong with one must not cost the others), runs one forward over
-the good ones, takes logits only where a token is to be sampled, and samples.
+The engine holds weights and the KV pool and no request.  A step checks every sequence alone, so
+that one with a fault fails alone.  It runs one forward over the good ones, takes logits only where
+a token is to be sampled, and samples.
 
-In a group each rank runs all steps over its shard of the model.  Tokens are chosen once, by
-the first rank, so ranks cannot disagree; what else there is to say of a step (log-probabilities, a
-sequence that failed) only the first rank knows.
+In a group each rank runs all steps over its shard of the model.  The first rank alone chooses
+tokens, so ranks cannot disagree, and it alone has log-probabilities and failures of sequences.
 
 A step has two halves.  The first runs on the launch thread and queues everything the device is to
 do; it waits for nothing.  The second (`Deferred.finish`) turns what has arrived in host memory into
-outcomes, once the device has passed the step.  Between them the next step may be launched already:
-a sequence whose token is still on its way says PENDING in its place, and the device takes it from
-where the sampler has put it.  Only a grammar needs that token here: the launch thread waits for it,
-with the forward of this step queued already, so that the device does not.
+outcomes, once the device has passed the step.  Between them the next step may be launched already.
+A sequence whose token is still on its way has PENDING in its place; the device takes the token from
+the sampler's memory.  Only a grammar needs that token here: the launch thread waits for it, with
+the forward of this step queued already, so that the device does not.
 """
 
 from __future__ import annotations
@@ -261,8 +260,9 @@ class TorchLanguageEngine:
     def _draft(
         self, logits: torch.Tensor, batch: Sequence[StepSequence], last: _Sampled
     ) -> Draft | Told:
-        """Of the sequences that sample; who has drafts is not known to the next step, since which
-        of its tokens is the last is not.  The first rank draws, and the others are told."""
+        """Of the sequences that sample.  Those with drafts are not in `last` for the next step:
+        which of their tokens is the last is open.  The first rank draws and sends the tokens to the
+        others."""
         rows: dict[str, int] = {}
         count = 0
         for sequence in batch:
@@ -310,7 +310,7 @@ class TorchLanguageEngine:
             self.forward.pool = pool
 
     def _requests(self, sequence: StepSequence, last: _Sampled) -> Iterator[SampleRequest]:
-        """One for each row of logits: what has been said there is the output and the drafts."""
+        """One for each row of logits; its output is the sequence's and the drafts before it."""
         params, drafts = sequence.sample, sequence.drafts
         assert params is not None
         pending = last.rows[sequence.request_id] if sequence.is_pending else -1
@@ -325,7 +325,8 @@ class TorchLanguageEngine:
     def _allowed(
         self, sequence: StepSequence, said: Sequence[int], last: _Sampled, pending: int
     ) -> Bits:
-        """What a grammar admits behind what was said; waits for the token that is on its way."""
+        """The tokens that a grammar admits behind `said`; waits for the token that is on its
+        way."""
         params = sequence.sample
         assert params is not None
         if pending >= 0:
@@ -366,7 +367,7 @@ def _with_prompt(outcome: Outcome, prompt: tuple[TokenLogprobs, ...]) -> Outcome
 def _said(
     sequence: StepSequence, row: int, outcome: Callable[[int], TokenLogprobs | StepFailure]
 ) -> Outcome:
-    """What a sequence whose first sampled row is `row` has to say."""
+    """Of a sequence whose first sampled row is `row`."""
     if not sequence.num_drafts:
         return outcome(row)
     return verify(sequence.drafts, lambda at: outcome(row + at))

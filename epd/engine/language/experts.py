@@ -6,9 +6,8 @@ transformers asks the device which experts were hit and runs them one by one, so
 the host in every layer.  Here pairs of tokens and experts are sorted on the device (`kernels`), and
 all experts are two products of fixed shape, whatever the tokens chose.
 
-Modules keep the names that they had, since weights and the sums over ranks go by these: the result
-of `experts` is a part of a sum where ranks have parts of each expert, as is that of a shared
-expert."""
+Modules keep their names, since weights and the sums over ranks go by these.  Where ranks have parts
+of each expert, the result of `experts` is a part of a sum, as is that of a shared expert."""
 
 from __future__ import annotations
 

@@ -3,26 +3,25 @@
 Theory of operation
 -------------------
 All sequences of a step lie in one row of T tokens, those with one query first (the caller sorts
-them so).  Everything kernels must know of a step is int32: token ids, positions, slots, where each
-sequence's queries begin, how long it is, its blocks.  One buffer, one transfer; the fields are
-views of it in a fixed order.
+them so).  All input of kernels is int32: token ids, positions, slots, where each sequence's queries
+begin, its length, its blocks.  One buffer, one transfer; the fields are views of it in a fixed
+order.
 
-A captured graph reads the same addresses in every replay, so its batch is packed into a shape of
-its own (`room`), larger than needed: behind what there is lie tokens without a slot, sequences
-without tokens and tiles of no sequence.  How many decodes there are stands in the buffer too, since
-the first token behind them is one of a prompt.  Nothing is written for padding, and nothing of it
-is read (fault F25).
+A captured graph reads the same addresses in every replay, so its batch is packed into a larger
+shape (`room`).  Tokens without a slot, sequences without tokens and tiles of no sequence pad it.
+How many decodes there are stands in the buffer too, since the first token behind them is one of a
+prompt.  Nothing is written for padding, and nothing of it is read (fault F25).
 
 How decodes' keys are cut into parts (`decode_parts`) is listed for all layers at once.
 
-Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table;
-the row of a sequence that only pads has -1 in it, and who finds that reads and writes nothing.
+Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table.
+A sequence that only pads has -1 there: for it nothing is read or written.
 
 The host alone has `chunks`: a mixer that reads it (`Mixer.reads_chunks`) is not captured in steps
 with prompts.
 
-A token may not be known on the host yet: the step that samples it is still running.  Then `sources`
-names its row among the tokens that the previous step has sampled, which never leave the device.
+A token may not be on the host yet, while the step that samples it is running.  Then `sources` names
+its row among the tokens that the previous step has sampled, which never leave the device.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlatChunk:
-    """A sequence with several queries, as the host knows it."""
+    """A sequence with several queries, as the host has it."""
 
     sequence: int  # its place among the sequences
     at: int  # of its first token in the row

@@ -1,7 +1,7 @@
 """From a batch of sequences to logits: through transformers' own code, or as few kernels.
 
 `SeamForward` runs a stack without states of sequences on any device: transformers' layers, with
-paged attention behind its seam.  `FusedForward` runs stacks that `FusedDecoder` knows and, on CUDA,
+paged attention behind its seam.  `FusedForward` runs stacks that fit `FusedDecoder` and, on CUDA,
 replays captured graphs where a step fits one.
 """
 
@@ -51,9 +51,9 @@ class Forward(Protocol):
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        """Logits `[n, vocabulary]`, in the precision of the head, of the sequences that sample, in
-        order: a row for each, and one more for each of its drafts; and the scores of those with a
-        `scoring`, in order.
+        """Logits `[n, vocabulary]`, in the head's precision and the batch's order: a row for each
+        sequence that samples, and one more for each of its drafts.  Then the scores of those with a
+        `scoring`.
 
         `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
         """
@@ -290,7 +290,8 @@ class FusedForward:
             self.pool.on_layers = before
 
     def _parts_told(self) -> Callable[[int], None]:
-        """Told of each part of a captured step but the first, before it is launched."""
+        """Called with the number of each part of a captured step but the first, before its
+        launch."""
         tell, per_slot = self.pool.on_layers, self.pool.layout.layers_per_slot
         return lambda number: tell(number * per_slot) if tell is not None else None
 

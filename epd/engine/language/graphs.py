@@ -8,16 +8,15 @@ and a replay.  A batch is packed into the next larger shape (`flat_batch`): what
 nothing and writes nothing (fault F25).
 
 *Decodes alone* are captured whole, embedding to logits (`DecodeGraphs`).  Of *steps with prompts*
-the layers are captured (`PromptGraphs`): what comes before (embeddings, rows of images) and
-behind (which tokens are sampled) differs from step to step and is a handful of launches.  Deepstack
-rows lie in memory that the graphs add at every token; it is zero where a token has none.  Hidden
-states come out where the embeddings went in, or each shape would keep memory for its own.  The
-layers are recorded in parts, one for each group whose KV leaves by itself: between two of them who
-hands over is told of the first.
+the layers are captured (`PromptGraphs`): embeddings and rows of images before them, and sampling
+behind, differ from step to step and are few launches.  Deepstack rows lie in memory that the graphs
+add at every token; it is zero where a token has none.  Hidden states come out where the embeddings
+went in, or each shape would keep memory for its own.  The layers are recorded in parts, one for
+each group whose KV leaves by itself; between two of them the hand-over of the first can begin.
 
-All graphs read one buffer of integers each (its fields lie elsewhere for each shape) and share one
-memory pool: replays are serialised by the stream, so one's temporaries may be another's.  Logits,
-too, come out in one place for all sizes.
+Each graph reads one buffer of integers, whose fields lie by its shape.  All share one memory pool:
+the stream serialises replays, so one's temporaries may be another's.  Logits, too, come out in one
+place for all sizes.
 """
 
 from __future__ import annotations

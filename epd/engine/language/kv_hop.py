@@ -1,12 +1,12 @@
 """KV between a GPU and the memory that the transfer engine can reach.
 
 A transport that reads the device's memory copies what is to be sent from where it lies (`source`).
-For others it is gathered on the device and comes down in one piece, both on a stream of their own:
-it is final, so it need not wait for the step that is being computed (later layers of the very same
-prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that arrived
-lie in memory of the device, or in registered memory (pinned, so that the device reads it itself)
-and go up into one piece.  They are then scattered into the pool, beside steps that are computed: no
-step uses them yet.  The landing memory may be written again when the call's future has ended.
+For others it is gathered on the device and comes down in one piece.  A stream of its own does that:
+KV is final, so it waits for no later layers.  Its blocks may be given to others when the call's
+future has ended.  Blocks that arrived lie in memory of the device, or in registered memory, which
+the device reads itself, and go up into one piece.  They are then scattered into the pool, beside
+steps that are computed: no step uses them yet.  The landing memory may be written again when the
+call's future has ended.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ piece, so that moving a sequence to a decode instance is one write per block.  T
 handed in (`attach`) so that it is the transfer engine's registered memory, and a received block is
 in place when its last byte has landed.
 
-In eight bits (`--kv-cache-dtype fp8`) the keys of a token's head are e4m3 with a float32 scale, as
-are its values: no token depends on its neighbours, and what was written is never rounded again.
-Scales, `[num_parts, num_kv_heads, block_size]`, lie behind the numbers of their layer in their
-block, so whatever moves a layer or a block moves them too.
+In eight bits (`--kv-cache-dtype fp8`) a token's keys of a head are e4m3 with a float32 scale, as
+are its values.  No token depends on its neighbours, and none is rounded twice.  Scales,
+`[num_parts, num_kv_heads, block_size]`, lie behind the numbers of their layer in their block, so
+whatever moves a layer or a block moves them too.
 
 A block is cleared when its first slot is about to be written (`clear`).  What a former tenant left
 behind would be masked anyway, but a masked NaN still poisons a sum: zero times NaN is NaN.

@@ -2,16 +2,15 @@
 
 Theory of operation
 -------------------
-Order, as vLLM's: logit bias and what may not be said at all (the end before `min_tokens`, bad
-words), the repetition penalty over prompt and answer, frequency and presence penalties over the
-answer, then masks: a grammar's, and the allowed tokens.  What is forbidden has minus infinity,
-which no penalty changes.
+Order, as vLLM's: logit bias and forbidden tokens (the end before `min_tokens`, bad words); the
+repetition penalty over prompt and answer; frequency and presence penalties over the answer.  Then
+masks: a grammar's, and the allowed tokens.  What is forbidden has minus infinity, which no penalty
+changes.
 
 The host makes lists of places in the matrix of logits; one copy takes each list to the device, and
-a few kernels apply it to all rows.  Of a row whose last token is still on its way (`pending`) the
-host lacks that token, and the device adds it to the lists: it is a row of what the step before has
-sampled.  A grammar cannot do without: whoever asks for its mask waits for that token, with this
-step's kernels queued already.
+a few kernels apply it to all rows.  Where a row's last token is still on its way (`pending`), the
+device adds it to the lists, from the tokens that the step before has sampled.  A grammar cannot do
+without: whoever asks for its mask waits for that token, with this step's kernels queued already.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class LogitRules:
     def apply(self, logits: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         """float32 `[n, vocabulary]`; sampled: int `[m]`, tokens of the step before.
 
-        What can be told without the host's newest tokens is queued before a grammar is asked.
+        Kernels that need no newest token on the host are queued before a grammar is asked.
         """
         logits = logits.clone()
         flat = logits.view(-1)

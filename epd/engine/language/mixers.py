@@ -3,15 +3,15 @@
 Theory of operation
 -------------------
 A layer of `FusedDecoder` is norm, mixer, norm, MLP.  A mixer takes the normed rows of all tokens of
-a step and gives what the layer adds to them; in between it writes and reads what the layer keeps of
-each sequence, in blocks of the pool.  A family says which mixers its layers may be (`Family`); each
-says of a layer whether it knows it.
+a step and gives the layer's sum for them.  It reads and writes the layer's memory of each sequence
+in blocks of the pool.  A family lists the mixers that its layers may have (`Family`); `fits` is
+true of layers that one can run.
 
-All that a mixer may know of a step is a `Step`.  In a captured step its tensors have the shapes of
-a room, larger than the step (`flat_batch`): tokens that pad have slot -1, sequences that pad length
-0 and states in block -1, and who finds these reads and writes nothing that counts; rows of tokens
-that pad may come out as anything finite.  What the host alone knows (`FlatBatch.chunks`) is not
-there then, so a mixer that needs it says so.
+A mixer's input is a `Step` alone.  In a captured step its tensors have the shapes of a room, larger
+than the step (`flat_batch`).  Tokens that pad have slot -1, sequences that pad length 0 and states
+in block -1: for these nothing is read or written that counts.  Rows of tokens that pad may come out
+as anything finite.  What the host alone has (`FlatBatch.chunks`) is absent then, so a mixer that
+needs it sets `reads_chunks`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from epd.engine.weights.fp8 import Fp8Linear
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a mixer is told of a step; the same for every layer."""
+    """A mixer's view of a step; the same for every layer."""
 
     batch: FlatBatch
     pool: KvPool
@@ -66,7 +66,7 @@ class Mixer(Protocol):
 
     @staticmethod
     def fits(layer: Foreign) -> bool:
-        """Whether it knows this layer's module, which is named neither norm nor MLP."""
+        """Whether it can run this layer's module that is neither norm nor MLP."""
 
     def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
         """`[T, H]`, both ways."""

@@ -1,10 +1,10 @@
 """Embedding rows from wherever they lie to the tokens that they stand for.
 
-Rows wider than the hidden size carry deepstack levels side by side; level d is added to the hidden
-states behind decoder layer d, at the places that the chunk's rows cover.  Rows that are on the
-device are read there.  Others go up beside the step that still runs: from pinned host memory, which
-the device reads itself, or staged by the driver.  Either way they stay leased until the step's
-future has ended."""
+Rows wider than the hidden size have deepstack levels side by side.  Level d is added to the hidden
+states behind decoder layer d, at the places of the chunk's rows.  Rows that are on the device are
+read there.  Others go up beside the step that still runs: from pinned host memory, which the device
+reads itself, or staged by the driver.  Either way they stay leased until the step's future has
+ended."""
 
 from __future__ import annotations
 

@@ -2,14 +2,13 @@
 
 Theory of operation
 -------------------
-The draw for output token `i` uses one number in [0, 1) that
-is a pure function of `(seed, i)`, a hash, and picks by inverse cumulative probability in the order
-of token ids.  Nothing else enters, so neither the batch, nor the topology, nor a migration in the
-middle of an answer changes the text.
+The draw for output token `i` uses one number in [0, 1), a hash of `(seed, i)`, and picks by inverse
+cumulative probability in the order of token ids.  Nothing else enters, so neither the batch, nor
+the topology, nor a migration in the middle of an answer changes the text.
 
-Order, as vLLM's: log-probabilities are taken from the raw logits (before any of the following, its
-default `raw_logprobs`), then bias, penalties and masks (`logit_rules`), and, unless greedy,
-temperature, min_p, top_k, top_p, the draw.  All of it happens where the logits are.
+Order, as vLLM's: log-probabilities of the raw logits (its default `raw_logprobs`); bias, penalties
+and masks (`logit_rules`); unless greedy, temperature, min_p, top_k, top_p and the draw.  All of it
+happens where the logits are.
 
 A row of logits that is not finite fails its own sequence and no other.
 """
@@ -84,7 +83,7 @@ class Draft:
         return int(self._chosen[row])
 
     def finish(self) -> Callable[[int], TokenLogprobs | StepFailure]:
-        """The outcome of a row, for whoever wants it; once the device has passed this draft's end.
+        """The outcome of a row, once the device has passed this draft's end.
 
         A row behind drafts that do not hold may have a fault that nobody asks about.
         """
@@ -153,7 +152,7 @@ class _Logprobs:
             self._named = to_host(logprobs.gather(1, places))
 
     def finish(self) -> Callable[[int], tuple[float, Top]]:
-        """What a row is told; nothing, if it did not ask."""
+        """The log-probabilities of a row; none, if it did not ask."""
         place = {row: at for at, row in enumerate(self._asked)}
         chosen: list[float] = self._chosen.tolist()
 

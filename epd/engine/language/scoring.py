@@ -1,8 +1,7 @@
 """Log-probabilities of a prompt's own tokens, from the hidden states of its chunks.
 
-A vocabulary's worth of logits for each token of a chunk would be gigabytes, so the head is run over
-a few rows at a time, and of each only what is asked for is kept.  They are of the raw logits, as
-those of sampled tokens are.
+Logits of a whole chunk would be gigabytes, so the head runs over a few rows at a time, and only
+what is asked for is kept.  They are of the raw logits, as those of sampled tokens are.
 """
 
 from __future__ import annotations

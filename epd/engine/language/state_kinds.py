@@ -4,16 +4,16 @@ Theory of operation
 -------------------
 There are two kinds.  *Paged rows*: for each token and layer a row that is written once (keys and
 values of each head, or one latent row of which both are made).  A block holds the rows of
-`block_size` tokens; it is final when its last token has been computed, can be shared, and leaves
-for another instance while the prompt is still being computed.  *Sequence tensors*: for each
-sequence and layer a tensor of fixed size that every token overwrites (recurrent and convolution
-states).  It is that of the last token: it can be neither shared nor cut, and leaves last.
-Copies of it are kept behind some blocks for the prefix cache (`scheduling/snapshots.py`).
+`block_size` tokens and is final when its last token has been computed.  It can be shared, and sent
+while later tokens are computed.  *Sequence tensors*: for each sequence and layer a tensor of fixed
+size that every token overwrites (recurrent and convolution states).  It is that of the last token:
+it can be neither shared nor cut, and leaves last.  Copies of it are kept behind some blocks for the
+prefix cache (`scheduling/snapshots.py`).
 
 Both lie in blocks of one pool, and a sequence owns all of its blocks in one table, those of its
-tensors first.  So admission, preemption, conservation and transfer know blocks only, and memory is
-not divided between the kinds beforehand.  How many blocks the tensors take is in the layout, which
-all instances of a cluster must share.
+tensors first.  So admission, preemption, conservation and transfer deal with blocks only, and
+memory is not divided between the kinds beforehand.  How many blocks the tensors take is in the
+layout, which all instances of a cluster must share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What makes one sequence unfit to run, said before the step: it fails alone (fault F13)."""
+"""Faults of one sequence, found before the step: it fails alone (fault F13)."""
 
 from __future__ import annotations
 

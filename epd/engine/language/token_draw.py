@@ -4,12 +4,12 @@ Theory of operation
 -------------------
 Every filter (min_p, top_k, top_p) ends as one number per row: the lowest logit that may be drawn;
 tokens that tie with it stay.  A row's number is the same whatever its neighbours ask for.  The
-largest values of a row lie in its chunks with the highest maxima, so top_k looks there, and top_p
-within top_k looks at those values only.  The draw adds up chunks, picks one, and adds up within it.
+largest values of a row lie in its chunks with the highest maxima: top_k looks there, and top_p
+behind it at those values only.  The draw adds up chunks, picks one, and adds up within it.
 
-On a GPU nothing of the size of the vocabulary is sorted: top_p alone finds its number bit by bit
-(`kernels/triton_nucleus`), and what is behind the ranking is three kernels (`kernels/triton_draw`).
-The functions here are their specification, and what runs elsewhere.
+On a GPU nothing of the vocabulary's size is sorted: top_p alone finds its number bit by bit
+(`kernels/triton_nucleus`), and three kernels follow the ranking (`kernels/triton_draw`).  The
+functions here are their specification, and what runs elsewhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The vision tower of one device: batches of patches to embedding rows.
 
-The caller decides what goes into a batch.  When a batch raises, its items are run again one by one,
-so that one bad image fails alone (fault F13); rows that are not finite fail their image too,
-since they would poison the answer of whoever reads them.  Rows of an item are own memory: a cache
-that evicts one image gets its bytes back.
+The caller decides what goes into a batch.  When a batch raises, its items run again one by one, so
+that one bad image fails alone (fault F13).  Rows that are not finite fail their image too: they
+would poison the answer.  Rows of an item are own memory: a cache that evicts one image gets its
+bytes back.
 
 On a CPU, patches are made on the pool and rows lie where the tower left them.  On a GPU the pool
 only decodes; pixels go up as bytes and become patches there (`image_ops`).  Rows stay there, in an
@@ -152,9 +152,9 @@ class TorchVisionEngine:
         await self._executor.compute(copied_out, await self.to_host(rows), views)
 
     def warm_up(self, num_patches: int = 0) -> None:
-        """Both halves, with a small image, then with as many patches as a batch may have, as one
-        image and as many: first touch of weights and code, and of the memory that the largest
-        batch needs; what a layer costs."""
+        """First touch of weights, code and the memory of the largest batch; measures a layer's
+        time.  Runs a small image, then as many patches as a batch may have, as many images and as
+        one."""
         smallest = self._image(1)
         self._run([smallest] * self._shard.size)
         if count := num_patches // smallest.num_patches:
@@ -165,8 +165,8 @@ class TorchVisionEngine:
             self._slices.measured(largest.num_patches, min(times_s))
 
     def touch(self) -> None:
-        """Take the memory of the largest batch again: torch's allocator gives it back where
-        something is captured or weights are laid side by side, and a plan would not know of it."""
+        """Take the memory of the largest batch again, or a plan would miss it: torch's allocator
+        gives it back where graphs are captured or weights are laid side by side."""
         for batch in self._largest:
             self._run(batch * self._shard.size)
 
@@ -191,7 +191,7 @@ class TorchVisionEngine:
 
     def _scale_of(self, num_patches: int) -> int:
         """Of the image with most patches that has not more.  Small ones are enlarged before they
-        are cut into patches, so an image's size alone does not tell."""
+        are cut into patches, so an image's size alone does not decide."""
         checkpoint = self._adapter.checkpoint
         width, height = self._adapter.smallest_image()
 

@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-Of preparing an image only the decoder (JPEG, PNG) needs a CPU.  The rest is memory-bound
-arithmetic that a GPU does in a tenth of a millisecond, and the image's bytes are a sixteenth of
-its patches in fp32, so decoded pixels are uploaded as they are, one byte per channel.
+Of preparing an image only the decoder (JPEG, PNG) needs a CPU.  The rest is memory-bound arithmetic
+for a GPU.  Decoded pixels are uploaded as they are, one byte per channel: a sixteenth of the bytes
+of their patches in fp32.
 
 The processor of the Qwen families resizes with Pillow (bicubic, antialiased, rounded to bytes;
 `image_resize`), then scales, normalises and cuts patches in the order of merge blocks.

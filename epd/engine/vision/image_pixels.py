@@ -4,7 +4,7 @@ The header is read first: an image that is too large, animated or of an unknown 
 before a pixel is decoded.  EXIF rotation is applied.
 
 Grey of 16 bits becomes grey of 8 by its upper bits, as viewers show it; Pillow's own conversion
-makes every sample above 255 white (F76).  Samples whose range nobody can tell are refused.
+makes every sample above 255 white (F76).  Samples without a certain range are refused.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 Pillow resizes one axis, rounds to bytes, and then resizes the other.  A pixel of the result is a
-sum over its neighbours in the source, as many as an axis shrinks by, times four; their weights are
-fixed point with 22 bits behind the point.  All of it is integers here too, so no device's
+weighted sum over its neighbours in the source: four times as many as an axis shrinks by.  Weights
+are fixed point with 22 bits behind the point.  All of it is integers here too, so no device's
 arithmetic matters.
 
 Which axis comes first depends on the sizes and on Pillow, and is seen where the filter overshoots 0

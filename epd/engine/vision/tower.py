@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 transformers derives positions, interpolation weights and segment bounds from the grids inside the
 forward, and reads the bounds back from the device in every layer.  Here they are computed on the
-host, where the grids are known, and handed in; attention knows its segments as numbers.
+host, which has the grids, and handed in; attention has its segments as numbers.
 
 The patch embedding is a convolution whose kernel covers a patch exactly: a matrix product.  Where
-the activation is the GELU that the matrix library knows, it is applied as the product is written,
-not in a pass of its own over what is four times as wide as the rest.
+the activation is the matrix library's GELU, it is applied as the product is written, not in a pass
+of its own over the widest activations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From a video's bytes to the frames that a model sees, on a pool thread.
 
-Frames are decoded in order up to the last one that is wanted (a video is a chain of differences),
-and each wanted one is resized as soon as it is there, so that no more than one full-sized frame is
-held.  transformers resizes frames with PyTorch's filter for bytes, which is Pillow's arithmetic in
-whole numbers; so does this.  A phone's video that lies on its side is turned upright.
+A video is a chain of differences, so frames are decoded in order up to the last one of the clip.
+Each frame of the clip is resized at once: one full-sized frame is held at most.  transformers
+resizes frames with PyTorch's filter for bytes, which is Pillow's arithmetic in whole numbers; so
+does this.  A phone's video that lies on its side is turned upright.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _images(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
 
 
 def _film(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
-    """Frames of a file, each as often as it is wanted."""
+    """Frames of a file, each as often as the clip has it."""
     wanted = iter(clip.frames)
     index = next(wanted)
     try:

@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 Weights become e4m3 as they are read, one after the other, with a scale for each output channel, so
 that a device need not hold them in more bits.  What comes into a layer becomes e4m3 as it comes,
-with a scale for each row, so no row depends on its neighbours.
-Sums are fp32 and are multiplied by both scales.  The decoder's layers are changed; embeddings,
-head, norms, attention, the experts that a router chooses among and what writes into states or
-forgets stay as they are, and so does a tower: what its products would gain goes into making eight
-bits of their inputs, and rows are the less exact.
+with a scale for each row, so no row depends on its neighbours.  Sums are fp32 and are multiplied by
+both scales.  The decoder's layers are changed.  Embeddings, head, norms, attention, the experts
+that a router chooses among, and weights that write into states or forget stay as they are.  So does
+a tower: making eight bits of its inputs takes the time that its products gain, and rows are less
+exact.
 
 On CUDA the kernels are `triton_fp8` and torch's scaled product; elsewhere the specification
 (`torch_ops`) computes the same numbers from the same roundings, slowly.
@@ -105,7 +105,7 @@ def check(device: str, dtype: torch.dtype) -> None:
 
 
 def check_kv(device: str, dtype: torch.dtype) -> None:
-    """Raises ConfigError where a device does not know the numbers."""
+    """Raises ConfigError where a device lacks the numbers."""
     if device.startswith("cuda") and dtype == torch.float32:
         raise ConfigError(
             "--kv-cache-dtype fp8 computes in 16 bits on a GPU; give --dtype bfloat16 or float16"

@@ -2,11 +2,10 @@
 
 Theory of operation
 -------------------
-The whole model class of transformers is built with every parameter on the meta device, the
-submodules of the other stages are dropped, and only the tensors that are left are read from the
-safetensors files.  Parameters go to meta by torch's hook for their registration, not with
-`torch.device("meta")`, which would also ruin the non-persistent buffers (rope frequencies) that no
-checkpoint can restore.
+The model class of transformers is built with every parameter on the meta device, and submodules of
+other stages are dropped.  Only tensors that are left are read from the safetensors files.
+Parameters go to meta by torch's hook for their registration, not with `torch.device("meta")`, which
+would also ruin the non-persistent buffers (rope frequencies) that no checkpoint can restore.
 
 Published checkpoints name their tensors as the model class did when they were saved.  A checkpoint
 name is tried as it is, then through the family's renamings; the first that the model has wins.
@@ -224,7 +223,7 @@ def _read(
     device: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, torch.Tensor]:
-    """The tensors, file by file, in what `_dtype_of` says.  Raises ModelError."""
+    """The tensors, file by file, in the dtype of `_dtype_of`.  Raises ModelError."""
     from safetensors import safe_open
 
     checkpoint = adapter.checkpoint

@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 Most tensors of a checkpoint are parameters, under an older name at most.  Two kinds are not.  Many
-publishers store each expert of a mixture by itself, and gate and up apart, where the model
-multiplies by one tensor of all experts, gate and up one behind the other; such a parameter has many
-pieces, and is filled piece by piece, so that no second copy of it is ever held.  And some store
-query, key and value as one tensor, which is a piece of three parameters.
+publishers store each expert of a mixture by itself, and gate and up apart.  The model multiplies by
+one tensor of all experts, gate and up one behind the other.  That parameter is filled piece by
+piece, so that no second copy of it is ever held.  And some store query, key and value as one
+tensor, which is a piece of three parameters.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-config.json names a format, and the dtype of a stored tensor says whether it is in it: e4m3 with
-scales, or numbers of four bits that share a word or a byte (`stored_formats`).  A weight becomes
-what it means, in the dtype that is computed with, since no product of this engine takes what is
-stored: loading says what that costs.  What config.json does not name is refused, and so is a weight
-whose scales are missing or do not fit: read in another way it would give wrong answers.
+config.json names a format, and a tensor's stored dtype shows whether it has it: e4m3 with scales,
+or numbers of four bits that share a word or a byte (`stored_formats`).  A weight becomes what it
+means, in the dtype that is computed with, since no product of this engine takes what is stored;
+loading logs the cost.  What config.json does not name is refused, and so is a weight whose scales
+are missing or do not fit: read in another way it would give wrong answers.
 
 Scales of inputs and of the KV cache are not needed: they are found as inputs come.
 """
@@ -50,7 +50,7 @@ _OF_INPUTS = (".input_scale", ".input_global_scale")
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """Raises ModelError where a directory says that it is quantised in a way that is not read."""
+    """Raises ModelError where a directory is quantised in a way that is not read."""
     settings = settings_of(checkpoint.config)
     if not settings:
         return
@@ -88,7 +88,7 @@ def fault(checkpoint: Checkpoint, stored: str) -> str:
 
 
 def is_beside(tensors: Mapping[str, TensorEntry], stored: str) -> bool:
-    """Whether a tensor only tells how another is stored."""
+    """Whether a tensor only describes how another is stored."""
     weights = [stored.removesuffix(s) for s in _BESIDE if stored.endswith(s)]
     weights += [stored.removesuffix(s) + ".weight" for s in _OF_INPUTS if stored.endswith(s)]
     weights += [name + "_packed" for name in weights]

@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-*Eight bits*: a weight lies as e4m3 beside its scales: one for each block of it (`quant_method` fp8,
-as DeepSeek and Qwen publish), or one for each output channel or all of it (compressed-tensors'
+*Eight bits*: a weight lies as e4m3 beside its scales.  There is one for each block (`quant_method`
+fp8, as DeepSeek and Qwen publish), for each output channel, or for all of it (compressed-tensors'
 float-quantized, modelopt's FP8).  Experts that are stored as one tensor have blocks in each of
 them.  `--quantization fp8` makes eight bits of what is read again, with a scale for each channel.
 
@@ -31,7 +31,7 @@ TensorOf: TypeAlias = "Callable[[str], torch.Tensor]"  # reads a tensor by name
 
 
 def settings_of(config: Settings) -> Settings:
-    """How config.json says that weights are stored; some say it of the text part alone."""
+    """The settings of stored weights in config.json; some have them in the text part alone."""
     found = config.get("quantization_config")
     return found or (config.get("text_config") or {}).get("quantization_config") or {}
 
