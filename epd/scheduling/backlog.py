@@ -1,20 +1,20 @@
-"""What waits at each instance, by the gateway's own books, in units that its costs are known for.
+"""What waits at each instance, by the gateway's own books, in the units of its costs.
 
 Theory of operation
 -------------------
-An instance has one gateway, so what waits there is what it was sent and has not said to be done.
-The gateway hears that soon: of an image when the encoder tells that it holds the rows (cache
-events, at most 20 ms late), of a prompt by its first token, of an answer by its end.  Heartbeats
-come ten times later than that, and what was sent since the last one would have to be guessed; so
-they carry what a unit costs (`StageCosts`), which changes slowly, and no amounts.
+An instance has one gateway, so what waits there is what it was sent and has not reported as done.
+These reports come soon: of an image with the encoder's cache events, at most 20 ms late; of a
+prompt with its first token; of an answer with its end.  Heartbeats are ten times as late and miss
+all work sent since the last one.  So they carry the costs of a unit (`StageCosts`), which change
+slowly, and no amounts.
 
-A prompt counts where it will be computed from the moment at which it is placed, also while its
-images are being encoded elsewhere: an encoder that has prompts before it is no idle one.  An image
-counts once, for the attempt that sent it first.
+A prompt counts at its instance from its placement on, also while its images are encoded elsewhere:
+an encoder with prompts before it is not idle.  An image counts once, for the attempt that sent it
+first.
 
-What is booked and never said to be done ends with its attempt.  So one record of an attempt has all
-that is counted of it: the instances that it uses, the encoders that have its images, and the work.
-That needs no events: it bridges the time until the first one (`residency.py`).
+What is never reported as done ends with its attempt.  So one record of an attempt has all that is
+counted of it: the instances that it uses, the encoders that have its images, and the work.  That
+needs no events: it bridges the time until the first one (`residency.py`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-Policy only: no I/O, no clock, no tensors, and no copy of a request: what is known of one is asked
-of the request itself (`Schedulable`), and kept here is only in which queue it stands, or that it
-runs.  The step loop asks in this order, between two steps:
+Policy only: no I/O, no clock, no tensors, and no copy of a request.  Its data are read from the
+request itself (`Schedulable`); only its queue, or that it runs, is kept here.  The step loop asks
+in this order, between two steps:
 
 1. `victim`: running sequences need one more block for their next token and the pool has none.
    The youngest gives its own up and is computed again later (preemption by recompute).
@@ -25,9 +25,8 @@ ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F
 A prompt whose next image is not here (`lacks_rows`) is passed over and keeps its place and
 blocks.  So is one with few tokens before it, where few cost as much as many (`min_partial_tokens`).
 
-A step may be planned while one is under way.  So tokens count as computed when the step that does
-it is launched, and as known when it is certain that they will be: a token that is being sampled
-needs its block as any other.
+A step may be planned while one is under way.  So tokens count as computed when their step is
+launched.  A token that is being sampled counts for the blocks, since it needs one as any other.
 
 Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 """
@@ -62,12 +61,12 @@ class Schedulable(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt and of what was generated, as far as they are known."""
+        """Of the prompt and of the output that is here."""
         ...
 
     @property
     def num_expected(self) -> int:
-        """Known or on their way; the last of them is the last to be computed."""
+        """Here or on their way; the last of them is the last to be computed."""
         ...
 
     @property
@@ -102,8 +101,8 @@ class Admission(NamedTuple, Generic[T]):
     """A request gets these blocks; the first `num_cached` tokens are computed already.
 
     `reserves`: for KV that will be received; it has no place in the batch.  Of a family with
-    states: `states_found` has the blocks of the state behind the cached tokens, `states_kept` those
-    where states are to be kept, by the number of tokens before them.
+    states, `states_found` has the blocks of the state behind the cached tokens.  `states_kept` has
+    those for states to be kept, by the number of tokens before them.
     """
 
     entry: T
@@ -354,9 +353,9 @@ class BatchScheduler(Generic[T]):
         return num_left if enough else 0
 
     def _with_drafts(self, decodes: list[T], budget: int) -> list[Share[T]]:
-        """Drafts take what is left of the decodes' share of the budget, and of the places in the
-        batch: a step samples in no more places than it could without them, and where many decode
-        and a step is dear anyway, nobody drafts."""
+        """Drafts take what is left of the decodes' budget and of the places in the batch: a step
+        samples in no more places than without them.  Where many sequences decode, and a step is
+        dear anyway, there are none."""
         if self._drafts_of is None:
             return [Share(entry, 1, decodes=True) for entry in decodes]
         spare = min(budget, self._bounds.max_running - self.num_running)

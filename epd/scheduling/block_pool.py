@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-A full block whose content has a *key* (`prefix_keys.py`) may be read by several sequences at once:
-nobody ever writes into it again, so sharing is a reference count and needs no copy.  When the last
+A full block whose content has a *key* (`prefix_keys.py`) is never written again.  So several
+sequences may read it at once: sharing is a reference count and needs no copy.  When the last
 reference goes, a block with a key is *idle*: free for whoever needs memory, oldest first, but until
 then found again by its key.  So the cache takes no memory from anybody, and there is nothing to
 configure: what is not needed now is remembered.
@@ -85,7 +85,7 @@ class BlockPool(Pool):
         return (*found, *rest), len(found)
 
     def find(self, keys: Sequence[Key]) -> list[int]:
-        """Blocks with the contents of the longest known prefix of `keys`."""
+        """Blocks with the contents of the longest prefix of `keys` that the pool holds."""
         found: list[int] = []
         for key in keys:
             block = self._by_key.get(key)

@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 An input that ends whatever computes it, a *poison pill*, looks like a run of bad luck: its instance
 is lost, and it moves on to the next one.  So deaths are counted by input, and the second one that
-counts is the last (`MAX_DEATHS`): two instances at once by chance are rare, and a third would pay
-for each that is not.  A death counts only against what that life had at hand (`roles/hands.py`),
+counts is the last (`MAX_DEATHS`).  Two by chance are rare, and a third instance would be lost to
+each real poison pill.  A death counts only against what that life had at hand (`roles/hands.py`),
 not against what waited there.  Restarts and silence beyond the bound count alike, since an input
 that hangs its process is poison, too; an instance that left in order counts for nothing.  A life
-that is heard again was cut off and not dead: what was counted of it is taken back.
+that sends again was cut off and not dead: its count is taken back.
 
 What is an input.  An image is its `mm_hash`, whoever asks for it: the hash is of one tenant.  A
 request is its content (`roles/gateway/suspects.py`: tokens, images, sampling without the seed), and
@@ -16,10 +16,10 @@ not its id, which is new whenever a client sends it again.  What was computed af
 acquitted: an image when an encoder holds its rows, a request when equal content was answered to its
 end.
 
-Before a death is known, the instance is silent for a while, and whoever waits for it looks for
-another one.  So an input that one life died of, or that a silent one has at hand, is *barred* while
-it is at hand elsewhere: at most two instances are ever at stake for it.  Who has it at hand may
-have it again, from another request: that puts nobody else at stake.
+Before a death is noticed, the instance is silent for a while, and its requests look for another
+one.  So an input that one life died of, or that a silent one has at hand, is *barred* while another
+has it: at most two instances are ever at stake.  Who has it at hand may have it again, from another
+request: that puts nobody else at stake.
 
 Bounds: a death is remembered for `REMEMBERED_S`, of `MAX_INPUTS` inputs, the oldest are forgotten.
 A gateway that starts anew has forgotten all.
@@ -91,7 +91,7 @@ class Deaths:
         self._deaths.pop(key, None)
 
     def forgive(self, life: Life) -> None:
-        """It is heard again: it did not die."""
+        """It has sent a message again: it did not die."""
         for key, lives in list(self._deaths.items()):
             if lives.pop(life, None) is not None and not lives:
                 del self._deaths[key]

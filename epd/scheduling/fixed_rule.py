@@ -1,17 +1,16 @@
 """Placement by counts of open attempts: the fixed rule, to compare with.
 
-An image goes to the prefill instance itself, if that can encode; else by bounded-load rendezvous
-hashing on `mm_hash` (Thaler and Ravishankar 1998; bounded loads: Mirrokni, Thorup, Zadimoghaddam
-2016), so that equal images meet, but an encoder with more than `BALANCE` times the mean is passed
-over.
+An image goes to the prefill instance itself, if that can encode.  Else bounded-load rendezvous
+hashing on `mm_hash` takes it to an encoder, so that equal images meet.  An encoder with more than
+`BALANCE` times one above the mean is passed over (Thaler and Ravishankar 1998; bounded loads:
+Mirrokni, Thorup, Zadimoghaddam 2016).
 
-Prefill by load and by the prompt's beginning: an instance costs its open attempts, plus what it
-would have to compute, the share of the prompt that it does not hold times `_worth`.  So who holds
-all of it is chosen until it has so many attempts more than the least busy one, and passed from
-there on: a popular beginning spreads, and nobody waits for a cache.  Among instances that encode
-also by the images that they have; decode in the same way, equal ones by free KV blocks.  An
-instance that can take the next stage itself is preferred when it is not busier than the others:
-the hop is then local, a reference and no copy.
+Prefill by load and by the prompt's beginning: an instance costs its open attempts, plus the share
+of the prompt that it does not hold, times `_worth`.  So an instance that holds all of it is chosen
+until it has that many attempts more than the least busy one: a popular beginning spreads.  Among
+instances that encode also by the images that they have; decode in the same way, equal ones by free
+KV blocks.  An instance that can take the next stage itself is preferred when it is not busier than
+the others: the hop is then local, a reference and no copy.
 
 Sources: the cost of Dynamo's KV router (overlap against load), the balance thresholds of SGLang's.
 """

@@ -3,15 +3,15 @@
 Theory of operation
 -------------------
 Rows are late when they take longer than nearly all that came lately (Dean and Barroso, "The tail at
-scale", 2013).  A prefill instance measures how long loads take, for each row, by encoder
-(`LoadTimes`); what counts is the encoder whose slowest ones are fastest, for another encoder is
-asked in the hope that it is like that one: the times of a slow encoder excuse nobody.
+scale", 2013).  A prefill instance measures the time of loads, for each row, by encoder
+(`LoadTimes`).  The encoder with the fastest slow loads sets the bound, since the hedge may be as
+fast: the times of a slow encoder excuse none.
 
-Whether one is asked is the gateway's to say.  `HedgeBudget` is a token bucket, as in Finagle's
-retries and gRPC's hedging: each image that is sent adds a share of a token, a hedge takes one, and
-the bucket is small.  So hedges are at most `BURST` and that share of all images, however many are
-late.  `pays`: what waits at the other encoder is done before the late one has been waited for twice
-as long; where all are busy, one more would only make all of them later.
+The gateway decides whether one is asked.  `HedgeBudget` is a small token bucket, as in Finagle's
+retries and gRPC's hedging: each sent image adds a share of a token, a hedge takes one.  So hedges
+are at most `BURST` and that share of all images, however many are late.  `pays`: the other
+encoder's queue ends before the late one has been waited for twice as long.  Where all are busy, one
+more would only make all of them later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LoadTimes:
     """Of the youngest loads of one prefill instance."""
 
     def __init__(self, min_loads: int, floor_s: float) -> None:
-        """`min_loads` of an encoder have to be known; nothing is late before `floor_s`."""
+        """An encoder counts from `min_loads` loads on; nothing is late before `floor_s`."""
         self._min_loads = min_loads
         self._floor_s = floor_s
         self._row_s: dict[str, deque[float]] = {}  # by encoder: seconds for each row
@@ -48,7 +48,7 @@ class LoadTimes:
         self._usual_s.pop(encoder, None)
 
     def late_after_s(self, num_rows: int) -> float | None:
-        """None: not enough is known."""
+        """None: no encoder has enough loads."""
         usual_s = [
             self._usual(name) for name, t in self._row_s.items() if len(t) >= self._min_loads
         ]

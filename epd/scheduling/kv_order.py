@@ -8,15 +8,14 @@ what a write fills (`KvLayout.slots_per_block`).  Slot `block * slots_per_block 
 
 KV becomes final in two ways.  When a chunk of the prompt has been computed, all blocks that it
 filled are final, whole.  While the last chunk is computed, what is left becomes final layer by
-layer, in all of its blocks at once.  So places are sent in this order: the blocks that were full
-before the last chunk, one after the other; then, group by group, the slots of the blocks behind
-them.  What the receiver holds already comes before all of that and is not sent.  Blocks of the
-sequence's state, which every token changes, come behind all of it: they are counted behind those of
-the prompt, and final with its last token.  How much can be sent is then one number, and so is how
-much has been.
+layer, in all of its blocks at once.  So the blocks that were full before the last chunk are sent
+first, one after the other; then, group by group, the slots of the blocks behind them.  What the
+receiver holds already comes before all of that and is not sent.  Blocks of the sequence's state,
+which every token changes, come behind all of it: they are counted behind those of the prompt, and
+final with its last token.  How much can be sent is then one number, and so is how much has been.
 
-Both ends know the order from four numbers, and one of them, `num_whole`, is known to the sender
-alone: it travels in the commit.
+Both ends compute the order from four numbers; one of them, `num_whole`, the sender alone has: it
+travels in the commit.
 
 Source: layer-wise KV transfer of Mooncake's and vLLM's connectors, over chunked prefill.
 """

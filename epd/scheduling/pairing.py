@@ -4,15 +4,15 @@ Theory of operation
 -------------------
 An instance offers transports, each with a *domain*: a name that is equal at two instances exactly
 if that transport can carry bytes between them.  For shared memory it names the host and the mount
-of /dev/shm, so that containers with one of their own are apart; for a listener on loopback the
-network namespace, for one that other hosts reach it is empty; for a shared directory it is a token
-that lies in the directory.  So reachability is compared, never guessed from addresses.
+of /dev/shm, so that containers with one of their own are apart.  For a listener on loopback it
+names the network namespace; for one that other hosts reach it is empty.  For a shared directory it
+is a token in the directory.  So reachability is compared, never guessed from addresses.
 
-Each lists what it offers best first (`rank` of `epd.transport.backend`); one that is not of this
-project was asked for by its name, and goes before all that leave the process.  A pair uses the
-first that both offer with the same domain.  The function is pure and symmetric: gateway and both
-ends compute it from the same records and need not agree by messages.  `--transport NAME` makes an
-instance offer that one alone.
+Each lists its offers best first (`rank` of `epd.transport.backend`).  One from outside this project
+was asked for by its name, and goes before all that leave the process.  A pair uses the first that
+both offer with the same domain.  The function is pure and symmetric: gateway and both ends compute
+it from the same records and need not agree by messages.  `--transport NAME` makes an instance offer
+that one alone.
 
 Only hops that a request can take matter: from an encoder to a prefill instance, and from a prefill
 instance to a decode instance.  A pair of such roles that has nothing in common is refused at the

@@ -3,20 +3,20 @@
 Who may serve a stage is decided here; who does, by a `Rule`: by predicted completion
 (`predicted_rule.py`, the default), or by counts of open attempts (`fixed_rule.py`).
 
-An image goes, in this order: to the encoder that an open attempt has sent it to and that has not
-said yet that it holds the rows, whatever its load, for joining an encode costs nothing; to an
-encoder that holds its rows, unless that has more than `RESIDENT_BALANCE` times the mean load; else
-to whom the rule names.
+An image goes, whatever the load, to the encoder that an open attempt has sent it to and that does
+not hold the rows yet: joining an encode costs nothing.  Else it goes to an encoder that holds its
+rows, unless that has more than `RESIDENT_BALANCE` times one above the mean load.  Else the rule
+chooses.
 
-A prefill instance that reads the storage of encoders (`finds_rows`) serves an image that is there
-itself, without an encoder; where there is no encoder it is asked for any image.
+A prefill instance that reads the storage of encoders (`finds_rows`) serves an image there without
+an encoder; where there is no encoder it is asked for any image.
 
-A pair of instances that do not hear each other (one of them says so) is taken only if there is no
-other: the rest of the cluster may reach both, so neither is passed over as such.
+A pair of instances without a link, which one of them has reported, is taken only if there is no
+other.  The rest of the cluster may reach both, so neither is passed over as such.
 
 A group of ranks decodes what it prefills: its KV is in as many parts, which do not move.
 
-What is known of rows and prefixes may be stale.  That costs their computing, never an answer: only
+The records of rows and prefixes may be stale.  That costs their computing, never an answer: only
 candidates are chosen, and the image always travels with its request.
 """
 
@@ -40,7 +40,7 @@ PickEncoder = Callable[[Sequence["Candidate"]], "Candidate"]
 
 
 class Candidate:
-    """An instance that takes work, with its load as heartbeats and the gateway's own books say."""
+    """An instance that takes work, with its load by heartbeats and by the gateway's own books."""
 
     __slots__ = ("assigned", "backlog", "info", "instance_id", "load", "roles")
 
@@ -70,7 +70,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an attempt needs, and what is known of it."""
+    """The needs of an attempt, and the places of its rows and KV."""
 
     images: Sequence[Image] = ()
     num_tokens: int = 0  # of its prompt
@@ -120,7 +120,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Unplaceable:
-    """No topology can serve it now; `reason` says what is missing."""
+    """No topology can serve it now; `reason` names what is missing."""
 
     reason: str
 
@@ -152,8 +152,8 @@ def place(
     """Choose; instances in `avoid` (they just failed it) only if there is no other.
 
     `finds`: False where storage was asked for these images and did not have them.  `at`: the
-    prefill instance that holds the prompt for it.  `pick` takes an encoder for each image
-    whatever is known of it (`encode_policy.py`).
+    prefill instance that holds the prompt for it.  `pick` takes an encoder for each image, wherever
+    its rows are (`encode_policy.py`).
     """
     images, known = asked.images, asked.known
     infos = [c.info for c in candidates]
@@ -195,7 +195,7 @@ def another_encoder(
     known: Whereabouts = NOWHERE,
 ) -> Address | None:
     """For one image of an attempt that goes on, which its encoder fails; `at` computes its prompt.
-    None of `but`; None: there is no other that both sides hear."""
+    None of `but`; None: there is no other with links both ways."""
     ordered = sorted(candidates, key=attrgetter("instance_id"))
     encoders = [c for c in ordered if "encode" in c.roles and c.instance_id not in but]
     prefill = next((c for c in ordered if c.info.address == at), None)
@@ -210,7 +210,7 @@ def _prefer(candidates: list[Candidate], avoid: Collection[str]) -> list[Candida
 
 
 def _reached(prefill: Candidate, others: list[Candidate]) -> list[Candidate]:
-    """Those that hear it, and that it hears, as far as is known."""
+    """Those with links both ways: neither side has reported the other as silent."""
     silent = prefill.load.silent_peers
     return [
         c

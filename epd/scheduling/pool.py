@@ -141,11 +141,11 @@ class LeaseQueue:
 class Budget:
     """Promises of memory to requests, all or nothing, first come first served (fault F24).
 
-    A request that needs several images at once must not hold some and wait for others that a
-    second one holds: it waits in a queue until all its slots are promised.  Resident rows that
-    nobody references are outside the budget; they are evicted when a promise is called in.  Slots
-    of a peer that is lost, or does not answer, cannot be promised until it is fenced: who needs
-    more than what is left is passed over meanwhile.
+    A request with several images must not hold some and wait for those that a second one holds: it
+    waits in a queue until all its slots are promised.  Resident rows that nobody references are
+    outside the budget; they are evicted when a promise is called in.  Slots of a peer that is lost,
+    or does not answer, cannot be promised until it is fenced: who needs more than what is left is
+    passed over meanwhile.
     """
 
     def __init__(self, size: int) -> None:

@@ -7,29 +7,29 @@ wait there (`Backlog`, times the costs that it has measured).  Who decodes there
 them: between two steps of decodes the device works for a quantum at most.  From these two follows
 when something more would be done (`_Forecast.done_s`).
 
-- **Prefill**: where the prompt would be done first, less what is cached of it, and its answer
-  after it: the hops of its rows, and the best place to decode it, seen from there.
+- **Prefill**: where the prompt, less its cached part, and its answer would be done first: with its
+  rows' hops, and the best place to decode it from there.
 - **Encode**, image by image, those before it counted: until its prompt can go on, with the hop of
   its rows, plus what it takes from all others (`delay_s`).  Encoded elsewhere, an image saves its
-  own prompt no more than the time of the tower, for at prefill it waits for those before it anyway;
-  so what counts under load is whom it delays: prompts that wait at prefill, or streams at decode.
-  A queue that has not been empty for long will not be soon, and also delays those who come until
-  then; a stream goes on beside what delays it.  It leaves prefill only for one that is better by
-  `MOVE_GAIN`, and for one with prompts of its own by `SHARE_GAIN`: replicas that share their images
-  among them end all of them late.  Of equal ones the one by rendezvous hashing on `mm_hash` (Thaler
-  and Ravishankar 1998): equal images meet.
+  own prompt the time of the tower at most, for at prefill it waits for those before it anyway.  So
+  under load its delay of others counts: of prompts at prefill, or of streams at decode.  A queue
+  that has not been empty for long will not be soon, and also delays those who come until then; a
+  stream goes on beside what delays it.  It leaves prefill only for an encoder better by
+  `MOVE_GAIN`, by `SHARE_GAIN` if that has prompts of its own: replicas that share their images end
+  all late.  Of equal ones the one by rendezvous hashing on `mm_hash` (Thaler and Ravishankar 1998):
+  equal images meet.
 - **Decode**: where the answer is done first: its steps, with one more sequence in them, in turns
   with the prompts that wait there and their images.  Images of prompts that are computed elsewhere
-  do not count, for they are there because few decode; if answers fled them, too, one of two that
-  are alike would have all images and the other all answers.  It leaves prefill, or who holds the
+  do not count, for they are there because few decode.  If answers fled them, one of two equal
+  instances would have all images and the other all answers.  It leaves prefill, or who holds the
   prompt's KV, only for one that is better by `MOVE_GAIN`: KV moves, and the request then depends on
   two instances.
 
-No herd: each choice changes the backlog that the next one sees, at once, whatever heartbeats say.
-Equal devices do not measure quite the same: they differ by chance, and by what they had to do.
-So all count as the fastest, but for those that are surely slower than that by more than `ALIKE`:
-who was slow long ago is asked again.  What nobody has measured yet costs what is usual (`USUAL`):
-only ratios count then.  With nothing to choose from nothing is computed.
+No herd: each choice changes the next one's backlog at once, without a heartbeat.  Equal devices do
+not measure quite the same: they differ by chance, and by what they had to do.  So all count as the
+fastest, but for those that are surely slower by more than `ALIKE`: an instance that was slow long
+ago is asked again.  What nobody has measured yet costs what is usual (`USUAL`): only ratios count
+then.  With nothing to choose from nothing is computed.
 
 `epd sim plan --set placement=fixed` compares it with counting.
 """
@@ -228,8 +228,8 @@ def _kv_token_nbytes(info: InstanceInfo) -> float:
 
 
 def _usual(told: Iterable[StageCosts]) -> dict[str, float]:
-    """The least that was measured of each; of what nobody has measured, what it would be on a
-    device that is as much faster or slower as the rest tells."""
+    """The least that was measured of each.  Without a measurement: the usual cost, scaled by the
+    mean ratio of measured to usual costs."""
     all_, least = list(told), {}
     for name in COSTS:
         known = [value for costs in all_ if (value := getattr(costs, name))]

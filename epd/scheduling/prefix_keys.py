@@ -4,14 +4,14 @@ Theory of operation
 -------------------
 The KV of a token depends on every token and every embedding row before it, and on rope positions,
 which follow from both.  So the key of a block is a hash of the key of the block before it, of its
-own token ids, and of each image that has rows in it: its `mm_hash` (content, processor, model,
-tenant) and where it begins, counted from the block's first token.  Two images of one size have
-the same placeholders and never the same key; nor has one image in two places.
+own token ids, and of each image with rows in it.  An image counts by its `mm_hash` (content,
+processor, model, tenant) and its beginning, from the block's first token.  Two images of one size
+have the same placeholders and never the same key; nor has one image in two places.
 
 The first key also depends on the scope of who asks (`epd/api/http/identity.py`).  So under
-`cache_scope` "tenant" two tenants never share a block, whatever they say: neither can learn from
-the time to a first token what the other has asked (fault F53).  Whoever looks blocks up has to say
-a scope; there is no way to look into all of them.
+`cache_scope` "tenant" two tenants never share a block, even for equal texts: the time to a first
+token shows neither the other's prompts (fault F53).  A look-up has to name a scope; there is no way
+to look into all of them.
 
 Only full blocks have keys.  A key has 128 bits of BLAKE2b: nobody meets a collision by chance, and
 to make one on purpose is as hard as 2^64 hashes.

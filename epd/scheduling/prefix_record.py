@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 An instance that has computed, or received, a prompt keeps its KV blocks until it needs the memory
-(`block_pool.py`).  The gateway is not told when; it remembers, for each life of an instance, the
-keys of the blocks that it has sent there (`prefix_keys.py`: texts and images), as many as the
-instance has blocks, and forgets in the order in which the instance does: what was not used for
-the longest first, the end of a text before its beginning.
+(`block_pool.py`).  The gateway gets no message of that.  For each life of an instance it remembers
+the keys of the blocks that it has sent there (`prefix_keys.py`: texts and images), as many as the
+instance has blocks.  It forgets in the instance's order: the longest unused first, the end of a
+text before its beginning.
 
 The record is a hint.  What it wrongly believes costs the computing of a prompt, as if there were no
 record; who gets the request is placement's choice, which weighs it against load (`placement.py`).

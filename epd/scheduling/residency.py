@@ -2,16 +2,15 @@
 
 Theory of operation
 -------------------
-An encoder numbers what it says: each `CacheEvents` batch has the next sequence number and holds the
-final state of every hash that changed since the batch before.  A `full` batch is numbered like the
-others and replaces all that was said earlier.  Whoever reads them needs three rules: the next
-number is applied; a number that is not above the last one is a copy and is dropped; any other
-number is a gap, and a full batch is asked for.  Heartbeats carry the last number, so that the loss
-of the very last batch is noticed as well.
+Each `CacheEvents` batch of an encoder has the next sequence number and holds the final state of
+every hash that changed since the batch before.  A `full` batch is numbered like the others and
+replaces all earlier ones.  Their reader has three rules.  The next number is applied; a number not
+above the last one is a copy and is dropped; any other is a gap, and a full batch is asked for.
+Heartbeats carry the last number, so that the loss of the very last batch is noticed as well.
 
 The index is a hint.  An encode request always carries its image, so the worst that a stale entry
-can do is send it where it has to be encoded again.  Everything is bounded: an encoder tells of its
-`MAX_TRACKED` youngest hashes, and what it does not tell of is merely not found.
+can do is send it where it has to be encoded again.  Everything is bounded: an encoder reports its
+`MAX_TRACKED` youngest hashes, and older ones are merely not found.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ MAX_BATCH = 1024  # changes in one batch; more of them go as a full one
 
 
 class Whereabouts(Protocol):
-    """What placement may know of an image."""
+    """Placement's view of an image."""
 
     def in_flight(self, mm_hash: str) -> Iterable[str]:
         """Encoders to which an open attempt has sent it, the first one first."""
         ...
 
     def resident(self, mm_hash: str) -> Iterable[str]:
-        """Encoders that said that they hold its rows."""
+        """Encoders that have reported its rows."""
         ...
 
 
 class Nowhere:
-    """Nothing is known."""
+    """No encoder has any rows."""
 
     def in_flight(self, mm_hash: str) -> Iterable[str]:
         return ()
@@ -47,7 +46,8 @@ class Nowhere:
 
 
 class Said:
-    """What is known, and what whoever asks says besides: it may be news, and it may be wrong."""
+    """`known`, and the encoder that the request itself names for a hash: it may be news, and it may
+    be wrong."""
 
     def __init__(self, known: Whereabouts, encoders: Mapping[str, str]) -> None:
         """`encoders`: by hash."""
@@ -74,7 +74,7 @@ class Batch:
 
 
 class CacheLog:
-    """What an encoder holds and has not said yet."""
+    """The hashes that an encoder holds, and the changes to be sent."""
 
     def __init__(self, max_tracked: int = MAX_TRACKED) -> None:
         self.sequence = 0  # of the last batch; 0: nothing was ever said
@@ -85,7 +85,7 @@ class CacheLog:
 
     @property
     def held(self) -> frozenset[str]:
-        """The hashes that others are told of."""
+        """The hashes that are reported."""
         return frozenset(self._held)
 
     @property
@@ -93,7 +93,7 @@ class CacheLog:
         return self._owes_full or bool(self._changed)
 
     def stored(self, mm_hash: str) -> None:
-        """Its rows are here (said again: no news)."""
+        """Its rows are here; repeating it is no news."""
         if mm_hash in self._held:
             return
         if len(self._held) >= self._max_tracked:
@@ -108,7 +108,7 @@ class CacheLog:
             self._changed[mm_hash] = None
 
     def owe_full(self) -> None:
-        """Somebody missed a batch: the next one says everything."""
+        """A reader missed a batch: the next one is full."""
         self._owes_full = True
 
     def take(self) -> Batch:
@@ -124,7 +124,7 @@ class CacheLog:
 
 @dataclass(slots=True)
 class _Book:
-    """One life of an encoder, as it told."""
+    """One life of an encoder, by its batches."""
 
     epoch: int
     sequence: int = 0
@@ -132,7 +132,7 @@ class _Book:
 
 
 class CacheIndex:
-    """What the encoders of a cluster hold, by what they told; see the head of the module."""
+    """The rows of a cluster's encoders, by their batches; see the head of the module."""
 
     def __init__(self, max_tracked: int = MAX_TRACKED) -> None:
         self._max_tracked = max_tracked

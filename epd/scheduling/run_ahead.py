@@ -1,9 +1,9 @@
 """How far an encoder runs ahead of the consumers of its rows.
 
 Rows that nobody can take yet have to be kept, and nothing else bounds them: a prefill instance
-whose receive pool is full still has its images encoded.  So work on an image (its read from
-storage, or its decoding and encoding) begins only while what has begun and was not yet taken fits
-the device tier, in order of arrival.
+whose receive pool is full still has its images encoded.  So work on an image, its read from storage
+or its encoding, begins in order of arrival, while all begun and not yet taken rows fit the device
+tier.
 
 Only an image with a granted room overtakes. Its rows have a place to go, so they do not stay; and
 its request may hold the slots that all the others wait for. Without this rule, two instances could
@@ -20,8 +20,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RunAhead(Generic[K]):
-    """`is_granted` says of a key whether somebody waits for its rows with memory in hand;
-    `may_begin`, whether what else it needs is free; `claim` takes that."""
+    """`is_granted`: whether a consumer waits for a key's rows with memory in hand.  `may_begin`:
+    whether what else it needs is free; `claim` takes that."""
 
     def __init__(
         self,

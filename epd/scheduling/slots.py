@@ -1,11 +1,10 @@
 """How registered memory is cut into slots for embedding rows.
 
-A slot holds whole rows, so that an image's rows may lie in any slots in any order; by default as
-many as `DEFAULT_ROWS`: few enough that a small image wastes little, many enough that a large one
-needs few copies.
+A slot holds whole rows, so that an image's rows may lie in any slots in any order.  By default
+there are `DEFAULT_ROWS`: a small image wastes little, and a large one needs few copies.
 
-Sizes that are not configured follow from the model, since rows differ in width by a factor of
-twenty: a pool that is right for one model holds no image of another.
+Sizes that are not configured follow from the model: rows differ in width by a factor of twenty, so
+a pool for one model may hold no image of another.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ Theory of operation
 -------------------
 Some families keep a state of a sequence besides its KV, which every token overwrites
 (`engine/language/state_kinds.py`).  KV of a beginning is no use to them without the state behind
-it.  So a copy of it is kept, in blocks of the same pool, under keys made of the key of the block
-that it stands behind (and so of tenant, images and all tokens before it).  Blocks of snapshots are
-leased while they are written or read, and idle otherwise: forgotten oldest first, as KV is.  There
-is nothing to configure, and memory is not divided beforehand.
+it.  So a copy of it is kept in blocks of the same pool, under keys made of the key of the block
+before it.  Blocks of snapshots are leased while they are written or read, and idle otherwise:
+forgotten oldest first, as KV is.  There is nothing to configure, and memory is not divided
+beforehand.
 
 A prompt is found as far as there is KV of it *and* a snapshot behind that.  Two places of a prompt
-are worth a snapshot: where what is known of its KV ends (another text had the same beginning, and a
-third one may), and behind its last full block (the next turn of a conversation goes on there).  A
-snapshot takes as many blocks as the state.  So it is kept only where it saves as many blocks of
-tokens, counted from the snapshot before it, and only in blocks that nobody needs now.
+are worth a snapshot.  One is where its cached KV ends: another text had the same beginning, and a
+third one may.  The other is behind its last full block, where the next turn of a conversation goes
+on.  A snapshot takes as many blocks as the state.  So it is kept only where it saves as many blocks
+of tokens, counted from the snapshot before it, and only in blocks that nobody needs now.
 
 Source: Marconi (MLSys 2025) keeps states at branches and at ends of texts, too.
 """
@@ -92,7 +92,7 @@ class Snapshots:
 def worth_keeping(num_found: int, num_known: int, num_full: int, num_blocks: int) -> Iterator[int]:
     """Behind which blocks of a text a snapshot of `num_blocks` blocks is worth it.
 
-    Of its `num_full` blocks the KV of the first `num_known` is known, and the first `num_found`
+    Of its `num_full` blocks the KV of the first `num_known` is cached, and the first `num_found`
     need not be computed again.
     """
     last = num_found

@@ -1,22 +1,21 @@
-"""Speculative decoding by prompt lookup: draft what comes next from what the text said before.
+"""Speculative decoding by prompt lookup: the earlier text gives the drafts.
 
 Theory of operation
 -------------------
 Answers repeat: names, quoted passages, code that is edited, tables.  So the last few tokens of a
-text are looked for earlier in it, prompt and answer alike, and what followed them there is a draft
-of what follows now.  A draft costs no model.  The step that computes the last token computes the
-drafts behind it as well, and samples behind each of them: as long as the sampled token equals the
-draft, the next one counts too (`engine.base.verify`).  Tokens are those of the target model by
-construction, drawn with their own numbers of their own seed: speculation never changes an answer,
-greedy or sampled.
+text are looked for earlier in it, prompt and answer alike, and their successors there are drafts.
+A draft costs no model.  The step that computes the last token computes the drafts behind it as
+well, and samples behind each of them.  As long as the sampled token equals the draft, the next one
+counts too (`engine.base.verify`).  Tokens are those of the target model by construction, drawn with
+their own numbers of their own seed: speculation never changes an answer, greedy or sampled.
 
 The longest suffix of `longest` to `shortest` tokens that occurred before wins, and of its places
 the most recent one.  Where the text ends before there are enough drafts, the copy goes on with the
-drafts themselves, as in LZ77: a text that repeats with a short period is drafted to any length.
+drafts themselves, as in LZ77: a short period gives drafts of any length.
 
-`_after` knows for each n-gram where what followed it most recently stands.  The suffix itself has
-no successor yet, so it is not in there: each new token adds one entry for each length, and a
-look-up reads one for each length, however long the text is.
+`_after` has for each n-gram the place behind its most recent occurrence.  The suffix itself has no
+successor yet, so it is not in there.  Each new token adds one entry for each length, and a look-up
+reads at most that many.
 
 Source: prompt lookup decoding (Saxena, 2023); the options are those of vLLM's `ngram` method.
 """

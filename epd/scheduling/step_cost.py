@@ -2,24 +2,24 @@
 
 A token stream waits for the whole step that its next token is in, so what prompts add to a step is
 added to every stream's inter-token latency.  The model is a line: a step of decodes only takes
-`decode_s`, each prompt token adds `token_s`; both are followed with a forgetting mean, since they
-drift with the number of streams and the length of contexts.
+`decode_s`, each prompt token adds `token_s`.  Both are forgetting means, since they drift with the
+number of streams and the length of contexts.
 
 Two bounds, either or both: with `max_itl_impact` = 1.5, prompts may add half of `decode_s`; with
 `max_quantum_s` = 0.01, the step is to end within 10 ms.  Prompts may have MIN_PROMPT_TOKENS of it,
 whatever they cost: a bound that stops them for good would only move the wait from one client to
-another.  The quantum, which is there by default, bounds no step of `min_step_tokens` either: a
-device that computes tokens in tiles is used to its end by steps of a size that it likes, decodes
-included.  Who asks for `max_itl_impact` wants even streams for what that costs.
+another.  The quantum, which is on by default, bounds no step of `min_step_tokens` tokens either,
+decodes included: tiles of that many use the device fully.  `max_itl_impact` has no such floor: it
+is set for even streams, whatever that costs.
 
-`Rate` and `Line` are what placement is told (`StageCosts`): there the sum of many steps counts.
+`Rate` and `Line` go to placement (`StageCosts`): there the sum of many steps counts.
 
-A step that takes far longer than others was held up, by the host or the driver: that says nothing
-of the next one.  It counts as no more than STALL times what was expected; else one second lost
-would make an instance look so slow that nothing is placed there, and what is not used is not
-measured again.  For the same reason nothing is sure of what was measured a few times only, as first
-ones are often held up, or long ago, when the next one replaces it (`is_sure`): who was slow for a
-while gets something to do again, and is measured by it.
+A step that takes far longer than others was held up by the host or the driver; the next one need
+not be.  It counts as no more than STALL times what was expected.  Else one lost second would make
+an instance look so slow that nothing is placed, and so nothing measured, there again.  For the same
+reason few measurements are not sure (`is_sure`), as first ones are often held up; nor are old ones,
+which the next one replaces.  So an instance that was slow for a while gets work again, and is
+measured by it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Line(Measured):
     """Seconds by a count: the line of least squares through what was seen of late."""
 
     def fitted(self) -> tuple[float, float]:
-        """At a count of zero, and what each adds; 0: not known, as counts did not differ."""
+        """At a count of zero, and what each adds; 0: not measured, as counts did not differ."""
         n, x, y, xx, xy = self._sums
         if not n:
             return 0.0, 0.0
@@ -135,8 +135,8 @@ class StepCost:
             self.token_s = _follow(self.token_s, added_s)
 
     def max_prompt_tokens(self, num_decodes: int) -> int | None:
-        """Prompt tokens that a step with so many decodes may carry; None: nothing is known yet that
-        bounds them."""
+        """Prompt tokens that a step with so many decodes may carry; None: nothing bounds them
+        yet."""
         # Where prompts have never let decodes alone, a token of theirs costs what whole steps did.
         token_s = self.token_s or self.prompts.unit_s
         most: int | None = None

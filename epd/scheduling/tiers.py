@@ -1,8 +1,8 @@
 """The accounting of an exclusive two-tier cache: the tier of each key, fill levels, statistics.
 
-A key is in one tier at a time, and its bytes are counted at their destination: a value that is
-being copied down already counts for the lower tier, so one lack of room moves it once. The machine
-that owns a value decides whether and how it moves; this module only keeps the order of use.
+A key is in one tier at a time.  Its bytes count at their destination: those being copied down count
+for the lower tier, so one lack of room moves them once. The machine that owns a value decides
+whether and how it moves; this module only keeps the order of use.
 """
 
 from __future__ import annotations

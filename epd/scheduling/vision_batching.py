@@ -4,7 +4,7 @@ patches.
 Which thread was faster does not matter: of the images that are prepared when a batch begins, the
 oldest go.  One that is still being prepared is passed over and keeps its place, so a slow image
 holds up nobody.  An image larger than the budget goes alone; it never blocks the queue.  The ranks
-of a group share out a batch, and each has memory for as much as the budget says.
+of a group share out a batch, and each has memory for the whole budget.
 
 While a batch is under way, the next may be queued behind it, so that the device goes from one to
 the other at once.  It must be half full then: a batch of few images costs nearly as much as one
