@@ -91,7 +91,7 @@ class LaunchFailed(Event):
 
 @dataclass(slots=True)
 class Served(Event):
-    """It said so."""
+    """The child has reported that it serves."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class StopRequested(Event):
 
 @dataclass(slots=True)
 class HurryRequested(Event):
-    """Whoever asked it to stop does not want to wait for it."""
+    """Its stop is not waited for any more."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""EMBEDDING: the rows of one `mm_hash` at a prefill instance, whoever wants them.
+"""EMBEDDING: the rows of one `mm_hash` at a prefill instance, for all its requests.
 
 Theory of operation
 -------------------
@@ -8,20 +8,20 @@ fails, the next room takes over, so that one lost encoder fails nobody who has a
 are resident, the rooms that were not needed are cancelled.
 
 If an encoder was lost, or does not answer, and no room is left, the gateways of all waiters are
-asked for another one (AWAITING_ROOM), again and again, for the question or its answer may be lost: a
-loss costs its images, not the attempts.  A further room is a follower like any other; who brought
-the room that it stands in for hears of the rows.  A gateway that has none ends the attempt, and what
-it does not answer fails by time.
+asked for another one (AWAITING_ROOM).  They are asked again and again, for messages may be lost: a
+loss costs its images, not the attempts.  A further room is a follower like any other; the waiter of
+the room that it stands in for gets the rows.  A gateway that has none ends the attempt, and what it
+does not answer fails by time.
 
 If rows take much longer than is usual, one gateway is asked for a room besides (`LoadLate`, timed
 by what loads have taken lately). With that room two transfers race (HEDGED), each with slots of its
-own, of which the second are promised by themselves: they are taken only if nobody else needs them.
-The first that is delivered is the load; the other one is cancelled, and what it delivers all the
-same goes back. If one of them fails, the other is the load.
+own.  The second's are promised apart, and taken only if no other request needs them.  The first
+that is delivered is the load; the other one is cancelled, and what it delivers all the same goes
+back. If one of them fails, the other is the load.
 
-References keep rows from the moment they are wanted until their last consumer has used them; only
+References keep rows from the first request for them until their last consumer has used them; only
 unreferenced rows can be evicted (faults F23, F24).  When all waiters leave during a load it is
-ABANDONED: the memory is the transfer's until the outcome arrives, then the rows stay as cache or
+ABANDONED: the memory is the transfer's until the outcome arrives.  Then the rows stay as cache or
 the slots return (F21); a new waiter meanwhile joins the same load (F22).  The slots themselves are
 owned by INCOMING until published, by this machine while RESIDENT.
 

@@ -2,29 +2,29 @@
 
 Theory of operation
 -------------------
-However many rooms want a hash, it is decoded and encoded once: rooms join the machine, and when the
-rows are resident each room is filled from them (faults F32, F37).  The value is whole: main
-embedding and deepstack are one tensor (F12).  An image that cannot be used fails this machine and
-its rooms, nothing else (F13).
+A hash is decoded and encoded once for all its rooms: they join the machine, and when the rows are
+resident each is filled from them (faults F32, F37).  The value is whole: main embedding and
+deepstack are one tensor (F12).  An image that cannot be used fails this machine and its rooms,
+nothing else (F13).
 
-Rows that nobody can take yet have to be kept, so work begins only when its turn comes
+Rows without a taker have to be kept, so work begins only when its turn comes
 (`epd.scheduling.run_ahead`): until then the machine is DEFERRED, and owns a place in that queue.
-From then on it owns a share of what the encoder may run ahead, which it passes on to the rooms that
-are filled: the last one that closes gives it back.
+From then on it owns a share of the encoder's run ahead, which it passes on to the rooms that are
+filled: the last one that closes gives it back.
 
 What cannot be interrupted: image decode on the pool, and a batch on the device. If all rooms leave
-meanwhile the machine is ABANDONED: it keeps its share, since it may be wanted again before the
-outcome, and rows that arrive then are kept as cache. Before work has begun (DEFERRED), and before a
-batch has taken it (PREPARED), it can simply be dropped.
+meanwhile the machine is ABANDONED: it keeps its share, since a room may join before the outcome,
+and rows that arrive then stay as cache. Before work has begun (DEFERRED), and before a batch has
+taken it (PREPARED), it can simply be dropped.
 
-Rows are kept in tiers: where the tower leaves them (RESIDENT), the host's memory (DEMOTED) and,
-where the instance has one, a storage that other encoders read too.  The first is a GPU's memory, or
-the host's without one.  The first two are exclusive: DEMOTING and PROMOTING copy off the loop and
-own both copies until one of them is let go, and readers may come at any time, since the copy that
-they find is whole.  What readers hold is not moved: a copy that ends while a room reads is dropped.
-Storage is asked first (LOADING), once however many rooms wait; what it does not answer in time, or
-has lost, is encoded anew, so a read that hangs holds nobody up.
-Writing to storage is nobody's state: it may fail, and then the value is encoded again one day.
+Rows are kept in tiers: where the tower leaves them (RESIDENT), the host's memory (DEMOTED) and, if
+configured, a storage that other encoders read too.  The first is a GPU's memory, or the host's
+without one.  The first two are exclusive: DEMOTING and PROMOTING copy off the loop and own both
+copies until one is let go.  Readers may come at any time, since the copy that they find is whole.
+What readers hold is not moved: a copy that ends while a room reads is dropped.  Storage is asked
+first (LOADING), once for all rooms.  What it has lost, or does not answer in time, is encoded anew,
+so a read that hangs holds no room up.  Writing to storage is nobody's state: it may fail, and then
+the value is encoded again one day.
 
 An instance without a vision tower has machines that cannot encode: what storage does not answer
 fails as `absent`, which the gateway takes to an encoder.
@@ -138,7 +138,7 @@ class PreprocessFailed(Event):
 
 @dataclass(slots=True)
 class PreprocessCrashed(Event):
-    """Not by the image's fault, as far as is known: another encoder may take it."""
+    """The image need not be at fault: another encoder may take it."""
 
     ends = (Own.WORK,)
     reason: str

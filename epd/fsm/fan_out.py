@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 A group has a part of each of its regions at every rank.  What one rank writes to another is a part
 of a write, with an outcome of its own.  A room sees one outcome (OUTGOING): done when every part
-is, failed when one failed, unknown when one is unknown.  It is told when all parts have theirs, not
-before: until then parts may still be read and may still land, whatever is known of the others, and
-the room's memory is given back by the outcome.
+is, failed when one failed, unknown when one is unknown.  It comes when all parts have theirs, not
+before, since it gives back the room's memory: until then a part may still be read and may still
+land.
 
 Time does not end it.  Who waits for it has a clock (OUTGOING), and so have the writers: a rank that
 hangs is lost with its group (GROUP), and what it was writing is unknown.
@@ -69,7 +69,8 @@ class PartFailed(PartEnded):
 
 @dataclass(slots=True)
 class PartUnknown(PartEnded):
-    """Its writer cannot tell, has given up, or is lost: by a clock of its own, or its group's."""
+    """Its writer has no outcome, has given up, or is lost: by a clock of its own, or its
+    group's."""
 
     by_time = True
     reason: str

@@ -2,35 +2,33 @@
 
 Theory of operation
 -------------------
-It outlives attempts.  An attempt is a placement on instances; when it fails for a reason that
+It outlives attempts.  An attempt is a placement on instances.  When it fails for a reason that
 another instance may not have, the generation is MIGRATING: the prompt plus the tokens that the
-client already has go elsewhere, and the client sees neither a gap nor a repeat (fault F20).  Tokens
-are numbered by output index, so a duplicate is recognised and a hole is an outcome of its own.
+client has go elsewhere.  The client sees neither a gap nor a repeat (fault F20).  Tokens are
+numbered by output index, so a duplicate is recognised and a hole is an outcome of its own.
 
 What bounds the attempts is failing again and again in the same way, as a request does that brings
-down whatever serves it.  Failures of different kinds happened to meet in one request and say
-nothing about the next attempt: each kind is counted by itself, and the deadline bounds the sum.
-One is not counted (AWAY, F61): an instance that drains, or has not heard its welcome, has done
-nothing with the request, and the gateway will soon hear of it.
+down whatever serves it.  Failures of different kinds met in one request by chance: each kind is
+counted by itself, and the deadline bounds the sum.  One is not counted (AWAY, F61): an instance
+that drains, or has no welcome yet, has done nothing with the request, and the gateway will soon
+have its state.
 
 Deaths are counted by input, over all requests (`scheduling/deaths.py`): what two instances died of
-goes to no third one, and is told so with an error that nobody tries again (PoisonFound, F68).
+goes to no third one.  It ends with an error that is not tried again (PoisonFound, F68).
 
 Three clocks bound what a client waits for: the first token, each token after it, and the whole.  A
-token that does not come in time is an error.  When the time for the whole is over, what has been
-said is the answer, with `length` as its end: it was paid for, and the client asked for no more
-time.
+token that does not come in time is an error.  When the time for the whole is over, the tokens so
+far are the answer, with `length` as its end: it was paid for.
 
-Where nothing can serve it, it waits for what may come (AWAITING_TOPOLOGY): of a new gateway the
-instances are about to join, and the only one that there is may be back soon.
+Without an instance that can serve it, it waits for one (AWAITING_TOPOLOGY): those of a new gateway
+are about to join, and a lost one may be back soon.
 
 Exactly one terminal answer: FINISHED, CANCELLED, REJECTED and FAILED are the only ways out, each
-reached once, and every state has a deadline.  They are also what an operator counts: answers,
-clients that left, what was refused (there was no room, or the request was wrong, whoever noticed
-it), and our own faults, which alone leave a line in the log.  A failed stage is a failed or a
-retried request, never a success without its image (F40).  When the client leaves, or has enough,
-CANCELLING and STOPPING wait until the instances have confirmed, so that the gateway's books and
-theirs agree (F43).
+reached once, and every state has a deadline.  They are also the operator's counts: answers, clients
+that left, requests without room or with a mistake, and our own faults, which alone leave a line in
+the log.  A failed stage is a failed or a retried request, never a success without its image (F40).
+When the client leaves, or has enough, CANCELLING and STOPPING wait for the instances'
+confirmations, so that the gateway's books and theirs agree (F43).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class NoTopology(Event):
 
 @dataclass(slots=True)
 class TopologyUnknown(NoTopology):
-    """What it lacks there never was: an encoder that no gateway has heard of will not come."""
+    """What it lacks there never was: an encoder that no registry has had will not come."""
 
 
 @dataclass(slots=True)

@@ -3,18 +3,18 @@
 Theory of operation
 -------------------
 With tensor parallelism an instance is one process per rank.  Rank 0 leads: it alone has roles, and
-each of its steps is a numbered command to all ranks.  The others decide nothing.  They execute what
-they are told, in order, and say of each number that it was done or has failed.  So whatever was
-decided (admission, preemption, abort) is in the command, and ranks cannot disagree about it (F29).
+each of its steps is a numbered command to all ranks.  The others decide nothing.  They execute
+commands in order and answer each number with done or failed.  So whatever was decided (admission,
+preemption, abort) is in the command, and ranks cannot disagree about it (F29).
 
 A step is over when every rank has executed it.  Several may be given before the first is over.  One
 that failed on every rank alike is a failed step.  One that failed on some ranks only is the end:
 these ranks have left collectives that the others are still in.
 
-There is never half a group.  If a rank does not join in time, is silent for too long, answers what
-it was not asked, or ends, the whole group is LOST: its ranks are killed, its leader ends, and the
-instance starts anew as a later epoch.  Everything by which ranks find each other belongs to one
-epoch, so a rank that is late does not meet the next group (F30).
+There is never half a group.  If a rank does not join in time, is silent for too long, answers a
+number that it was not given, or ends, the whole group is LOST.  Its ranks are killed, its leader
+ends, and the instance starts anew as a later epoch.  Everything by which ranks find each other
+belongs to one epoch, so a rank that is late does not meet the next group (F30).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class AnswerMissed(Event):
 
 @dataclass(slots=True)
 class RankEnded(Event):
-    """Its process is gone, or says that it cannot go on."""
+    """Its process is gone, or has reported that it cannot go on."""
 
     rank: int
     reason: str

@@ -1,17 +1,17 @@
-"""INCOMING: the consumer's end of a room: who wants the bytes and owns the slots they land in.
+"""INCOMING: the consumer's end of a room, which owns the slots that its bytes land in.
 
 Theory of operation
 -------------------
-`epd.fsm.room` says what a room is.  This end waits for slots (PENDING), grants them to the producer
-and waits for its commit (RESERVED).  What has landed is checked and made visible (PUBLISHING); then
-the slots belong to what was published.  Of parts it learns from the commit only.  KV ends in
-blocks: those are waited for first, and where others cannot write them, then slots in front of them
-are (AWAITING_LANDING).
+`epd.fsm.room` describes rooms.  This end waits for slots (PENDING), grants them to the producer and
+waits for its commit (RESERVED).  What has landed is checked and made visible (PUBLISHING); then the
+slots belong to what was published.  Only the commit lists the parts.  KV ends in blocks: those are
+waited for first, and where producers cannot write them, then slots in front of them are
+(AWAITING_LANDING).
 
-Once granted, slots return by a message of the writer that it will not touch them again, or by a
-fence. A producer that was told of an unknown outcome says that it is in doubt; its peer was lost,
-or does not answer: each leaves the slots QUARANTINED, sooner or later, until such a message comes
-after all, or the lost peer is known to be unable to touch the memory any more (faults F6 to F8).
+Granted slots return by a message of the writer that it will not touch them again, or by a fence. A
+producer with an unknown outcome reports its doubt; or it is lost, or does not answer.  Each leaves
+the slots QUARANTINED, sooner or later, until that message comes after all, or a fence (faults F6 to
+F8).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BlocksLeased(Event):
 
 @dataclass(slots=True)
 class SlotsLeased(Event):
-    """`nbytes`: how many are wanted in them."""
+    """`nbytes`: to be written into them."""
 
     brings = (Own.SLOTS,)
     ends = (Own.LEASE, Own.BLOCKS)
@@ -117,7 +117,7 @@ class PublishFailed(Event):
 
 @dataclass(slots=True)
 class CancelRequested(Event):
-    """The owner does not want it any more."""
+    """By the owner, for which it has no use any more."""
 
 
 @dataclass(slots=True)

@@ -5,15 +5,15 @@ Theory of operation
 An instance joins again and again until welcomed, so any start order works (faults F17, F18).  While
 its heartbeats arrive it is HEALTHY.  A missed one makes it SUSPECT: nothing new is placed there,
 nothing is given up.  Silence beyond the bound makes it LOST, for good: its epoch is never trusted
-again, its requests move elsewhere, and its peers are told so that they fence it.  LOST is not dead:
-a stalled process may wake up and write, which is why memory is freed by fencing and not by this
+again, its requests move elsewhere, and the registry has its peers fence it.  LOST is not dead: a
+stalled process may wake up and write, which is why memory is freed by fencing and not by this
 machine (fault F7).  A process that returns joins with a new epoch, which is a new machine (F44).
 
 A name has one instance (F78).  A life of the same lineage, by a later epoch, is the next life of
 this one, whose process its parent has seen end: it replaces it at once.  Anybody else who joins
-under the name of a member is a stranger.  It waits (AWAITING_NAME) while the member may be dead, is
-taken in when the member is LOST or has LEFT, and is refused when the member has answered: by a
-heartbeat that shows a registry which was published after the stranger had asked.
+under the name of a member is a stranger.  It waits (AWAITING_NAME) while the member may be dead,
+and is taken in when the member is LOST or has LEFT.  It is refused when the member has answered, by
+a heartbeat with a registry that was published after the stranger had asked.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class NameContested(Event):
 
 @dataclass(slots=True)
 class NameHeld(Event):
-    """It joins under the name of a member; of this version is the registry that all have heard."""
+    """It joins under the name of a member; `version` is that of the last published registry."""
 
     version: int
     holder: InstanceInfo
@@ -144,8 +144,8 @@ class EpochReplaced(Event):
 
 @dataclass(slots=True)
 class GivenUp(Event):
-    """A peer has heard from an earlier registry that it is over, and may have fenced it; or the
-    kernel of its host has said to a neighbour that its process is gone."""
+    """It was lost in an earlier registry, and a peer may have fenced it; or the kernel of its host
+    has reported the end of its process to a neighbour."""
 
     reason: ClassVar[str] = "another has told of its end"
 

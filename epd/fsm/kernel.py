@@ -1,22 +1,22 @@
 """The state machine kernel: tables are data, one function changes a state.
 
-There are two rules. Everything that affects a transition is in a table of rows; and a machine knows
-nothing of the outside: it has no clock, no I/O, no log. `fire(event)` looks up the row, lets the
-row's action update the machine's own fields, which nothing else writes, sets the state, and returns
-the row's effects: orders that the caller performs and whose results come back as further events.
+There are two rules. Everything that affects a transition is in a table of rows; and a machine has
+no part of the outside: no clock, no I/O, no log. `fire(event)` looks up the row, runs the row's
+action on the machine's own fields, which nothing else writes, sets the state, and returns the row's
+effects.  The caller performs these orders; their results come back as further events.
 
-A row says everything: `Row(source, event, target, effects=(...), do=action, when=guard, note=...)`.
-`transitions` (github.com/pytransitions/transitions) is the source that we define into, validate and
-draw from: each table becomes one `transitions.Machine` without models, whose events are then
-compiled into a two-level dict for the hot path (8 us become a fraction of one).  A differential
-test drives both with every state, event and guard value.
+A row holds everything: `Row(source, event, target, effects=(...), do=action, when=guard,
+note=...)`. Tables are defined, validated and drawn with `transitions`
+(github.com/pytransitions/transitions).  Each becomes one `transitions.Machine` without models,
+whose events are compiled into a two-level dict for the hot path.  A differential test drives both
+with every state, event and guard value.
 
-Owners are data. A state names what it owns, and an owned thing names the effect that gives it back.
-Rows do not write that effect: the kernel gives back what the source owns or the event `brings` and
-the target does not own, unless the event `ends` it. Releases come first, in the order in which the
-machine's `Owned` lists them; then the row's own effects, as written. A state may own a thing only
-possibly (a text has no images), so giving it back twice must do no harm. A row may part with a
-thing by another effect that the thing names (`passed_on_by`): a hand-over, or one of several
+Owners are data. A state names what it owns, and an owned thing names the effect that gives it
+back.  Rows do not write that effect.  The kernel gives back what the source owns or the event
+`brings` and the target does not own, unless the event `ends` it. Releases come first, in the order
+in which the machine's `Owned` lists them; then the row's own effects, as written. A state may own a
+thing only possibly (a text has no images), so giving it back twice must do no harm. A row may part
+with a thing by another effect that the thing names (`passed_on_by`): a hand-over, or one of several
 answers. A thing without a release is in use: only an event ends it.
 
 Timers are data. A table names the events that its own timers fire, and the effects that arm each
@@ -29,15 +29,15 @@ What the table must satisfy is checked at import, see `epd.fsm.laws`:
 - every (state, event) is a row, an `Ignore` with a written reason, or illegal;
 - guards of one (state, event) are total and exclusive by construction: either no guard, or a
   predicate `when=p` and its complement `when=unless(p)`;
-- no unreachable state, no trap (every state reaches a terminal one), no edge out of a terminal
-  state (a row that stays, `target=None`, may still answer, e.g. a late message);
-- what a state owns has a way back on every path out: it is given back, passed on, or ended;
-  terminal states own nothing, no row writes by hand what follows from owners, and nobody ignores an
-  event that brings something, or ends what he owns;
+- no unreachable state and no trap (every state reaches a terminal one).  No edge out of a terminal
+  state; a row that stays (`target=None`) may still answer a late message;
+- what a state owns has a way back on every path out: it is given back, passed on, or ended.
+  Terminal states own nothing, no row writes by hand what follows from owners, and no state ignores
+  an event that brings something, or ends what it owns;
 - what is armed runs in the state that is entered;
-- every non-terminal state has an exit by time, whatever led to it: a timer that is armed then, or
+- every non-terminal state has an exit by time, whatever led to it.  A timer that is armed then, or
   another machine's clock (an event with `by_time` that is no timer of its own), has an edge out of
-  it; or it is `held`, with a written reason why time must not end it, and such a row tries again.
+  it.  Or it is `held`, with a written reason, and a row by time tries again.
 
 An illegal event raises `IllegalEvent` with the machine's story.  It fails that one object: the
 caller turns it into the object's own fault, never into the death of the process.

@@ -1,4 +1,4 @@
-"""The laws of a table (see `epd.fsm.kernel`), each a function that says what breaks it, if anything."""
+"""The laws of a table (see `epd.fsm.kernel`): each function gives the first breach, or nothing."""
 
 from __future__ import annotations
 

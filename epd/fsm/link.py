@@ -2,19 +2,18 @@
 
 Theory of operation
 -------------------
-Silence is no sign: a peer that computes has nothing to say.  A process may be healthy at the
-gateway while its link to one peer, in one direction, carries nothing, for good (fault F48); and a
-time-out of what was asked over it says only that time has passed.  So whoever has to say a message
-again, or may not say it because the queue is full, doubts the link, and the peer is asked: a probe,
-answered at once by an echo, whatever the peer is busy with.  There and back must work for that.
+Silence is no sign: a peer that computes has nothing to send.  A process may be healthy at the
+gateway while its link to one peer, in one direction, carries nothing, for good (fault F48).  A
+time-out proves only that time has passed.  So a message that is repeated, or has no place in the
+queue, makes its sender doubt the link.  A probe asks the peer, which answers at once by an echo,
+whatever it computes.  There and back must work for that.
 
-No echo: the link is opened anew, and the next probe tells the peer so, which then opens its own
-direction, too.  The pair is MUTE meanwhile, and the gateway is told, which places nothing new on it
-while there is an elsewhere.  No echo over the new link either: it is no fault of the connection,
-and what waits for that peer is given up here, to be tried elsewhere.  The peer is not lost by that:
-it may be alive and write, so memory goes the way of a time-out.  The doubt lasts as long as a
-registry counts that life among the living: of one that vanished while there was none, nobody will
-ever say that it is lost.
+No echo: the link is opened anew, and by the next probe the peer opens its own direction, too.  The
+pair is MUTE meanwhile: it is reported to the gateway, which places nothing new on it while there is
+another.  No echo over the new link either: it is no fault of the connection, and what waits for
+that peer is given up here, to be tried elsewhere.  The peer is not lost by that: it may be alive
+and write, so memory goes the way of a time-out.  The doubt lasts as long as a registry counts that
+life among the living: one that vanished while there was none will never be declared lost.
 
 A doubt owns nothing: the connection is the bus's, and what waits for the peer is its own owners'.
 """
@@ -72,7 +71,7 @@ class EchoMissed(Event):
 
 @dataclass(slots=True)
 class PeerForgotten(Event):
-    """Its echo did not come either, and nobody will say that it is lost: no registry has that life
+    """Its echo did not come either, and it will never be declared lost: no registry has that life
     any more, or a later one was listed."""
 
     by_time = True

@@ -7,11 +7,11 @@ asks to join again and again until it is answered, so any start order works (fau
 welcome brings the gateway's time. No deadline can be read without it, so no work is taken before
 it.
 
-A member that the gateway does not know, or that has missed an update, asks again, and is answered
-with the whole registry: it is REJOINING, while the gateway still sends messages. A gateway that is
-silent may be a new one that does not know us: in CUT_OFF the member asks it, and accepts the answer
-of any gateway; whichever speaks first is heard from then on. In every other state messages of an
-earlier life of the gateway are ignored (fault F44). Open work goes on meanwhile: the instance only gets no new work.
+A member that the gateway lacks, or that has missed an update, is REJOINING while the gateway still
+sends messages: it asks again, and is answered with the whole registry. A silent gateway may be a
+new one without this member: in CUT_OFF the member asks it, and follows the first gateway that
+answers. In every other state messages of an earlier life of the gateway are ignored (fault F44).
+Open work goes on meanwhile: the instance only gets no new work.
 
 A draining instance takes no new work; all else is as before. It must still learn which peers are
 lost, so it asks as a member does. It leaves when nothing is open, or when the time for that is
@@ -22,8 +22,8 @@ ends the process, whose next life joins (fault F44). REJECTED was never a member
 or another has its name and lives, and its next life would not get further either.
 
 Where another has the name and may be dead, the gateway has the newcomer wait: it is AWAITING_NAME
-and asks on. If the other ran on this host and its process is gone, the newcomer says so with its
-join, and is welcomed at once (F78).
+and asks on. If the other ran on this host and its process is gone, the newcomer's join reports it,
+and it is welcomed at once (F78).
 """
 
 from __future__ import annotations
@@ -104,28 +104,28 @@ class Welcomed(Event):
 
 @dataclass(slots=True)
 class Acknowledged(Event):
-    """The gateway has heard a heartbeat, and there is nothing new."""
+    """The gateway has a heartbeat of it, and there is nothing new."""
 
     cluster_s: float
 
 
 @dataclass(slots=True)
 class NewsMissed(Event):
-    """It has heard one, and of changes that were lost on their way here."""
+    """The gateway has one that lacks changes: they were lost on their way here."""
 
     cluster_s: float
 
 
 @dataclass(slots=True)
 class Forgotten(Event):
-    """It has heard one, and does not know whose."""
+    """The gateway has one, of no member that it has."""
 
     cluster_s: float
 
 
 @dataclass(slots=True)
 class LostOneListed(Event):
-    """Its registry has a life that an earlier one declared lost: it has to know."""
+    """Its registry has a life that an earlier one declared lost, which it has to learn."""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class GatewayReplaced(Event):
 
 @dataclass(slots=True)
 class RegistryBegan(Event):
-    """The first that is heard of this registry; it learns of its instances one by one."""
+    """The first message of this registry, which learns of its instances one by one."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class NameTaken(Event):
 
 @dataclass(slots=True)
 class HolderGone(Event):
-    """The kernel says that the process of whoever has the name has ended."""
+    """By the kernel, the process that had the name has ended."""
 
 
 @dataclass(slots=True)
@@ -281,7 +281,7 @@ class Membership(Machine):
 
     @property
     def was_welcomed(self) -> bool:
-        """And so knows the gateway's time."""
+        """And so has the gateway's time."""
         return self.state not in (S.OUTSIDE, *_ASKING, S.REJECTED)
 
     @property

@@ -3,17 +3,17 @@
 Theory of operation
 -------------------
 An image is offered to its encoder again and again until the encoder takes it: the bus may lose the
-offer, a repeat does no harm, and nobody else would notice the loss. Then prefill waits for its rows
-(INCOMING). A request for rows alone has no prefill. Its images are offered until their rows are
-kept, and the last one that is kept is the answer.
+offer, and a repeat does no harm. Then prefill waits for its rows (INCOMING). A request for rows
+alone has no prefill. Its images are offered until their rows are kept, and the last one that is
+kept is the answer.
 
 If an image's encoder is lost, it is offered to another one, under another room. If its rows are
 late, another one is asked, too; what is late may be the offer itself, so both are asked again and
 again.
 
 The clocks of the attempt bound all of it (GENERATION). If the attempt is given up, the gateway also
-tells the encoders: prefill, which would dismiss the rooms, may be unreachable. After a success no
-message is needed.
+sends that to the encoders: prefill, which would dismiss the rooms, may be unreachable. After a
+success no message is needed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Taken(Event):
 
 @dataclass(slots=True)
 class RowsKept(Event):
-    """Its encoder keeps the rows of this room, which is all that is wanted."""
+    """Its encoder keeps the rows of this room, which is all that was asked."""
 
     room: str
 

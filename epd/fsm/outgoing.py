@@ -1,23 +1,22 @@
-"""OUTGOING: the producer's end of a room: who makes the bytes and owns the source they are read
-from.
+"""OUTGOING: the producer's end of a room, which owns the source that its bytes are read from.
 
 Theory of operation
 -------------------
-`epd.fsm.room` says what a room is.  Bytes without a grant are PARKED (fault F1); a grant without
-bytes is GRANTED; with both, this end waits until it has memory to write from, if the bytes are to
-be copied for that (AWAITING_SLOTS), and is then WRITING; with all written it keeps the source until
-the commit is acknowledged (WRITTEN).  A consumer of KV is asked for room first (an offer); rows are
-granted unasked.
+`epd.fsm.room` describes rooms.  Bytes without a grant are PARKED (fault F1); a grant without bytes
+is GRANTED.  With both, this end waits for memory to write from, if the bytes are to be copied for
+that (AWAITING_SLOTS), and is then WRITING.  With all written it keeps the source until the commit
+is acknowledged (WRITTEN).  A consumer of KV is asked for room first (an offer); rows are granted
+unasked.
 
-A source may come in parts (KV, while its prompt is computed): with a grant in hand what is ready is
-written, one write at a time (STREAMING); between writes this end is GRANTED again, and with all
-bytes ready it is WRITING until the last one has landed.  What is ready is one number of bytes in an
-order that both owners know.
+A source may come in parts (KV, while its prompt is computed): with a grant, what is ready is
+written, one write at a time (STREAMING).  Between writes this end is GRANTED again, and with all
+bytes ready it is WRITING until the last one has landed.  What is ready is one number of bytes, in
+the order of both owners.
 
 A write that is under way cannot be stopped: cancelled or out of time, its source is kept until its
-outcome is known.  If the engine does not know it, this end is QUARANTINED until the engine has
-settled: none of its writes to that peer moves a byte any more.  The consumer is told of the doubt
-and keeps its slots until then (faults F6 to F8).
+outcome.  If the engine has none, this end is QUARANTINED until the engine has settled: none of its
+writes to that peer moves a byte any more.  The consumer gets a message of the doubt and keeps its
+slots until then (faults F6 to F8).
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class SlotsLeased(Event):
 
 @dataclass(slots=True)
 class SourceFailed(Failed):
-    """The owner cannot make the bytes, or does not want to any more."""
+    """The owner cannot make the bytes, or does not any more."""
 
 
 @dataclass(slots=True)
@@ -192,7 +191,7 @@ class CommitAcked(Event):
 
 @dataclass(slots=True)
 class CancelReceived(Event):
-    """The consumer, or the gateway in its place, told this end to stop; it may say why."""
+    """From the consumer, or the gateway in its place, perhaps with its reason."""
 
     failure: Failure | None = None
 

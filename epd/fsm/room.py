@@ -12,10 +12,10 @@ blocks), INCOMING owns the *slots*. A write cannot be interrupted, so cancelling
 CANCEL_PENDING and EXPIRE_PENDING still own the memory and wait for the outcome. At the producer
 that is the writer's result, at the consumer the writer's message (CancelAck, a late Commit, an
 abort). An end that cannot learn the outcome is QUARANTINED. Time moves an end towards quarantine
-but never frees memory (faults F6 to F8).
+and never frees memory (faults F6 to F8).
 
 Terminal states other than DELIVERED are tombstones: they stay for a bounded time and answer late
-messages, so that a grant which follows its own cancel cannot revive the room (fault F42).
+messages, so a grant behind its own cancel cannot revive the room (fault F42).
 
 Sources: Mooncake connector of vLLM (transfer id and reservation id, tombstones); TokenSpeed #437.
 """
@@ -59,7 +59,7 @@ class GraceEnded(Event):
 
 @dataclass(slots=True)
 class RetryDue(Event):
-    """No answer came: what was said or asked last is said or asked again."""
+    """No answer came: the last message is sent again."""
 
     by_time = True
 
@@ -88,7 +88,7 @@ class Room(Machine):
 
     @property
     def why(self) -> Failure:
-        """Of an end that failed: the row that tells of it, or one before, has noted it."""
+        """Of an end that failed: the row that reports it, or one before, has noted it."""
         assert self.failure is not None
         return self.failure
 

@@ -1,6 +1,6 @@
-"""What a table is written in: effects, owned things, states, events, guards, rows.
+"""The parts of a table: effects, owned things, states, events, guards, rows.
 
-`epd.fsm.kernel` says what they mean together; whoever writes a table imports them from there.
+`epd.fsm.kernel` describes them; tables import them from there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar, Never, Self
 
 
 class Effect(Enum):
-    """Base of a machine's effects: orders to the outside; the value says what is ordered."""
+    """Base of a machine's effects: orders to the outside, described by their values."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is slow Python
 

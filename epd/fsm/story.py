@@ -4,13 +4,13 @@ Theory of operation
 -------------------
 Every machine is made with a journal, and every transition passes through it. `RecordingJournal` is
 the one observer of a process. It gives stories their times (the clock is injected, so that virtual
-time works), counts transitions and the events that moved nothing, keeps which machines are in which state and
-since when, and forwards to other observers (a trace, a log). A machine that is opened and dropped
-without reaching a terminal state stays in `live`: that is a leak (invariant 4), and the gauge shows
-it. Of the last machines that ended, the stories are kept.
+time works), and counts transitions and the events that moved nothing.  It keeps each machine's
+state and since when, and forwards to other observers (a trace, a log). A machine that is opened and
+dropped without reaching a terminal state stays in `live`: that is a leak (invariant 4), and the
+gauge shows it. Of the last machines that ended, the stories are kept.
 
-A timeline is made from stories only: `changes` reads one machine's moments of change, `timeline`
-merges those of several machines, of one process or (as `Span`s over the wire) of many.
+A timeline is made from stories only: `changes` reads one machine's moments of change; `timeline`
+merges those of several, of one process or (as `Span`s over the wire) of many.
 """
 
 from __future__ import annotations

@@ -2,24 +2,23 @@
 
 Theory of operation
 -------------------
-At a prefill instance a request asks for its embeddings and waits for a place in the batch
-(text-only requests at once, others when enough of their prompt can be computed). It computes its
-prompt in chunks, and waits where an image's rows are loading (WAITING_MID_PROMPT: it keeps its
-blocks, and others pass it). Then it hands its KV over: to itself if decode lives here too (a
-reference, no copy), else through an OUTGOING that sends finished KV while the rest is computed. At
-a decode instance it begins by waiting for remote KV. Either way it then decodes until a token, or
-its deadline, ends the answer.
+At a prefill instance a request asks for its embeddings and waits for a place in the batch, with
+images until enough of its prompt can be computed. It computes its prompt in chunks, and waits where
+an image's rows are loading (WAITING_MID_PROMPT: it keeps its blocks, and others pass it). Then it
+hands its KV over: to itself if decode lives here too, else through an OUTGOING that sends finished
+KV while the rest is computed. At a decode instance it begins by waiting for remote KV. Either way
+it then decodes until a token, or its deadline, ends the answer.
 
 Blocks belong to the request from admission to its end, except after the hand-over, when the
-transfer owns them until its outcome is known. Decoding asks for more as it goes. When there are
-none, the youngest request gives up its blocks (PREEMPTED), joins the queue again at its old place,
-and computes all of it once more; its client only sees a pause.
+transfer owns them until its outcome. Decoding asks for more as it goes. When there are none, the
+youngest request gives up its blocks (PREEMPTED), joins the queue at its old place, and computes all
+of it again; its client sees a pause.
 
 A step in flight uses the blocks and cannot be interrupted. An abort meanwhile is the state
 ABORTING, which keeps the blocks until the last step has returned (faults F6, F43). CALLED_OFF does
 the same for a transfer of remote KV. The next step may be launched before the tokens of the current
-one are known. If one of these tokens ends the request, the request is computed once too often:
-FINISHING keeps the blocks until that step has returned, and its token is dropped.
+one have arrived.  If one of these ends the request, it is computed once too often: FINISHING keeps
+the blocks until that step has returned, and its token is dropped.
 
 An embedding is received once: later chunks use the resident rows (F10). A request for its prompt
 alone (another request continues it) is HELD afterwards: nobody else uses its blocks, so its lease

@@ -20,7 +20,7 @@ from epd.records import TokenLogprobs
 
 class Launched(NamedTuple):
     """A step under way: it computes the next `num_tokens`.  `ahead`: the step behind it may take
-    the token that it samples, before that is known here."""
+    the token that it samples, before that arrives here."""
 
     num_tokens: int
     ahead: bool
@@ -140,12 +140,12 @@ class Context(Machine):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far: the prompt, and what was generated."""
+        """The prompt, and the output so far."""
         return len(self.prompt) + len(self.output)
 
     @property
     def num_expected(self) -> int:
-        """Tokens that are known, or on their way."""
+        """With the tokens on their way."""
         return len(self.prompt) + len(self.output) + self.num_coming
 
     @property

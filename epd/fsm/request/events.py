@@ -47,7 +47,7 @@ class KvOffered(Event):
 
 @dataclass(slots=True)
 class Scheduled(Event):
-    """The batch took it; blocks for all tokens known so far are its own."""
+    """The batch took it; blocks for all its tokens so far are its own."""
 
     brings = (Own.BATCH_PLACE, Own.BLOCKS)
     ends = (Own.QUEUE_PLACE,)
