@@ -27,9 +27,9 @@ PERSON = re.compile(
     r"\b(you|people|operators?|clients?|users?|readers?)\W+(\w+\W+)?$", re.IGNORECASE
 )
 MODULES = (  # whose docstrings keep it, too
-    *("epd/*.py", "epd/engine/**/*.py", "epd/fsm/**/*.py", "epd/scheduling/**/*.py"),
-    *("epd/cli/**/*.py", "epd/families/**/*.py", "epd/groups/**/*.py", "epd/runtime/**/*.py"),
-    "epd/transport/**/*.py",
+    *("epd/*.py", "epd/api/**/*.py", "epd/engine/**/*.py", "epd/fsm/**/*.py"),
+    *("epd/scheduling/**/*.py", "epd/cli/**/*.py", "epd/families/**/*.py", "epd/groups/**/*.py"),
+    *("epd/runtime/**/*.py", "epd/transport/**/*.py"),
 )
 
 

@@ -3,8 +3,7 @@
 Admission comes before any work on the prompt: a gateway that fetches and tokenizes first and
 refuses afterwards does most work when it is most loaded (fault F39).  Each choice is a generation
 of its own with its own place; either all are admitted or none.  Whatever happens then, each place
-is given back exactly once: by the end of the generation, or by `cancel`, which says whose doing it
-was.
+is given back exactly once: by the end of the generation, or by `cancel`, with the cause.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class ApiServer:
             log.warning(open_to_all)
 
     def drain(self) -> None:
-        """Refuse new work, also of who connects now: a refusal says more than a closed port."""
+        """Refuse new work, also of new connections: a refusal has a reason, a closed port none."""
         self._is_draining = True
 
     async def close(self) -> None:

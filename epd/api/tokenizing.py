@@ -1,8 +1,8 @@
 """Prompts as tokens, and tokens as text: `/tokenize`, `/detokenize` and Anthropic's `count_tokens`.
 
-The tokens are those that a completion of the same prompt would have, with a row of an image for
-each of its placeholders, so that counting them says what `usage` will.  None of this needs an
-instance, so it is not admitted as a generation; how many are open at once has the same limit.
+The tokens are those of a completion of the same prompt, with a row of an image for each of its
+placeholders, so their count is that of `usage`.  None of this needs an instance, so it is not
+admitted as a generation; how many are open at once has the same limit.
 """
 
 from __future__ import annotations

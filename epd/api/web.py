@@ -1,7 +1,7 @@
 """Pages for people: what runs here (`/`), what can be asked of it (`/docs`), what it does (`/ui`).
 
 Each is whole in itself: it loads nothing from anywhere else, and may not.  The third one runs only
-the script that it came with, which its policy knows by a checksum.
+the script that it came with, which its policy names by a checksum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One answer, whole or streamed: what the form of every API must be able to say of it."""
+"""One answer, whole or streamed: the port to the form of each API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TokenText = Callable[[int], tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What an answer tells besides, because a header asked for it."""
+    """Fields of an answer that a header asks for."""
 
     timeline: bool = False
     transfer_params: bool = False
@@ -48,7 +48,7 @@ NO_EXTRAS = Extras()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the objects of an answer tell of it, beside what was generated."""
+    """Data of an answer's objects, beside what was generated."""
 
     request_id: str
     model_name: str
@@ -88,7 +88,7 @@ class Answer(ABC):
 
 
 def token_logprobs(entry: TokenLogprobs, token_text: TokenText) -> JsonObject:
-    """One token and the likeliest ones of its place, as OpenAI tells them."""
+    """One token and the likeliest ones of its place, in OpenAI's form."""
 
     def told(token_id: int, logprob: float) -> JsonObject:
         text, raw = token_text(token_id)
@@ -148,7 +148,7 @@ def _num_cached(choices: Sequence[Choice]) -> int:
 
 
 def _timeline(choices: Sequence[Choice], began_s: float) -> list[JsonObject]:
-    """For X-EPD-Timeline; with several choices each entry says whose it is."""
+    """For X-EPD-Timeline; with several choices each entry has its choice's index."""
     entries = []
     for choice in choices:
         for one in choice.stream.timeline():

@@ -1,12 +1,11 @@
 """One choice of an answer while it grows: token ids in, text out, and what it counts.
 
-Text is split into reasoning, calls and content, and stop strings are looked for in content alone:
-one that stands in an argument of a call changes nothing (F72), nor does one that spans a call.
+Text is split into reasoning, calls and content.  Stop strings are looked for in content alone: one
+in an argument of a call changes nothing (F72), nor does one that spans a call.
 
 An update is detokenized in one piece, unless a stop string or a number of calls may end the answer,
-or log-probabilities are told.  Then it goes token by token, so that where the answer ends, how many
-tokens are counted, and beside which text each stands, does not depend on how tokens happened to be
-bundled on their way here.
+or log-probabilities are asked for.  Then it goes token by token: the answer's end, the number of
+tokens and the text of each do not depend on how tokens were bundled on their way.
 """
 
 from __future__ import annotations
@@ -211,7 +210,7 @@ class Choice:
 
     @property
     def _num_held(self) -> int:
-        """Characters of which it is not known yet whether they are text."""
+        """Characters that may turn out to be no text."""
         return sum(parser.num_held for parser in (self.reasoning, self._parser) if parser)
 
     def _match(self, text: str, texts: list[str]) -> bool:

@@ -1,14 +1,14 @@
 """Tokens to text while they arrive.
 
 A token may hold part of a character, so tokens cannot be decoded one by one.  Nearly all models of
-today have byte-level vocabularies: each token stands for some bytes, the answer is their
-concatenation, and an incremental UTF-8 decoder says what is certain.  That is exact for any bytes,
-also broken ones, and costs one dictionary look-up per token.
+today have byte-level vocabularies: each token stands for some bytes, and an incremental UTF-8
+decoder gives the certain text of their concatenation.  That is exact for any bytes, also broken
+ones, and costs one dictionary look-up per token.
 
-Other decoders change text with its left neighbour (sentencepiece drops the space at the start of
-a text).  There a short window is decoded twice, with and without the new tokens, as in vLLM and
-TGI: what the longer text adds is certain unless it ends in a replacement character, that is in the
-middle of a character.  A model that never completes one is not waited for: cost stays constant.
+Other decoders change text with its left neighbour (sentencepiece drops the space at the start of a
+text).  There a short window is decoded twice, with and without the new tokens, as in vLLM and TGI.
+What the longer text adds is certain unless it ends within a character, by a replacement character.
+A model that never completes one is not waited for: cost stays constant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an answer tells of its prompt: the text in front of it, and log-probabilities of its tokens.
+"""The prompt in an answer: the text in front of it, and log-probabilities of its tokens.
 
 The first token of a prompt has none.  Both APIs write that as null, which is what NaN is in JSON.
 """

@@ -1,9 +1,10 @@
-"""How much of answers is told in one turn of the loop: a burst of tokens holds up nobody else.
+"""How much of answers is written in one turn of the loop: a burst of tokens holds no other stream
+up.
 
 Log-probabilities cost most: 20 alternatives of a token are 21 objects.  A hundred streams that are
-ready at once, or one whose client reads again after a while, have thousands of them; and the longer
-a turn takes, the more have come for the next.  So each takes a slice, and whoever finds the turn's
-budget used waits in a line for the next one.
+ready at once, or one whose client reads again after a while, have thousands.  The longer a turn
+takes, the more come for the next.  So each takes a slice, and whoever finds the turn's budget used
+waits in a line for the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WRITE = 8  # what a write costs besides, in the same unit
 
 
 def size(entries: Sequence[TokenLogprobs]) -> int:
-    """How many tokens and alternatives are told."""
+    """How many tokens and alternatives are written."""
     return sum(1 + len(entry.top) for entry in entries)
 
 

@@ -1,6 +1,6 @@
 """An answer as a list of parts, each of one kind: reasoning, text, or one call.
 
-APIs that number the parts of an answer tell three things of each: that it begins, what it says, and
+APIs that number the parts of an answer send three things of each: its beginning, its content, and
 that it is complete.  A whole answer is the same parts when all of them are complete.
 """
 
@@ -119,7 +119,7 @@ class PartsAnswer(Answer):
             yield from self._add(text, self._placed_ahead() if kind is Kind.TEXT else [])
 
     def _placed_ahead(self) -> list[TokenLogprobs]:
-        """Of the text so far, those that have not been told."""
+        """Of the text so far, those that have not been sent."""
         num = sum(at <= self._num_chars for at, _ in self._placed)
         return [self._placed.popleft()[1] for _ in range(num)]
 

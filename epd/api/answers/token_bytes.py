@@ -1,8 +1,8 @@
-"""The bytes of one token, which its text cannot tell: a token may be a part of a character.
+"""The bytes of one token, which its text may lack: a token may be a part of a character.
 
-Log-probabilities carry them, so that a client can put characters together and tell two broken
-tokens apart.  Byte-level vocabularies (Qwen, Llama 3) spell each byte as a printable character, in
-the alphabet of GPT-2; vocabularies with byte fallback (Llama 2) have pieces such as `<0xE4>`.
+Log-probabilities have them, so that a client can put characters together and distinguish two broken
+tokens.  Byte-level vocabularies (Qwen, Llama 3) spell each byte as a printable character, in the
+alphabet of GPT-2; vocabularies with byte fallback (Llama 2) have pieces such as `<0xE4>`.
 """
 
 from __future__ import annotations

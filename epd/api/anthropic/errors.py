@@ -19,7 +19,7 @@ _ERRORS = {
 
 
 def error_body(error: ApiError, request_id: str = "") -> JsonObject:
-    """As Anthropic's; the code and the field are told besides."""
+    """As Anthropic's, with the code and the field."""
     told = {
         "type": _ERRORS.get(error.status, "api_error" if error.status >= 500 else _ERRORS[400]),
         "message": error.message,

@@ -24,7 +24,7 @@ WHOLE_TOKENS_PER_WORD = 16  # of an answer that is not streamed: nobody reads it
 
 
 class ModelFacts(Protocol):
-    """What validation must know of the model."""
+    """The model's data for validation."""
 
     model_name: str
     served_names: tuple[str, ...]  # this one, and others that requests may give
@@ -77,7 +77,7 @@ class Asked(Spoken):
 
     @property
     def num_scored(self) -> int:
-        """How the prompt's tokens are scored, for either way to be told."""
+        """How the prompt's tokens are scored, for both fields that show it."""
         return max(self.num_prompt_logprobs, self.num_logprobs if self.tells_prompt else -1)
 
     def sampling(
@@ -145,7 +145,7 @@ class Asked(Spoken):
     def check_choice(self, bad_words: tuple[tuple[int, ...], ...], model: ModelFacts) -> None:
         """Raises ApiError 400 where there may be no token left to sample.
 
-        `bad_words`: as token ids; of each the last one is forbidden once the others were said.
+        `bad_words`: as token ids; of each the last one is forbidden behind the others.
         """
         if not self.allowed_token_ids:
             return

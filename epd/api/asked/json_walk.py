@@ -1,4 +1,4 @@
-"""Where a JSON value ends in a text that is still coming, found without reading what it says.
+"""Where a JSON value ends in a text that is still coming, found without reading its content.
 
 Only strings and brackets matter for that.  So a mark inside a string is part of it (F72), and a
 text of any length is walked once, however it is cut.

@@ -1,10 +1,10 @@
-"""An answer's reasoning apart from what it says, for models that mark it (`--reasoning-parser`).
+"""An answer's reasoning apart from its text, for models that mark it (`--reasoning-parser`).
 
-One form is known, that of Qwen3: reasoning stands between `<think>` and `</think>`, ahead of the
-answer.  Where it begins is known from the prompt: some templates write the opening mark themselves,
-others write both marks when no reasoning is wanted, and after any other prompt the model may begin
-with it.  So nothing is guessed from an answer that has only one mark or none.  Line breaks around
-the marks belong to neither side.
+One form is read, that of Qwen3: reasoning stands between `<think>` and `</think>`, ahead of the
+answer.  The prompt shows where it begins: some templates write the opening mark, and some both
+marks to turn reasoning off.  After any other prompt the model may begin with it.  So nothing is
+guessed from an answer that has only one mark or none.  Line breaks around the marks belong to
+neither side.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Requests whose stages somebody else drives, one by one, as proxies of other servers do.
+"""Requests whose stages a proxy drives one by one, as those of other servers do.
 
 `kv_transfer_params` and `ec_transfer_params` come back with the answer of a stage and go into the
-request of the next one.  What they say is never trusted for content: rows and KV are found by what
-they are made of, tenant included, so that params of another tenant, or wrong ones, find nothing and
-cost computing it again.
+request of the next one.  They are never trusted for content: rows and KV are found by a hash of
+their input, tenant included.  So another tenant's params, or wrong ones, find nothing and cost
+computing it again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EcParams(Shape, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Which part of a request is wanted, and what earlier parts said."""
+    """The part of a request that is asked for, and the results of earlier parts."""
 
     stage: Stage = ""
     encoded_at: Mapping[str, str] = field(default_factory=dict)  # by mm_hash: an encoder

@@ -1,8 +1,8 @@
-"""What a request wants of the chat template beside the conversation: flags, and how much reasoning.
+"""A request's input to the chat template beside the conversation: flags, and how much reasoning.
 
 A flag is a variable of the template (`chat_template_kwargs`).  One that the template does not read
 would be dropped in silence, so it is refused, unless it turns something off that is not there.
-`add_generation_prompt` and `continue_final_message` say where the text ends, as in transformers.
+`add_generation_prompt` and `continue_final_message` set where the text ends, as in transformers.
 `reasoning_effort` goes to a template that reads it, and where there is only a switch for reasoning
 it turns this on or off.  Without either it is a hint to other models, which agents always send.
 """

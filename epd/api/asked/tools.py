@@ -1,7 +1,7 @@
 """Tool calls: what a client offers, what a model must or may call, and calls found in its text.
 
 The model's own chat template shows the tools to the model, and decides what a call looks like.  One
-form is known, that of Hermes and Qwen: a JSON object between `<tool_call>` and `</tool_call>`.  A
+form is read, that of Hermes and Qwen: a JSON object between `<tool_call>` and `</tool_call>`.  A
 template that shows no tools, or writes calls in another form, refuses them, rather than to let a
 call pass as text.
 
@@ -53,7 +53,7 @@ class ToolUse:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether a grammar says what the answer is."""
+        """Whether a grammar bounds the answer."""
         return bool(self.forced or self.otherwise)
 
 

@@ -5,13 +5,13 @@ Theory of operation
 A native parser that overflows its stack, loops or takes all memory ends its process.  So such work
 is done in a child that may die.  `python -m epd.api.expendable.fork_server MODULE ARGUMENT...`
 imports the module, calls its `prepare(*arguments)` for what all children need, and only forks from
-then on: a child starts within milliseconds, also behind one that died, and nothing of a stranger's
-stays.
+then on.  A child starts within milliseconds, also behind one that died, and keeps nothing of a
+stranger's.
 
 Requests come over a seqpacket socket: `Bounds`, and two sockets.  Over the first the child reads
-its work up to the end of file and answers in frames (a length of 4 bytes, big-endian, then as many
-bytes); the last one is its result.  Over the second comes its exit status, 4 bytes, as
-`subprocess` counts them.  The server ends with its owner (end of file), its children with it.
+its work up to the end of file.  It answers in frames (a length of 4 bytes, big-endian, then as many
+bytes); the last one is its result.  Over the second comes its exit status, 4 bytes, as `subprocess`
+counts them.  The server ends with its owner (end of file), its children with it.
 """
 
 from __future__ import annotations

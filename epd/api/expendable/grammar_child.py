@@ -1,7 +1,8 @@
-"""What a child does that may die of a stranger's grammar, and the words between it and its gateway.
+"""The work of a child that may die of a stranger's grammar, and the words between it and its
+gateway.
 
 A request is the JSON text of a `Job`: JSON keeps numbers of any length and broken Unicode as they
-came.  Of what the child says the last counts: a verdict, or what is to be said if it dies.
+came.  The last of the child's frames counts: a verdict, or the message for its death.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each piece of work has a process of its own, with bounds of time, memory and stack, and two
 outcomes: it is done, or its process died of something.  The fork server is started by the first
 piece and again after it was lost; it ends with its owner, also by kill -9.  A `Lane` bounds how
-many pieces run and wait: behind a lane of little time that many share, one of more time takes what
-is slow, so that slow work never holds up other work for long.
+many pieces run and wait.  Behind a lane of little time that many share, one of more time takes slow
+pieces, which so never hold up the rest for long.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A child did its work; `said` is the last that it said."""
+    """A child did its work; `said` is its last frame."""
 
     said: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A child died behind these words, empty if it had said nothing."""
+    """A child died behind this frame, empty if it had sent none."""
 
     said: bytes
     cause: Cause

@@ -1,9 +1,9 @@
 """Who may ask: API keys, pages of which origins, and TLS.
 
-Without a key configured nobody is asked for one.  With keys everything needs one but what tells
-whether the gateway lives, is ready and how it fares, and what can be asked of it: probes, scrapers
-and people who open a page carry none, and learn nothing of requests there.  Which of the keys fits
-takes no other time than that none does.
+Without a key configured nobody is asked for one.  With keys everything needs one but health,
+readiness, metrics, the pages and the document of the API: probes, scrapers and browsers have none,
+and nothing of requests is shown there.  Which of the keys fits takes no other time than that none
+does.
 
 A browser lets a page of another origin read answers only if these name the origin (CORS).  None is
 allowed by default.  Cookies are never looked at, so no page is allowed to send them.

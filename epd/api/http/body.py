@@ -2,16 +2,16 @@
 
 Theory of operation
 -------------------
-A body of 60 MB is either media in base64 or an attack, so the two are told apart while it arrives:
-the data of a long base64 `data:` URL, or of a field `data`, is decoded piece by piece (`data_url`)
-and leaves a mark in its place; all else is the body's text, which has a bound of its own.  What
-stands between such a beginning and the next quote is the inside of a JSON string, however these
-quotes were meant, so nothing but the characters of a string is ever taken out of the text.  Data
-where no medium belongs (an argument of a call, say) becomes text again, and has that text's bound.
+A body of 60 MB is either media in base64 or an attack, so the two are separated while it arrives.
+The data of a long base64 `data:` URL, or of a field `data`, is decoded piece by piece (`data_url`)
+and leaves a mark in its place.  All else is the body's text, which has a bound of its own.  From
+that beginning to the next quote is the inside of a JSON string, so nothing but the characters of a
+string is ever taken out of the text.  Data where no medium belongs (in an argument of a call)
+becomes text again, and has that text's bound.
 
 The text is not parsed before its values have been counted, by a few passes that run in C.  Parsing,
-and validation after it, run on a thread if the text is long: Python lets the loop in between two
-steps of theirs, and the bounds keep each step short, since a step in C does not.
+and validation after it, run on a thread if the text is long: Python lets the loop in between two of
+their steps.  A step in C does not, so the bounds keep each short.
 
 The bytes of all bodies, of those that still arrive too, come from one budget.
 """
@@ -260,7 +260,7 @@ class Body:
 
 
 def parse_object(body: bytes) -> JsonObject:
-    """Decode a JSON object.  Raises ApiError 400 that says where it is broken."""
+    """Decode a JSON object.  Raises ApiError 400 with the place of the fault."""
     if not body:
         raise _invalid_json("empty; send a JSON object")
     try:

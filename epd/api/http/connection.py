@@ -1,10 +1,9 @@
 """One client connection: uvicorn's HTTP parser, with the bounds that it leaves to a proxy.
 
-A request's head has a size and a time limit; a client that stops reading is dropped, so that a
-stalled write ends as a disconnect and nobody waits for it, also when the answer is complete. One
-that reads slowly is not: what counts is that the kernel gets rid of something. What is no HTTP is
-answered as JSON.
-Timers are per connection and per stall, never per token.
+A request's head has a size and a time limit.  A client that stops reading is dropped, so that a
+stalled write ends as a disconnect, also when the answer is complete. One that reads slowly is not:
+what counts is that the kernel gets rid of something. What is no HTTP is answered as JSON.  Timers
+are per connection and per stall, never per token.
 
 A request may offer another protocol (h2c by java.net.http and curl, TLS, websocket).  No offer is
 taken: the request goes on over HTTP/1.1 as if there were none (RFC 9110, section 7.8; F74).  llhttp
@@ -131,7 +130,7 @@ class Connection(HttpToolsProtocol):
             self._head_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """Not HTTP, or a head that is too large; inside a response there is nothing to say."""
+        """Not HTTP, or a head that is too large; inside a response nothing is written."""
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         if cycle is None or cycle.response_complete or not cycle.response_started:
             text = (

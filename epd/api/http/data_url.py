@@ -95,7 +95,7 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
         return named
 
     def each_frame(self) -> list[DataUrl]:
-        """Of vLLM's form of a video: a URL per frame.  What is wrong is told when it is read."""
+        """Of vLLM's form of a video: a URL per frame.  Faults are raised when it is read."""
         if self.is_broken or self.nbytes > self._max_nbytes:
             return [self]
         urls = []

@@ -33,7 +33,7 @@ class ApiError(Exception):
 
     @property
     def may_be_retried(self) -> bool:
-        """It is nobody's fault: Retry-After is said, too."""
+        """The request has no fault: Retry-After is sent, too."""
         return self.status in (429, 503)
 
     @property
@@ -66,7 +66,7 @@ _TYPES = {
 
 
 def retry_after() -> tuple[bytes, bytes]:
-    """The header that says when to try again."""
+    """The header with the time of the next try."""
     return b"retry-after", b"%d" % RETRY_AFTER_S
 
 
@@ -76,7 +76,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def openai_body(error: ApiError, request_id: str = "") -> JsonObject:
-    """The JSON object of a response; OpenAI tells the request's id in a header only."""
+    """The JSON object of a response; OpenAI has the request's id in a header only."""
     return error.body
 
 

@@ -1,16 +1,16 @@
 """One HTTP request and its response, over raw ASGI: bounded reading, plain answers, disconnects.
 
-A body is read under a size and a time limit.  An answer that comes before the body was read (too
-large, too slow) ends with a lingering close: the response leaves whole, then what the client still
-sends is dropped for a moment, because closing with unread bytes would reset the connection and
-destroy the answer on its way.
+A body is read under a size and a time limit.  An answer before the body was read (too large, too
+slow) ends with a lingering close: the response leaves whole, then the client's bytes are dropped
+for a moment.  Closing with unread bytes would reset the connection and destroy the answer on its
+way.
 
 A streamed answer is server-sent events (fault F34).  Its status line leaves with the first one and
 not before, so that what fails earlier is answered with its own status.  After it, an error can only
-be told in-band: an event with an error object, and none that says that the answer is whole
-(`[DONE]`), so that no client takes it for that.
+be sent in-band: an event with an error object, and no `[DONE]`, so that no client takes the answer
+for whole.
 
-A client that leaves is known only to whoever waits in `receive`: `on_disconnect` keeps one task per
+Only a task that waits in `receive` notices that a client leaves: `on_disconnect` keeps one per
 exchange there.  It ends by itself, with the connection or with the response.
 """
 
@@ -35,7 +35,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Scope(TypedDict, total=False):
-    """What ASGI says of a request; these are all that is read."""
+    """The keys of ASGI's scope that are read."""
 
     type: Required[str]
     method: Required[str]
@@ -46,7 +46,7 @@ class Scope(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """What ASGI says meanwhile, and is told."""
+    """Messages of ASGI, both ways."""
 
     type: Required[str]
     body: bytes
@@ -248,7 +248,7 @@ class Exchange:
         await self.respond_json(error.status, body, all_headers)
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Status line and headers; from here on an error can only be told in the body."""
+        """Status line and headers; from here on an error can only be sent in the body."""
         self.started = True
         self.status = status
         if self.request_id:
@@ -271,7 +271,7 @@ class Exchange:
         await self.write(events, more=more)
 
     async def fail_events(self, error: ApiError) -> None:
-        """An error after the headers: told in-band, and the stream ends unfinished."""
+        """An error after the headers: sent in-band, and the stream ends unfinished."""
         await self.write(self.failure(error), more=False)
 
     async def _linger(self) -> None:

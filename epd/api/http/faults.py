@@ -36,7 +36,7 @@ Extra = Mapping[str, Any]  # beside a type: `code` and `missing`, codes instead 
 
 
 class Codes(NamedTuple):
-    """Codes of rules, of which clients of each API know their own."""
+    """Codes of rules, which differ by API."""
 
     missing: str | None = None
     empty: str | None = "out_of_range"

@@ -1,15 +1,15 @@
 """Who is the same image?  The key under which rows are shared (fault F38).
 
-A client's name for an image proves nothing, so the key is made of content: tenant scope, the
-bytes, everything that turns them into patches (of a video also which frames are taken, and their
-rate, which positions depend on), and the model's revision.  Each part goes in with
-its length, so that no two different lists of parts read alike.
+A client's name for an image proves nothing, so the key is made of tenant scope, the bytes, all
+settings that turn them into patches, and the model's revision.  Of a video also the frames taken
+and their rate count.  Each part goes in with its length, so that no two different lists of parts
+read alike.
 
-Under `cache_scope` "tenant" the scope is who asks: a digest of the request's API key and of the
-header `X-EPD-Tenant`, both, so that naming another tenant without its key finds nothing of it.  Two
-tenants never share rows, and neither can learn from the time that an answer takes whether the other
-has shown this image before.  Requests without either header are one tenant.  Under "global" all
-that a cluster serves is one scope.
+Under `cache_scope` "tenant" the scope is a digest of the request's API key and of the header
+`X-EPD-Tenant`: another tenant's name without its key finds nothing of it.  Two tenants never share
+rows, and neither can learn from the time that an answer takes whether the other has shown this
+image before.  Requests without either header are one tenant.  Under "global" all that a cluster
+serves is one scope.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 
 
 def tenant_of(headers: Mapping[bytes, bytes], salt: str = "") -> str:
-    """Who asks, as 64 hex digits that do not tell the key; empty for nobody in particular.
+    """The tenant as 64 hex digits that do not reveal the key; empty without key and header.
 
     Behind a slash 64 more of the request's `cache_salt`, which parts a tenant's own requests.
     """

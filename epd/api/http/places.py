@@ -1,8 +1,8 @@
 """Places of open requests: with several API keys, none of them fills the gateway alone.
 
 The gateway itself bounds how many are open (`limits.max_open_requests`). Of these, a key gets a
-share where there are others that it could crowd out; a place is held until the answer has left, so
-that answers which nobody reads count. One request of any permitted size fits.
+share where there are others that it could crowd out.  A place is held until the answer has left, so
+that answers which no client reads count. One request of any permitted size fits.
 """
 
 from __future__ import annotations

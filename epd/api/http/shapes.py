@@ -1,10 +1,11 @@
-"""What is read by its type: a struct says what may be sent, and is what is documented.
+"""Bodies that are read by their type: a struct describes what may be sent, and the document is made
+from it.
 
 A shape is a struct of `msgspec`, which reads what is right.  What it refuses goes through a walk of
 the value beside the type (`epd.api.http.faults`), which names the place, the rule and the bound.
 
-What no type says alone stands beside it: a bound that the model or the settings have
-(`most`, put in by `bounded`), and a parameter that is not served (`refused`).
+What no type expresses alone stands beside it: a bound that the model or the settings have (`most`,
+put in by `bounded`), and a parameter that is not served (`refused`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ JsonValue = Any  # of a shape: what msgspec calls any JSON value; `object` it ta
 
 
 class Refused(NamedTuple):
-    """Why a parameter that is known elsewhere is not read here."""
+    """Why a parameter of other servers is not read here."""
 
     reason: str
     harmless: tuple[object, ...] = ()  # values that change nothing

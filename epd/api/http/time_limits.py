@@ -1,4 +1,4 @@
-"""How long a client waits, where its headers say so.
+"""How long a client waits, where its headers set it.
 
 Three headers, in seconds: for the first token, for each one after it, for the whole.  Each lowers a
 setting of the gateway (`timing.*_timeout_s`); more than the setting is refused rather than cut to

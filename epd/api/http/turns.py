@@ -1,8 +1,8 @@
 """Who reads next: of bodies that arrive at the same time, the one that began first.
 
-Without it, each of 64 users who send an image at once has it read by pieces in between those of all
-others, and the encoders wait until nearly all bodies are whole.  One piece is read in each turn of
-the loop, so that streams of tokens are written in between.
+Without it, 64 images that are sent at once would be read piece by piece in turns, and the encoders
+would wait until nearly all bodies are whole.  One piece is read in each turn of the loop, so that
+streams of tokens are written in between.
 """
 
 from __future__ import annotations

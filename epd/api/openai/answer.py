@@ -1,6 +1,6 @@
 """OpenAI's objects, whole and in chunks, for chat and plain completions.
 
-A stream repeats most of its bytes in every chunk, so a chunk is glued from fragments that are
+A stream repeats most of its bytes in every chunk.  So a chunk is joined from fragments that are
 encoded once per answer; only the new text goes through the JSON encoder.
 """
 
@@ -133,8 +133,8 @@ class OpenAIAnswer(Answer):
     # --- what other servers tell besides ----------------------------------------------------------
 
     def _besides(self, choice: Choice, delta: Delta) -> JsonObject:
-        """Of a choice, whole or in a chunk: what ended it, under vLLM's name if the client named it
-        and under SGLang's in any case; and the tokens that it counts."""
+        """Of a choice, whole or in a chunk: its end, under SGLang's name, and under vLLM's if the
+        client named it; and the tokens that it counts."""
         told: JsonObject = {}
         if delta.finish_reason:
             ended = choice.matched_stop
@@ -157,7 +157,7 @@ class OpenAIAnswer(Answer):
     # --- what differs -----------------------------------------------------------------------------
 
     def _scored(self, choice: Choice) -> JsonObject:
-        """What is told of the prompt beside the choices."""
+        """Fields of the prompt beside the choices."""
         return {}
 
     def _prompt_logprobs(self, choice: Choice) -> JsonObject:

@@ -70,7 +70,7 @@ class SystemMessage(Message, tag="system", tag_field="role", kw_only=True):
 
 
 class DeveloperMessage(Message, tag="developer", tag_field="role", kw_only=True):
-    """OpenAI's newer word for it; templates know `system`."""
+    """OpenAI's newer word for it; templates have `system`."""
 
     content: Content
 
@@ -80,7 +80,7 @@ class UserMessage(Message, tag="user", tag_field="role", kw_only=True):
 
 
 class AssistantMessage(Message, tag="assistant", tag_field="role"):
-    """An answer of ours, as it came: templates know the older name of reasoning."""
+    """An answer of ours, as it came: templates have the older name of reasoning."""
 
     content: Content | None = None
     tool_calls: list[Call] | None = None

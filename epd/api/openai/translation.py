@@ -1,8 +1,8 @@
 """Another API's request as a chat request: there is one way to an answer, under several names.
 
-The other API's own shape is checked first; what it says is then written as the body of a chat
-completion, which is validated and served like any.  Each field that is moved is noted, so that what
-is wrong with it is told under the name by which its client knows it.
+The other API's own shape is checked first.  Its content is then written as the body of a chat
+completion, which is validated and served like any.  Each field that is moved is noted, so that an
+error names it as its client does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Conversation:
         self._reasoning = ""
 
     def say(self, role: str, content: Parts | str, path: str) -> None:
-        """A message; parts as chat knows them, each with its path in the other API."""
+        """A message; parts in the form of chat, each with its path in the other API."""
         if role == "user" and self._images:
             own = [(text_part(content), path)] if isinstance(content, str) else content
             content, self._images = [*self._images, *own], []
@@ -85,7 +85,7 @@ class Conversation:
         calls.append({"id": call_id, "type": "function", "function": function})
 
     def result(self, call_id: str, content: Parts | str, path: str) -> None:
-        """What a call gave.  Templates know text there; its images open the next message."""
+        """The result of a call.  Templates take text there; its images open the next message."""
         images, self._images = self._images, []
         if not isinstance(content, str):
             images += [part for part in content if part[0]["type"] != "text"]
@@ -101,7 +101,7 @@ class Conversation:
             self.say("user", images, images[0][1])
 
     def read(self, body: Mapping[str, object], model: ModelFacts, limits: Limits) -> Asked:
-        """`body`: what else the chat request says.  Raises ApiError."""
+        """`body`: the other fields of the chat request.  Raises ApiError."""
         self.flush()
         try:
             asked = read_chat({**body, "messages": self.messages}, model, limits)

@@ -1,10 +1,10 @@
 """Videos in a chat request: parts of content, and how many frames are to be taken of them.
 
-A video is a file, `{"type": "video_url", "video_url": {"url": ...}}`, or its frames: as images,
-`{"type": "video", "video": [url, ...]}`, or, as vLLM takes them, in one URL that begins with
+A video is a file, `{"type": "video_url", "video_url": {"url": ...}}`, or its frames.  These are
+images, `{"type": "video", "video": [url, ...]}`, or, as in vLLM, one URL that begins with
 `data:video/jpeg;base64,` and has a comma between every two.  Sampling is asked for in the part
 (`fps`, `num_frames`, `min_frames`, `max_frames`), or for the whole request where vLLM has it:
-`media_io_kwargs: {"video": {...}}` and `mm_processor_kwargs`.  What the part says wins.
+`media_io_kwargs: {"video": {...}}` and `mm_processor_kwargs`.  The part's fields win.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ def _sampling(asked: Sampled, name: str) -> Sampling:
 
 
 def _merged(first: Sampling, second: Sampling) -> Sampling:
-    """What `first` says, and where it says nothing `second`; a rate and a number are one thing."""
+    """The fields of `first`, and where it has none those of `second`; a rate and a number are one
+    thing."""
     first_says = first.fps is not None or first.num_frames is not None
     source = first if first_says else second
     return Sampling(

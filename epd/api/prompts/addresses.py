@@ -1,9 +1,8 @@
 """Which network addresses an image may be fetched from (fault F51).
 
 An http(s) URL from outside is a way into the operator's network, so what is connected to must be a
-public address.  That is asked of the address of each connection, before it is made: whatever a host
-was called, in whichever script, and whatever its name resolves to the next time, this is where the
-bytes would go.
+public address.  The address of each connection is checked before it is made: the bytes would go
+there, whatever the host's spelling and whatever its name resolves to the next time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Messages to token ids, as transformers does it, without transformers.
 
 The model's own chat template makes the text, its own `tokenizer.json` the ids; then each image
-placeholder becomes as many as the image has rows, and a video's likewise.  Where a model wants
-to be told when each frame was (Qwen3-VL), a video's placeholder first becomes one per frame, with
-the times between them, and likewise that of an image whose tiles have names (Idefics3), since text
-is tokenized as a whole.  The number of placeholders must be the
-number of images, or videos: text that spells a placeholder out is refused, not believed.
+placeholder becomes as many as the image has rows, and a video's likewise.  Text is tokenized as a
+whole.  So where a model takes the time of each frame (Qwen3-VL), a video's placeholder first
+becomes one per frame, with the times between them.  That of an image whose tiles have names
+(Idefics3) is expanded likewise.  The number of placeholders must be the number of images, or
+videos: text that spells a placeholder out is refused, not believed.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _MEDIA = {"image_url": {"type": "image"}, "video": {"type": "video"}}
 
 
 class TemplateFault(ModelError):
-    """A template is of no use; the text says why, without its name."""
+    """A template is of no use; the text has the reason, without its name."""
 
 
 class ChatTemplate:

@@ -34,7 +34,7 @@ def check_continued(messages: Sequence[ChatMessage], *, finds_calls: bool) -> No
 
 
 def begun(messages: Sequence[ChatMessage]) -> str:
-    """What of the answer is said."""
+    """The beginning of the answer."""
     content = messages[-1]["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 

@@ -2,19 +2,19 @@
 
 Theory of operation
 -------------------
-A tokenizer finds special tokens by their text, whoever wrote it: a message that says `<|im_end|>`
-ends, and what follows speaks for whom it likes.  To escape it, each such text becomes a stand-in
-before the template is rendered: a name that no client can guess.  A copy of the tokenizer has a
-token for each stand-in, so the text around it is cut as it would be around the special token; in
-the ids that token gives way to ordinary tokens which spell the text.  So the template's own marks
-stay what they are, and nothing is lost.
+A tokenizer finds special tokens by their text, whoever wrote it: a message ends at `<|im_end|>`,
+and what follows may take any role.  To escape it, each such text becomes a stand-in before the
+template is rendered: a name that no client can guess.  A copy of the tokenizer has a token for each
+stand-in, so the text around it is cut as around the special token.  In the ids that token gives way
+to ordinary tokens which spell the text.  So the template's own marks stay what they are, and
+nothing is lost.
 
 Two texts may also become a mark together, or one with the template's text.  So the prompt is
-rendered a second time with an empty stand-in behind each character that begins a mark, and ahead of
-each text that may go on with one.  If this takes marks away, that rendering is the prompt.
+rendered again, with an empty stand-in behind each character that begins a mark, and ahead of each
+text that may go on with one.  If this takes marks away, that rendering is the prompt.
 
-Marks are all special tokens, those that config.json names, and of the other added tokens those that
-the template writes, such as `<tool_call>`: the rest is text, like runs of spaces.
+Marks are all special tokens, those that config.json names, and added tokens that the template
+writes, such as `<tool_call>`.  Other added tokens are text, like runs of spaces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a video's container says: how many frames of which size, and at which rate (F46, F67).
+"""A video's container: how many frames of which size, and at which rate (F46, F67).
 
-The gateway must know how many rows a video gives, and takes all of that from the header, by a
-reader of our own (`media_files/film_header.py`).  It decodes no frame: that is the encoder's work,
-which fails the video where a frame is not what the header says.  Work for a thread.
+The gateway computes a video's rows from the header alone, by a reader of our own
+(`media_files/film_header.py`).  It decodes no frame: that is the encoder's work, which fails the
+video where a frame differs from the header.  Work for a thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What an image's header says: its size when upright, and whether it may be read at all (F46).
+"""An image's header: its size when upright, and whether it may be read at all (F46).
 
 No pixel is decoded here.  The workers rotate by EXIF before they resize, so a photograph with
-orientation 5 to 8 counts with its sides swapped; a difference between this module and the worker's
-decoder fails that image, never the answer.  Limits on pixels and sides come before anybody
-decodes: a header of 30 bytes can promise gigabytes.
+orientation 5 to 8 counts with its sides swapped.  A difference from the worker's decoder fails that
+image, never the answer.  Limits on pixels and sides come before anybody decodes: a header of 30
+bytes can promise gigabytes.
 """
 
 from __future__ import annotations

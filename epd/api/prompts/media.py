@@ -2,8 +2,8 @@
 
 Sizes are bounded while a download streams; a download has one time limit over all its redirects,
 and each of these is checked like the first URL.  What is checked is the URL object that is then
-connected to, never its text: `http://①②⑦.⓪.⓪.①` is a spelling of 127.0.0.1 to those who connect.
-Nothing is believed that a server says of its content: `image` looks at the bytes.
+connected to, never its text: `http://①②⑦.⓪.⓪.①` is a spelling of 127.0.0.1 to those who connect.  A
+server's headers about its content are not used: `image` looks at the bytes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class MediaFetcher:
     def _read_file(self, url: str, bound: Bound, param: str) -> bytes:
         """What a file: URL names, below the operator's directory.  Raises ApiError.
 
-        Whether something is there is not told of what lies elsewhere.
+        The error for a path elsewhere does not reveal whether a file is there.
         """
         root = Path(self._limits.allowed_local_media_path).resolve()
         try:

@@ -1,8 +1,8 @@
 """Images and videos of a prompt, measured: what each gives, under which hash.
 
 All of it is work for a thread: base64, hashing, reading headers.  A video and an image of equal
-bytes never share a hash, nor do two ways to take frames of one video: what is taken is a part of
-what is hashed.
+bytes never share a hash, nor do two choices of frames of one video: kind and choice are hashed,
+too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Measurer:
     def image(
         self, source: Source, param: str, scope: str, bounds: PixelBounds | None = None
     ) -> Medium:
-        """`bounds`: what the request says instead of the model's.  Raises ApiError."""
+        """`bounds`: the request's, instead of the model's.  Raises ApiError."""
         images = images_of(self._config)
         if bounds is not None and not (images and images.takes_bounds):
             name = "mm_processor_kwargs"

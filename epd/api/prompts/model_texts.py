@@ -2,7 +2,7 @@
 
 A tokenizer is parsed by a library that is not Python's, and a chat template is a program: either
 may end its process, or not end at all.  `python -m epd.api.prompts.model_texts DIRECTORY
-[TEMPLATE]` prints what is wrong, if anything, and its death or its delay is told by `fault_of`.
+[TEMPLATE]` prints what is wrong, if anything; `fault_of` reports its death or its delay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _TooSlow(BaseException):
 
 
 def sampling_defaults(directory: Path) -> Mapping[str, object]:
-    """What its publisher wants where a request says nothing; fields of `Asked`.
+    """The publisher's defaults for fields of `Asked`.
 
     A model that is not meant to be sampled answers greedily, as under generate.  Raises ModelError
     for what a request could not ask for.

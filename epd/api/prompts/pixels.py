@@ -1,8 +1,8 @@
 """Pixels that wait for an encoder, or are in one: 2.5 KB can ask for seconds of its time (F52).
 
-What an image costs is told by its header, not by its bytes.  So the pixels of requests without a
-first token have a budget per encoder, of which those who name themselves by a key get a share.
-One request of any permitted size fits, when there is no other.
+An image's cost follows from its header, not from its bytes.  So the pixels of requests without a
+first token have a budget per encoder, of which those who name themselves by a key get a share.  One
+request of any permitted size fits, when there is no other.
 """
 
 from __future__ import annotations

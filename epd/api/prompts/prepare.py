@@ -86,7 +86,7 @@ class _Part:
 
 
 class Preparer:
-    """Everything that the gateway knows of its model; free of torch."""
+    """The gateway's view of its model; free of torch."""
 
     def __init__(self, config: GatewayConfig) -> None:
         directory = Path(config.model_dir)

@@ -1,6 +1,6 @@
 """The `response` object of OpenAI's Responses API, and the events that it grows by.
 
-Every event has a number.  An item is announced, its content grows, and then it is told again as a
+Every event has a number.  An item is announced, its content grows, and then it is sent again as a
 whole; the last event has the whole response.
 """
 
@@ -75,7 +75,7 @@ class ResponseAnswer(PartsAnswer):
         }
 
     def _usage(self, choice: Choice) -> JsonObject:
-        """How many tokens were reasoning is told where there was none, and not counted else."""
+        """The number of reasoning tokens is given where there were none, and not counted else."""
         num_prompt_tokens = self._facts.num_prompt_tokens
         is_told = any(part.kind is Kind.REASONING for part in self._parts)
         reasoned = is_told or choice.hides_reasoning

@@ -99,7 +99,7 @@ class TextConfig(Shape):
 
 
 class Reasoning(Shape):
-    """Nothing is summarized: reasoning is told as it is, where the server tells it apart."""
+    """Nothing is summarized: reasoning is sent as it is, where the server separates it."""
 
     effort: str | None = None
     summary: str | None = None
@@ -231,7 +231,7 @@ def _part(part: Content) -> JsonObject:
 
 
 def _chat(request: Request) -> JsonObject:
-    """What it says besides its messages."""
+    """The fields besides its messages."""
     chat: JsonObject = {"max_tokens": request.max_output_tokens}
     if request.reasoning is not None:
         chat["reasoning_effort"] = request.reasoning.effort

@@ -47,7 +47,7 @@ def _differ(one: object, other: object) -> bool:
 
 
 def _values(schema: JsonObject) -> list[object] | None:
-    """All that it can be; numbers are told apart by value in one form only."""
+    """All that it can be; none for numbers, since one value has several forms."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None

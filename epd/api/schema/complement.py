@@ -1,4 +1,4 @@
-"""What llguidance does not know, said by what it knows: exactly, or not at all.
+"""Keywords that llguidance lacks, in terms of those that it has: exactly, or not at all.
 
 `not`, `if`, `oneOf` and `dependencies` are branches of complements (De Morgan's laws), as far as
 each keyword has one.  Patterns that begin by looking ahead are several patterns, and an array of
@@ -54,7 +54,7 @@ class Positive:
         self._seen: list[str] = []  # references whose complement is looked for
 
     def __call__(self, schema: object) -> object:
-        """The same schema, said positively where that can be."""
+        """The same schema, in positive terms where that can be."""
         if not isinstance(schema, dict):
             return schema
         found = {key: self._below(key, value) for key, value in schema.items()}
@@ -119,7 +119,7 @@ class Positive:
     # --- complements ------------------------------------------------------------------------------
 
     def complement(self, schema: object) -> object | None:
-        """The schema of all other values; None: it cannot be said."""
+        """The schema of all other values; None: there is none."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             return None

@@ -64,8 +64,8 @@ def _parts(key: str, value: object) -> Iterator[object]:
 
 
 def count_members(schema: JsonObject) -> None:
-    """Say how many there are by which there are, where all are listed; else only drop what says
-    nothing.  Rewrites `schema`."""
+    """Bound the number of members by their names, where all are listed; else only drop bounds
+    without effect.  Rewrites `schema`."""
     needed = {*required(schema)}
     fewest, most = schema.get("minProperties", 0), schema.get("maxProperties", UNBOUNDED)
     if not isinstance(fewest, int) or not isinstance(most, int) or min(fewest, most) < 0:

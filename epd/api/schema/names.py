@@ -1,4 +1,4 @@
-"""`propertyNames`, which llguidance does not know, as members by name or by pattern: exactly."""
+"""`propertyNames`, which llguidance lacks, as members by name or by pattern: exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from epd.frontend import JsonObject
 
 
 def name_members(schema: JsonObject) -> None:
-    """Say the same without `propertyNames`, where that can be; rewrites `schema`."""
+    """The same without `propertyNames`, where that can be; rewrites `schema`."""
     about = {} if schema.get("propertyNames") is True else schema.get("propertyNames")
     listed = schema.get("properties", {})
     if not isinstance(about, dict) or not isinstance(listed, dict):

@@ -1,7 +1,7 @@
-"""Patterns as ECMA 262 reads them, said for Rust's regular expressions without looking ahead.
+"""Patterns as ECMA 262 reads them, for Rust's regular expressions, without looking ahead.
 
-What is admitted is admitted by both: where they differ (U+0085 is a space to Rust, U+FEFF to ECMA
-262, U+2028 ends a line to ECMA 262), neither a class nor its complement has the character.
+What is admitted is admitted by both.  Where they differ, neither a class nor its complement has the
+character: U+0085 is a space to Rust, U+FEFF to ECMA 262, U+2028 ends a line to ECMA 262.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ under the old one.  What cannot be kept exactly is refused.
 - Annotations are dropped: they bind no answer, and do not count towards the length of a schema.  A
   `format` that is unknown is one of them, as the standard has it.
 - A literal number is an integer up to 2^53, or a fraction that llguidance reads as itself
-  (`_is_kept`), not as a neighbour.  Bounds move inwards.  Multiples have one: past the digits that
-  a number may have (`engine.finite`) nothing could make it a multiple; and there are few remainders
-  (`_check_multiples`), of which a mask may have to search all.
+  (`_is_kept`), not as a neighbour.  Bounds move inwards.  Multiples have one, since past the digits
+  that a number may have (`model_files.finite`) nothing could make it a multiple.  Remainders are
+  few (`_check_multiples`), as a mask may have to search all.
 - Patterns are those of ECMA 262 (`patterns`).
 - `date`, `time` and `date-time` admit what a calendar and a clock have; names of hosts and mail
   have their lengths.
-- `not`, `if`, `oneOf`, dependencies and the like are said by complements (`complement`),
-  counts and names of members by members (`members`, `names`).
+- `not`, `if`, `oneOf`, dependencies and the like become complements (`complement`), counts and
+  names of members become members (`members`, `names`).
 - What no finite value satisfies is `false`.
 - An object that lists `properties` and is silent about others has no others, as in OpenAI's strict
   mode and in xgrammar.  The standard's own reading admits any (`closes=False`).

@@ -19,8 +19,8 @@ class MemoryView(View):
 
 
 class ProcessView(View):
-    """The gateway, which has a name only, or an instance as `/ready` tells of it, also one that did
-    not answer or is gone."""
+    """The gateway, which has a name only, or an instance as in `/ready`, also one that did not
+    answer or is gone."""
 
     instance: str
     roles: list[str]
@@ -125,7 +125,7 @@ class ClusterView(View):
 
 
 class KeptAnswer(View):
-    """An answer of its time, in milliseconds; `note`: what is to be known of it."""
+    """An answer with its time, in milliseconds; `note`: an explanation of it."""
 
     at_ms: float
     told: ClusterView

@@ -1,4 +1,4 @@
-"""Where a measuring system hears of each request that has ended: the port."""
+"""The port that gives a measuring system each request that has ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from epd.api.watching.tracing import Record
 
 
 class Meter:
-    """This one hears nothing: nobody wants to know."""
+    """This one measures nothing."""
 
     def measure(self, record: Record) -> None:
         """Take a request whose response has ended; neither blocks nor fails."""

@@ -1,7 +1,7 @@
 """Samples as Prometheus' text exposition format, version 0.0.4.
 
 Nearly all of them are counted by instances and come with heartbeats, so nothing is registered with
-prometheus_client: it writes what is told now.
+prometheus_client, which writes the present samples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def exposition(metrics: Iterable[Metric]) -> bytes:
 
 
 def _family(metric: Metric) -> str:
-    """A histogram's samples have names of their own; a counter's is told without its suffix."""
+    """A histogram's samples have names of their own; a counter's family lacks its suffix."""
     if metric.kind == "histogram":
         return metric.name.rpartition("_")[0]
     return metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name

@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-The loop only takes part at the ends of a request: at its head it reads `traceparent` and draws ids,
-at its end it puts the record into a bounded queue.  A thread of its own makes spans of records, and
+The loop works at the ends of a request only: at its head it reads `traceparent` and draws ids, at
+its end it puts the record into a bounded queue.  A thread of its own makes spans of records, and
 the SDK's batch processor sends them from another.  What the queue cannot take is dropped and
 counted: a collector that is slow, or dead, costs its own traces and nothing else.  Closing gives
 the threads a moment, then forbids further tries and leaves them behind; they end with the answer

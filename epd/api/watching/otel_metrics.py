@@ -2,8 +2,7 @@
 
 Every request counts, sampled by a trace or not.  The loop only adds to histograms as a request
 ends; a thread of the SDK exports them once a minute (`OTEL_METRIC_EXPORT_INTERVAL`, milliseconds).
-A collector that is dead costs log lines and nothing else.  What else there is to know is in
-`/metrics`.
+A collector that is dead costs log lines and nothing else.  All other samples are in `/metrics`.
 
 Names, units and bounds of the histograms are those of OpenTelemetry's semantic conventions for
 generative AI servers.  The library is optional (`pip install epd[otel]`).

@@ -3,7 +3,7 @@
 The request is a SERVER span with the GenAI attributes of OpenTelemetry and, where vLLM has other
 names for the same, those as well.  Its children are the stays of machines in states, by the field's
 words: queue, fetch, decode-image, encode, transfer, wait, prefill (with its chunks), kv, decode.
-States that are not in the table are told by their neighbours.
+States that are not in the table count with their neighbours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one HTTP request leaves for a tracing system: the port, and a record that fills as it goes.
+"""One HTTP request for a tracing system: the port, and a record that fills as it goes.
 
 The record is plain data.  It is complete when its response has ended *and* every generation behind
-it has concluded, which, when the client has enough or leaves, is later: instances are asked to stop
-and then tell what they did.  Then it is handed over, once.
+it has concluded.  That is later when the client has enough or leaves: instances are asked to stop
+and then report.  Then it is handed over, once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Attribute = str | float | Sequence[str]
 
 
 class Tracer:
-    """Where records go.  This one samples nothing: nobody wants to know."""
+    """Where records go.  This one samples nothing."""
 
     def begin(self, headers: Mapping[bytes, bytes]) -> object:
         """The context of a new trace, or of the one that the client's headers name; None: this
