@@ -1,8 +1,8 @@
-"""AVIF in a child that may die: its decoder allocates what the stream in it says (F67).
+"""AVIF in a child that may die: its decoder allocates by the sizes in the stream (F67).
 
 A file of 2 KB whose header announces 64 x 64 pixels may hold a stream of 16,000 x 16,000; libavif
 compares the two when all is decoded.  So the pixels of this format come from a process with a limit
-of memory, told by the header that was admitted.  It takes a tenth of a second to start.
+of memory, computed from the header that was admitted.  It takes a tenth of a second to start.
 
 `python -m epd.media_files.avif_child IMAGE PIXELS NBYTES` reads the image from one file descriptor
 and writes into another: its mode and size as a line, behind it the pixels.

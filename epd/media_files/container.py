@@ -1,9 +1,8 @@
 """Opening a video's container: its header for the gateway, its frames for the encoder.
 
-FFmpeg reads more kinds of files than anybody wants to be sent: playlists that name other files and
-addresses, and formats that nobody has looked at for years.  So the format is told by the first
-bytes, the demuxer by its name, and nothing but these bytes is ever opened (fault F46).  It sees
-what the walk of `film_header` has checked, and no more (F67).
+FFmpeg also reads playlists that name other files and addresses, and neglected formats.  So the
+first bytes decide the format, the demuxer is given by name, and nothing but these bytes is ever
+opened (fault F46).  It sees what the walk of `film_header` has checked, and no more (F67).
 
 All reading stops at a deadline (`deadline_file`).  PyAV is imported by the first video, since few
 processes see one, and only encoders need it.
@@ -45,7 +44,7 @@ def container_of(data: bytes | memoryview) -> str:
 
 
 def read_header(data: bytes | memoryview, container: str, hide: Hide | None = None) -> FilmHeader:
-    """What its container says.  Raises MediaError, a sentence without its subject."""
+    """By its container.  Raises MediaError, a sentence without its subject."""
     walk = Walk(memoryview(data), hide)
     try:
         header = _WALKS[container](walk)

@@ -1,15 +1,15 @@
-"""What a video's container says, read by a reader of our own before FFmpeg sees a byte (F46, F67).
+"""A video's container, read by a reader of our own before FFmpeg gets a byte (F46, F67).
 
 Theory of operation
 -------------------
 FFmpeg believes a header: 1 KB that announced 40 million samples took it 2.9 GiB.  So each container
-has a walk (`isom`, `matroska`, `avi`) that reads the one track of pictures that is wanted.  It
-checks each size against what is around it, each count against the bytes that are there, and all
-that becomes a list against `MAX_PARTS`.  Whatever else there is, it hides: overwritten in place
-with the container's own name for nothing.  So FFmpeg sees what was checked, and no more.
+has a walk (`isom`, `matroska`, `avi`) that reads the one track of pictures that is used.  It checks
+each size against what is around it, each count against the bytes that are there, and all that
+becomes a list against `MAX_PARTS`.  Whatever else there is, it hides: overwritten in place with the
+container's own name for nothing.  So FFmpeg sees what was checked, and no more.
 
-The gateway takes what it must know from here alone: no frame is decoded there.  A walk takes
-milliseconds, at most some tenths of a second for the longest film.
+The gateway takes its data from here alone: no frame is decoded there.  A walk takes milliseconds,
+at most some tenths of a second for the longest film.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BROADCAST = tuple(rate * 1000 / 1001 for rate in (24, 30, 48, 60, 120))
 
 @dataclass(frozen=True, slots=True)
 class FilmHeader:
-    """The track that is wanted."""
+    """The track that is used."""
 
     width: int  # as it is stored, before it is turned
     height: int
@@ -62,7 +62,7 @@ class Walk:
 
 
 def usual_rate(times_s: Sequence[float]) -> float:
-    """Frames per second of a file that tells times alone, rounded to milliseconds; 0: unknown.
+    """Frames per second of a file that has times alone, rounded to milliseconds; 0: none.
 
     A rate within 1% of a usual one is taken for that, as FFmpeg does.
     """

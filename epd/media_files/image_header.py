@@ -1,8 +1,8 @@
 """A walk through an image's parts, before a parser sees a byte of it (fault F52).
 
-Pillow collects what stands in front of the pixels with loops of its own, and some take the square
-of what they find: 3 MB of 300,000 EXIF segments took it 27 s.  So the parts are counted here, from
-their lengths alone.  What is no valid file passes: to say so is the parser's work.
+Pillow collects the parts in front of the pixels with loops of its own, some of quadratic time: 3 MB
+of 300,000 EXIF segments took it 27 s.  So the parts are counted here, from their lengths alone.  An
+invalid file passes: the parser refuses it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The walk through MP4 and QuickTime: boxes within boxes, and tables of samples (F67).
 
-Kept are the boxes that say where the pictures are and how they are coded.  All else becomes `skip`:
-sound, metadata, other tracks, indexes, compressed headers, references to other files.  Edit lists
-are applied here (`FilmHeader.shown`): FFmpeg would copy the samples once for each edit.
+Kept are the boxes with the places and the coding of the pictures.  All else becomes `skip`: sound,
+metadata, other tracks, indexes, compressed headers, references to other files.  Edit lists are
+applied here (`FilmHeader.shown`): FFmpeg would copy the samples once for each edit.
 """
 
 from __future__ import annotations

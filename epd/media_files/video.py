@@ -1,9 +1,9 @@
 """Which frames of a video a model sees, how large, and when: the arithmetic of the processors.
 
-The gateway must know all of this from the container alone: how many rows a video gives, and for
-Qwen3-VL the time that is written before each frame.  So this module repeats what the video
-processors of transformers compute, to the rounding, free of torch, transformers and PyAV.  Frames
-are chosen here once; the encoder decodes those that it is told (`Clip`) and checks nothing else.
+The gateway computes all of this from the container alone: a video's rows, and for Qwen3-VL the time
+that is written before each frame.  So this module repeats what the video processors of transformers
+compute, to the rounding, free of torch, transformers and PyAV.  Frames are chosen here once; the
+encoder decodes those of the `Clip` and checks nothing else.
 
 Qwen2-VL and Qwen2.5-VL take frames at equal steps from the first one on, an even number of them
 where the step allows it, and bound the area of each frame.  Their processor by itself takes every
@@ -34,7 +34,7 @@ ASSUMED_FPS = 24.0  # of a file that does not tell its rate, as in transformers
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a request wants of a video; None: what the model's processor says."""
+    """A request's sampling of a video; None: that of the model's processor."""
 
     fps: float | None = None  # frames per second to take; of images: that they were taken at
     num_frames: int | None = None  # so many, over the whole length

@@ -2,14 +2,13 @@
 
 Theory of operation
 -------------------
-A safetensors file begins with eight bytes of length and a
-JSON header that names every tensor with its dtype, shape and place.  Reading the headers costs a
-millisecond, so everything that can be wrong with a directory (no config, another architecture, a
-missing shard, a wrong-shaped tensor) is said in one sentence before any weight is read, and the
-gateway, which has no torch, can compute the same fingerprint as the workers.
+A safetensors file begins with eight bytes of length and a JSON header that names every tensor with
+its dtype, shape and place.  Reading the headers costs a millisecond, so each fault of a directory
+(no config, another architecture, a missing shard, a wrong-shaped tensor) is one sentence before any
+weight is read.  The gateway, which has no torch, computes the same fingerprint as the workers.
 
-A directory may have come from anybody.  What is read is a regular file, or a link to one as in the
-cache of a hub, of a bounded size; a file that another one names lies in the directory itself.
+A directory may have come from anybody.  What is read is a regular file of a bounded size, or a link
+to one as in the cache of a hub.  A file that another one names lies in the directory itself.
 """
 
 from __future__ import annotations
@@ -192,8 +191,8 @@ def _processor(directory: Path | str, section: str, older: str) -> dict[str, Any
 def read_eos_token_ids(directory: Path | str) -> tuple[int, ...]:
     """All that generation_config.json and config.json name, each once.  Raises ModelError.
 
-    Files of a fine-tune may disagree, and a model that says an end which was left out never stops
-    (F75).  Each is one of the vocabulary's tokens: no request could stop at another.
+    Files of a fine-tune may disagree, and a model whose end was left out never stops (F75).  Each
+    is one of the vocabulary's tokens: no request could stop at another.
     """
     directory = Path(directory)
     config = read_config(directory)

@@ -1,7 +1,7 @@
 """The numbers of a config.json under short words, and the shapes that follow from them.
 
-What transformers does with a config.json is repeated here as far as shapes depend on it: names of
-older releases, numbers that may be left out, and which kind each layer is of.
+As in transformers, as far as shapes depend on it: names of older releases, numbers that may be left
+out, and the kind of each layer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Sizes:
         self.config = config
 
     def __call__(self, word: str) -> int:
-        """Raises ModelError where config.json does not say it."""
+        """Raises ModelError where config.json lacks it."""
         if "*" in word:
             return math.prod(map(self, word.split("*")))
         if word.isdigit():
@@ -146,7 +146,7 @@ class Sizes:
 
     @property
     def is_tied(self) -> bool:
-        """Whether head and embedding are one; some composite configs say it of the text alone."""
+        """Whether head and embedding are one; some composite configs have it for the text alone."""
         said = (source.get("tie_word_embeddings") for source in (self.config, self.text))
         given = [one for one in said if one is not None]
         return any(given) if given else self._family.is_tied

@@ -1,9 +1,9 @@
 """Who is the same model?  Fingerprints that a process without torch can compute.
 
 Two instances may exchange embeddings and KV only when their weights, configuration and image
-processing agree.  Hashing gigabytes at every start is out of the question, so the fingerprint
-covers the configuration, every tensor's name, dtype, shape and offsets, and a sample of each file's
-bytes: another fine-tune of the same shape has other bytes nearly everywhere.
+processing agree.  Hashing gigabytes at every start is too slow, so the fingerprint covers the
+configuration, every tensor's name, dtype, shape and offsets, and a sample of each file's bytes.
+Another fine-tune of the same shape has other bytes nearly everywhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def model_fingerprint(model_dir: Path | str, quantization: str = "") -> str:
     """32 hex digits that are equal for copies of one checkpoint, computed with in the same way.
     Raises ModelError.
 
-    A directory without weights counts as what it says: all make the same dummy weights of it.
+    A directory without weights counts by its JSON files: all make the same dummy weights of it.
     """
     digest = hashlib.sha256(quantization.encode())
     _update_json(digest, read_config(model_dir))

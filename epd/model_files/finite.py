@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 A schema bounds the value of a number for llguidance, not its text: `521e406759` is a number there,
-and infinity to whoever reads it.  So beside the matcher of a grammar stands one of the same grammar
-with any JSON in the place of each schema, whose numbers have few digits and a small exponent.  What
-both admit may follow.  The second admits all that the first does, but for such numbers, and each
-number may end before its bound (multiples: `api.schema`): no answer is led to where none goes on.
+and infinity to whoever reads it.  So a grammar has a second matcher, with any JSON in the place of
+each schema, whose numbers have few digits and a small exponent.  What both admit may follow.  The
+second admits all that the first does, but for too long numbers, and each may end before its bound
+(multiples: `api.schema`): no answer gets stuck.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ Theory of operation
 -------------------
 The gateway turns `response_format` and its relatives into one text, a grammar of llguidance, and
 checks it; the text is part of the sampling parameters.  An engine holds no request, so the state of
-a grammar is a function of the tokens of the answer so far: whoever samples token `i`, on prefill,
-on decode, or on another instance after a migration, replays the first `i` into a matcher.  Matchers
-of recent requests are kept, so that a step usually replays one token.
+a grammar is a function of the tokens of the answer so far.  The instance that samples token `i`,
+also after a migration, replays the first `i` into a matcher.  Matchers of recent requests are kept,
+so that a step usually replays one token.
 
-Native code may overflow its stack, so the gateway proves a grammar in a child that may die: it
-compiles it, makes masks and takes tokens along some answers (`proof`), under the limits of an
-engine and on a stack that is a sixteenth of the launch thread's (`engine.base`).  What has passed
-there passes at every instance.
+Native code may overflow its stack, so the gateway proves a grammar in a child that may die.  It
+compiles the grammar, makes masks and takes tokens along some answers (`proof`), under an engine's
+limits and on a sixteenth of the launch thread's stack (`engine.base`).  What has passed there
+passes at every instance.
 
 Masks come from llguidance (https://github.com/guidance-ai/llguidance): an abi3 wheel without
 dependencies, which needs no torch and so serves the gateway as well.

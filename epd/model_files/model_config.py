@@ -1,7 +1,7 @@
-"""Types and ranges of what config.json and the processors' files say.
+"""Types and ranges of config.json's and the processors' fields.
 
 Only fields that this engine, or the transformers class that it builds, computes with are named;
-others are left alone.  All may be absent or null: `families` says which sizes must be there.
+others are left alone.  All may be absent or null: `families` lists the sizes that must be there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Can this model directory be served?  Answered from headers and JSON, without torch.
 
-`epd run` asks it before it starts anything, `epd doctor` asks it for whoever wants to know, and a
-worker again before transformers sees config.json; so all give the same sentence.  First come types
-and ranges, then what numbers mean together, then names and shapes of tensors: what is built from
-config.json is never larger than what lies in the files.
+`epd run` asks before it starts anything, `epd doctor` on its own, and a worker again before
+transformers reads config.json; so all give the same sentence.  First come types and ranges, then
+numbers together, then names and shapes of tensors: a model built from config.json is never larger
+than its files.
 """
 
 from __future__ import annotations

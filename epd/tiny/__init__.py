@@ -1,8 +1,8 @@
 """A vision-language model of 5.7 M parameters that reads text in images.
 
 Small enough to be committed, real enough that a damaged, swapped or late embedding shows in the
-answer: it is what the demo and the end-to-end tests of `epd` serve. README.md says how it was
-trained and how well it reads; what trained it is in the folder `training` of a checkout.
+answer: it is what the demo and the end-to-end tests of `epd` serve. README.md has its training and
+how well it reads; the code of the training is in the folder `training` of a checkout.
 """
 
 from pathlib import Path
