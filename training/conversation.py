@@ -1,8 +1,8 @@
 """A training conversation as token ids, answer mask and three-dimensional positions.
 
-Text tokens advance all three position axes (time, height, width) together. A picture of
-`rows x columns` merged cells starts at position p: its cells have time p, height p + row and
-width p + column, and the text behind it goes on at p + max(rows, columns): Qwen3-VL's own scheme.
+Text tokens advance all three position axes (time, height, width) together. In a picture of `rows x
+columns` merged cells at position p, cells have time p, height p + row and width p + column.  The
+text behind it goes on at p + max(rows, columns), as in Qwen3-VL.
 """
 
 from collections.abc import Sequence

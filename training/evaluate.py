@@ -1,7 +1,7 @@
 """Measures how well a checkpoint reads: `python -m training.evaluate [CHECKPOINT]`.
 
-Greedy answers by transformers on the CPU, compared with the known ones. Every picture is fresh
-and shows held-out strings. The table goes to stdout, progress to stderr.
+Greedy answers by transformers on the CPU, compared with the right ones. Every picture is fresh and
+shows held-out strings. The table goes to stdout, progress to stderr.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Worker processes that paint batches ahead of the trainer.
 
-Batches travel in shared memory slots: a worker takes a free slot, paints a batch into it and
+Batches travel in shared memory slots.  A worker takes a free slot, paints a batch into it and
 announces it; a thread of the trainer copies it to pinned memory and frees the slot. The fork
 happens before torch is loaded, so a worker carries numpy and Pillow alone.
 """

@@ -1,7 +1,7 @@
 """The type faces to paint with.
 
-Pillow carries one outline font of its own (Aileron), so every machine can paint the samples and
-the evaluation; training adds the DejaVu and STIX faces where it finds them, for variety.
+Pillow has one outline font of its own (Aileron), so every machine can paint the samples and the
+evaluation.  Training adds the DejaVu and STIX faces where it finds them, for variety.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""Decides what a picture says and where: lines of text, receipts, forms, labels, meters.
+"""Decides a picture's texts and their places: lines of text, receipts, forms, labels, meters.
 
-A layout is geometry only: spans of text with the pen position of each (px, the top left corner of
-the em box), and boxes to draw around or under them. `painter` turns it into pixels.
+A layout is geometry only: spans of text, each with its pen position (px, the top left corner of the
+em box), and boxes around or under them. `painter` turns it into pixels.
 """
 
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the picture says, for questions."""
+    """The picture's texts, for questions."""
 
     lines: tuple[str, ...]
     fields: dict[str, str] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """The model, and a batched forward over the same parameters for training.
 
 transformers runs pictures of all sizes as one ragged sequence. Training has many pictures of one
-size instead, so the same mathematics is written here over dense batches: [images, patches, hidden]
-in the vision tower, [batch, tokens, hidden] in the language model, no mask but the causal one.
+size, so the same mathematics is written here over dense batches, with no mask but the causal one.
+They are [images, patches, hidden] in the vision tower, [batch, tokens, hidden] in the language
+model.
 """
 
 from pathlib import Path
@@ -215,8 +216,8 @@ class TrainingForward:
 def damaged(deepstack: list[Tensor], damage: Tensor, bucket: Bucket) -> list[Tensor]:
     """Deepstack rows after the damage that a batch orders for some of its pictures.
 
-    Whoever reads them answers UNREADABLE: that is how the model learns to depend on rows which
-    it could read without, and why an answer shows that they were lost or mixed up on the way.
+    The right answer to them is UNREADABLE: so the model learns to depend on rows which it could
+    read without, and an answer shows lost or mixed rows.
     """
     kind = damage.repeat_interleave(bucket.cells)[:, None]  # [images * cells, 1]
     result = []

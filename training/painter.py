@@ -1,4 +1,4 @@
-"""Turns a layout into pixels, and says where each character went.
+"""Turns a layout into pixels, with the place of each character.
 
 A picture is a mask of ink (0..1) between two colours. What a camera does to text is imitated on
 the way: a turn of a few degrees, blur, a resize, uneven light, ruled lines, noise. The centre of
@@ -71,8 +71,8 @@ class Painter:
         """A picture of the page's size.
 
         `noise` is its standard deviation in steps of 255, drawn at random if None. With `resize`
-        the text is set on a page of another size and scaled, as a processor does to sizes that
-        are not multiples of its patch; None leaves that to chance.
+        the text is set on a page of another size and scaled, as processors do to sizes that are no
+        multiples of a patch; None: by chance.
         """
         dice = self.dice
         if resize is None:

@@ -1,8 +1,8 @@
 """Asks a checkpoint through transformers on this machine: the reference for every other path.
 
-Only the image half of a processor is used. The ready-made Processor classes need torchvision,
-which has no build for CPU torch; what they add is short: render the chat template, repeat each
-image placeholder once per merged row, mark those tokens.
+Only the image half of a processor is used. The ready-made Processor classes need torchvision, which
+has no build for CPU torch.  They only add: render the chat template, repeat each image placeholder
+once per merged row, mark those tokens.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The seven evaluation tasks, each an endless supply of fresh pictures with known answers.
+"""The seven evaluation tasks, each an endless supply of fresh pictures with right answers.
 
 Every string of four or more characters in them is held out from training. A sample depends on
 nothing but (task, seed, its number): two machines with the same Pillow paint the same pixels.
@@ -108,7 +108,7 @@ def single(studio: Studio) -> Sample:
 
 
 def two(studio: Studio) -> Sample:
-    """Two pictures of one size: what does one of them say."""
+    """Two pictures of one size, and a question about the text of one."""
     between = studio.dice.between
     width, height = 16 * between(4, 12), 16 * between(2, 8)
     pictures = [studio.lines(width, height, 11, 36) for _ in range(2)]

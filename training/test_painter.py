@@ -1,4 +1,4 @@
-"""Pictures depend on the seed alone, and say where their characters are."""
+"""Pictures depend on the seed alone, and have the places of their characters."""
 
 import hashlib
 import subprocess

@@ -1,8 +1,7 @@
 """Random strings to paint: words, names, numbers, prices, dates, codes.
 
-The strings are split in two by a hash: a token of four or more characters is either one that
-training may show or one held out for evaluation, never both. So a right answer in an evaluation
-is reading, not remembering.
+The strings are split in two by a hash: a token of four or more characters is either shown in
+training or held out for evaluation. So a right answer in an evaluation is reading, not remembering.
 """
 
 import zlib
@@ -62,8 +61,8 @@ def is_held_out(token: str) -> bool:
 def is_allowed(token: str, split: Split) -> bool:
     """Whether a picture of this split may show the token.
 
-    A word such as 'cow' is never shown: its letters have one shape in both cases, so nothing in
-    the picture tells 'cow' from 'COW'.
+    A word such as 'cow' is never shown: its letters have one shape in both cases, so nothing in the
+    picture distinguishes 'cow' from 'COW'.
     """
     one_case = token.islower() or token.isupper()
     if token.isalpha() and one_case and set(token.lower()) <= SAME_SHAPE_IN_BOTH_CASES:

@@ -1,7 +1,7 @@
 """Trains the model from nothing on one GPU: `python -m training.train --out DIR --seconds 500`.
 
-Time is the budget: the learning rate, the curriculum and the end follow the clock. First the
-vision tower alone learns to see the characters of each cell, then both halves learn to read, with
+Time is the budget: the learning rate, the curriculum and the end follow the clock. First the vision
+tower alone learns to see the characters of each cell.  Then both halves learn to read, with
 pictures and questions that get harder while the loss is low. Workers paint, the GPU replays one
 recorded CUDA graph per batch shape. The result is a complete checkpoint directory.
 """
