@@ -1,13 +1,13 @@
-"""Right answers to known questions: of one server, or of several to the same ones.
+"""Right answers to published questions: of one server, or of several to the same ones.
 
-Two kinds of questions are read, each scored by its published rule:
+Two kinds of questions are read, each scored by its published rule.
 
-OCRBench   {"image_path", "question", "answers"}: right if an answer is in the reply, without regard
-           to case and line ends; of HME100k in its case, and without blanks (the scripts of
-           Yuliang-Liu's MultimodalOCR).
-GSM8K      {"question", "answer"}: right if the last number of the reply is that behind the answer's
-           last ####, both without commas, $ and a last dot (flexible-extract of gsm8k.yaml, version
-           3, of lm-evaluation-harness; its prompt and its stops, and no example ahead).
+- OCRBench, {"image_path", "question", "answers"}: right if an answer is in the reply, whatever the
+  case and line ends.  Of HME100k in its case, and without blanks (the scripts of Yuliang-Liu's
+  MultimodalOCR).
+- GSM8K, {"question", "answer"}: right if the last number of the reply is that behind the answer's
+  last ####, both without commas, $ and a last dot.  This is flexible-extract of gsm8k.yaml,
+  version 3, of lm-evaluation-harness, with its prompt and its stops, and no example ahead.
 
 Whether one server is better is McNemar's test on the questions that only one of both answers
 rightly: two-sided, exact.
@@ -115,7 +115,7 @@ def _question(item: JsonObject, directory: Path) -> Question:
 async def ask(
     target: Target, questions: Sequence[Question], concurrency: int, max_tokens: int
 ) -> list[str]:
-    """What a server says to each.  Raises CommandFailed with its own sentence."""
+    """A server's answer to each.  Raises CommandFailed with the server's own sentence."""
     turns = asyncio.Semaphore(concurrency)
     done = 0
     key = next(iter(keys_of_environment()), "")

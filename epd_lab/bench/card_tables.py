@@ -1,7 +1,7 @@
 """The tables of docs/performance.md, one for each card, from the measurements under docs/bench.
 
 A card's file, such as h200.json, has rows in the form of gpu.json (`epd bench gpu`), each with its
-date and its number of runs (`repeats`), and names the reports that stand beside it whole.  Names of
+date and its number of runs (`repeats`).  It names the reports that stand beside it whole.  Names of
 figures carry their units.  `epd diagrams` writes the tables, `epd diagrams --check` compares them.
 """
 

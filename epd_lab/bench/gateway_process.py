@@ -1,8 +1,8 @@
 """The two processes of `epd bench gateway`, each on one core: the gateway, and a null worker.
 
 The gateway process also serves an echo on the next port, by the same server and event loop: what an
-answer costs with nothing behind it.  With `time_machines` every `Machine.fire` is timed, to tell
-the state machines' share of the process's CPU time; that run's throughput is not reported.
+answer costs with nothing behind it.  With `time_machines` every `Machine.fire` is timed, for the
+state machines' share of the process's CPU time; that run's throughput is not reported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`epd bench gpu`: what one, two or four GPUs of a host do, unattended, in one command.
 
-Topologies that share the GPUs out differently are measured one after another under the workloads
-of `epd bench serve`, and each is compared with the first, the replicas.  What is known is written
-after each workload, so that a measurement that is cut short keeps what it has; a topology that does
-not start, or a server that dies, is a line of the report and not the end of it.
+Topologies that share the GPUs out differently are measured one after another under the workloads of
+`epd bench serve`, and each is compared with the first, the replicas.  Figures are written after
+each workload, so that a measurement that is cut short keeps its own.  A topology that does not
+start, or a server that dies, is a line of the report and not its end.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ VERSIONS = ("torch", "triton", "transformers")
 async def measure_all(
     plan: Plan, out: Path, rooflines: Mapping[str, Roofline] | None = None
 ) -> dict[str, Any]:
-    """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of what is known so far.
-    `rooflines`: of the GPUs of each target, where they are known."""
+    """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of the figures so far.
+    `rooflines`: of the GPUs of each target, where there is one."""
     rows: Rows = []
     broken: dict[str, str] = {}
     found: dict[str, Any] = {

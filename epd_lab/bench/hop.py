@@ -1,15 +1,15 @@
 """`epd bench hop`: one item of rows from a process that has it to one that can use it.
 
-Latency is one way: from "rows ready" at the sender to "usable at the receiver" (`hop_process` says
-what that takes), a message like a commit included.  GB/s and CPU seconds, of both processes, cover
-the acknowledgement as well, for it frees the slot.
+Latency is one way: from "rows ready" at the sender to "usable at the receiver" (`hop_process`), a
+message like a commit included.  GB/s and CPU seconds, of both processes, cover the acknowledgement
+as well, for it frees the slot.
 
-Every cell takes turns: some items over each way, round after round, so that what else happens on
-the machine falls on all of them; the median is over all rounds.  The references are ways like any
-other: a memcpy by one thread within the sender, mooncake's engine driven bare, and safetensors
-files in /dev/shm, on disk, and on disk with fsync.  A file that was just written is read from the
-page cache; `-medium` is what a reader on another host has: the file is written through and dropped
-from the cache before the receiver is told.
+Every cell takes turns: some items over each way, round after round, so that noise of the machine
+falls on all of them.  The median is over all rounds.  The references are further ways: a memcpy by
+one thread within the sender, mooncake's bare engine, and safetensors files in /dev/shm, on disk,
+and on disk with fsync.  A file that was just written is read from the page cache.  `-medium` is the
+case of a reader on another host: the file is written through and dropped from the cache before the
+message.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rows are written from where they lie: one way, from "ready" to `Written`, one write at a time, and
 as many a second as with several in flight.  A hand-over is the KV of a prompt that lies scattered
-in the sender's pool: written at once, or one group of layers after the other as a prompt's leave;
-told to the receiver, and scattered into its pool, until the receiver's device has passed that.
+in the sender's pool: written at once, or one group of layers after the other as a prompt's leave.
+It ends when the receiver has the message and its device has passed the scatter into its pool.
 Every byte is compared on both sides of each measure.  CPU time is that of both processes.  With one
 GPU both processes are on it.
 """
@@ -59,7 +59,7 @@ class Figure:
 
 
 class End:
-    """One process: an engine, a pool with known contents, and memory that is written to."""
+    """One process: an engine, a pool with fixed contents, and memory that is written to."""
 
     def __init__(self) -> None:
         self.engine: TransferEngine
@@ -125,7 +125,7 @@ async def _timed(
     what: str, nbytes: int, in_flight: int, count: int, receiver: Remote,
     once: Callable[[], Awaitable[int]],
 ) -> Figure:  # fmt: skip
-    """`once` says when it was over, in ns."""
+    """`once` gives the time of its end, in ns."""
     took_ns: list[int] = []
 
     async def one_after_the_other() -> None:

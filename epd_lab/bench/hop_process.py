@@ -1,4 +1,5 @@
-"""The receiving half of `epd bench hop`: a process that owns the memory and says when it is usable.
+"""The receiving half of `epd bench hop`: a process that owns the memory and reports when it is
+usable.
 
 Usable means: this process holds views of all the bytes, every page of them is mapped, and the tag
 at both ends is that of the item.  The time of that is taken here; `perf_counter` is the host's

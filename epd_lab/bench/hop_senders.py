@@ -139,7 +139,7 @@ class ByEngine:
         return usable_ns
 
     async def written(self) -> None:
-        """Before the receiver is told."""
+        """Before the message to the receiver."""
 
     async def finish(self) -> None:
         await self._engine.close()
@@ -187,9 +187,9 @@ class RawMooncake:
 
 
 class Safetensors:
-    """What connectors over shared storage do: a file per item.
+    """As connectors over shared storage: a file per item.
 
-    `after`: what else happens to the file before the receiver is told.
+    `after`: called with the file before the message to the receiver.
     """
 
     def __init__(self, receiver: Remote, directory: str, after: Callable[[str], None]) -> None:

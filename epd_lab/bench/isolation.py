@@ -1,13 +1,13 @@
 """`epd bench isolation`: what bursts of images cost people who only read text.
 
-Sixteen users stream text all the time, and a short text request is sent now and then; in every
-second phase bursts of requests with four images each come on top.  What counts is how much
-longer the gaps between tokens (p99 of ITL) and the first tokens of text (TTFT) become.  Phases
-with and without bursts alternate within one run of one cluster, each pair gives its own ratio, and
-the median of the ratios is told: a machine that slows down in between slows both.
+Sixteen users stream text all the time, and a short text request is sent now and then.  In every
+second phase bursts of requests with four images each come on top.  What counts is how much longer
+the gaps between tokens (p99 of ITL) and the first tokens of text (TTFT) become.  Phases with and
+without bursts alternate within one run of one cluster.  Each pair gives a ratio, and the median is
+reported: a machine that slows down in between slows both.
 
-Stages can only be isolated where they do not share cores: each instance is bound to its own CPUs if
-there are enough of them, and the table says so if there are not.
+Stages can only be isolated where they do not share cores.  Each instance is bound to its own CPUs
+if there are enough of them; the table notes it if there are not.
 """
 
 from __future__ import annotations

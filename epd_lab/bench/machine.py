@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def describe() -> dict[str, str | float | int]:
-    """Of this machine, as far as Linux tells."""
+    """Of this machine, as far as Linux shows it."""
     return {
         "cpu": _first("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": os.cpu_count() or 0,

@@ -1,7 +1,7 @@
 """Engines without a model: tokens for nothing, to measure everything around a model.
 
 `step` answers at once with a token per sequence that asks for one, `encode` with zeroed rows.  Used
-by `epd bench gateway` alone; no role knows of it.
+by `epd bench gateway` alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Streamed chat completions against any OpenAI server, and when each piece came back.
 
-A closed loop keeps a number of users busy; an open one (Poisson, bursts) sends when it is time,
-whatever the server does, so that a slow server cannot slow its own load down.  Times are those of
-chunks, as other benchmarks take them: a server that bundles tokens shows fewer, longer gaps.
+A closed loop keeps a number of users busy.  An open one (Poisson, bursts) sends when it is time,
+whatever the server does: a slow server cannot slow its own load down.  Times are those of chunks,
+as other benchmarks take them: a server that bundles tokens shows fewer, longer gaps.
 
 Released clients were weighed.  guidellm 0.8 has a mean of gaps per answer, locust 2.47 no gaps at
 all.  aiperf 0.13 has them, and brings 76 packages that are not installed here.  None of them runs
@@ -40,7 +40,7 @@ PIECE_NBYTES = 256 << 10  # of a body, sent at a time
 
 
 class ServerError(Told):
-    """The server cannot be measured; the text says why."""
+    """The server cannot be measured; the text has the reason."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class _Reading:
 def _has_token(choice: dict[str, Any]) -> bool:
     """A chunk of text; also an empty one, for a token whose text waits for the next.
 
-    Not the chunk that only tells the role, nor the one that only tells the end.
+    Not the chunk of the role alone, nor that of the end alone.
     """
     delta = choice.get("delta") or {}
     if delta.get("content"):

@@ -1,9 +1,9 @@
 """`epd bench overlap`: whether images are encoded while the prompt is being computed.
 
 One request at a time on idle instances: a long text and four images that no cache has seen.  Its
-time to first token is compared with the longer of its two paths, each taken alone: the *encode
-path* is the time until the rows of four new images lie at prefill, and the *prefill path* the
-time to the first token of a text with as many tokens.  A server that does one after the other needs
+time to first token is compared with the longer of its two paths, each taken alone.  The *encode
+path* is the time until the rows of four new images lie at prefill.  The *prefill path* is the time
+to the first token of a text with as many tokens.  A server that does one after the other needs
 their sum.  Where the images stand matters, as nothing behind an image can be computed before its
 rows have come, so three places are measured.
 """

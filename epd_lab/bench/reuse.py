@@ -108,7 +108,7 @@ async def _one(
 
 
 async def _settled(server: Server, before: int, expected: int) -> int:
-    """Encodes since `before`, when the heartbeats have told of what is expected, and of no more."""
+    """Encodes since `before`, when heartbeats have reported as many as expected, and no more."""
     give_up_s = time.perf_counter() + COUNT_TIMEOUT_S
     while (  # noqa: ASYNC110 (the count lies behind HTTP)
         await _encodes(server) - before < expected and time.perf_counter() < give_up_s

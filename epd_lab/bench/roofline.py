@@ -2,21 +2,22 @@
 
 Theory of operation
 -------------------
-A request costs its arithmetic (the tower over its images, the layers over its prompt), and, for
-each token of its answer, its keys and values and its share of the weights, which a step reads once
-for all users.  Both one after the other, at the highest rates that were seen on the card, are the
-bound; what hides one behind the other could pass it, and nothing here has come near that.  Several
-cards have so many times the rates, and read weights once for all users of all of them.  No topology
-does both: replicas read them once each, a decode instance at the rate of one card, and ranks meet.
+A request costs its arithmetic: the tower over its images, the layers over its prompt.  Each token
+of its answer costs its keys and values and its share of the weights, which a step reads once for
+all users.  Both one after the other, at the highest rates that were seen on the card, are the
+bound.  A server that hides one behind the other could pass it; none here has come near that.
+Several cards have so many times the rates, and read weights once for all users of all of them.  No
+topology has both: replicas read them once each, a decode instance at the rate of one card, and
+ranks meet.
 
-Of a mixture a step reads those experts that its tokens chose: so many as differ if all are as
-likely, which is the most; tokens that choose alike read less.
+Of a mixture a step reads the experts that its tokens chose: the number is that of equally likely
+experts, which is the most.
 
 Of linear attention a step reads and writes the matrices of each sequence; what it computes with
 them is not counted.
 
-Of decoders of the common shape, those of dense Qwen3.5, and towers of Qwen3-VL; of others (latent
-rows, shared experts), and of experts beside layers of eight bits, there is no bound.
+There are bounds of decoders of the common shape, those of dense Qwen3.5, and towers of Qwen3-VL.
+There are none of latent rows, shared experts, and experts beside layers of eight bits.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Roofline:
     num_cards: int = 1
 
     def request_s(self, stream: Stream, prompt_tokens: float) -> tuple[float, float] | None:
-        """Seconds of arithmetic and of reading, of one card, for one request; None: not known."""
+        """Seconds of arithmetic and of reading, of one card, for one request; None: there is no
+        bound."""
         text, vision = self.config.get("text_config"), self.config.get("vision_config", {})
         if text is None or not isinstance(stream.arrival, Closed):
             return None
@@ -80,7 +82,7 @@ class Roofline:
         return arithmetic_s, shape.output_tokens * step_nbytes / self.card.nbytes_per_s
 
     def requests_per_s(self, stream: Stream, prompt_tokens: float) -> float | None:
-        """The bound; None: not known."""
+        """The bound, if there is one."""
         seconds = self.request_s(stream, prompt_tokens)
         return None if seconds is None else self.num_cards / sum(seconds)
 

@@ -101,8 +101,8 @@ class Progress:
 
 
 async def measure(plan: Plan, told: Callable[[Rows], None] = lambda rows: None) -> dict[str, Any]:
-    """Everything; rows of figures per workload, stream and server.  `told`: those of one workload
-    and server, as soon as they are known."""
+    """Everything; rows of figures per workload, stream and server.  `told`: gets those of one
+    workload and server, as soon as they are measured."""
     rows: Rows = []
     traced: list[tuple[str, Sample]] = []
     for target in plan.targets:

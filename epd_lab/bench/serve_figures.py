@@ -81,14 +81,14 @@ def spread_of(repeats: Sequence[Figures]) -> dict[str, list[float]]:
 
 
 def ratios(first: Figures, second: Figures) -> Figures:
-    """Second by first, where both are known."""
+    """Second by first, where both are measured."""
     names = [name for name in first if name != CLIENT_LAG]
     return {name: second[name] / first[name] for name in names if first[name] and second[name]}
 
 
 def stages_ms(samples: Iterable[Sample]) -> dict[str, float]:
-    """Median milliseconds per state of each machine, where the server tells its timeline; and
-    from the request's head to the end of its body."""
+    """Median milliseconds per state of each machine, where the server sends its timeline; and from
+    the request's head to the end of its body."""
     spans: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         since: dict[tuple[str, str], tuple[str, float]] = {}

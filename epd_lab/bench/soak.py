@@ -1,13 +1,13 @@
 """`epd bench soak`: thousands of items through one transport, with either side killed at random.
 
-Two processes, an owner of slots and a writer; this one leases the slots, as a role would, and kills
-(SIGKILL) or freezes (SIGSTOP) one of the two now and then.  An item is delivered when the owner has
-found its checksum in the slot.  What a role must do, this does: after a definite failure the slot
-is free at once; after `WriteUnknown`, or when the writer died, only once the fence holds; an item
+There are two processes, an owner of slots and a writer.  This one leases the slots, as a role
+would, and kills (SIGKILL) or freezes (SIGSTOP) one of the two now and then.  An item is delivered
+when the owner has found its checksum in the slot.  As in a role, a slot is free at once after a
+definite failure; after `WriteUnknown`, or when the writer died, only once the fence holds.  An item
 that was not delivered is written again, under another attempt, whose bytes differ.
 
-What must hold: every item is delivered; no sum is wrong; no byte lands in a free slot; at the end
-all slots are free, and neither files nor descriptors nor memory have grown.
+Every item is delivered; no sum is wrong; no byte lands in a free slot.  At the end all slots are
+free, and neither files nor descriptors nor memory have grown.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def judge(found: dict[str, Any]) -> list[str]:
 
 
 def run(plan: Plan, *, as_json: bool) -> int:
-    """Measure, print, and say what does not hold; 0 if all does."""
+    """Measure and print, with each promise that does not hold; 0 if all do."""
     import uvloop
 
     described = machine.describe()

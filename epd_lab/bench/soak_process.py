@@ -1,7 +1,7 @@
 """One side of `epd bench soak`: an engine, and for the owner a region with guarded free slots.
 
-A slot that nobody leases holds `GUARD` in every byte, and is looked at when it is leased again: so
-a byte that lands after its write has ended or been fenced shows up even if nothing reads it.
+A slot without a lease holds `GUARD` in every byte, and is checked when it is leased again.  So a
+byte that lands after its write has ended or been fenced shows up even if nothing reads it.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 Each cost is a time, or the difference of two, of steps made up for it, with nothing else on the
 device.  Several equal ones are queued at once, so that the host prepares one while the device
-computes the one before; the first is not counted.  What is attended to is taken out of the table
-of tokens, by the costs that were found before.
+computes another; the first is not counted.  What is attended to is taken out of the table of
+tokens, by the costs that were found before.
 
-What belongs to a service and not to steps (the gateway's part, gaps, hops between devices) cannot
-be seen so: it is taken over from the bundled file, and the sources say so.
+Costs of a service and not of steps (the gateway's part, gaps, hops between devices) are taken over
+from the bundled file, which the sources note.
 """
 
 from __future__ import annotations

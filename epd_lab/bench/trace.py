@@ -1,8 +1,9 @@
 """Timelines of requests as a trace for https://ui.perfetto.dev.
 
-One process per request, one track per machine (the request at the gateway, its images' encodings,
-its transfers, its life at prefill and at decode, the chunks of its prompt), one slice per state.
-Times are those of the server's timeline, laid from the moment at which the client sent the request.
+A request is a process, a machine a track, and a state a slice.  Machines are the request at the
+gateway, its images' encodings, its transfers, its life at prefill and at decode, the chunks of its
+prompt.  Times are those of the server's timeline, laid from the moment at which the client sent the
+request.
 """
 
 from __future__ import annotations

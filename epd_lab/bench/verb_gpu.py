@@ -127,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
 def _rooflines(
     args: argparse.Namespace, names: list[str], targets: Sequence[Target]
 ) -> dict[str, Roofline]:
-    """Of the model on as many GPUs as each topology has, where both are known; instances may share
-    some, where fewer are named."""
+    """Of the model on as many GPUs as each topology has, where card and shape have one; instances
+    may share some, where fewer are named."""
     from epd.model_files.checkpoint import read_config, read_preprocessor
     from epd.topology import parse_groups
     from epd_lab.bench.roofline import Roofline, card_of

@@ -154,10 +154,10 @@ def at_most(workload: Workload, count: int) -> Workload:
 
 
 def chosen(names: Sequence[str], *, users: int = 1, times: int = 1) -> list[Workload]:
-    """By name, with so many times the users, and then so many times the requests of each stream:
-    of a longer run its beginning, when all users ask at once, and its end, when few are left, are
-    a smaller part.  A file has the requests that it has.  Raises ValueError with what there is, and
-    if a file is to be sent several times."""
+    """By name, with so many times the users, and then so many times the requests of each stream.  A
+    longer run has a smaller part of beginning, when all users ask at once, and of end, when few are
+    left.  Raises ValueError with the names that there are, and if a file is to be sent several
+    times."""
     return [_larger(named(name), users, times) for name in names]
 
 
@@ -254,7 +254,7 @@ def image_numbers(stream: Stream, repeat: int) -> list[list[int]]:
 def bodies(
     workload: Workload, stream: Stream, wording: Wording, repeat: int, made: Callable[[int], None]
 ) -> list[bytes]:
-    """The bodies of one stream; `made` is told how many there are so far."""
+    """The bodies of one stream; `made` gets their number so far."""
     if workload.file is not None:
         lines = [line for line in workload.file.read_text().splitlines() if line.strip()]
         return [json.dumps(json.loads(line) | _STREAMED).encode() for line in lines[: stream.count]]

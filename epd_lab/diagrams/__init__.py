@@ -1,7 +1,7 @@
 """The pages of docs/state_diagrams, made from the tables and from the code of the roles.
 
-`write_diagrams` writes them, `check_diagrams` says which are not what they would be now.  Output is
-a pure function of the code: no times, no order by hash; running twice gives equal bytes.
+`write_diagrams` writes them, `check_diagrams` lists those that would differ now.  Output is a pure
+function of the code: no times, no order by hash; running twice gives equal bytes.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def write_diagrams(out: Path = DEFAULT_OUT) -> list[Path]:
 
 
 def check_diagrams(out: Path = DEFAULT_OUT) -> list[str]:
-    """Names of files under `out` that are missing, differ from what would be written, or are left
-    over from a machine that is no more; empty when all is up to date."""
+    """Names of files under `out` that are missing, would differ, or are left over from a machine
+    that is no more; empty when all is up to date."""
     files = render()
 
     def stale(name: str) -> bool:

@@ -1,8 +1,8 @@
 """A table as an image sees it: edges merged per (source, target), each with its events.
 
 Read back from `table.machine`, the `transitions.Machine` that everything else is compiled from, so
-an image cannot show anything else than what runs.  A guard is shown only where it decides
-something: when both halves of a predicate lead to one state it says nothing about the image.
+an image cannot show anything else than what runs.  A guard is shown only where it decides the
+target: when both halves of a predicate lead to one state it is left out.
 """
 
 from __future__ import annotations
@@ -127,5 +127,5 @@ def told(state: State) -> str:
 
 
 def headline(docstring: str) -> str:
-    """What a module says of itself in its first line, without its name."""
+    """A module's first line, without its name."""
     return docstring.strip().partition("\n")[0].partition(": ")[2]

@@ -1,4 +1,4 @@
-"""Who says what to whom on the control plane, read from the code of the roles.
+"""The senders and receivers of the control plane's messages, read from the code of the roles.
 
 Nothing here is declared twice.  A class *receives* the messages of its `@receives(...)` decorators,
 and it *sends* the messages that it constructs: a role builds a message for no other purpose.  Both
@@ -26,7 +26,8 @@ ACTORS = tuple(Path(messages.__file__).parent / name for name in ("groups", "rol
 
 @dataclass(slots=True)
 class Speaker:
-    """A class of a role module: what it builds, what it handles, and what its module says it is."""
+    """A class of a role module: the messages that it builds and handles, and the headline of its
+    module."""
 
     name: str
     about: str
@@ -93,7 +94,7 @@ def _built(node: ast.ClassDef) -> Iterator[str]:
 
 
 def message_graph(found: list[Speaker]) -> Graph:
-    """Senders to handlers; what one class says to its like at another instance stays on it."""
+    """Senders to handlers; what one class sends to its like at another instance stays on it."""
     edges = []
     for source in found:
         for target in found:

@@ -1,10 +1,10 @@
 """A graph drawn as a rail map: legible for any number of edges, without a layout engine.
 
-Nodes are stations, one below the other.  What leads out of a node are the labelled lines to the
-right of its station; each runs to the *rail* of its target, a vertical line in the target's colour
-that ends in an arrow at the target's station.  So edges are merged per (source, target), edges with
-a common target merge visually, and nothing can overlap: labels sit on lines of their own, and only
-lines cross lines, with a gap that shows which one passes over.
+Nodes are stations, one below the other.  Edges out of a node are the labelled lines to the right of
+its station.  Each runs to the *rail* of its target, a vertical line in the target's colour that
+ends in an arrow at the target's station.  Edges are merged per (source, target), and edges with a
+common target merge visually.  Nothing can overlap: labels sit on lines of their own, and only lines
+cross lines, with a gap in the lower one.
 
 Reading: find the state on the left, read its lines, follow the colour.
 """

@@ -1,9 +1,9 @@
-"""A few words of SVG: enough to draw boxes, lines and text whose width is known.
+"""A few words of SVG: enough to draw boxes, lines and text of computed width.
 
-Identifiers are set in a monospaced face (each advances 0.6 em per letter on every platform), so a
-layout can measure them; prose is set in a sans face and measured generously.  Colours are names of
-classes: an image of its own brings their values and paints its own background, so it reads the same
-on light and dark pages; a page that holds the drawing gives them its own.  Numbers are rounded and
+Identifiers are set in a monospaced face, which advances 0.6 em per letter on every platform, so a
+layout can measure them.  Prose is set in a sans face and measured generously.  Colours are names of
+classes.  An image of its own has their values and paints its own background, so it reads the same
+on light and dark pages.  A page that holds the drawing gives them its own.  Numbers are rounded and
 nothing depends on time or on hash order, so equal input gives equal bytes.
 """
 

@@ -40,11 +40,11 @@ def _nothing(machine: Machine) -> Values:
 
 @dataclass(frozen=True)
 class Concrete:
-    """How a real machine is made from variables, and what is read back from it.
+    """How a real machine is made from variables, and read back.
 
     Variables have their names in the model, those of an end of a pair without its own.  `also`:
-    what `make` needs besides what `read` returns, and the model's constants.  `carry`: what events
-    carry, by the machine and by their fields as the model says them.
+    what `make` needs besides what `read` returns, and the model's constants.  `carry`: the fields
+    of events, by the machine and by their fields in the model.
     """
 
     make: Callable[[Values], Machine]

@@ -1,7 +1,7 @@
 """EMBEDDING as data: one hash at a prefill instance, and two rooms that wait for its rows.
 
-A room is never used twice: one that is wanted again is a new one under its old letter, which is
-free once its waiter has left and it is not the room of the load.
+A room is never used twice.  A new one may have an old letter, which is free once its waiter has
+left and it is not the room of the load.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two modes.  `SAFETY`: any step at any moment; no law may break, and quiescence must stay reachable.
 `TIMERS_LAST`: nothing fails but messages, and a retry timer fires only when nothing else is left to
-happen; then no deadline may be needed, and all must succeed: a hang that only a deadline ends is a
+happen.  Then all must succeed without a deadline: a hang that only a deadline ends is a
 counterexample here, though it breaks no law.
 
 The first way found to a node is a shortest one, and steps are tried in a fixed order, so a

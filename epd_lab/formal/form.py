@@ -3,18 +3,17 @@
 Theory of operation
 -------------------
 A `Model` is what a small world around one or two machines consists of, as data.  Its machines are
-tables of `epd.fsm`; each `Part` says what guards and actions of the table are in terms of the
-model's variables, and what the effects do outside.  A `Happening` is something that may occur: a
-word that arrives, a thread that ends, a timer; with the event that it fires at a part.
+tables of `epd.fsm`; each `Part` has the table's guards and actions in the model's variables, and
+the outside's reaction to the effects.  A `Happening` is something that may occur: a word that
+arrives, a thread that ends, a timer; with the event that it fires at a part.
 
-`steps` expands every happening by the rows of the table: each row gives a step, whose condition
-is that of the happening, the row's sources and its guard, and whose body is what the happening,
-the row's action and its effects do, in the order in which the kernel and a role do it.  States
-that ignore the event give one more; so do those that do not know it, and there `broken` becomes
-`illegal_event`.
+`steps` expands every happening by the rows of the table: each row gives a step.  Its condition is
+that of the happening, the row's sources and its guard.  Its body is the happening's, the row's
+action and its effects, in the order of the kernel and a role.  States that ignore the event give
+one more; so do those without it, and there `broken` becomes `illegal_event`.
 
-A law is an invariant.  A promise is a formula of linear temporal logic, and says under which
-fairness it holds; without that it must fail, or the assumption would be idle.
+A law is an invariant.  A promise is a formula of linear temporal logic with the fairness that it
+needs; without that it must fail, or the assumption would be idle.
 """
 
 from __future__ import annotations
@@ -76,10 +75,10 @@ class Part:
 class Happening:
     """Something that may occur when `when` holds.
 
-    `kind`: `time` (a timer, or silence that was noticed), `retry` (a timer that repeats), `work`
-    (somebody has to do it anyway), `fault` (it may happen, or never) or `loss` (of a message).
-    `guards` and `actions` stand before those of the part: they depend on what the event carries
-    (`event_fields`: name to expression).
+    `kind`: `time` (a timer, or noticed silence), `retry` (a timer that repeats), `work` (which is
+    done anyway), `fault` (it may happen, or never) or `loss` (of a message). `guards` and `actions`
+    stand before those of the part: they depend on what the event carries (`event_fields`: name to
+    expression).
     """
 
     name: str

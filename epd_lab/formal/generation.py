@@ -1,8 +1,8 @@
 """GENERATION as data: a request at the gateway, its attempts and its one answer.
 
 An attempt is played by the messages that may come from it; those of attempts that were given up are
-told apart by their number before a machine sees them.  All failures are of one kind, because
-attempts are counted by kind.
+dropped by their number before a machine gets them.  All failures are of one kind, because attempts
+are counted by kind.
 """
 
 from __future__ import annotations

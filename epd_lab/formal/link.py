@@ -1,4 +1,4 @@
-"""LINK as data: one doubt, made by a message that had to be said again."""
+"""LINK as data: one doubt, made by a message that had to be repeated."""
 
 from __future__ import annotations
 

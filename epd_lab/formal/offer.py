@@ -63,7 +63,7 @@ def _happenings() -> Iterator[Happening]:
 
 
 def offer_model(*, for_rows: bool, table: Table = o.TABLE, name: str = "OFFER") -> Model:
-    """The model; `for_rows`: nothing but the rows is wanted."""
+    """The model; `for_rows`: nothing but the rows is asked for."""
     wants = "for their rows alone" if for_rows else "for a prompt"
     return Model(
         name=name, nodes=(11,) if for_rows else (13,),

@@ -43,7 +43,7 @@ DELIVERED = f"{DRAINED} and producer_memory == 'released' and consumer_memory ==
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What both ends were told before the first event; the names are constants of the model."""
+    """The parameters of both ends before the first event; the names are constants of the model."""
 
     contract_holds: bool = True
     offers: bool = False

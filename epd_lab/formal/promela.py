@@ -2,7 +2,7 @@
 
 Every step is one `d_step`.  Happenings of one name are a process of their own, so that SPIN's weak
 fairness (`pan -f`) is fairness to each of them.  Those of a kind that is not assumed to be fair may
-idle for ever: `-DFAIR_TIME`, `-DFAIR_WORK` say which are.  Faults are never owed.
+idle for ever: `-DFAIR_TIME`, `-DFAIR_WORK` assume it.  Faults are never owed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """REQUEST as data: one attempt, its blocks, its rows, its KV and its steps.
 
-The prompt is a word and a token for each of two images, or two words; the answer has two
-tokens, or three where the loop launches a step before the tokens of the last are known.
+The prompt is a word and a token for each of two images, or two words.  The answer has two tokens,
+or three where the loop launches a step before the tokens of the last have arrived.
 """
 
 from __future__ import annotations

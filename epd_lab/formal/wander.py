@@ -1,8 +1,9 @@
-"""Walks through a model with machines that live as long as the walk: what a search did, and random.
+"""Walks through a model with machines that live as long as the walk: those of a search, and random
+ones.
 
-A search makes a machine anew for every step, from the variables of its model.  Here it remembers
-all that it was ever fired, so a walk finds what it keeps and the model does not know: a room that
-was there before, or a reason.  What is told of a failure must be the reason of what just happened.
+A search makes a machine anew for every step, from the variables of its model.  Here it keeps the
+effects of all its events, so a walk finds memory outside the model: a room that was there before,
+or a reason.  A reported failure must have the reason of the event that just happened.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Code = Callable[[Any], Any]
 
 
 class Violation(AssertionError):
-    """A law is broken; told with the shortest way there."""
+    """A law is broken; with the shortest way there."""
 
 
 def require(holds: object, law: str) -> None:
@@ -204,7 +204,7 @@ class World:
         return known
 
     def event(self, happening: Happening, machine: Any, fields: Values) -> Event:
-        """A happening's event, for a machine; what fails says which happening it was."""
+        """A happening's event, for a machine; a failure names its happening."""
         assert happening.event is not None
         why = {"reason": happening.name, "failure": Failure(FailureKind.ENGINE, happening.name)}
         carry = self.acting[happening.part].concrete.carry
@@ -212,7 +212,7 @@ class World:
         return make_event(happening.event, **why | fields | carried)
 
     def fire(self, happening: Happening, machine: Any, event: Event) -> Reaction:
-        """Raises Violation for an event that the machine's table does not know."""
+        """Raises Violation for an event that is illegal in the machine's state."""
         acting = self.acting[happening.part]
         is_row = bool(machine.table.dispatch[machine.state].get(type(event)))
         was_over = machine.terminal

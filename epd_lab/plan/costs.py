@@ -16,7 +16,7 @@ The host's part is the launch, the decoding of images, and what the event loop d
 sequence of a step.  Threads that decode images hold the interpreter now and then, so what is
 launched one by one meanwhile takes longer.
 
-`epd bench gpu --costs` writes such a file; the bundled one says where its figures are from.
+`epd bench gpu --costs` writes such a file; the bundled one names the sources of its figures.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A planned device: what is launched takes time, and nothing is computed.
 
 It keeps the order of `epd.engine.device.executor` and `epd.engine.device.slices`: one launch thread
-takes calls in the order in which they came; the device does one thing after the other; a run of the
-tower is cut into slices, before each of which one step that is queued goes first, and not more than
-one slice is launched ahead of the device.
+takes calls in order, and the device does one thing after the other.  A run of the tower is cut into
+slices, each behind one queued step, and one slice at most is launched ahead of the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How fast the simulator is on one core: what `epd bench sim` prints.
 
-Seconds are CPU seconds of this process: the simulator has one thread and never waits, so on a core
-of its own they are wall-clock seconds, and on a shared one they do not depend on the neighbours.
+Seconds are CPU seconds of this process.  The simulator has one thread and never waits, so on a core
+of its own they are wall-clock seconds, and on a shared one neighbours do not count.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run_bench(repeats: int, hours: int, *, as_json: bool) -> int:
 
 
 def told(day: Day) -> dict[str, object]:
-    """A day as programs read it; what is not the default configuration is said."""
+    """A day as programs read it, with the settings that are not the defaults."""
     return {
         "day": {
             "hours": day.num_requests // HOUR_S,

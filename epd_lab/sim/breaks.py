@@ -1,6 +1,6 @@
-"""Calls of a process's ports that raise, where their contract knows an outcome of failure.
+"""Calls of a process's ports that raise, where their contract has an outcome of failure.
 
-A library, a driver or a slip of ours raises what nobody has declared.  A fault plans which call of
+A library, a driver or a slip of ours raises an undeclared exception.  A fault plans which call of
 which process does so next, and when: at once, or after the time that the call takes, when part of
 its work is done.  Each port asks as it is called.
 """

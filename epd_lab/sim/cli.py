@@ -1,9 +1,9 @@
 """`python -m epd sim`: drills, swarm, exhaustive searches, mutants, replay.
 
-`list` shows what is covered; `drill` and `swarm` search; `check` kills at every step; `model`
-searches exhaustively; `mutants` shows that drills notice bugs; `replay` runs one seed again and
-shows what happened.  Exit status 0: all passed; 1: something failed or a mutant survived; 2: usage;
-130: stopped by Ctrl-C, after a summary of what there was.
+`list` shows the coverage; `drill` and `swarm` search; `check` kills at every step; `model` searches
+exhaustively.  `mutants` shows that drills notice bugs; `replay` runs one seed again and shows it.
+Exit status 0: all passed; 1: something failed or a mutant survived; 2: usage; 130: stopped by
+Ctrl-C, after a summary of what there was.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`epd sim replay`: one run again, shortened if asked, with everything that it can tell."""
+"""`epd sim replay`: one run again, shortened if asked, with all that it shows."""
 
 from __future__ import annotations
 

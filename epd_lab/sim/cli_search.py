@@ -1,7 +1,7 @@
 """`epd sim drill | swarm | check`: many runs, and what came of them.
 
-Failures do not end a search unless that is asked for; all of them are told at its end, each with
-the command that replays it.  What is said meanwhile goes to stderr, so `--json` can be redirected.
+Failures do not end a search unless that is asked for; all of them are listed at its end, each with
+the command that replays it.  Progress goes to stderr, so `--json` can be redirected.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _seeds(args: argparse.Namespace) -> range:
 
 
 def _announced(job: Job) -> Job:
-    """The plan is told before it is run: what never comes back is known by name."""
+    """The plan is printed before it is run: one that never comes back has a name."""
     print(f"seed {job.seed}: {describe(job.plan())}", file=sys.stderr, flush=True)
     return job
 
@@ -130,7 +130,7 @@ def _print_summary(summary: Summary, outcome: str) -> None:
 def print_json(
     summary: Summary, runs: list[dict[str, Any]], weak: list[str], parts: dict[str, Summary]
 ) -> None:
-    """The one object on stdout; `runs` tells of those that failed, or caught a mutant."""
+    """The one object on stdout; `runs`: those that failed, or caught a mutant."""
     failed = len(summary.failures)
     found: dict[str, Any] = {
         "passed": summary.reports - failed,

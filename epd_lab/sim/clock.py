@@ -1,8 +1,7 @@
 """The `Clock` port on virtual time.
 
-Monotonic clocks of different processes differ by a large offset, as those of different hosts do: a
-role that sends one over the wire instead of the gateway's time is found at once.  Wall clocks agree
-but for the process's skew.
+Monotonic clocks of processes differ by a large offset, as those of hosts do: a role that sends its
+own instead of the gateway's time is found at once.  Wall clocks agree but for the process's skew.
 """
 
 from __future__ import annotations

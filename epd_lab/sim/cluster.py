@@ -188,7 +188,7 @@ class Cluster:
         loop.call_outside(loop.now_s + delay_s, self.spawn, name)
 
     def _supervise(self, process: SimProcess) -> None:
-        """What ended by itself is started anew; what was killed, only if a fault says so."""
+        """What ended by itself is started anew; what was killed, only if a fault asks for it."""
         if process.exited and not self._stopping and process not in self.groups.followers:
             self.restart_later(process.instance_id, self.settings.restart_after_s)
 

@@ -1,7 +1,7 @@
-"""What one request costs in words, transitions, timers and steps where nothing goes wrong.
+"""The messages, transitions, timers and steps of one request without faults.
 
 A quarter of an hour of the simulated day (`epd_lab.sim.day`), counted instead of timed: the numbers
-are the same on every machine.  docs/happy_path.md tells what each is for.
+are the same on every machine.  docs/happy_path.md describes each.
 """
 
 from __future__ import annotations

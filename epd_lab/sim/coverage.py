@@ -1,7 +1,7 @@
 """Which fault is covered by which drill, and which bug put back which drill has to notice.
 
-`write` generates both tables into docs/drills/README.md, so that the document cannot say what the
-drills do not: the drills, and fault x drill x mutant with the counts of the last measurement.
+`write` generates both tables into docs/drills/README.md: the drills, and fault x drill x mutant
+with the counts of the last measurement.
 """
 
 from __future__ import annotations

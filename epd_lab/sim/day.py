@@ -1,10 +1,10 @@
 """A day in the life of a cluster: 86,400 seconds of virtual time at one request per second.
 
 One gateway and three instances (1e1p1d) in their default configuration; half of the requests bring
-one or two images out of twenty thousand, the rest is text.  Two things are not the defaults, both
-because the simulated model is small: the KV pool has 4,096 blocks of 4 tokens, and an answer has at
-most 12 tokens, as in the drills.  Everything is checked as in a drill: each answer token by token,
-every byte that lands, single flight while it runs, and at the end that nothing is owned.
+one or two images out of twenty thousand, the rest is text.  Two settings are no defaults, because
+the simulated model is small: 4,096 KV blocks of 4 tokens, and answers of at most 12 tokens, as in
+the drills.  Everything is checked as in a drill: each answer token by token, every byte that lands,
+single flight while it runs, and at the end that nothing is owned.
 
 Requests are drawn and forgotten by the hour, so that a day needs no more memory than an hour.
 """

@@ -1,12 +1,11 @@
 """What computing costs: a device that does one thing at a time, and a pool of host threads.
 
-Work takes virtual time and its effect happens at the end of that time, in the process that asked:
-memory is read and written late, so blocks that are given away during a step show up as wrong
-bytes.  A device can hang (nothing ends until it is released), fail its next works (out of memory),
-be slow (its process's `slowness`) and be lost: then each work fails at once, for as long as the
-process lives, whatever heals meanwhile.  The thread that launches can die: then all that was
-launched fails at that moment, and nothing is taken any more.  A single call can raise
-(`breaks.py`).
+Work takes virtual time and has its effect at the end, in the process that asked.  Memory is read
+and written late, so blocks that are given away during a step show up as wrong bytes.  A device can
+hang (nothing ends until it is released), fail its next works (out of memory), and be slow (its
+process's `slowness`).  It can be lost: then each work fails at once, for as long as the process
+lives, whatever heals meanwhile.  The thread that launches can die: then all that was launched fails
+at that moment, and nothing is taken any more.  A single call can raise (`breaks.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class SimDevice:
         call: str,
     ) -> asyncio.Future[Any]:
         """Launched when this returns.  The future has what `work` returns or raises, or EngineError
-        when the device was told to fail.  `halfway` is what has an effect before the end, `begin`
+        when a fault has the device fail.  `halfway` is what has an effect before the end, `begin`
         at the beginning; `call` is the port's method, which may raise here, or at its end."""
         if self.dead:
             raise DeviceLost("the device's thread is gone")

@@ -1,4 +1,4 @@
-"""All drills, as data; `epd_lab.sim.drill` says what one is."""
+"""All drills, as data (`epd_lab.sim.drill`)."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ NOT_REACHABLE: dict[str, str] = {
 
 
 def by_name(name: str) -> Drill:
-    """Raises KeyError with the known names."""
+    """Raises KeyError with the names that there are."""
     found = {drill.name: drill for drill in DRILLS}.get(name)
     if found is None:
         raise KeyError(f"no drill {name!r}; there are: {', '.join(d.name for d in DRILLS)}")

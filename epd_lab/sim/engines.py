@@ -166,13 +166,13 @@ class SimVisionEngine:
 
 @dataclass(slots=True)
 class _Launched:
-    """A step, and what is known of it for the one launched behind it."""
+    """A step, and its state for the one launched behind it."""
 
     failed: set[str]  # who has, or has not been computed yet
     sampled: dict[str, int] = field(default_factory=dict)  # by request
 
     def note(self, sequence: StepSequence, outcome: Outcome) -> None:
-        """What it says behind drafts is not there for the next step."""
+        """Its token behind drafts is not there for the next step."""
         if not isinstance(outcome, StepFailure):
             self.failed.discard(sequence.request_id)
         if isinstance(outcome, TokenLogprobs):

@@ -1,9 +1,9 @@
 """Faults as data, and who makes them happen.
 
-A fault happens at a time, at the nth occurrence of a protocol point, or at a step of the loop.
-A point is `MACHINE:FROM>TO`, `MACHINE:Event`, or `MESSAGE:Type`, of what a leader asks a rank, too.
-Its target is the name of an instance, `here` (where the point occurred) or `peer` (the other end of
-that transfer, or who the message is for); so may its `other` be.
+A fault happens at a time, at the nth occurrence of a protocol point, or at a step of the loop.  A
+point is `MACHINE:FROM>TO`, `MACHINE:Event`, or `MESSAGE:Type`, of what a leader asks a rank, too.
+Its target and its `other` are the name of an instance, `here` (where the point occurred) or `peer`
+(the other end of that transfer, or the message's receiver).
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Injector:
         return True
 
     def do_poison(self, fault: Fault, target: str) -> bool:
-        """From now on the first input that is computed kills whoever computes it: `call` says of
-        what kind it is (`poison.py`).  Who dies is started anew after `duration_s`."""
+        """From now on the first input of kind `call` (`poison.py`) that is computed kills each
+        process that computes it.  Who dies is started anew after `duration_s`."""
 
         def kill(process: SimProcess) -> None:
             self.world.loop.call_next(self._die_of_it, fault, process)
@@ -167,9 +167,9 @@ class Injector:
             self._later(fault, self.cluster.spawn, process.instance_id)
 
     def do_haunt(self, fault: Fault, target: str) -> bool:
-        """What it says from now on (`call`: messages of this kind) is kept back.  It is killed
-        after `duration_s`, with `other`, and started anew; its messages arrive `factor` seconds
-        after its successor has joined."""
+        """Its messages from now on (`call`: those of this kind) are kept back.  It is killed after
+        `duration_s`, with `other`, and started anew; its messages arrive `factor` seconds after its
+        successor has joined."""
         process = self.world.processes[target]
         if not process.alive:
             return False
@@ -287,8 +287,8 @@ class Injector:
         return True
 
     def do_sleep(self, fault: Fault, target: str) -> bool:
-        """The machine sleeps: nobody on it runs, and the wall clock is ahead at once when it wakes.
-        So is the monotonic one, unless `call` is "stops": then it knows nothing of that time."""
+        """The machine sleeps: nobody on it runs, and the wall clock is ahead at once when it
+        wakes.  So is the monotonic one, unless `call` is "stops": then it lacks that time."""
         asleep = [process for process in self._named(target) if self._falls_asleep(process)]
         for process in asleep:
             self._later(fault, self._wake, process, fault.duration_s * (fault.call == "stops"))
@@ -320,7 +320,7 @@ class Injector:
         self._later(fault, self.world.network.heal, source, target)
 
     def do_mute(self, fault: Fault, target: str) -> bool:
-        """The connection from target to `other` carries nothing any more; nobody is told."""
+        """The connection from target to `other` carries nothing any more, without a notice."""
         return self.world.network.mute(target, fault.other)
 
     def do_reset(self, fault: Fault, target: str) -> bool:

@@ -1,4 +1,4 @@
-"""The simulated model as a pure function: the right bytes and the right tokens are always known.
+"""The simulated model as a pure function, for the right bytes and the right tokens.
 
 A key-value record of 16 bytes stands for one token's KV: 12 bytes that depend on every token, every
 embedding row and every rope position before it, and its index.  The next token depends on all
@@ -63,7 +63,7 @@ ROW_CONTRACT = RowContract(hidden=4, row_width=8, num_deepstack=1, dtype="float3
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the simulator knows of an image; `flaw` is "", "broken", "unencodable" or "slow"."""
+    """The simulator's data of an image; `flaw` is "", "broken", "unencodable" or "slow"."""
 
     name: str
     grid_thw: tuple[int, int, int] = (1, 4, 4)

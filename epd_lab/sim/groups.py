@@ -1,10 +1,10 @@
 """The ranks of a simulated instance: a process each, ordered channels, and collectives.
 
 The leader and the followers are those that ship (`epd.groups.leader`), over the port `Ranks`.  A
-follower has an engine with a KV of its own, and computes every step again: ranks that were not
-told the same find other tokens.  A rank's step ends when its own time is over and every rank is in
-it, as it does with a collective; if one is missing, it does not end.  Batches of images are shared
-out (`rank_towers`).
+follower has an engine with a KV of its own, and computes every step again: ranks with other
+commands find other tokens.  A rank's step ends when its own time is over and every rank is in it,
+as it does with a collective; if one is missing, it does not end.  Batches of images are shared out
+(`rank_towers`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Groups:
     def lead(
         self, process: SimProcess, engines: Engines, timing: Timing, make: MakeEngines
     ) -> None:
-        """If the topology says so, let `process` lead a group, whose other ranks are started."""
+        """If the topology has several ranks here, let `process` lead a group, and start the
+        others."""
         size = self.size_of(process.instance_id)
         if size == 1:
             return
@@ -132,7 +133,7 @@ class Groups:
 
 
 class _WatchedTower(GroupVisionEngine):
-    """Says what all ranks have at hand."""
+    """Reports what all ranks have at hand."""
 
     def __init__(self, own: SimVisionEngine, share: TowerShare, leader: Leader) -> None:
         super().__init__(own, share, leader)
@@ -145,7 +146,7 @@ class _WatchedTower(GroupVisionEngine):
 
 
 class _Watched(GroupLanguageEngine):
-    """Says which steps its roles were told of, and what all ranks have at hand."""
+    """Reports the steps whose results its roles have, and what all ranks have at hand."""
 
     def __init__(
         self,
@@ -241,13 +242,13 @@ class SimRanks(SimAsks):
         return self.together(0, self.begins(Step(list(batch))), step)
 
     def begins(self, command: Command) -> int:
-        """What the leader's share is to run and the others are told next; its number."""
+        """The next command, of the leader's share and of the others; its number."""
         number = self.leader.machine.given + 1
         self._groups.watch.entered(self, 0, number, command)
         return number
 
     def at_layer(self, number: int, tell: OnLayers | None = None) -> OnLayers:
-        """What a rank says of a step's layers; none is over before every rank has computed it.
+        """A rank's report of a step's layers; none is over before every rank has computed it.
         `tell`: by the leader, who may be asked to."""
         self._halfway.setdefault(number, self.size)
         if tell is not None:
@@ -281,7 +282,7 @@ class SimRanks(SimAsks):
 
 
 class SimFollower:
-    """A rank without roles: a process that executes what it is told."""
+    """A rank without roles: a process that executes commands."""
 
     def __init__(
         self, groups: Groups, leader: SimProcess, rank: int, process: SimProcess, engines: Engines

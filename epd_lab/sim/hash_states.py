@@ -1,8 +1,8 @@
 """States of sequences at simulated ranks: of each head a running hash of all records so far.
 
-A rank has the hashes of its own heads, in blocks at the head of each table.  What is in them is
-what it goes on from, and it compares that with the KV that it has: a hash that was lost, computed
-twice, of an earlier text or of another head is seen by the step that reads it.
+A rank has the hashes of its own heads, in blocks at the head of each table.  It goes on from these,
+and compares them with the KV that it has.  So the step that reads it notices a hash that was lost,
+computed twice, of an earlier text or of another head.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PER_BLOCK = BLOCK_NBYTES // STATE_NBYTES
 
 @functools.cache
 def layout_of(rank: int, size: int, *, has_state: bool) -> KvLayout:
-    """A rank's of so many: each has the one head of KV that there is, and its part of those of a
-    state, with as many blocks as come from any group (as `ModelAdapter.kv_layout` does)."""
+    """A rank's of `size`: each has the one head of KV, and its part of a state's heads.  There are
+    as many blocks as come from any group (as in `ModelAdapter.kv_layout`)."""
     own = _shared(rank, size, has_state=has_state)
     if not has_state or size == 1:
         return own

@@ -1,5 +1,5 @@
-"""Where KV from elsewhere lands at a simulated engine: in its pool, or in a few blocks in front of
-it, out of which it is copied, as at a GPU, whose pool others cannot write."""
+"""Where KV lands at a simulated engine: in its pool, or, as at a GPU, in a few blocks in front of
+it, from which it is copied."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 Callbacks that are ready run first in, first out; when none is, time jumps to the next timer.  Equal
 times keep the order in which they were asked for.  Time stands still while a callback runs, so a
-process is never preempted inside one, as in a real event loop; what a computation costs is a timer
-that its simulated engine sets.
+process is never preempted inside one, as in a real event loop.  The cost of a computation is a
+timer of its simulated engine.
 
 Each callback belongs to the process of the context that it was made in (`epd_lab.sim.process`).
 Before it runs, its process is asked whether it still lives.  Tasks of killed processes are kept

@@ -1,15 +1,15 @@
 """How sharp the drills are, and which seeds are worth running again and again.
 
 A measurement runs every drill, and it with each of its mutants, under the same N seeds.  It notes
-in which of them the drill's faults happened and in which each mutant was noticed, and it ranks the
-seeds by what they cover: the first one takes the most edges of the tables and pairs of edges that
-follow each other in one process, each further one adds the most to those before it.
+the seeds in which the drill's faults happened and in which each mutant was noticed.  Seeds are
+ranked by the edges of the tables, and pairs of successive edges in one process, that they cover.
+The first has the most, each further one adds the most to those before it.
 
-The tests run the first seeds of that order, as many as the drill's weakest mutant needs: so many
-that a bug as hard to notice as that one is missed in fewer than `MISSED` of all choices of seeds.
-Where all N are too few, those behind them are run as well; a drill whose weakest mutant needs more
-than `MOST` times N is not good enough.  The quick tests run fewer (`MISSED_BY_FEW`), and among them
-one that notices each mutant.
+The tests run the first seeds of that order, as many as the drill's weakest mutant needs.  An
+equally hard bug is then missed in fewer than `MISSED` of all choices of seeds.  Where all N are too
+few, those behind them are run as well; a drill whose weakest mutant needs more than `MOST` times N
+is not good enough.  The quick tests run fewer (`MISSED_BY_FEW`), and among them one that notices
+each mutant.
 
 It takes minutes, so its outcome is stored beside the mutants (`STORE`).
 """
@@ -198,11 +198,11 @@ def count(task: Count) -> Counted:
 def measure(
     num_seeds: int, workers: int, known: Measured | None = None, only: Sequence[str] = ()
 ) -> Measured:
-    """What is `known` of as many seeds is not measured again, but for the drills of `only`, which
-    then are all that is measured; what is gone is left out.
+    """`known` is kept if it has as many seeds, but for the drills of `only`, which then are all
+    that is measured; what is gone is left out.
 
     Raises KeyError for a drill that is not there, KeyboardInterrupt when it is stopped: half a
-    table says nothing.
+    table is of no use.
     """
     measured = known if known is not None and known.num_seeds == num_seeds else Measured(num_seeds)
     for name in only:

@@ -49,7 +49,7 @@ def check_models(
 ) -> int:
     """Run the searches of a machine, or all, on so many cores; returns the exit status.
 
-    Raises KeyError with the known names.
+    Raises KeyError with the names that there are.
     """
     chosen = [search for search in searches if name in ("all", search.machine)]
     if not chosen:

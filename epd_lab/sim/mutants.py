@@ -1,4 +1,4 @@
-"""Where the bugs to put back come from: they live with the tests, and nothing here knows any.
+"""Where the bugs to put back come from: they live with the tests, and none is named here.
 
 A mutant is a context manager that patches a table's row or a method while it is open.  Its
 docstring begins with the faults of the catalogue that it puts back: `F6, F42: a cancelled ...`.
@@ -30,7 +30,7 @@ def load() -> Mapping[str, Mutant]:
 
 
 def by_name(name: str) -> Mutant:
-    """Raises KeyError with the known names."""
+    """Raises KeyError with the names that there are."""
     mutants = load()
     if name not in mutants:
         raise KeyError(f"no mutant {name!r}; there are: {', '.join(sorted(mutants))}")

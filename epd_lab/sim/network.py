@@ -6,17 +6,17 @@ A link is one direction between two instance ids, with the sender's life.  Messa
 packed and unpacked by the production codec.  Each gets an arrival time of its own; arrivals on one
 link keep their order (one TCP connection), arrivals on different links do not.
 
-What a real bus shows and this one does by default: delay and jitter; a partition that holds
-messages back until it heals (TCP repeats them) or resets the connection (they are gone); what was
-in flight to a process when it died is gone, what is sent later waits for whoever listens there
-next and is refused if it was meant for another life; a stalled peer's messages wait; a full queue
-refuses (`send` is False); `disconnect` and `reopen` drop what has not left yet; a connection may go
-mute for good, in one direction, and only opening another one helps (fault F48); what a process said
-may arrive when its successor is there (`withheld.py`).
+As a real bus, this one has delay and jitter.  A partition holds messages back until it heals (TCP
+repeats them) or resets the connection (they are gone).  Messages in flight to a process are gone
+when it dies; later ones wait for the next process there and are refused if they are for another
+life.  A stalled peer's messages wait; a full queue refuses (`send` is False); `disconnect` and
+`reopen` drop what has not left yet.  A connection may go mute for good, in one direction, and only
+a new one helps (fault F48).  A process's messages may arrive when its successor is there
+(`withheld.py`).
 
 Stress, only where a drill asks: `loss` and `duplication` of single messages, which the contract of
-messages allows (idempotent, at most once), and `reordering` within a link, which it does not: for
-looking at what would happen.
+messages allows (idempotent, at most once).  `reordering` within a link, which it does not allow, is
+for experiments.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class Network:
             link.held.clear()
 
     def mute(self, source: str, target: str) -> bool:
-        """The connection carries nothing from now on, and neither end is told; another one would.
-        What is in flight is lost.  False: there is none."""
+        """The connection carries nothing from now on, without a notice to either end; another one
+        would.  What is in flight is lost.  False: there is none."""
         links = [link for link in self._links(source, target) if link.mute_since_s is None]
         for link in links:
             link.mute_since_s = self.loop.now_s

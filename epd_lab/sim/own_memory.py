@@ -1,4 +1,4 @@
-"""What is wrong in the memory of a simulated engine: told when it is found, with the block."""
+"""Faults in the memory of a simulated engine: raised when they are found, with the block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OnFound = Callable[[SimProcess, str], None]
 
 
 class OwnMemory:
-    """Its blocks, as the role that owns them says."""
+    """Its blocks, by the role that owns them."""
 
     def __init__(self, device: SimDevice) -> None:
         self.device = device

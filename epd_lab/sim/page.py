@@ -1,8 +1,7 @@
 """A run as the page at `/ui` shows a cluster, in a file: its slider goes through virtual time.
 
-Everything is read from the trace: a `Fold` follows it, and is asked for an answer of `GET /state`
-at regular times and after each violation, so that the machines of the failing step can be looked
-into as they were then.
+Everything is read from the trace: a `Fold` follows it, and gives an answer of `GET /state` at
+regular times and after each violation, with the machines of the failing step.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Life:
 
 @dataclass(slots=True)
 class Fold:
-    """What the trace has told up to now."""
+    """The trace up to now."""
 
     processes: dict[str, ProcessView] = field(default_factory=dict)  # by name with epoch
     lives: dict[tuple[str, str, str], Life] = field(default_factory=dict)

@@ -68,7 +68,7 @@ def interrupts() -> Iterator[None]:
 
 
 def progress_every_s() -> float:
-    """Somebody who watches wants to see it move; a log wants to be read afterwards."""
+    """Often on a terminal, which is watched; seldom in a log, which is read afterwards."""
     return 2.0 if sys.stderr.isatty() else 20.0
 
 
@@ -88,7 +88,7 @@ class Progress:
         return time.perf_counter() - self._started_s
 
     def show(self, done: int, note: str) -> None:
-        """`note` says what has been found so far: `2 failed`."""
+        """`note`: the finds so far, such as `2 failed`."""
         now_s = time.perf_counter()
         if now_s - self._shown_s < self._every_s:
             return

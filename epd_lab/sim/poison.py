@@ -74,8 +74,8 @@ class Poison:
     def step(
         self, process: SimProcess, batch: Sequence[StepSequence], launch: Callable[[], Step]
     ) -> Step:
-        """What is in a step until it is over, or until an earlier one gave a token of it; what a
-        device was lost with stays: its process ends with that."""
+        """The sequences of a step until it is over, or until an earlier one gave a token.  Those
+        with which a device was lost stay: its process ends with them."""
         keys = [sequence.request_id for sequence in batch]
         self._at_hand[process.name].update(keys)
 

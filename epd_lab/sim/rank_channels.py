@@ -28,7 +28,7 @@ class Channel:
         self.lose_next = 0
 
     def send_command(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
-        """Unless a fault takes it: its number says so to who gets the next one."""
+        """Unless a fault takes it: the next one's number shows the gap."""
         if self.lose_next:
             self.lose_next -= 1
             self._count += 1
@@ -50,7 +50,7 @@ class _Asked(NamedTuple):
 
 
 class SimAsks(ABC):
-    """What a leader asks of other ranks, and what they have said of themselves."""
+    """A leader's questions to other ranks, and their reports of themselves."""
 
     def __init__(self, world: World, process: SimProcess) -> None:
         self.process = process

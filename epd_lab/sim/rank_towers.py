@@ -1,7 +1,7 @@
 """The vision towers of a simulated group.
 
-Each rank makes the rows of its own images, in slices where its leader gives the batch turns, and
-waits for those of all: in the command itself, or in the last of the turns.
+Each rank makes the rows of its own images, in slices where its leader gives the batch turns.  It
+waits for all ranks' in the command itself, or in the last of the turns.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TowerShare:
         engine: SimVisionEngine,
         begins: Callable[[Encode | GoOn], int],
     ) -> None:
-        """`begins`: is told what the rank begins, and says its number."""
+        """`begins`: gets the command that the rank begins, and gives its number."""
         self._gather = gather
         self._rank = rank
         self._engine = engine

@@ -1,7 +1,7 @@
-"""What is left of a run for whoever wants to understand it: trace, timeline, sequence diagram.
+"""The files of a run: trace, timeline, sequence diagram.
 
 `write_report` runs a plan again, watched (the same run: watching changes nothing), and writes three
-files whose names say which run they show.
+files named by the run.
 """
 
 from __future__ import annotations

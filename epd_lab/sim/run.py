@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def instances_stay(self) -> bool:
-        """Whether every instance lives and is heard, but for a short while without a gateway."""
+        """Whether every instance lives and is a member, but for a short while without a gateway."""
         most_s = self.settings.timing.lost_after_s
         together = all(
             self._stays(fault)
@@ -98,7 +98,7 @@ class Plan:
 
 
 def describe(plan: Plan) -> str:
-    """What a plan holds, in a line: said before it is run."""
+    """A plan in a line, which is printed before it is run."""
     asks = plan.asks
     work = (
         f"{len(asks)} requests ({sum(bool(ask.images) for ask in asks)} with images, "
@@ -135,8 +135,8 @@ YOUNG_OBJECTS = 100_000  # more than a run of a drill keeps alive
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Look for cyclic garbage rarely, and once at the end, when a world that was not kept is
-    garbage: Python's own pace takes a fifth of a run's time, most of it to find a world alive.
+    """Collect cyclic garbage rarely, and once at the end, when a world that was not kept is
+    garbage.  Python's own pace takes a fifth of a run's time, most of it to find a world alive.
 
     So a result must not hold its world: what is alive then is old, and nobody looks at it again.
     """
@@ -156,8 +156,8 @@ class _Noticed(Exception):
 def run(
     plan: Plan, *, keep: bool = False, prepare: Prepare | None = None, only_whether: bool = False
 ) -> Result:
-    """Run a plan.  `keep`: leave the world open for whoever wants to look (trace, stories).
-    `only_whether`: end soon after the first violation."""
+    """Run a plan.  `keep`: leave the world open for its trace and stories. `only_whether`: end soon
+    after the first violation."""
     with rare_collections():
         return _run(plan, prepare, keep=keep, only_whether=only_whether)
 

@@ -147,7 +147,7 @@ def execute_all(
 ) -> Summary:
     """Run jobs, on several processes if asked; Ctrl-C ends it with what there is.
 
-    `stop_after`: end at so many failures; None: never.  `tell` hears of each run, in order.
+    `stop_after`: end at so many failures; None: never.  `tell` gets each run's report, in order.
     """
     summary, progress = Summary(), Progress(label, total)
     try:

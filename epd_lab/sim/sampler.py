@@ -1,12 +1,12 @@
-"""The simulated model's last step, a pure function: from KV and what a request wants to a token.
+"""The simulated model's last step, a pure function: from KV and sampling parameters to a token.
 
-Everything that a real sampler reads goes in, and nothing else: the KV of all that is before, the
-seed and the output's index (neither, if greedy), and where penalties, bad words or a grammar look
-back, every token of the prompt and of the output so far, each in its place.  So whoever loses one
-of them says a wrong token, nearly always the very next one.
+Its input is that of a real sampler: the KV of all that is before, and the seed and the output's
+index (neither, if greedy).  Where penalties, bad words or a grammar look back, it is every token of
+the prompt and of the output so far, each in its place.  So a loss of any gives a wrong token,
+nearly always the very next one.
 
-A grammar is `modulo N`: its state is a number below N that every token of the answer has gone into,
-and it says which words may come next.
+A grammar is `modulo N`: its state is a number below N made of every token of the answer, and
+decides the words that may come next.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _drawn(digest: bytes, past: Past, sampling: SamplingParams) -> int:
 
 
 def _logits(digest: bytes, past: Past, sampling: SamplingParams) -> dict[int, float]:
-    """Of the tokens that may be said, after all that was asked for; the order is the real one's."""
+    """Of the tokens that may be drawn, after all parameters; the order is the real one's."""
     num_words = min(sampling.top_k or MAX_SCORED, MAX_SCORED)
     logits = {FIRST_WORD + n: byte / 32 for n, byte in enumerate(digest[1 : 1 + num_words])}
     logits[EOS] = SURE if _is_time_to_end(digest, past) else -SURE

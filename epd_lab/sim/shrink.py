@@ -1,14 +1,13 @@
 """The shortest plan that still fails: fewer requests, fewer faults, simpler asks, plainer times.
 
-Draws are keyed by what they are for (`epd_lab.sim.rand`) and times are absolute, so taking one
-part of a plan away leaves the others as they were.  Two things do not.  A fault at the nth
-occurrence of a protocol point needs n occurrences; so each way to leave something out is also tried
-with such faults moved to an earlier one.  And a bug of memory that runs out needs as many requests
-as fill it; so where many are left, memory is made scarcer, and a disk that is bad in many ways now
-and then is made bad in one way always (`_scarcer`), and less will do.
+Draws are keyed by their use (`epd_lab.sim.rand`) and times are absolute, so a part of a plan can go
+and leave the others as they were.  Two things do not.  A fault at the nth occurrence of a protocol
+point needs n occurrences; so each omission is also tried with these faults moved to an earlier
+one.  A bug of memory that runs out needs as many requests as fill it; so where many are left,
+memory is made scarcer.  A disk with many rare faults gets one certain fault (`_scarcer`).
 
-What fails must fail like the plan did, as its first violation says; a request that alone needs more
-memory than was left is none of it.
+A shorter plan must fail with the same first violation; a request that alone needs more memory than
+was left does not count.
 
 Halves first (delta debugging), within a budget of runs; every step keeps the failure, so stopping
 early gives a longer plan, never a wrong one.

@@ -22,7 +22,7 @@ def describe(message: Message) -> str:
 
 
 def _spelling(kind: type[Message]) -> Spelling:
-    """How messages of a kind are told apart: by room, by request, by what they carry, or not."""
+    """How messages of a kind are distinguished: by room, by request, by their fields, or not."""
     name, fields = kind.__name__, kind.__struct_fields__
     if "room" in fields or "request_id" in fields:
         ident = attrgetter("room" if "room" in fields else "request_id")

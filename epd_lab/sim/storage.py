@@ -1,15 +1,15 @@
 """A simulated shared disk: slow, full, torn, mixed up, forgetful; as `Storage` sees one.
 
-What is kept are the bytes of the production file format, and what is read is parsed and verified by
-the production code, so a fault here is what a fault of a disk is there: some other bytes.  The disk
-outlives every process, and all of them share it.
+It keeps the bytes of the production file format, and the production code parses and verifies them,
+so a fault here is that of a disk: some other bytes.  The disk outlives every process, and all of
+them share it.
 
 `torn` keeps the beginning of a file, as a crash of the host before its pages were written does;
-`rotten` flips a byte; `mixed` returns the whole file of another key, as a restored backup or a
-clumsy hand can; `lost` has forgotten it; `full` refuses a write.  It lies, too: `undurable` says
-that a file is written, and lists it, and it has no bytes; `stale` returns what an earlier build has
-left under the key, of the same length and with a sum that holds; `flipped` reads another byte than
-there is.  Probabilities are per call.
+`rotten` flips a byte.  `mixed` returns the whole file of another key, as a restored backup can;
+`lost` has forgotten it; `full` refuses a write.  It lies, too.  `undurable` reports a file as
+written, and lists it, and it has no bytes.  `stale` returns an earlier build's file of the key, of
+the same length and with a sum that holds; `flipped` reads another byte than there is.
+Probabilities are per call.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class SimStorage:
         """Nothing is open."""
 
     async def _wait(self, nbytes: int, call: str = "") -> tuple[str, int]:
-        """One call's time; returns what tells it from other calls.  Raises what was planned."""
+        """One call's time; returns the call's identity.  Raises what was planned."""
         late = bool(call) and self._process.breaks.meet(call)
         self._serial += 1
         serial = (self._process.name, self._serial)

@@ -62,8 +62,8 @@ def attend(
     buses: dict[str, B],
     lives: Mapping[str, Life],
 ) -> None:
-    """A stranger has the name once it is welcomed; for the others, of one host, the kernel tells
-    of a life whether it is gone."""
+    """A stranger has the name once it is welcomed; for the others, of one host, the kernel shows
+    whether a life is gone."""
 
     def take_over() -> None:
         name = process.instance_id

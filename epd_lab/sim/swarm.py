@@ -195,7 +195,7 @@ def _num_drafts(random: KeyedRandom) -> int:
 
 
 def _draw_settings(random: KeyedRandom) -> Settings:
-    """Pools that are sometimes too small for everybody at once, not for a single request; every
+    """Pools that are sometimes too small for all requests at once, not for a single one.  Every
     fifth model has a state, and in every fifth run KV lands in front of its pool."""
     settings = Settings()
     num_slots = random.pick((12, 24), "slots")

@@ -1,9 +1,9 @@
-"""Time-outs of a run of the swarm: no two of them are always equal, so that one which is taken for
+"""Time-outs of a run of the swarm: no two of them are always equal, so that one in the place of
 another shows.
 
-What must be shorter than what stays so in every draw: a heartbeat than what makes suspect, that
-than what makes lost, and a step of ranks than the clock of the last resort.
-What clients wait for is not drawn: the checker of deadlines does not know how long machines slept.
+In every draw a heartbeat is shorter than the time to suspect, that shorter than the time to lose.
+A step of ranks is shorter than the clock of the last resort.  Clients' limits are not drawn: the
+checker of deadlines lacks the time that machines slept.
 """
 
 from __future__ import annotations

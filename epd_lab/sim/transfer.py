@@ -12,11 +12,12 @@ kill ends them; a dead owner's segment still takes them, and nobody sees it.  `r
 moves them: they land while the writer is stalled, and for a while after it died; a region that is
 gone refuses.
 
-`Unknown` outcomes are a stress that a drill asks for: the writer is told early, and the bytes may
-land up to `linger_s` later; `settle` says True when they have.  A call that raises late is the same
-without a message.  Where only the peer knows (`asks`, as between hosts), `settle` asks it: one that
-is dead, stands still, is slow or cut off does not answer.  `fence` says True only when the peer's
-process is dead and nothing between the two is under way any more: a time-out never counts.
+`Unknown` outcomes are a stress that a drill asks for: the writer gets it early, and the bytes may
+land up to `linger_s` later; `settle` gives True when they have.  A call that raises late is the
+same without a message.  Where only the peer has the outcome (`asks`, as between hosts), `settle`
+asks it: one that is dead, stands still, is slow or cut off does not answer.  `fence` gives True
+only when the peer's process is dead and nothing between the two is under way any more: a time-out
+never counts.
 
 A changed bit is found by who sums: a transport that does so itself (`own_check`) fails the write.
 
@@ -254,7 +255,7 @@ class Fabric:
                 write.future.set_result(outcome)
 
     def answers(self, asker: SimProcess, life: tuple[str, int]) -> bool:
-        """Whether this life says in time what it knows."""
+        """Whether this life answers in time."""
         peer = self.lives.get(life)
         if peer is None or not peer.runs or peer.slowness >= TOO_SLOW:
             return False
@@ -350,8 +351,7 @@ class SimTransferEngine(DataPlane):
         return not self._fabric.under_way(self._life, life)
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
-        """True: dead, and nothing between us is under way.  An unknown process, or one of which
-        no registry has told where it is: cannot tell, as shared memory beside tcp cannot.
+        """True: dead, and nothing between us is under way; never without `host_id`.
 
         Bars that life for good, as engines between hosts do: who fences the living is found out.
         """

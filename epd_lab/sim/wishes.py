@@ -1,7 +1,7 @@
-"""What clients want of their answers besides length: the sampling parameters that a request brings.
+"""Sampling parameters of requests, besides length.
 
 Of each kind there are some in every workload, so that every drill moves, preempts, repeats and
-drafts answers that look back at what they have said.
+drafts answers that look back at their own tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Messages that the network keeps back for long, and lets go when nobody expects them any more.
+"""Messages that the network keeps back for long, and lets go when no process expects them any more.
 
 A connection outlives its process in the network's queues, and another connection is not behind it
-in any order.  So what a process said may arrive after its successor has joined under its name.
+in any order.  So a process's messages may arrive after its successor has joined under its name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Withheld(Generic[Word]):
         return len(self._kinds)
 
     def hold(self, life: str, kind: str = "") -> None:
-        """Keep what this life says from now on; of one kind of message only, if that is given."""
+        """Keep this life's messages from now on; of one kind only, if that is given."""
         self._kinds[life] = kind
         self._kept[life] = []
 

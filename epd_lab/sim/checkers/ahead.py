@@ -1,8 +1,8 @@
 """How far an encoder has run ahead of those who take its rows, by what really was begun.
 
-Work on an image whose room was granted may always begin, also where that room is called off in the
-turn in which it was granted: who was let go then may start in the next.  What was begun without a
-grant, and is wanted still, fits the device tier together, unless it is one image alone.
+Work on an image whose room was granted may always begin, also if that room is called off in the
+turn of the grant: work may start in the next.  What was begun without a grant, and has rooms still,
+fits the device tier together, unless it is one image alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ahead:
         return (nbytes if len(begun) > 1 else 0), capacity
 
     def left(self, node: Node, machine: Encoding, room: str) -> None:
-        """A room was closed; with the last one nobody wants the rows."""
+        """A room was closed; with the last one the rows have no use."""
         place, instance = (node.process.name, machine.key), node.instance
         if not machine.rooms:
             self._begun.pop(place, None)

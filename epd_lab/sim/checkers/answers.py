@@ -1,8 +1,8 @@
 """Invariant 1: one terminal answer per request, before its deadline plus grace; no silent drop.
 
-A request that fails, though the drill gives no reason for which it may, is a violation as well:
-"may fail: anything" is not accepted, nor "it is too large" of what fits.  Who has enough is
-computed no further: where nothing goes wrong, its instances say so at once.
+A request that fails for no reason that the drill gives is a violation as well: "may fail: anything"
+is not accepted, nor "it is too large" of what fits.  A client that has enough is computed for no
+further: without faults, its instances confirm at once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Nothing is tried again without a cause, nor later than it may be, nor where it has just failed.
 
-An attempt is given up for what one of its own instances said of that very attempt, for the loss of
-an instance that it still needs, for an encoder that has not answered, or after silence.  The next
-one goes where none of its generation has failed, if there is such a place, and at once or after the
-pause that its number asks for.  What is known to be lost is needed by nobody any more: from a loss
-to the next attempt it takes until the loss is noticed (`durations` bounds that) and that pause.
+An attempt is given up for a message of its instances about itself, for the loss of one that it
+needs, for an encoder without an answer, or after silence.  The next one goes where none of its
+generation has failed, if there is a place, at once or after the pause of its number.  No attempt
+needs a lost instance any more: from a loss to the next attempt it takes until the loss is noticed
+(`durations` bounds that) and that pause.
 
 A load of rows goes over to another room only when the room before it is over.
 """
@@ -71,8 +71,8 @@ class Attempts(Checker):
     # --- what is known ----------------------------------------------------------------------------
 
     def _told(self, process: SimProcess, received: Received) -> None:
-        """What the gateway has heard: a message that is lost or late blames nobody.  Of the lost,
-        their loss says all."""
+        """A message that the gateway has received: one that is lost or late blames no instance.  Of
+        the lost, their loss is enough."""
         message, source = received.message, received.source
         if not isinstance(message, RequestFailed | EncodeRejected | RoomWanted):
             return
@@ -118,8 +118,8 @@ class Attempts(Checker):
     ) -> set[str] | None:
         """Where it failed; None: nowhere.
 
-        The first cause ends the attempt in the turn in which it shows, so there is one: a message
-        that was heard, a loss that was felt, or who was given up just now.
+        The first cause ends the attempt in its own turn, so there is one: a message, a noticed
+        loss, or an instance that was given up just now.
         """
         placement = machine.placement
         if isinstance(event, generation.AttemptFailed):
@@ -206,7 +206,7 @@ class Attempts(Checker):
     # --- what is lost -----------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """A loss is told to all whom it touches in the turn in which it is learnt."""
+        """A loss reaches all whom it touches in the turn in which it is learnt."""
         for node in self.context.cluster.living():
             if node.process.stalled or node.actor.closing:
                 continue

@@ -1,7 +1,7 @@
-"""Invariant 1, in time: what clients wait for is bounded, and what stages are told agrees with it.
+"""Invariant 1, in time: clients' waits are bounded, and deadlines of stages agree with the bounds.
 
-A request has one absolute deadline, the same in all its attempts.  A stage that is told a later one
-holds memory for a client that has its answer already, which only the gateway's own words would end,
+A request has one absolute deadline, the same in all its attempts.  A stage with a later one holds
+memory for a client that has its answer already, which only the gateway's own messages would end,
 and these may be lost.
 
 A client waits for the first token, for each further one and for the whole no longer than its three

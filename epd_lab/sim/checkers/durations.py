@@ -21,7 +21,7 @@ LATE_S = 0.001  # of a clock's arithmetic
 
 
 def entered_s(machine: Machine) -> float | None:
-    """When the state that was just left was entered; None: too long ago to be told."""
+    """When the state that was just left was entered; None: before the kept story."""
     story = list(machine._story)
     left = story[-1][1]
     for at_s, source, _, target, _ in story[-2::-1]:
@@ -32,7 +32,7 @@ def entered_s(machine: Machine) -> float | None:
 
 
 def _silent_since_s(machine: Machine) -> float | None:
-    """The same, if nothing was heard meanwhile: whatever is, restarts the clock."""
+    """The same, if no message came meanwhile: any of them restarts the clock."""
     _, source, _, target, _ = machine._story[-2]
     return entered_s(machine) if source is not target else None
 
@@ -47,12 +47,12 @@ def _seen_s(machine: Machine) -> float | None:
 
 
 def _heard_s(machine: Machine) -> float | None:
-    """A message that ends the silence says more, such as that it drains, before it is noted."""
+    """A message that ends the silence moves the machine first, as the notice of a drain does."""
     return max(_seen_s(machine) or 0.0, entered_s(machine) or 0.0)
 
 
 def _pause_s(settings: Settings, machine: Machine) -> float:
-    """Before an attempt is placed, and until it is known that it cannot be."""
+    """Before an attempt is placed, and until it turns out that it cannot be."""
     assert isinstance(machine, generation.Generation)
     return settings.timing.retry_interval_s * machine.attempt
 

@@ -1,11 +1,11 @@
 """An encoder that is lost, or silent, costs its images, and nothing else.
 
-An image goes to another encoder only if prefill said that its rows do not come, or if the gateway
-itself has just learnt that its encoder is lost or silent; and only if they have not come: those of
-the same prompt that are there stay.  A second encoder is asked only if prefill said that rows are
-late, at most once for each time that it says so, and for a share of all images.  An attempt is not
-given up for an image as long as there is an encoder to which it has not been sent, and which has it
-at hand if another may be dead of it; nor for want of a room before prefill has asked for it again,
+An image goes to another encoder only if prefill has reported that its rows do not come, or the
+gateway has just learnt that its encoder is lost or silent.  The rows must not have come: those of
+the same prompt that are there stay.  A second encoder is asked only if prefill has reported late
+rows, at most once for each report, and for a share of all images.  An attempt is not given up for
+an image while there is an encoder to which it has not been sent.  If another may be dead of it,
+only one that has it at hand counts.  Nor is it for lack of a room before prefill has asked again,
 and each question was answered.
 """
 
@@ -31,7 +31,7 @@ Image = tuple[str, int, int]  # generation, attempt, index
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """That a gateway has heard."""
+    """That a gateway has received."""
 
     gateway: SimProcess
     asker: Address
@@ -89,7 +89,7 @@ class Elsewhere(Checker):
     def _no_room_came(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        """Or not for want of asking and telling."""
+        """Each waiter's room was asked for, and each question was answered."""
         assert isinstance(machine, embedding.Embedding)
         now_s, timing = self.world.loop.now_s, self.context.cluster.settings.timing
         bound_s = timing.accept_timeout_s

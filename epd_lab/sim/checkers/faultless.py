@@ -1,5 +1,5 @@
 """No illegal event, no exception that a guard had to swallow, no unhandled one: each is a bug, even
-when the run survives it (and surviving it is tested by planted ones)."""
+when the run survives it.  Planted ones test the survival."""
 
 from __future__ import annotations
 

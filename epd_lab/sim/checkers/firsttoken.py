@@ -1,8 +1,8 @@
-"""Where nothing goes wrong, a first token comes within what its own work and that of others takes.
+"""Without faults, a first token comes within the time of its own work and of the work beside it.
 
-The bound is computed: all that the engines are told to charge for the request and for every request
-that is open between its asking and its first token, one after the other, all bytes over one link,
-and the messages on its way.  A clock that has to end a wait (a retry, a time-out) is no part of it.
+The bound is computed: the engines' charges for the request and for all that are open between its
+arrival and its first token, one after the other.  All bytes over one link, and the messages on its
+way, are added.  A clock that has to end a wait (a retry, a time-out) is no part of it.
 """
 
 from __future__ import annotations

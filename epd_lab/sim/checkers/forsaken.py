@@ -1,8 +1,8 @@
-"""Nobody waits for a message that nobody will say.
+"""No attempt waits for a message that no instance will send.
 
 While nothing happens in the whole world and no message is under way, an attempt that its gateway
-waits for is open at the instances that have to end it.  If it is not, its end was told to nobody,
-or to the wrong one; a clock would hide that.  Where messages are lost, that clock is what the
+waits for is open at the instances that have to end it.  If it is not, its end was sent nowhere, or
+to the wrong instance; a clock would hide that.  Where messages are lost, that clock is what the
 design has: such runs are left out, and what comes after a link was opened anew.
 """
 
@@ -43,7 +43,7 @@ class Forsaken(Checker):
                     self.violate(f"{key}/{machine.attempt} {text}")
 
     def _is_silent(self) -> bool:
-        """Whether all that was said has arrived."""
+        """Whether all messages have arrived."""
         network, nodes = self.world.network, self.context.cluster.nodes.values()
         if network.counters["never heard"]:  # what was kept back when the faults ended
             return False

@@ -1,10 +1,10 @@
 """Invariant 6: the ranks of a group execute the same commands, in the same order, or none.
 
-Every rank's steps are compared with what the others were told under the same number; what roles
-were told of must have been executed by every rank of this very life, with the same tokens; and
-nobody waits in a collective for a rank that does not come, longer than the bound, nor that long for
-a leader whose device is known to be lost.  Slots that a rank reads rows from have an image whose
-rows are here and wanted, also where they are read again.
+Every rank's steps are compared with the other ranks' commands of the same number.  Results that
+roles have must have been computed by every rank of this very life, with the same tokens.  No rank
+waits in a collective longer than the bound for one that does not come, nor that long for a leader
+whose device was reported lost.  Slots that a rank reads rows from have an image whose rows are here
+and in use, also where they are read again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Groups(Checker, Watch):
             self.violate(f"{process.name}: others waited for a rank whose device is lost")
 
     def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None:
-        """A rank begins what it was told."""
+        """A rank begins its command."""
         who = f"rank {rank} of {group.process.name}"
         if rank and group.members[rank].leader is not group.process:
             self.violate(f"{who} is one of {group.members[rank].leader.name}")
@@ -88,7 +88,7 @@ class Groups(Checker, Watch):
             self._read[group, sequence.request_id] = last
 
     def resolved(self, group: SimRanks, number: int) -> None:
-        """Roles were told of a step."""
+        """Roles have a step's result."""
         executed = group.executed.pop(number, {})
         if missing := set(range(group.size)) - executed.keys():
             self.violate(f"{group.process.name}: step {number} ends without rank {min(missing)}")

@@ -1,9 +1,9 @@
 """Invariant 3: what is published under a hash are the rows encoded for it, and no write lands in
 memory that its lease no longer owns.
 
-The lease of a slot or block is known from the consumer's INCOMING machine: it owns its slots from
-the grant to the end of the transfer.  A write that lands must belong to such a machine, and to the
-very life of the peer that it was granted to.
+The consumer's INCOMING machine has the lease of a slot or block: it owns its slots from the grant
+to the end of the transfer.  A write that lands must belong to such a machine, and to the very life
+of the peer that it was granted to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A connection that carries nothing any more is noticed, and replaced (F48).
 
-Whoever waits for an answer says its message again, and has to find out why none comes.  Messages
-that nobody answers may wait in it for ever: whoever misses them does so elsewhere.  So may what is
-said of a room that ends too soon for that.
+A process that waits for an answer repeats its message, and has to find out why none comes.
+Messages without an answer may wait in it for ever, as may those of a room that ends too soon for a
+repeat.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Links(Checker):
                 )
 
     def _is_unasked(self, link: Link, parcel: Parcel) -> bool:
-        """Whether nobody waits for an answer.
+        """Whether no process waits for an answer.
 
-        An encoder that the gateway calls off tells the consumer too, whose room may be over by
-        then; who waits for a `CancelAck` says its `CancelTransfer` again.  An abort is for a
-        consumer with a room, who says its `Grant` again; where the offer waits, too, there is none.
-        An offer is said again while its room is open, a grant likewise, and doubts the link as soon
-        as no echo is trusted any more: only a room that ended before that misses nothing.
+        An encoder that the gateway calls off sends that to the consumer too, whose room may be over
+        by then; for a `CancelAck` the `CancelTransfer` is repeated.  An abort is for a consumer
+        with a room, which repeats its `Grant`; where the offer waits, too, there is none.  Offers
+        and grants are repeated while their rooms are open, and doubt the link as soon as no echo is
+        trusted: only a room that ended before that misses nothing.
         """
         source, target = link.name
         key = parcel.text.partition(" ")[2].partition("#")[0]

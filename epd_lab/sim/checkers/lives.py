@@ -1,10 +1,10 @@
 """The registry counts one life of an instance: when a later one is a member, the earlier is over.
 
-Two would be served work, and what the dead one had would be given up only when its silence has
-lasted long enough (F44).  Nor is one given up that lives, by the registry or by a peer that tells a
-new gateway so (F35): it would have to start anew.  No stranger displaces one that lives, and none
-waits for ever under the name of another (F78).  Once all is quiet, every instance knows the
-members, and nobody else: messages for others go nowhere.
+Two would get work, and the dead one's would be given up only when its silence has lasted long
+enough (F44).  Nor is a living one given up, by the registry or by a peer's report to a new gateway
+(F35): it would have to start anew.  No stranger displaces one that lives, and none waits for ever
+under the name of another (F78).  Once all is quiet, every instance has the members, and no more:
+messages for others go nowhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What two instances died of goes to no third one, and nothing else is held to be poison.
 
-A pill (`epd_lab/sim/poison.py`) ends two instances at most, and whoever asks for it is told so.
-Whoever is told so has asked for what two lives computed when they were lost, or since their last
-beat, as the engines saw it; beside a pill alone, for the pill.  Nothing else counts at an end.
-Where messages are lost, a list of what was at hand may be.
+A pill (`epd_lab/sim/poison.py`) ends two instances at most, and its requests end with that error.
+That request has asked for what two lives computed when they were lost, or since their last beat, by
+the engines; beside a pill alone, for the pill.  Nothing else counts at an end.  Where messages are
+lost, a list of what was at hand may be.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Poison(Checker):
             self._compare(process, machine.key, counts)
 
     def _compare(self, gateway: SimProcess, life: str, counts: set[str]) -> None:
-        """With these, at hand there or left with no later beat to say so, what counts now."""
+        """With these, at hand there or left without a later beat, what counts now."""
         node = self.context.cluster.nodes[gateway.name].gateway
         assert node is not None
         name, _, epoch = life.rpartition(":")

@@ -38,7 +38,7 @@ class Scopes(Checker):
             self._leased(process, machine)
 
     def _leased(self, process: SimProcess, machine: Machine) -> None:
-        """Decode wants KV only for what it does not hold."""
+        """Decode asks for KV only of tokens that it does not hold."""
         node = self.context.cluster.nodes[process.name]
         if (
             node.instance is None

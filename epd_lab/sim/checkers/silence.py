@@ -1,7 +1,7 @@
-"""A stream's silence is noticed by who knows its cause, not by the clock of the last resort.
+"""A stream's silence is noticed by its cause, not by the clock of the last resort.
 
 `stall_timeout_s` is for devices that hang.  Where a process died, stood still, or a message was
-lost, somebody can tell, and a client that waited half a minute for the clock waited for nothing.
+lost, another process notices; a client that waited half a minute for the clock waited for nothing.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 (F42).
 
 A room is remembered for `tombstone_s`, an attempt at an instance for as long as that lives, and a
-commit is acknowledged for ever: its sender holds what it wrote.  Who has said that it is over does
-not begin it afterwards.  `PROMISED` names the answer to each message that may come late; what
-counts as ended is what this checker has seen to end.
+commit is acknowledged for ever: its sender holds what it wrote.  An instance that has reported its
+end does not begin it afterwards.  `PROMISED` names the answer to each message that may come late;
+what counts as ended is what this checker has seen to end.
 
-A gateway knows whom it serves. Who works on an attempt that it gave up is told so, also while no
-other one follows.
+A gateway has the attempts that it serves: an instance that works on one that was given up gets a
+message, also while no other one follows.
 
 Nor is a copy taken for news while what it asks for is open: nobody refuses what it has (`ASKS`).
 """
@@ -174,7 +174,8 @@ class Tombstones(Checker):
                 self.violate(f"{process.name} {what} (F42)")
 
     def _num_said(self, process: SimProcess, key: str, kind: type[Message]) -> tuple[int, int]:
-        """How many answers to this message it has said, or could not say, and how many refusals."""
+        """How many answers to this message it has sent, or could not send, and how many
+        refusals."""
         counters = self.context.cluster.nodes[process.name].actor.counters
         answers = self._sent[process.name, key, PROMISED.get(kind, Message)]
         refusals = self._sent[process.name, key, ASKS.get(kind, Message)]

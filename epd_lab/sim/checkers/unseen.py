@@ -1,6 +1,6 @@
 """Numbers of the configuration that `bounds` and `durations` do not look at, and why.
 
-`ELSEWHERE` names the checker that looks at a bound instead; `NOT_SEEN` says why nobody can see it
+`ELSEWHERE` names the checker that looks at a bound instead; `NOT_SEEN` has the reason why none can
 in simulation, or why it bounds nothing.  A number in none of these lists fails a test.
 """
 

@@ -5,9 +5,9 @@ are armed.  None asks the code that should have woken the waiter, which may be w
 Nothing here is called in service.
 
 `PLACES` names what is made in `epd/roles` for somebody to wait in, by class and attribute; a test
-compares it with the code.  `NOT_LOOKED_AT` says why a place is not looked at.  Plain dictionaries
-in which things wait (prepared images, KV in front of landing memory, tokens to be sent, images
-that nobody has accepted) are looked at as well.
+compares it with the code.  `NOT_LOOKED_AT` has the reason why a place is not looked at.  Plain
+dictionaries in which things wait (prepared images, KV in front of landing memory, tokens to be
+sent, images that nobody has accepted) are looked at as well.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _items(node: Node) -> Iterator[str]:
 
 
 def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
-    """Of those that have a place in the queue, and of those whose state says that they have."""
+    """Of those that have a place in the queue, and of those whose state owns one."""
     ahead, is_first = encode._ahead, True
     used = sum(ahead._begun.values())
     for machine, nbytes in ahead._waiting.items():
