@@ -4,7 +4,7 @@ Speed depends on shapes, not on values, so `--load-format dummy` (random weights
 device) measures a model that need not be downloaded.  The shapes are those of Qwen3-VL-4B, -8B and
 -32B-Instruct, and of its mixtures of experts, 30B-A3B and 235B-A22B (their published config.json).
 Those of Qwen3.5-4B and -9B are from transformers' defaults, public scripts and counts of
-parameters.  For Qwen3.6-35B-A3B and Kimi-K2.5, tests/engine/published_checkpoints.py has the
+parameters.  For Qwen3.6-35B-A3B and Kimi-K2.5, tests/model_files/published_checkpoints.py has the
 sources.  The layers of Qwen2.5-72B are those of a Qwen3-VL; 16 dense layers have the sizes of
 Kimi-K2.5's.  Words come from the bundled model's tokenizer, filled up to the vocabulary, so that
 every token has a text.
