@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Body, Reply, post_all
-from tests.e2e.server import Server, serving
+from tests.e2e.server import READY_S, Server, serving, wait_for
 from tests.e2e.streams import all_have_said, ask_during
 from tests.e2e.test_kill import wait_until_replaced
 from tests.real import generated
@@ -118,6 +118,7 @@ async def test_kill_of_decode(checkpoint: Path) -> None:
     bodies = [question(number, 2 * NUM_TOKENS, goes_on=True) for number in range(8)]
     expected = [generated.generated(checkpoint, body) for body in bodies]
     with serving("1p2d", model=checkpoint, **PATIENT) as server:
+        wait_for(lambda: len(server.instances()) == 3, READY_S, "all have joined")
         entry = server.instances()["d0"]
         replies = await ask_during(
             server, bodies, lambda: os.kill(entry["pid"], signal.SIGKILL), all_have_said
