@@ -207,24 +207,21 @@ def test_slots_are_given_back_with_the_message_of_the_writer() -> None:
         assert transfer.failure == BECAUSE
 
 
-def test_a_producer_that_fails_says_why() -> None:
+@pytest.mark.parametrize(
+    ("send", "said"),
+    [
+        ("send_abort", TransferAborted(room="r", attempt=1, failure=BECAUSE)),
+        ("send_doubt", TransferInDoubt(room="r", attempt=1, reason="because")),
+    ],
+)
+def test_a_failure_and_a_doubt_are_sent_with_their_reason(send: str, said: object) -> None:
     with rooms() as at:
         produce(at)
         transfer = at.role.find("r")
         transfer.failure = BECAUSE
         at.said.clear()
-        at.do(at.role.send_abort, transfer, None)
-        assert at.said == [("d0", TransferAborted(room="r", attempt=1, failure=BECAUSE))]
-
-
-def test_a_doubt_is_told_with_its_reason() -> None:
-    with rooms() as at:
-        produce(at)
-        transfer = at.role.find("r")
-        transfer.failure = BECAUSE
-        at.said.clear()
-        at.do(at.role.send_doubt, transfer, None)
-        assert at.said == [("d0", TransferInDoubt(room="r", attempt=1, reason="because"))]
+        at.do(getattr(at.role, send), transfer, None)
+        assert at.said == [("d0", said)]
 
 
 # --- time -----------------------------------------------------------------------------------------
