@@ -6,7 +6,7 @@ A family lists its parameters under the names of the transformers class that com
 pattern, and a shape in words.  Ranges in braces (`{layers}`) and words are numbers of config.json
 (`config_sizes`).  So names and shapes in the headers of a checkpoint can be compared with its
 config.json before anything is built, without torch, and a config.json of absurd numbers builds
-nothing.  `families/*/sizes.py` have the lists, `tensors` what several share.
+nothing.  `families/*/sizes.py` have the lists, `tensors` the parts that several share.
 
 Published checkpoints name their tensors as the class did when they were saved: `renames` are tried
 in order, each on what the one before gave.

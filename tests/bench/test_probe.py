@@ -17,8 +17,8 @@ from epd.config import Settings
 from epd.families.registry import family_of
 from epd.model_files.config_sizes import Sizes, counted
 from epd_lab.bench import probe, probe_table, shape, step_costs
-from tests.engine.published_checkpoints import PUBLISHED, config_of, tensors_of
 from tests.engine.tiny_models import cached_model
+from tests.model_files.published_checkpoints import PUBLISHED, config_of, tensors_of
 
 RECORDED = {
     "4b": "Qwen/Qwen3-VL-4B-Instruct",
