@@ -1,4 +1,4 @@
-"""A model family as known without torch: how its tensors are called, and their shapes.
+"""A model family as read without torch: how its tensors are called, and their shapes.
 
 Theory of operation
 -------------------
@@ -60,7 +60,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of one `model_type` without torch."""
+    """What is read of one `model_type` without torch."""
 
     tensors: Mapping[str, str]  # pattern to shape
     vision: tuple[str, ...] = ()  # modules of the vision part, dotted names; empty: text only

@@ -1,10 +1,9 @@
 """How many embedding rows an image gives, from its width and height alone.
 
-The gateway expands each placeholder to its exact row count before a pixel is decoded, so
+The gateway expands each placeholder to its exact row count before a pixel is decoded.  So
 `sizes.py` of each family repeats the size arithmetic of its image processor, to the rounding.  It
 must stay free of torch, transformers and PIL: the gateway imports it.  The encode worker checks the
-result against the real processor for each image, and a difference fails that image, never the
-answer.
+result against the real processor for each image.  A difference fails that image, never the answer.
 
 Width and height are those after EXIF rotation: a photograph with orientation 5 to 8 has its
 header's width and height swapped.

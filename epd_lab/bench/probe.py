@@ -5,7 +5,7 @@ Theory of operation
 Weights are random (`--load-format dummy`), and a model of any size is probed by its first layers.
 Each number of layers has a process of its own, with the memory of a card to itself.  Of layers that
 are alike, what the second adds to the first is what so many layers take; embedding, head and
-sampling are in the first.  So a line through both says what the whole takes (`probe_table`).  Where
+sampling are in the first.  So the whole lies on a line through both (`probe_table`).  Where
 layers differ, both numbers must differ by whole periods: layers of Qwen3.6 by four, and of
 Kimi-K2.5 both must have the dense one.  Where the second is the whole, nothing is extrapolated.
 

@@ -1,8 +1,8 @@
-"""What probes of a few layers say of whole models: memory, times, and on how many cards they fit.
+"""From probes of a few layers to whole models: memory, times, and on how many cards they fit.
 
-A model fits so many cards, as ranks of one instance, if what the weights leave of each has room for
-eight full steps of prompts (of less the log warns), within the share of its memory that an instance
-takes.  Layers are shared out to the ranks, and KV by heads; all else is counted whole for each.
+A model fits so many cards, as ranks of one instance, if the weights leave room on each for eight
+full steps of prompts (of less the log warns).  The share of memory of an instance bounds both.
+Layers are shared out to the ranks, and KV by heads; all else is counted whole for each.
 """
 
 from __future__ import annotations

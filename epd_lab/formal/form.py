@@ -145,7 +145,7 @@ class Model:
 
     `succeeds`: what happens if nothing fails; empty: it has no such aim.  `rests`: where nothing is
     left to do; empty: where its promises have come true.  `nodes`: of a search, and of one
-    with timers last where it succeeds: a search that shrank would prove less than it says.
+    with timers last where it succeeds: a search that shrank would prove less than before.
     """
 
     name: str
