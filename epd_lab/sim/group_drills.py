@@ -142,6 +142,7 @@ GROUP_DRILLS: tuple[Drill, ...] = (
             Fault("kill", "p0.1", point="FAN_OUT:PartWritten", nth=4),
         ),
         fires=("FAN_OUT:WRITING>UNKNOWN", "group_lost", "INCOMING:PeerFenced"), from_s=0.6,
+        must_fire=0.4,  # or the process ends before it takes the outcome of the part
         to_s=0.9, mutants=("a_rank_that_ends_has_failed",),
     ),
     Drill(
