@@ -2,14 +2,15 @@
 
 A sentence has at most 30 words.  A noun belongs where "who", "what", "such", "others" or "that
 which" could stand, and a field or a process does not tell, say, want, hear or know.  Docstrings of
-`MODULES` have neither long sentences nor such verbs.
+`MODULES` have neither long sentences nor such verbs.  A class has a name of its own.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ MODULES = (  # whose docstrings keep it, too
     *("epd/media_files/**/*.py", "epd/model_files/**/*.py", "epd/scheduling/**/*.py"),
     *("epd/tiny/**/*.py", "epd/cli/**/*.py", "epd/families/**/*.py", "epd/groups/**/*.py"),
     *("epd/runtime/**/*.py", "epd/transport/**/*.py", "training/**/*.py", "epd_lab/**/*.py"),
+)
+SHAPES = tuple(f"epd/api/{name}/" for name in ("anthropic", "asked", "openai", "responses"))
+SHARED = frozenset(  # names of classes that still stand for several things: none is added
+    """
+    Accepted Ask Batch Child Client Completions Costs Counts Fault Generation Generations Heads
+    Histogram Holds Image Instance Leave Line Link Membership Message Part Patches Placed
+    Placing Probe Prompt Record Refused Request Result Row Rows RowsKept Settings Shape Staged
+    Step Stream Told Workload World WriteRefused
+    """.split()
 )
 
 
@@ -80,6 +90,27 @@ def test_docstrings_keep_the_rule_of_words(modules: str) -> None:
         for text in docstrings(path):
             long, _, speaks = found(text)
             assert (long, speaks) == (0, 0), f"{path}: {text}"
+
+
+def named() -> Mapping[str, set[str]]:
+    """Class names of more than one place: events of all machines are one, shapes of all APIs, too;
+    a checker of the simulator has the name of the thing that it checks."""
+    places = defaultdict[str, set[str]](set)
+    for path in (*ROOT.glob("epd/**/*.py"), *ROOT.glob("epd_lab/**/*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        if place.startswith("epd_lab/sim/checkers/"):
+            continue
+        for room in ("epd/fsm/", *SHAPES):
+            if place.startswith(room):
+                place = "shapes" if room in SHAPES else room
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].add(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    assert named().keys() == SHARED
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
-from epd.api.answers.answer import Answer, Extras, Facts
+from epd.api.answers.answer import Answer, AnswerFacts, Extras
 from epd.api.answers.choice import Choice, Delta, joined
 from epd.api.answers.choices import make_choices
 from epd.api.answers.pace import SLICE, Pace, size, whole_size
@@ -166,7 +166,7 @@ class Completions:
             self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
         if record.is_sampled:
             describe_request(record, asked, prompts, self._preparer.model_name, request_id)
-        facts = Facts(
+        facts = AnswerFacts(
             request_id,
             self._preparer.model_name,
             int(time.time()),

@@ -211,7 +211,7 @@ class ApiServer:
         )
         self._completions = completions
         facts = self._frontend, self._config, preparer.model_name, self._started_s
-        cluster = Rarely("epd.api.watching.cluster:Cluster", *facts)
+        cluster = Rarely("epd.api.watching.cluster:ClusterWatch", *facts)
         tokenizing = Rarely("epd.api.tokenizing:Tokenizing", preparer, self._intake)
         profiling: dict[str, dict[str, Handler]] = {
             "/start_profile": {"POST": lambda exchange: self._profile(exchange, starts=True)},

@@ -58,7 +58,7 @@ class GroupLost(Told):
     """A rank could not be loaded; the text is its own sentence."""
 
 
-class Asked(msgspec.Struct, frozen=True, tag=True):
+class AskSent(msgspec.Struct, frozen=True, tag="Asked"):
     """Something beside the steps."""
 
     serial: int
@@ -78,7 +78,7 @@ class Executed(msgspec.Struct, frozen=True, tag=True):
     failure: str = ""
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
+class AskAnswered(msgspec.Struct, frozen=True, tag="Answered"):
     """Of a rank: what came of what it was asked."""
 
     serial: int
@@ -86,8 +86,8 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda tensor: tensor.tolist()).encode
-_decode_order = msgspec.msgpack.Decoder(Numbered | Asked).decode
-_decode_reply = msgspec.msgpack.Decoder(Present | Executed | Answered).decode
+_decode_order = msgspec.msgpack.Decoder(Numbered | AskSent).decode
+_decode_reply = msgspec.msgpack.Decoder(Present | Executed | AskAnswered).decode
 
 
 def encode_command(number: int, command: Command) -> bytes:
@@ -170,12 +170,12 @@ class ForkedRanks:
             self._ranks[number].end(RankLost(f"rank {number} has ended"))
             self.leader.fire(RankEnded(number, "its process has ended"))
 
-    def _take(self, number: int, reply: Present | Executed | Answered) -> None:
+    def _take(self, number: int, reply: Present | Executed | AskAnswered) -> None:
         match reply:
             case Present():
                 self.joined[number] = reply.joined
                 self.leader.fire(RankJoined(number))
-            case Answered():
+            case AskAnswered():
                 future = self._ranks[number].asked.pop(reply.serial)
                 if not future.done():
                     future.set_result(reply.answer)
@@ -196,7 +196,7 @@ class ForkedRanks:
         assert its.writer is not None
         serial = next(self._serials)
         its.asked[serial] = asyncio.get_running_loop().create_future()
-        its.writer.write(_framed(_encode(Asked(serial, ask))))
+        its.writer.write(_framed(_encode(AskSent(serial, ask))))
         answer = await its.asked[serial]
         if isinstance(answer, Fault):
             raise EngineError(f"rank {rank}: {answer.reason}")
@@ -300,11 +300,11 @@ def follow(
     async def live() -> None:
         reader, writer = await asyncio.open_unix_connection(sock=channel)
 
-        def tell(reply: Present | Executed | Answered) -> None:
+        def tell(reply: Present | Executed | AskAnswered) -> None:
             writer.write(_framed(_encode(reply)))
 
-        async def answer(asked: Asked) -> None:
-            tell(Answered(asked.serial, await part.answer(asked.ask)))
+        async def answer(asked: AskSent) -> None:
+            tell(AskAnswered(asked.serial, await part.answer(asked.ask)))
 
         transfers = open_transfers(config, rank_name(config.instance_id, rank), epoch)
         engine = own.language.engine if own.language is not None else None

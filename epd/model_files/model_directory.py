@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from epd.engine.weights import stored as stored_weights
-from epd.engine.weights.pieces import Piece, missing, sources_of
+from epd.engine.weights.pieces import StoredPiece, missing, sources_of
 from epd.families.registry import family_of
 from epd.media_files.video import DEFAULT_SAMPLING, sample_frames, video_geometry, video_settings
 from epd.model_files.checkpoint import Checkpoint, ModelError, Settings, is_there
@@ -241,7 +241,7 @@ def check_tensors(
 
 
 def _check_shape(
-    checkpoint: Checkpoint, family: Family, name: str, piece: Piece, shape: tuple[int, ...]
+    checkpoint: Checkpoint, family: Family, name: str, piece: StoredPiece, shape: tuple[int, ...]
 ) -> None:
     directory, stored = checkpoint.directory, piece.stored
     if wrong := stored_weights.fault(checkpoint, stored):

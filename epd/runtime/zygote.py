@@ -70,7 +70,7 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class WorkerEnded(msgspec.Struct, frozen=True, tag="ended"):
     """A child ended; negative is a signal, as in `subprocess`."""
 
     pid: int
@@ -223,7 +223,7 @@ class Zygote:
         if not word:
             self._lost()
             return
-        answer = msgspec.json.decode(word, type=Forked | Ended)
+        answer = msgspec.json.decode(word, type=Forked | WorkerEnded)
         if isinstance(answer, Forked):
             assert self._answer is not None
             assert self._streams is not None
@@ -286,7 +286,7 @@ def _serve(control: socket.socket) -> None:
                     selector.unregister(pidfd)
                     pid, status = os.waitpid(pids.pop(pidfd), 0)
                     os.close(pidfd)
-                    _tell(control, Ended(pid, os.waitstatus_to_exitcode(status)))
+                    _tell(control, WorkerEnded(pid, os.waitstatus_to_exitcode(status)))
                     continue
                 word, fds, *_ = socket.recv_fds(control, _MAX_WORD, 1)
                 if not word:
@@ -304,7 +304,7 @@ def _serve(control: socket.socket) -> None:
                 _tell(control, Forked(pid), [pidfd])
 
 
-def _tell(control: socket.socket, word: Forked | Ended, fds: list[int] | None = None) -> None:
+def _tell(control: socket.socket, word: Forked | WorkerEnded, fds: list[int] | None = None) -> None:
     with contextlib.suppress(OSError):  # the supervisor is gone: the next read says so
         socket.send_fds(control, [msgspec.json.encode(word)], fds or [])
 

@@ -40,7 +40,7 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from epd.scheduling.block_pool import BlockPool, Key
-from epd.scheduling.snapshots import Snapshots, Taken
+from epd.scheduling.snapshots import Snapshots, TakenBlocks
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.waiting import Queue
 
@@ -122,7 +122,7 @@ class Share(NamedTuple, Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StepBounds:
     """Limits of a step; `max_running` is of its sequences, and of prompts that enter while so many
     run: KV that arrives has its blocks and enters all the same.
 
@@ -143,7 +143,7 @@ class BatchScheduler(Generic[T]):
         self,
         pool: BlockPool,
         block_size: int,
-        bounds: Bounds,
+        bounds: StepBounds,
         cost: StepCost | None = None,
         num_state_blocks: int = 0,
         drafts_of: Callable[[T], Sequence[int]] | None = None,
@@ -288,12 +288,12 @@ class BatchScheduler(Generic[T]):
 
     def _take(
         self, keys: Sequence[Key], count: int, spare: int, *, with_state: bool
-    ) -> Taken | None:
+    ) -> TakenBlocks | None:
         """A state that will be received need not be found."""
         if with_state and self._num_state_blocks:
             return self._snapshots.take(keys, count, spare)
         taken = self._pool.take_prefix(keys, count, spare)
-        return Taken(*taken) if taken is not None else None
+        return TakenBlocks(*taken) if taken is not None else None
 
     def _next(self) -> Queue[T] | None:
         """The queue whose head is next."""

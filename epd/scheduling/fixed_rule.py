@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from epd.scheduling.placement import Asked, Candidate, Image, Shares, busyness, weight
+from epd.scheduling.placement import Candidate, Image, Needs, Shares, busyness, weight
 
 BALANCE = 1.25
 AFFINITY_SLACK = 1  # attempts more than the least busy prefill that images are worth
@@ -31,7 +31,7 @@ PREFIX_BALANCE = 0.25  # and this share of the mean
 class FixedRule:
     """See `placement.Rule`."""
 
-    def __init__(self, asked: Asked, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, asked: Needs, candidates: Sequence[Candidate]) -> None:
         self._asked = asked
 
     def prefill(self, prefills: Sequence[Candidate], decodes: Sequence[Candidate]) -> Candidate:

@@ -69,7 +69,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Needs:
     """The needs of an attempt, and the places of its rows and KV."""
 
     images: Sequence[Image] = ()
@@ -91,7 +91,7 @@ class Rule(Protocol):
         ...
 
 
-MakeRule = Callable[[Asked, Sequence[Candidate]], Rule]
+MakeRule = Callable[[Needs, Sequence[Candidate]], Rule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def lacking(infos: Iterable[InstanceInfo], *, with_images: bool, finds: bool) ->
 
 def place(
     candidates: Sequence[Candidate],
-    asked: Asked,
+    asked: Needs,
     make_rule: MakeRule,
     avoid: Collection[str] = (),
     *,
@@ -201,7 +201,7 @@ def another_encoder(
     prefill = next((c for c in ordered if c.info.address == at), None)
     if prefill is None or not (encoders := _reached(prefill, encoders)):
         return None
-    rule = make_rule(Asked((image,), known=known), ordered)
+    rule = make_rule(Needs((image,), known=known), ordered)
     return _encoder_for(image, encoders, prefill, None, known, None, rule).info.address
 
 

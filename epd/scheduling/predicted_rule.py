@@ -41,7 +41,7 @@ from functools import cached_property
 
 from epd.messages import InstanceInfo, StageCosts
 from epd.observed import StageLoad
-from epd.scheduling.placement import Asked, Candidate, Image, busyness, weight
+from epd.scheduling.placement import Candidate, Image, Needs, busyness, weight
 
 USUAL = StageCosts(patch_s=3e-6, token_s=15e-6, step_s=4e-3, sequence_s=5e-5, nbyte_s=5e-10)
 COMPUTED = ("patch_s", "token_s", "step_s", "sequence_s")
@@ -117,7 +117,7 @@ class _Forecast:
 class PredictedRule:
     """See `placement.Rule`."""
 
-    def __init__(self, asked: Asked, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, asked: Needs, candidates: Sequence[Candidate]) -> None:
         self._asked = asked
         self._candidates = candidates
 

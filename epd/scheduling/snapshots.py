@@ -26,7 +26,7 @@ from typing import NamedTuple
 from epd.scheduling.block_pool import BlockPool, Key
 
 
-class Taken(NamedTuple):
+class TakenBlocks(NamedTuple):
     """Blocks for a sequence: the first `num_found` hold the beginning of its text, and are shared.
 
     `found`: the blocks of the state behind them; `kept`: those where states are to be kept, by the
@@ -47,7 +47,7 @@ class Snapshots:
         self._pool = pool
         self._num_blocks = num_blocks
 
-    def take(self, keys: Sequence[Key], count: int, spare: int) -> Taken | None:
+    def take(self, keys: Sequence[Key], count: int, spare: int) -> TakenBlocks | None:
         """`count` blocks, of which the first hold as much as can be used of a text whose full
         blocks have these keys; or None.  `spare` blocks must be left over.
 
@@ -70,7 +70,7 @@ class Snapshots:
                 blocks = self._pool.take(self._num_blocks)
                 assert blocks is not None  # counted above
                 kept[place] = blocks
-        return Taken(taken[0], num_found, tuple(found), kept)
+        return TakenBlocks(taken[0], num_found, tuple(found), kept)
 
     def publish(self, key: Key, blocks: Sequence[int]) -> None:
         """These blocks hold the state behind the block with this key."""

@@ -16,7 +16,7 @@ from epd.transport.region import Piece, SlotRegion, WriteRefused, byte_views, pl
 
 if TYPE_CHECKING:
     from epd.transport.linked.frames import Announced
-    from epd.transport.linked.links import Links
+    from epd.transport.linked.links import PeerLinks
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -58,7 +58,7 @@ class HostEngine(OwnMemory, ABC):
         self._own: dict[str, SlotRegion] = {}  # by region id
         self._writes: set[asyncio.Task[WriteOutcome]] = set()
         self._answers: set[asyncio.Task[None]] = set()  # to peers, which take time
-        self._links: Links | None = None
+        self._links: PeerLinks | None = None
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]

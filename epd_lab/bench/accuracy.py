@@ -43,7 +43,7 @@ PROGRESS_EVERY = 20  # answers
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BenchQuestion:
     text: str
     answers: tuple[str, ...]
     image: Path | None = None  # of GSM8K there is none
@@ -77,9 +77,9 @@ def _number(text: str) -> str:
     return text
 
 
-def read_questions(file: Path) -> list[Question]:
+def read_questions(file: Path) -> list[BenchQuestion]:
     """Of JSON lines or one JSON array.  Raises CommandFailed for what is of neither kind."""
-    found: list[Question] = []
+    found: list[BenchQuestion] = []
     try:
         text = file.read_text(encoding="utf-8").strip()
         # A string in JSON may have any other end of a line.
@@ -98,22 +98,22 @@ def read_questions(file: Path) -> list[Question]:
     return found
 
 
-def _question(item: JsonObject, directory: Path) -> Question:
+def _question(item: JsonObject, directory: Path) -> BenchQuestion:
     text = str(item["question"])
     if "image_path" not in item:
         answer = str(item["answer"])
         if "#### " not in answer:
             raise ValueError(f"no '#### ' stands ahead of a number in {answer!r}")
-        return Question(text, (answer,))
+        return BenchQuestion(text, (answer,))
     image, answers = directory / str(item["image_path"]), item["answers"]
     if not image.is_file():
         raise ValueError(f"there is no picture {image}")
     given = tuple(map(str, answers)) if isinstance(answers, list) else (str(answers),)
-    return Question(text, given, image, is_formula=item.get("dataset_name") == "HME100k")
+    return BenchQuestion(text, given, image, is_formula=item.get("dataset_name") == "HME100k")
 
 
 async def ask(
-    target: Target, questions: Sequence[Question], concurrency: int, max_tokens: int
+    target: Target, questions: Sequence[BenchQuestion], concurrency: int, max_tokens: int
 ) -> list[str]:
     """A server's answer to each.  Raises CommandFailed with the server's own sentence."""
     turns = asyncio.Semaphore(concurrency)
@@ -121,7 +121,7 @@ async def ask(
     key = next(iter(keys_of_environment()), "")
     async with target.up() as url, connected(url.rstrip("/").removesuffix("/v1"), key) as client:
 
-        async def one(question: Question) -> str:
+        async def one(question: BenchQuestion) -> str:
             nonlocal done
             async with turns:
                 fixed = {"temperature": 0, "max_tokens": max_tokens}
@@ -145,7 +145,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def report_of(
-    names: Sequence[str], questions: Sequence[Question], said: Sequence[Sequence[str]]
+    names: Sequence[str], questions: Sequence[BenchQuestion], said: Sequence[Sequence[str]]
 ) -> JsonObject:
     right = [[q.is_right(text) for q, text in zip(questions, row, strict=True)] for row in said]
     pairs: list[JsonObject] = []

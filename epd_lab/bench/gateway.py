@@ -35,7 +35,7 @@ from epd.config import (
 from epd.tiny import CHECKPOINT
 from epd_lab.bench.gateway_process import Spec
 from epd_lab.bench.image import noise_png
-from epd_lab.bench.load import Load, Result, post
+from epd_lab.bench.load import ConstantLoad, LoadResult, post
 from epd_lab.bench.workload import FULL_HD, image_url
 
 HOST = "127.0.0.1"
@@ -45,7 +45,7 @@ STREAM_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GatewayPlan:
     """How much load, and how often."""
 
     repeats: int = 3
@@ -58,7 +58,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Cluster:
+class GatewayPair:
     """A running pair of processes."""
 
     port: int
@@ -67,12 +67,12 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running(*, time_machines: bool) -> AsyncIterator[Cluster]:
+async def running(*, time_machines: bool) -> AsyncIterator[GatewayPair]:
     """The two processes, serving; what they used is in `endings` afterwards."""
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory:
         os.chmod(directory, 0o700)
-        cluster = Cluster(any_free(HOST), any_free(HOST), [])
+        cluster = GatewayPair(any_free(HOST), any_free(HOST), [])
         gateway_endpoint = f"ipc://{directory}/gateway.sock"
         gateway = Spec(
             cores[0],
@@ -161,13 +161,13 @@ def image_request(port: int, url: str) -> bytes:
     return post(PATH, f"{HOST}:{port}", json.dumps(body).encode())
 
 
-async def burst(port: int, requests: Sequence[bytes]) -> tuple[list[float], Result]:
+async def burst(port: int, requests: Sequence[bytes]) -> tuple[list[float], LoadResult]:
     """Milliseconds until each of `requests`, sent at once, was answered, and what somebody saw who
     asked beside them."""
     over = asyncio.Event()
 
-    async def ask() -> Result:
-        one, seen = text_request(port, 1), Result()
+    async def ask() -> LoadResult:
+        one, seen = text_request(port, 1), LoadResult()
         while not over.is_set():
             seen.latencies_s += (await _load(port, one, 1, 1)).latencies_s
         return seen
@@ -178,8 +178,8 @@ async def burst(port: int, requests: Sequence[bytes]) -> tuple[list[float], Resu
     return sorted(1e3 * result.latencies_s[0] for result in answered), await asking
 
 
-async def _load(port: int, request: bytes, total: int, concurrency: int) -> Result:
-    result = await Load(HOST, port, request, total, concurrency).run()
+async def _load(port: int, request: bytes, total: int, concurrency: int) -> LoadResult:
+    result = await ConstantLoad(HOST, port, request, total, concurrency).run()
     if result.failures:
         raise RuntimeError(f"{result.failures} of {total} benchmark requests failed")
     return result
@@ -188,7 +188,7 @@ async def _load(port: int, request: bytes, total: int, concurrency: int) -> Resu
 # --- the benchmark --------------------------------------------------------------------------------
 
 
-async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
+async def measure(plan: GatewayPlan, progress: Callable[[str], None]) -> dict[str, Any]:
     """All figures, by the names of docs/architecture.md section 9."""
     rounds: list[dict[str, float]] = []
     async with running(time_machines=False) as cluster:
@@ -221,7 +221,7 @@ async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]
     }
 
 
-async def _round(cluster: Cluster, plan: Plan, number: int) -> dict[str, float]:
+async def _round(cluster: GatewayPair, plan: GatewayPlan, number: int) -> dict[str, float]:
     """Each kind of load once, the echo between them, so that drift hits all alike."""
     port, echo_port = cluster.port, cluster.echo_port
     one = text_request(port, 1)
@@ -274,7 +274,7 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(f"{name:30}{value}" for name, value in rows)
 
 
-def run(plan: Plan, *, as_json: bool) -> int:
+def run(plan: GatewayPlan, *, as_json: bool) -> int:
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 

@@ -21,7 +21,7 @@ import uvloop
 from epd_lab.bench import plots
 from epd_lab.bench.machine import counted, describe, gpus
 from epd_lab.bench.roofline import Roofline
-from epd_lab.bench.serve import Plan, Rows, any_failed, arranged, measure
+from epd_lab.bench.serve import Rows, ServePlan, any_failed, arranged, measure
 from epd_lab.bench.serve_figures import stream_name, table
 
 _EVERY = ("text", "3x560", "1x1080p", "1x1080p-256", "4x1080p", "mixed")
@@ -35,7 +35,7 @@ VERSIONS = ("torch", "triton", "transformers")
 
 
 async def measure_all(
-    plan: Plan, out: Path, rooflines: Mapping[str, Roofline] | None = None
+    plan: ServePlan, out: Path, rooflines: Mapping[str, Roofline] | None = None
 ) -> dict[str, Any]:
     """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of the figures so far.
     `rooflines`: of the GPUs of each target, where there is one."""
@@ -112,7 +112,7 @@ def _spread(row: dict[str, Any], figure: str) -> str:
     return f"{row['figures'][figure]:.1f} ({low:.1f} to {high:.1f})"
 
 
-def _bounded(row: dict[str, Any], plan: Plan, roofline: Roofline | None) -> dict[str, Any]:
+def _bounded(row: dict[str, Any], plan: ServePlan, roofline: Roofline | None) -> dict[str, Any]:
     """With `roofline`: requests a second, by arithmetic, of the prompts that were counted."""
     streams = {(w.name, s.name): s for w in plan.workloads for s in w.streams}
     stream, tokens = streams[row["workload"], row["stream"]], row["figures"]["prompt_tokens"]
@@ -121,7 +121,7 @@ def _bounded(row: dict[str, Any], plan: Plan, roofline: Roofline | None) -> dict
 
 
 def run(
-    plan: Plan, out: Path, rooflines: Mapping[str, Roofline] | None = None, *, as_json: bool
+    plan: ServePlan, out: Path, rooflines: Mapping[str, Roofline] | None = None, *, as_json: bool
 ) -> int:
     """Measure, write and print; 1 if a request failed or a topology could not be measured."""
     out.mkdir(parents=True, exist_ok=True)

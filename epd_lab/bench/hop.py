@@ -27,7 +27,7 @@ from typing import Any
 
 from epd.transport.mooncake.library import missing
 from epd_lab.bench import machine, plots
-from epd_lab.bench.hop_senders import WAYS, Rows, Sender, make_sender
+from epd_lab.bench.hop_senders import WAYS, HopRows, Sender, make_sender
 from epd_lab.bench.words import Remote
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -36,7 +36,7 @@ IN_FLIGHT = (1, 4, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class HopPlan:
     """What to measure."""
 
     max_nbytes: int = 64 * MIB  # of an item
@@ -49,7 +49,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HopRow:
     way: str
     nbytes: int
     in_flight: int
@@ -67,19 +67,19 @@ class Tally:
     took_s: float = 0.0
     cpu_s: float = 0.0
 
-    def row(self, way: str, nbytes: int, in_flight: int) -> Row:
+    def row(self, way: str, nbytes: int, in_flight: int) -> HopRow:
         ranked = sorted(self.latencies_ns)
         p99 = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
         latency_us = {"p50": round(statistics.median(ranked) / 1e3, 1), "p99": round(p99 / 1e3, 1)}
         gigabytes = len(ranked) * nbytes / 1e9
-        return Row(
+        return HopRow(
             way, nbytes, in_flight, latency_us,
             round(gigabytes / self.took_s, 3), round(self.cpu_s / gigabytes, 3), 1.0,
         )  # fmt: skip
 
 
 async def _round(
-    sender: Sender, rows: Rows, receiver: Remote, count: int, in_flight: int, tally: Tally
+    sender: Sender, rows: HopRows, receiver: Remote, count: int, in_flight: int, tally: Tally
 ) -> None:
     """`count` items over one way, `in_flight` at a time."""
     numbers = itertools.count()
@@ -100,11 +100,11 @@ async def _round(
 
 
 async def measure(
-    receiver: Remote, plan: Plan, directory: str, nbytes: int, in_flight: int
-) -> list[Row]:
+    receiver: Remote, plan: HopPlan, directory: str, nbytes: int, in_flight: int
+) -> list[HopRow]:
     """One cell: every way, in turns."""
     count = min(plan.max_items, max(plan.min_items, in_flight * 3, plan.volume_nbytes // nbytes))
-    rows = Rows(in_flight, nbytes)
+    rows = HopRows(in_flight, nbytes)
     ways = [way for way in plan.ways if in_flight == 1 or way != "memcpy"]
     senders = {way: await make_sender(way, receiver, directory, in_flight, nbytes) for way in ways}
     tallies = {way: Tally() for way in ways}
@@ -119,13 +119,13 @@ async def measure(
     return [tally.row(way, nbytes, in_flight) for way, tally in tallies.items()]
 
 
-async def measure_all(plan: Plan) -> list[Row]:
+async def measure_all(plan: HopPlan) -> list[HopRow]:
     cells = [
         (nbytes, in_flight)
         for nbytes in SIZES if nbytes <= plan.max_nbytes
         for in_flight in IN_FLIGHT if in_flight == 1 or in_flight * nbytes <= plan.pool_nbytes
     ]  # fmt: skip
-    rows: list[Row] = []
+    rows: list[HopRow] = []
     receiver = Remote("epd_lab.bench.hop_process")
     with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory:
         for done, (nbytes, in_flight) in enumerate(cells):
@@ -138,7 +138,7 @@ async def measure_all(plan: Plan) -> list[Row]:
     return with_ratios(rows)
 
 
-def with_ratios(rows: list[Row]) -> list[Row]:
+def with_ratios(rows: list[HopRow]) -> list[HopRow]:
     """Median latency against the memcpy of the same size."""
     memcpy = {row.nbytes: row.latency_us["p50"] for row in rows if row.way == "memcpy"}
     return [
@@ -147,7 +147,7 @@ def with_ratios(rows: list[Row]) -> list[Row]:
     ]
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[HopRow]) -> str:
     lines = ["way                     KiB  fly     p50 us     p99 us    GB/s  cpu s/GB  /memcpy"]
     lines += [
         f"{row.way:<19}{row.nbytes // KIB:>8}{row.in_flight:>5}{row.latency_us['p50']:>11.1f}"
@@ -177,7 +177,7 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(plan: Plan, *, as_json: bool, out: str = "") -> int:
+def run(plan: HopPlan, *, as_json: bool, out: str = "") -> int:
     """Measure and print; with `out`, also write hop.json, hop.md and hop.svg there."""
     import uvloop
 

@@ -58,7 +58,7 @@ class Figure:
     cpu_us: float  # of both processes, for each
 
 
-class End:
+class HopEnd:
     """One process: an engine, a pool with fixed contents, and memory that is written to."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ async def _timed(
 
 
 async def measure(count: int) -> list[Figure]:
-    receiver, sender = Remote(MODULE), End()
+    receiver, sender = Remote(MODULE), HopEnd()
     place = await receiver.ask("open", name="receiver", index=min(1, torch.cuda.device_count() - 1))
     await sender.open("sender", 0)
     target = msgspec.convert(place, RemoteRegion)
@@ -220,7 +220,7 @@ def run(*, as_json: bool, count: int = 200) -> int:
 
 
 async def main(fd: int) -> None:
-    await answer_all(fd, End())
+    await answer_all(fd, HopEnd())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS
 from epd.transport.base import TransferEngine, Written
 from epd.transport.local import LocalMemory, LocalTransferEngine
-from epd.transport.mooncake.library import End, Library, Piece
+from epd.transport.mooncake.library import End, Library, WritePiece
 from epd_lab.bench.hop_process import TAG_NBYTES, backend_of, fingerprint
 from epd_lab.bench.words import Remote
 
@@ -60,7 +60,7 @@ AFTER = {
 }
 
 
-class Rows:
+class HopRows:
     """What is sent: `in_flight` items of random bytes, each tagged anew for each send."""
 
     def __init__(self, in_flight: int, nbytes: int) -> None:
@@ -173,7 +173,7 @@ class RawMooncake:
 
     async def send(self, slot: int, rows: np.ndarray, seen: dict[str, int]) -> int:
         source = rows.__array_interface__["data"][0]
-        pieces = [Piece(source, self._base + slot * rows.nbytes, rows.nbytes)]
+        pieces = [WritePiece(source, self._base + slot * rows.nbytes, rows.nbytes)]
         end = await asyncio.to_thread(self._library.transfer, self._peer, pieces)
         if end is not End.DONE:
             raise RuntimeError(f"mooncake-raw: {end.value}")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.plan import StartPlan as ClusterPlan
 from epd.cli.start.supervisor import running
 from epd_lab.bench.openai_load import Sample, Server, connected
 from epd_lab.bench.serve import run_once
@@ -36,7 +36,7 @@ MOST_PER_S = 4  # answers of one user
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class IsolationLoad:
     """Who asks how often."""
 
     users: int = 16
@@ -61,13 +61,13 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IsolationPlan:
     """What to measure; `cluster` plans a topology anew for each start."""
 
     topologies: tuple[str, ...]
     cluster: Callable[[str], ClusterPlan]
     repeats: int = 3
-    load: Load = Load()
+    load: IsolationLoad = IsolationLoad()
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ RATIOS = ("itl_ms_p50", "itl_ms_p99", "ttft_ms_p50", "ttft_ms_mean", "ttft_ms_p9
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class IsolationRow:
     """One topology: medians over the repeats."""
 
     topology: str
@@ -116,7 +116,7 @@ class Row:
     errors: tuple[str, ...] = ()
 
 
-async def measure(plan: Plan) -> list[Row]:
+async def measure(plan: IsolationPlan) -> list[IsolationRow]:
     rows = []
     for topology in plan.topologies:
         cluster = plan.cluster(topology)
@@ -130,9 +130,11 @@ async def measure(plan: Plan) -> list[Row]:
     return rows
 
 
-async def _measure_one(server: Server, topology: str, plan: Plan) -> list[tuple[Phase, Phase]]:
+async def _measure_one(
+    server: Server, topology: str, plan: IsolationPlan
+) -> list[tuple[Phase, Phase]]:
     """Pairs of phases, without bursts and with them."""
-    await phase(server, Load(phase_s=1.0, burst_every_s=0.5), f"{topology} warm-up")
+    await phase(server, IsolationLoad(phase_s=1.0, burst_every_s=0.5), f"{topology} warm-up")
     names = [f"{topology} {repeat + 1}/{plan.repeats}" for repeat in range(plan.repeats)]
     return [
         (
@@ -143,17 +145,21 @@ async def _measure_one(server: Server, topology: str, plan: Plan) -> list[tuple[
     ]
 
 
-async def phase(server: Server, load: Load, name: str, *, with_bursts: bool = True) -> Phase:
+async def phase(
+    server: Server, load: IsolationLoad, name: str, *, with_bursts: bool = True
+) -> Phase:
     """Users and probes, and bursts beside them; nothing of it runs into the next one."""
     workload = load.workload(name, with_bursts=with_bursts)
     samples, _ = await run_once(server, name, workload, 0)
     return Phase(*samples.values())
 
 
-def _row(topology: str, cpus: tuple[str, ...], pairs: Sequence[tuple[Phase, Phase]]) -> Row:
+def _row(
+    topology: str, cpus: tuple[str, ...], pairs: Sequence[tuple[Phase, Phase]]
+) -> IsolationRow:
     figures = [(alone.figures(), beside.figures()) for alone, beside in pairs]
     errors = sorted({error for pair in pairs for phase in pair for error in phase.errors})
-    return Row(
+    return IsolationRow(
         topology,
         cpus,
         median_of([alone for alone, _ in figures]),
@@ -175,12 +181,12 @@ HEAD = (
 )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[IsolationRow]) -> str:
     """Markdown."""
     return "\n".join([HEAD, *map(_line, rows)])
 
 
-def _line(row: Row) -> str:
+def _line(row: IsolationRow) -> str:
     def pair(figures: dict[str, float], what: str) -> str:
         return f"{figures[f'{what}_ms_p50']:.1f} / {figures[f'{what}_ms_p99']:.1f}"
 
@@ -193,5 +199,5 @@ def _line(row: Row) -> str:
     )
 
 
-def as_objects(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_objects(rows: Sequence[IsolationRow]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]

@@ -15,7 +15,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 @dataclass(slots=True)
-class Result:
+class LoadResult:
     """What a run saw."""
 
     elapsed_s: float = 0.0
@@ -42,7 +42,7 @@ def post(path: str, host: str, body: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ConstantLoad) -> None:
         self._load = load
         self._head = bytearray()
         self._left = -1  # bytes of the body to come; -1: the head is not complete; -2: chunked
@@ -91,12 +91,12 @@ class _Connection(asyncio.Protocol):
         self._load.closed()
 
 
-class Load:
+class ConstantLoad:
     """`total` requests over `concurrency` connections."""
 
     def __init__(self, host: str, port: int, request: bytes, total: int, concurrency: int) -> None:
         self.request = request
-        self.result = Result()
+        self.result = LoadResult()
         self._host, self._port = host, port
         self._left = total
         self._open = self._concurrency = concurrency
@@ -111,7 +111,7 @@ class Load:
         if self._open == 0:
             self._done.set()
 
-    async def run(self, timeout_s: float = 120.0) -> Result:
+    async def run(self, timeout_s: float = 120.0) -> LoadResult:
         loop = asyncio.get_running_loop()
         began_s = time.perf_counter()
         for _ in range(self._concurrency):

@@ -216,14 +216,14 @@ async def connected(base_url: str, timeout_s: float) -> AsyncIterator[Server]:
         yield server
 
 
-class Asked(Protocol[T_contra]):
+class Answerer(Protocol[T_contra]):
     """Who answers: a `Server`, or what stands for one."""
 
     async def ask(self, body: T_contra, zero_s: float) -> Sample: ...
 
 
 async def send_all(
-    server: Asked[T],
+    server: Answerer[T],
     requests: Sequence[T],
     arrival: Arrival,
     zero_s: float,
@@ -253,7 +253,7 @@ async def send_all(
 
 
 async def _closed(
-    server: Asked[T],
+    server: Answerer[T],
     requests: Sequence[T],
     arrival: Closed,
     zero_s: float,

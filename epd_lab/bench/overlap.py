@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.plan import StartPlan as ClusterPlan
 from epd.cli.start.supervisor import running
 from epd_lab.bench.isolation import REQUEST_TIMEOUT_S
 from epd_lab.bench.openai_load import Sample, Server, ServerError, connected
@@ -28,7 +28,7 @@ PLACES = ("behind the text", "spread over it", "in front of it")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OverlapPlan:
     """What to measure."""
 
     topology: str
@@ -40,7 +40,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OverlapRow:
     """Images in one place; medians of the repeats, milliseconds."""
 
     topology: str
@@ -53,7 +53,7 @@ class Row:
     repeats: int
 
 
-async def measure(plan: Plan) -> list[Row]:
+async def measure(plan: OverlapPlan) -> list[OverlapRow]:
     """Raises ServerError when a request fails."""
     cluster = plan.cluster(plan.topology)
     assert cluster.gateway is not None
@@ -86,7 +86,7 @@ class Round:
 class _Asker:
     """Makes requests whose texts and images are all new."""
 
-    def __init__(self, server: Server, wording: Wording, plan: Plan) -> None:
+    def __init__(self, server: Server, wording: Wording, plan: OverlapPlan) -> None:
         self._server, self._wording, self._plan = server, wording, plan
         self._serial = 0
 
@@ -139,11 +139,11 @@ def _rows_at_prefill_s(sample: Sample) -> float:
     return max(done) / 1e3
 
 
-def _row(topology: str, place: str, rounds: Sequence[Round]) -> Row:
+def _row(topology: str, place: str, rounds: Sequence[Round]) -> OverlapRow:
     def median_ms(values: list[float]) -> float:
         return round(1e3 * statistics.median(values), 1)
 
-    return Row(
+    return OverlapRow(
         topology,
         place,
         statistics.median(one.prompt_tokens for one in rounds),
@@ -163,12 +163,12 @@ HEAD = (
 )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[OverlapRow]) -> str:
     """Markdown."""
     return "\n".join([HEAD, *map(_line, rows)])
 
 
-def _line(row: Row) -> str:
+def _line(row: OverlapRow) -> str:
     return (
         f"| {row.topology} | {row.place} | {row.prompt_tokens:.0f} | {row.encode_ms:.0f} | "
         f"{row.prefill_ms:.0f} | {row.ttft_ms:.0f} | {row.ratio:.2f} | "
@@ -176,5 +176,5 @@ def _line(row: Row) -> str:
     )
 
 
-def as_objects(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_objects(rows: Sequence[OverlapRow]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.plan import StartPlan as ClusterPlan
 from epd.cli.start.supervisor import running
 from epd_lab.bench.machine import describe, sentence
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
@@ -31,7 +31,7 @@ COUNT_TIMEOUT_S = 5.0  # heartbeats carry the count
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReusePlan:
     """What to measure; `cluster`: a topology that moves rows over this transport."""
 
     transports: tuple[str, ...]
@@ -43,7 +43,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReuseRow:
     """One cell of the table."""
 
     transport: str
@@ -61,7 +61,7 @@ class Row:
         return self.encodes == self.distinct and not self.failed
 
 
-async def measure(plan: Plan) -> list[Row]:
+async def measure(plan: ReusePlan) -> list[ReuseRow]:
     rows = []
     for transport in plan.transports:
         with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory:
@@ -80,13 +80,13 @@ async def measure(plan: Plan) -> list[Row]:
 async def _one(
     server: Server,
     wording: Wording,
-    plan: Plan,
+    plan: ReusePlan,
     transport: str,
     turn: int,
     share: float,
     *,
     warm_up: bool = False,
-) -> Row:
+) -> ReuseRow:
     """One share; `turn` makes its images unlike those of the others."""
     count = 4 if warm_up else plan.requests
     shape = Shape(400, OUTPUT_TOKENS, images=3, repeated=share)
@@ -100,7 +100,7 @@ async def _one(
     )
     distinct = len(set(numbers))
     encodes = await _settled(server, before, distinct)
-    return Row(
+    return ReuseRow(
         transport, share, len(numbers), distinct, encodes, _ttft_ms(samples),
         sum(bool(sample.error) for sample in samples),
         tuple(sorted({sample.error for sample in samples if sample.error})[:5]),
@@ -129,7 +129,7 @@ def _ttft_ms(samples: Sequence[Sample]) -> dict[str, float]:
     return {f"p{share}": round(percentile(found, share), 1) for share in SHARES if found}
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ReuseRow]) -> str:
     """Markdown, TTFT in milliseconds."""
     head = [
         "| Transport | Reused | Images | Distinct | Encodes | TTFT p50 | p90 | p99 | Failed |",
@@ -138,7 +138,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*head, *map(_line, rows)])
 
 
-def _line(row: Row) -> str:
+def _line(row: ReuseRow) -> str:
     times = " | ".join(f"{row.ttft_ms.get(name, 0):.0f}" for name in ("p50", "p90", "p99"))
     return (
         f"| {row.transport} | {row.reuse:.0%} | {row.images} | {row.distinct} | {row.encodes} | "
@@ -146,7 +146,7 @@ def _line(row: Row) -> str:
     )
 
 
-def run(plan: Plan, *, as_json: bool, save: Path | None) -> int:
+def run(plan: ReusePlan, *, as_json: bool, save: Path | None) -> int:
     """Measure and print; 1 if an image was not encoded exactly once."""
     machine = describe()
     rows = asyncio.run(measure(plan))

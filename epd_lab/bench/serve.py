@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from epd.cli.start.plan import Plan as ClusterPlan
+from epd.cli.start.plan import StartPlan as ClusterPlan
 from epd.cli.start.supervisor import running
 from epd.runtime.lag import watch_lag
 from epd_lab.bench import plots
@@ -66,7 +66,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServePlan:
     """What to measure."""
 
     targets: tuple[Target, ...]
@@ -77,7 +77,7 @@ class Plan:
     request_timeout_s: float = 600.0
 
 
-class Progress:
+class ServeProgress:
     """A line on stderr now and then: what is done of a run."""
 
     def __init__(self, title: str, total: int) -> None:
@@ -100,7 +100,9 @@ class Progress:
         print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
 
-async def measure(plan: Plan, told: Callable[[Rows], None] = lambda rows: None) -> dict[str, Any]:
+async def measure(
+    plan: ServePlan, told: Callable[[Rows], None] = lambda rows: None
+) -> dict[str, Any]:
     """Everything; rows of figures per workload, stream and server.  `told`: gets those of one
     workload and server, as soon as they are measured."""
     rows: Rows = []
@@ -117,7 +119,7 @@ async def measure(plan: Plan, told: Callable[[Rows], None] = lambda rows: None) 
 
 
 async def _measure_one(
-    server: Server, name: str, workload: Workload, plan: Plan, traced: list[tuple[str, Sample]]
+    server: Server, name: str, workload: Workload, plan: ServePlan, traced: list[tuple[str, Sample]]
 ) -> Rows:
     title = f"{name} {workload.name} {{}}/{plan.repeats}"
     runs = [
@@ -159,7 +161,7 @@ async def run_once(
         await asyncio.to_thread(bodies, workload, stream, wording, repeat, made)
         for stream in workload.streams
     ]
-    progress = Progress(title, sum(map(len, requests)))
+    progress = ServeProgress(title, sum(map(len, requests)))
     late_s: list[float] = []
     watching = asyncio.create_task(watch_lag(late_s.append, LAG_PERIOD_S))
     zero_s = time.perf_counter()
@@ -176,7 +178,7 @@ async def run_once(
     return by_name, late_s
 
 
-def arranged(rows: Rows, plan: Plan) -> Rows:
+def arranged(rows: Rows, plan: ServePlan) -> Rows:
     """By workload, as they were asked for, and behind them each other server by the first."""
     order = [workload.name for workload in plan.workloads]
     ordered = sorted(rows, key=lambda row: order.index(row["workload"]))
@@ -197,7 +199,7 @@ def _compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def run(plan: Plan, *, as_json: bool, save: Path | None, plot: Path | None) -> int:
+def run(plan: ServePlan, *, as_json: bool, save: Path | None, plot: Path | None) -> int:
     """Measure and print; `save` keeps the JSON, `plot` an image of it."""
     found = uvloop.run(measure(plan))
     text = json.dumps(found, indent=2)

@@ -37,7 +37,7 @@ SLOT_NBYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SoakPlan:
     backend: str
     items: int = 10_000
     kills: int = 60
@@ -49,7 +49,7 @@ class Plan:
 
 
 @dataclass(eq=False, slots=True)
-class Life:
+class SoakLife:
     """One process of one side."""
 
     name: str
@@ -61,11 +61,11 @@ class Life:
 
 
 class Soak:
-    def __init__(self, plan: Plan, directory: str) -> None:
+    def __init__(self, plan: SoakPlan, directory: str) -> None:
         self._plan = plan
         self._directory = directory
         self._random = random.Random(plan.seed)
-        self._lives: dict[str, asyncio.Future[Life]] = {}
+        self._lives: dict[str, asyncio.Future[SoakLife]] = {}
         self.counts: Counter[str] = Counter()
         self.allocate_s: list[float] = []
         self.samples: list[dict[str, Any]] = []
@@ -74,9 +74,9 @@ class Soak:
 
     # --- processes --------------------------------------------------------------------------------
 
-    async def _spawn(self, name: str) -> Life:
+    async def _spawn(self, name: str) -> SoakLife:
         plan = self._plan
-        life = Life(name, Remote("epd_lab.bench.soak_process"))
+        life = SoakLife(name, Remote("epd_lab.bench.soak_process"))
         began = await life.remote.ask(
             "start", backend=plan.backend, instance_id=name, directory=self._directory
         )
@@ -171,7 +171,7 @@ class Soak:
         await asyncio.sleep(0.01)
         return False
 
-    async def _lease(self, owner: Life) -> int | None:
+    async def _lease(self, owner: SoakLife) -> int | None:
         while not owner.remote.gone:
             try:
                 return await asyncio.wait_for(owner.free.get(), 1.0)
@@ -179,7 +179,7 @@ class Soak:
                 continue
         return None
 
-    async def _fence(self, owner: Life, writer: Life, kind: str) -> bool:
+    async def _fence(self, owner: SoakLife, writer: SoakLife, kind: str) -> bool:
         """Until neither side can touch the other's memory; Gone if the owner dies meanwhile."""
         until_s = time.monotonic() + FENCE_TIMEOUT_S
         pairs = [(owner, writer)] if kind == "writer died" else [(writer, owner), (owner, writer)]
@@ -201,7 +201,7 @@ class Soak:
             await self._renew(writer)  # fenced means barred: it goes on as another life
         return True
 
-    async def _renew(self, writer: Life) -> None:
+    async def _renew(self, writer: SoakLife) -> None:
         current = self._lives[WRITER]
         if current.done() and current.result() is writer:
             self._begin(WRITER)
@@ -267,7 +267,7 @@ def judge(found: dict[str, Any]) -> list[str]:
     return problems
 
 
-def run(plan: Plan, *, as_json: bool) -> int:
+def run(plan: SoakPlan, *, as_json: bool) -> int:
     """Measure and print, with each promise that does not hold; 0 if all do."""
     import uvloop
 

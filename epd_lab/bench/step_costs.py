@@ -33,7 +33,7 @@ from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.geometry import image_geometry, images_of
 from epd_lab.bench.machine import describe, gpus, sentence
 from epd_lab.bench.workload import noise_jpeg
-from epd_lab.plan.costs import BUNDLED, Costs, Launch, Model, Step, Tower, between, read
+from epd_lab.plan.costs import BUNDLED, Costs, Launch, ModelCosts, StepTimes, Tower, between, read
 
 if TYPE_CHECKING:
     from epd.engine.device.executor import DeviceExecutor
@@ -88,7 +88,7 @@ async def measure(settings: Settings, sustained_s: float = SUSTAINED_S) -> Costs
     return _told(settings, meter, step, tower, pixel_ns, sustained, (config, preprocessor))
 
 
-def _meter(settings: Settings) -> Meter:
+def _meter(settings: Settings) -> StepMeter:
     """Engines with the memory that they have in service."""
     from epd.engine.factory import build_executor, build_language, build_vision
 
@@ -104,13 +104,13 @@ def _meter(settings: Settings) -> Meter:
     if language.kv_in_place:
         nbytes = language.num_blocks * language.kv_layout.block_nbytes
         language.attach_kv(memoryview(bytearray(nbytes)))
-    return Meter(executor, language, vision, settings)
+    return StepMeter(executor, language, vision, settings)
 
 
 def _told(
     settings: Settings,
-    meter: Meter,
-    step: Step,
+    meter: StepMeter,
+    step: StepTimes,
     tower: Tower,
     pixel_ns: float,
     sustained: float,
@@ -119,7 +119,7 @@ def _told(
     config, preprocessor = configs
     layout, known = meter.language.kv_layout, read(BUNDLED)
     size, engine = preprocessor.get("size") or {}, settings.engine
-    model = Model(
+    model = ModelCosts(
         name=Path(settings.model_dir).name,
         kv_token_nbytes=layout.block_nbytes // layout.block_size,
         kv_tokens=meter.language.num_blocks * layout.block_size,
@@ -203,7 +203,7 @@ async def tower_ms(vision: TorchVisionEngine, batch: list[Patches]) -> float:
 
 
 @dataclass(slots=True)
-class Meter:
+class StepMeter:
     """Times made-up work on one device's engines."""
 
     executor: DeviceExecutor
@@ -217,7 +217,7 @@ class Meter:
         capacity = self.language.num_blocks * self.language.kv_layout.block_size
         return tokens <= min(self.settings.engine.max_step_tokens, capacity)
 
-    async def step(self) -> Step:
+    async def step(self) -> StepTimes:
         """All costs of steps."""
         language = self.language
         capacity = language.num_blocks * language.kv_layout.block_size
@@ -241,7 +241,7 @@ class Meter:
         few, prompt = 16, chunk - 16
         both_ms = await step_ms(self.language, few, context, (prompt, 0))
         parts_ms = between(table, chunk) + context_ms * few * context + pair_ms * prompt**2 / 2
-        return Step(
+        return StepTimes(
             tokens_ms=table,
             context_ns=1e6 * context_ms,
             pair_ns=1e6 * pair_ms,

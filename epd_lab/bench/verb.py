@@ -127,7 +127,9 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--pool {args.pool}: at least {soak.IN_FLIGHT * soak.SLOT_NBYTES}")
         if args.transport not in BACKENDS:
             raise UsageError(f"{args.transport!r}: choose {', '.join(BACKENDS)}")
-        soak_plan = soak.Plan(args.transport, args.items, args.kills, slots=slots, seed=args.seed)
+        soak_plan = soak.SoakPlan(
+            args.transport, args.items, args.kills, slots=slots, seed=args.seed
+        )
         return soak.run(soak_plan, as_json=args.json)
     if args.what == "hop":
         if args.device == "cuda":
@@ -138,9 +140,9 @@ def run(args: argparse.Namespace) -> int:
 
         if args.max_nbytes < hop.SIZES[0]:
             raise UsageError(f"--max-nbytes {args.max_nbytes}: the smallest item has 65536 bytes")
-        plan = hop.Plan(max_nbytes=args.max_nbytes)
+        plan = hop.HopPlan(max_nbytes=args.max_nbytes)
         return hop.run(plan, as_json=args.json, out=args.out)
-    from epd_lab.bench.gateway import Plan
+    from epd_lab.bench.gateway import GatewayPlan
     from epd_lab.bench.gateway import run as run_gateway
 
-    return run_gateway(Plan(repeats=args.repeats), as_json=args.json)
+    return run_gateway(GatewayPlan(repeats=args.repeats), as_json=args.json)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from epd import tiny
     from epd_lab.bench import gpu, shape
     from epd_lab.bench.machine import gpus
-    from epd_lab.bench.serve import Plan
+    from epd_lab.bench.serve import ServePlan
     from epd_lab.bench.workload import at_most, chosen, drawn, users_of
 
     here = len(gpus())
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if given.get("engine.load_format") == "dummy" and shape.is_mixture(Path(given["model_dir"])):
         # Of random weights greedy answers are the same token, and so are the experts they choose.
         sent = list(map(drawn, sent))
-    plan = Plan(
+    plan = ServePlan(
         tuple(target_of(args, name) for name in args.topologies or topologies),
         tuple(sent),
         args.repeats,

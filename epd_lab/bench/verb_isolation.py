@@ -14,7 +14,7 @@ from epd.cli.configure import options
 from epd.cli.parser import UsageError
 
 if TYPE_CHECKING:
-    from epd.cli.start.plan import Plan as ClusterPlan
+    from epd.cli.start.plan import StartPlan as ClusterPlan
 
 MAX_CPUS = 4  # of an instance, unless told: the bundled model has no use for more
 SPARE_CPUS = 2  # for the gateway and the load itself
@@ -66,7 +66,9 @@ def run_isolation(args: argparse.Namespace) -> int:
     if args.phase <= 0:
         raise UsageError(f"--phase {args.phase:g}: a number of seconds above 0")
     cluster = _clusters(args, names, {})
-    plan = isolation.Plan(names, cluster, args.repeats, isolation.Load(phase_s=args.phase))
+    plan = isolation.IsolationPlan(
+        names, cluster, args.repeats, isolation.IsolationLoad(phase_s=args.phase)
+    )
     rows = asyncio.run(isolation.measure(plan))
     _tell(args, isolation.table(rows), isolation.as_objects(rows))
     for row in rows:
@@ -82,7 +84,7 @@ def run_overlap(args: argparse.Namespace) -> int:
         raise UsageError(f"--text-tokens {args.text_tokens}: at least 4")
     one_thread = {"engine.threads": args.__dict__["engine.threads"] or 1}
     cluster = _clusters(args, (args.topology,), one_thread)
-    plan = overlap.Plan(args.topology, cluster, args.repeats, args.text_tokens)
+    plan = overlap.OverlapPlan(args.topology, cluster, args.repeats, args.text_tokens)
     rows = asyncio.run(overlap.measure(plan))
     _tell(args, overlap.table(rows), overlap.as_objects(rows))
     return 0

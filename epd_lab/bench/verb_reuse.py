@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epd.cli.parser import UsageError
 
 if TYPE_CHECKING:
-    from epd.cli.start.plan import Plan as ClusterPlan
+    from epd.cli.start.plan import StartPlan as ClusterPlan
 
 CACHE_NBYTES = 512 << 20  # 300 images of 256 rows of 3 KB: what was evicted would count twice
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     def cluster(transport: str, directory: str) -> ClusterPlan:
         return _cluster(args.topology, transport, directory)
 
-    plan = reuse.Plan(names, cluster, args.requests, args.concurrency, _shares(args.reuse))
+    plan = reuse.ReusePlan(names, cluster, args.requests, args.concurrency, _shares(args.reuse))
     return reuse.run(plan, as_json=args.json, save=args.save)
 
 

@@ -67,7 +67,7 @@ def add_to(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from epd_lab.bench import serve
 
-    plan = serve.Plan(
+    plan = serve.ServePlan(
         tuple(target_of(args, text) for text in args.servers),
         tuple(_workload(args, name) for name in args.workloads or ["small"]),
         args.repeats,

@@ -28,7 +28,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """A state, or a role."""
 
     name: str
@@ -39,7 +39,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class GraphEdge:
     """All labels that lead from one node to another, or back to it (`target == source`)."""
 
     source: str
@@ -53,8 +53,8 @@ class Graph:
 
     name: str
     subtitle: str
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
     legend: tuple[tuple[str, str], ...] = field(default=())  # (kind of text, its meaning)
 
 
@@ -81,7 +81,7 @@ def row_of(arrow: transitions.Transition) -> Row:
     return row
 
 
-def edges(table: Table) -> tuple[Edge, ...]:
+def edges(table: Table) -> tuple[GraphEdge, ...]:
     """Merged edges, in order of source and of first mention in the table."""
     events: dict[str, type[Event]] = {event.__name__: event for event in table.events}
     merged: dict[tuple[str, str], dict[str, list[str]]] = {}
@@ -91,7 +91,7 @@ def edges(table: Table) -> tuple[Edge, ...]:
         labels = merged.setdefault((arrow.source, arrow.dest or arrow.source), {})
         labels.setdefault(event, []).extend(guards)
     return tuple(
-        Edge(
+        GraphEdge(
             source,
             target,
             tuple(
@@ -106,7 +106,7 @@ def edges(table: Table) -> tuple[Edge, ...]:
 def state_graph(table: Table) -> Graph:
     """A table as nodes (terminal states last) and merged edges."""
     nodes = [
-        Node(
+        GraphNode(
             state.name,
             told(state),
             state is table.initial,

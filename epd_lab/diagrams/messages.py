@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from epd import messages
-from epd_lab.diagrams.edges import Edge, Graph, Label, Node
+from epd_lab.diagrams.edges import Graph, GraphEdge, GraphNode, Label
 from epd_lab.diagrams.page import NOTICE, markdown_table, meaning
 
 _HOW_TO_READ = """\
@@ -100,8 +100,10 @@ def message_graph(found: list[Speaker]) -> Graph:
         for target in found:
             names = [name for name in source.sends if name in target.receives]
             if names:
-                edges.append(Edge(source.name, target.name, tuple(Label(name) for name in names)))
-    nodes = tuple(Node(s.name, s.about) for s in found)
+                edges.append(
+                    GraphEdge(source.name, target.name, tuple(Label(name) for name in names))
+                )
+    nodes = tuple(GraphNode(s.name, s.about) for s in found)
     legend = (("message", "what is sent"), ("stays", "to the same role of another instance"))
     return Graph("MESSAGES", "which role sends and which role handles", nodes, tuple(edges), legend)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from epd_lab.diagrams import svg
-from epd_lab.diagrams.edges import Edge, Graph, Label, Node
+from epd_lab.diagrams.edges import Graph, GraphEdge, GraphNode, Label
 
 CARD_X, MIN_CARD_WIDTH, LABEL_GAP = 44.0, 272.0, 10.0
 NAME_SIZE, EVENT_SIZE, TARGET_SIZE, PROSE_SIZE, LINE = 13.5, 11.5, 10.5, 11.0, 15.0
@@ -29,7 +29,7 @@ STAYS = "\u21bb"
 class Exit:
     """One merged edge out of a station: its label in lines, and the height of its line."""
 
-    edge: Edge
+    edge: GraphEdge
     lines: list[list[Label]]
     y: float = 0.0
 
@@ -38,7 +38,7 @@ class Exit:
 class Station:
     """A node with its texts broken into lines."""
 
-    node: Node
+    node: GraphNode
     prose: list[str]
     held: list[str]
     stays: list[list[Label]]
@@ -101,7 +101,7 @@ class RailMap:
     def _cards_end(self) -> float:
         return CARD_X + self.card_width
 
-    def _station(self, node: Node, index: int) -> Station:
+    def _station(self, node: GraphNode, index: int) -> Station:
         out = [e for e in self.graph.edges if e.source == node.name != e.target]
         stays = [x for e in self.graph.edges if e.source == e.target == node.name for x in e.labels]
         inner = self.card_width - 24

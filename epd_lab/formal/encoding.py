@@ -16,7 +16,7 @@ ROOMS = (("a", "b"), ("b", "a"))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EncodingSetting:
     """What the instance has; the names are constants of the model."""
 
     stored: bool = False
@@ -24,9 +24,9 @@ class Told:
 
 
 ENCODINGS = {  # with `nodes`
-    "ENCODING": (Told(), (33, 16)),
-    "ENCODING_STORED": (Told(stored=True), (64, 10)),
-    "ENCODING_WITHOUT_TOWER": (Told(stored=True, encodes=False), (26, 10)),
+    "ENCODING": (EncodingSetting(), (33, 16)),
+    "ENCODING_STORED": (EncodingSetting(stored=True), (64, 10)),
+    "ENCODING_WITHOUT_TOWER": (EncodingSetting(stored=True, encodes=False), (26, 10)),
 }
 UNREAD = "not in_a and not in_b"
 SILENT = frozenset(
@@ -155,7 +155,7 @@ def _tiers() -> Iterator[Happening]:
     yield Happening("is_idle_for_long", "time", open_, e.IdleTimePassed)
 
 
-def _rests(told: Told) -> dict[str, str]:
+def _rests(told: EncodingSetting) -> dict[str, str]:
     """Where an ENCODING may stay, or come back to, for ever."""
     rests = {"state == RESIDENT": CACHE, "state == DEMOTED": CACHE}
     if told.encodes:

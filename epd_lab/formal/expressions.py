@@ -138,7 +138,7 @@ def negated(tree: ast.expr) -> ast.expr:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ExpressionWords:
     """How a language writes what expressions are made of."""
 
     both: str
@@ -159,7 +159,7 @@ class Words:
         raise NotImplementedError
 
 
-def printed(tree: ast.expr, words: Words, variables: frozenset[str]) -> str:
+def printed(tree: ast.expr, words: ExpressionWords, variables: frozenset[str]) -> str:
     """The expression in a language.  Raises AssertionError for what no language has."""
 
     def show(node: ast.expr) -> str:

@@ -27,9 +27,9 @@ from epd.fsm.kernel import Effect, Event, Row, State, Table, Unless
 from epd_lab.formal.expressions import (
     Assign,
     Body,
+    ExpressionWords,
     Require,
     Statement,
-    Words,
     both,
     expression,
     is_false,
@@ -180,7 +180,7 @@ class Model:
 class Writer:
     """A model, and how a language writes its expressions."""
 
-    words: ClassVar[Words]
+    words: ClassVar[ExpressionWords]
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -42,7 +42,7 @@ DELIVERED = f"{DRAINED} and producer_memory == 'released' and consumer_memory ==
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PairSetting:
     """The parameters of both ends before the first event; the names are constants of the model."""
 
     contract_holds: bool = True
@@ -58,23 +58,26 @@ class Told:
 
 _CALM = {"may_die": False, "may_be_declared_lost": False}
 PAIRS = {  # with `nodes`
-    "PAIR": (Told(engine_is_certain=False), (8990, 12)),
+    "PAIR": (PairSetting(engine_is_certain=False), (8990, 12)),
     "PAIR_MESSAGES_LOST_IN_DOUBT": (
-        Told(engine_is_certain=False, forgetful=True, **_CALM),
+        PairSetting(engine_is_certain=False, forgetful=True, **_CALM),
         (11884, 48),
     ),
-    "PAIR_KV": (Told(offers=True, may_die=False), (2816, 14)),
-    "PAIR_KV_IN_PARTS": (Told(offers=True, may_die=False, in_parts=True), (4578, 23)),
+    "PAIR_KV": (PairSetting(offers=True, may_die=False), (2816, 14)),
+    "PAIR_KV_IN_PARTS": (PairSetting(offers=True, may_die=False, in_parts=True), (4578, 23)),
     "PAIR_KV_IN_PARTS_IN_DOUBT": (
-        Told(offers=True, in_parts=True, engine_is_certain=False, **_CALM),
+        PairSetting(offers=True, in_parts=True, engine_is_certain=False, **_CALM),
         (4313, 23),
     ),
-    "PAIR_CONTRACT_DRIFT": (Told(contract_holds=False), (3674,)),
-    "PAIR_SHORT_COMMIT": (Told(commit_is_short=True, may_die=False), (2386,)),
-    "PAIR_MESSAGES_LOST": (Told(forgetful=True, **_CALM), (10516, 48)),
-    "PAIR_MESSAGES_LOST_KV": (Told(forgetful=True, offers=True, **_CALM), (12822, 50)),
-    "PAIR_DECLARED_LOST": (Told(forgetful=True, may_die=False), (13412, 48)),
-    "PAIR_HEALS": (Told(engine_is_certain=False, forgetful=True, faults_stop=True), (91204,)),
+    "PAIR_CONTRACT_DRIFT": (PairSetting(contract_holds=False), (3674,)),
+    "PAIR_SHORT_COMMIT": (PairSetting(commit_is_short=True, may_die=False), (2386,)),
+    "PAIR_MESSAGES_LOST": (PairSetting(forgetful=True, **_CALM), (10516, 48)),
+    "PAIR_MESSAGES_LOST_KV": (PairSetting(forgetful=True, offers=True, **_CALM), (12822, 50)),
+    "PAIR_DECLARED_LOST": (PairSetting(forgetful=True, may_die=False), (13412, 48)),
+    "PAIR_HEALS": (
+        PairSetting(engine_is_certain=False, forgetful=True, faults_stop=True),
+        (91204,),
+    ),
 }
 
 # What actions do to the counts of halves; the others keep what no guard reads.
@@ -157,7 +160,7 @@ def _part(side: str, table: Table) -> Part:
     )  # fmt: skip
 
 
-def _end(side: str, told: Told) -> Iterator[Variable]:
+def _end(side: str, told: PairSetting) -> Iterator[Variable]:
     def made(name: str, *values: bool | int | str, note: str = "") -> Variable:
         return Variable(f"{side}_{name}", values, note)
 
@@ -332,7 +335,7 @@ def _laws() -> Iterator[Law]:
         )
 
 
-def _promises(told: Told) -> Iterator[Promise]:
+def _promises(told: PairSetting) -> Iterator[Promise]:
     if told.faults_stop:
         words = "once nothing fails any more everything ends"
         yield Promise("Drains", 7, words, "once", DRAINED, ("time", "work"))
@@ -359,7 +362,7 @@ def _promises(told: Told) -> Iterator[Promise]:
 
 
 def pair_model(
-    name: str, outgoing: Table = o.TABLE, incoming: Table = i.TABLE, told: Told | None = None
+    name: str, outgoing: Table = o.TABLE, incoming: Table = i.TABLE, told: PairSetting | None = None
 ) -> Model:
     """The model of a scenario; of the tables one may have a bug put back."""
     planned, nodes = PAIRS[name]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from epd_lab.formal.expressions import Require, Statement, Words, both, expression
+from epd_lab.formal.expressions import ExpressionWords, Require, Statement, both, expression
 from epd_lab.formal.form import FINE, Law, Model, Promise, Step, Variable, Writer, steps
 
 KINDS = ("time", "work")
@@ -18,7 +18,7 @@ EVERY_LAW = "every_law"
 
 
 @dataclass(frozen=True, slots=True)
-class _Promela(Words):
+class _Promela(ExpressionWords):
     def value(self, name: str) -> str:
         return f"V_{name}"
 

@@ -26,7 +26,7 @@ READY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RequestSetting:
     """Where it runs; the names are constants of the model."""
 
     images: bool = False
@@ -38,15 +38,15 @@ class Told:
 
 
 REQUESTS = {  # with `nodes`
-    "REQUEST_TEXT": (Told(), (43, 9)),
-    "REQUEST_AHEAD": (Told(ahead=True), (110, 16)),
-    "REQUEST_IMAGES": (Told(images=True), (156, 46)),
-    "REQUEST_LATE_IMAGES": (Told(images=True, begins_early=False, ahead=True), (195, 55)),
-    "REQUEST_HELD": (Told(for_its_prompt=True), (22, 7)),
-    "REQUEST_KV_LEAVES": (Told(decode_here=False), (29, 8)),
-    "REQUEST_IMAGES_KV_LEAVES": (Told(decode_here=False, images=True), (162, 44)),
-    "REQUEST_KV_COMES": (Told(remote_kv=True), (35, 5)),
-    "REQUEST_KV_COMES_AHEAD": (Told(remote_kv=True, ahead=True), (92, 9)),
+    "REQUEST_TEXT": (RequestSetting(), (43, 9)),
+    "REQUEST_AHEAD": (RequestSetting(ahead=True), (110, 16)),
+    "REQUEST_IMAGES": (RequestSetting(images=True), (156, 46)),
+    "REQUEST_LATE_IMAGES": (RequestSetting(images=True, begins_early=False, ahead=True), (195, 55)),
+    "REQUEST_HELD": (RequestSetting(for_its_prompt=True), (22, 7)),
+    "REQUEST_KV_LEAVES": (RequestSetting(decode_here=False), (29, 8)),
+    "REQUEST_IMAGES_KV_LEAVES": (RequestSetting(decode_here=False, images=True), (162, 44)),
+    "REQUEST_KV_COMES": (RequestSetting(remote_kv=True), (35, 5)),
+    "REQUEST_KV_COMES_AHEAD": (RequestSetting(remote_kv=True, ahead=True), (92, 9)),
 }
 SILENT = frozenset(
     "grow keep_failure note_late EXTEND PUSH_KV REPORT_HANG "
@@ -220,7 +220,7 @@ def _ends() -> Iterator[Happening]:
     yield Happening("lease_is_revoked", "fault", "state == HELD", r.LeaseRevoked)
 
 
-def _rests(told: Told) -> dict[str, str]:
+def _rests(told: RequestSetting) -> dict[str, str]:
     """Where a REQUEST may wait for ever by time alone."""
     rests = {"state == ABORTING": "a step uses the blocks; its end frees them (F6)"}
     if told.remote_kv:

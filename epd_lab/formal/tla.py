@@ -12,12 +12,20 @@ import ast
 from dataclasses import dataclass
 from itertools import groupby
 
-from epd_lab.formal.expressions import Assign, Require, Words, both, expression, negated, worth
+from epd_lab.formal.expressions import (
+    Assign,
+    ExpressionWords,
+    Require,
+    both,
+    expression,
+    negated,
+    worth,
+)
 from epd_lab.formal.form import FINE, Law, Model, Promise, Step, Variable, Writer, steps
 
 
 @dataclass(frozen=True, slots=True)
-class _Tla(Words):
+class _Tla(ExpressionWords):
     def value(self, name: str) -> str:
         return f'"{name}"'
 

@@ -22,7 +22,7 @@ from epd_lab.formal.world import Node, Reaction, Violation, World, require
 LATE = ("DeadlinePassed", "TokenTimedOut")  # of these alone a client hears that its time is over
 
 
-class Walk:
+class ModelWalk:
     """One walk."""
 
     def __init__(self, world: World) -> None:
@@ -94,12 +94,12 @@ def replay(space: Space) -> None:
     world = space.world
     named = {happening.name: happening for happening in world.model.happenings}
     for node, last in list(world.situations):
-        Walk(world).along(named[step] for step in (*space.path(node), last.name))
+        ModelWalk(world).along(named[step] for step in (*space.path(node), last.name))
 
 
 def wander(world: World, choose: Callable[[int], int], num_steps: int = 40) -> Node:
     """`choose(n)` picks one of the `n` things that may happen.  Raises Violation with the way."""
-    walk = Walk(world)
+    walk = ModelWalk(world)
 
     def chosen() -> Iterator[Happening]:
         for _ in range(num_steps):

@@ -37,7 +37,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Points = Annotated[tuple[tuple[Count, Positive], ...], msgspec.Meta(min_length=1)]
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes that decide what moves and what fits."""
 
     name: str
@@ -62,7 +62,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.captured_ms if captured else self.one_by_one_ms) / 1e3
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A step of the language model on the device."""
 
     tokens_ms: Points  # by tokens of the step, without attention
@@ -92,7 +92,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_us: NotNegative  # the event loop, per sequence of a step
 
 
-class Hop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HopTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows or KV from one instance to another."""
 
     latency_ms: NotNegative
@@ -104,11 +104,11 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sources: tuple[str, ...]  # where the figures are from
     device: str
-    model: Model
-    step: Step
+    model: ModelCosts
+    step: StepTimes
     tower: Tower
     host: Host
-    hops: dict[str, Hop]  # by transport; the first is taken where none is named
+    hops: dict[str, HopTimes]  # by transport; the first is taken where none is named
     gap_ms: NotNegative = 0.0  # that the device stands still behind a slice, or a step with prompts
     sustained: Annotated[float, msgspec.Meta(ge=1)] = 1.0
 
@@ -126,7 +126,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         alone_ms = between(self.tower.patches_ms, sum(images)) + self.tower.pair_ns * pairs / 1e6
         return self.sustained * alone_ms / 1e3
 
-    def hop(self, transport: str = "") -> Hop:
+    def hop(self, transport: str = "") -> HopTimes:
         """Raises ConfigError."""
         name = transport or next(iter(self.hops))
         if name not in self.hops:

@@ -17,7 +17,7 @@ from epd_lab.sim.loop import SimLoop
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CallPart:
     """A part of a call: the host launches it, then the device computes it.
 
     `at_once`: the device has it only when the launch has ended, as a captured graph; else with the
@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass(slots=True)
 class _Call:
-    pieces: Sequence[Piece]
+    pieces: Sequence[CallPart]
     weight: Weight
     done: asyncio.Future[None]
     begun: Callable[[float, float], None]  # when the device begins and ends its last piece
@@ -58,7 +58,7 @@ class PlannedDevice:
 
     def launch(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[CallPart],
         weight: Weight = Weight.STEP,
         begun: Callable[[float, float], None] = _unseen,
     ) -> asyncio.Future[None]:
@@ -83,7 +83,7 @@ class PlannedDevice:
             await self._launch(piece, call)
         self.loop.call_at(self._free_at_s, _end, call.done)
 
-    async def _launch(self, piece: Piece, call: _Call) -> None:
+    async def _launch(self, piece: CallPart, call: _Call) -> None:
         began_s = self.loop.now_s
         if piece.host_s:
             await asyncio.sleep(piece.host_s * (1.0 if piece.at_once else self.slowed()))

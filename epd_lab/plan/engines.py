@@ -28,7 +28,7 @@ from epd.engine.base import (
 from epd.engine.device.executor import Weight
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.plan.costs import Costs
-from epd_lab.plan.device import Piece, PlannedDevice, Threads
+from epd_lab.plan.device import CallPart, PlannedDevice, Threads
 from epd_lab.sim.alike_ranks import AlikeRanks
 
 SCALE = 1024
@@ -95,7 +95,7 @@ class PlannedVision:
         await self._device.launch(self._pieces([p.num_patches for p in batch]), weight)
         return [self._rows(patches.num_rows) for patches in batch]
 
-    def _pieces(self, images: list[int]) -> list[Piece]:
+    def _pieces(self, images: list[int]) -> list[CallPart]:
         """As `Slices.begin`."""
         num_patches, layers = sum(images), self._costs.model.tower_layers
         count, launch = 1, self._costs.tower.launch
@@ -105,7 +105,7 @@ class PlannedVision:
             count = math.ceil(layers / most)
         device_s, host_s = self._costs.tower_s(images), launch.host_s(captured=captured)
         gap_s = self._costs.gap_ms / 1e3
-        return [Piece(host_s / count, device_s / count, captured, gap_s)] * count
+        return [CallPart(host_s / count, device_s / count, captured, gap_s)] * count
 
     def _rows(self, num_rows: int) -> Rows:
         nbytes = num_rows * self.contract.row_nbytes
@@ -184,7 +184,7 @@ class PlannedLanguage(AlikeRanks):
         launch = self._costs.step.launch
         captured = self._captures and (num_tokens <= self._max_captured or not num_pairs)
         gap_s = self._costs.gap_ms / 1e3 * (num_pairs > 0)
-        piece = Piece(launch.host_s(captured=captured), device_s, captured, gap_s)
+        piece = CallPart(launch.host_s(captured=captured), device_s, captured, gap_s)
         begun = partial(self._tell_layers, on_layers)
         done = self._device.launch([piece], begun=begun)
         outcomes: list[Outcome] = [None if s.sample is None else TOKEN for s in batch]

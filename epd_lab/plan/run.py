@@ -50,7 +50,7 @@ def gpu_settings(assignments: Sequence[str] = ()) -> Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ForecastPlan:
     """What is to be predicted."""
 
     costs: Costs
@@ -65,7 +65,7 @@ class Plan:
 class PlannedCluster(Cluster):
     """The simulator's cluster with planned engines."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: ForecastPlan) -> None:
         super().__init__(world, plan.topology, simulated.Settings())
         self._plan = plan
         self._scaled = _scaled(plan.settings)
@@ -120,7 +120,7 @@ class _Request:
 class _Users:
     """In place of `openai_load.Server`: asks the gateway's role, and notes when tokens come."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, loop: SimLoop) -> None:
+    def __init__(self, plan: ForecastPlan, cluster: Cluster, loop: SimLoop) -> None:
         self._plan = plan
         self._cluster = cluster
         self._loop = loop
@@ -181,7 +181,7 @@ class _Users:
         return Generation(tuple(token_ids), tuple(items), sampling)
 
 
-def run(plan: Plan) -> list[dict[str, Any]]:
+def run(plan: ForecastPlan) -> list[dict[str, Any]]:
     """Rows as those of `epd bench serve`, one for each stream of the workload."""
     runs = [_run_once(plan, repeat) for repeat in range(plan.repeats)]
     rows = []
@@ -203,7 +203,7 @@ def run(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-def _run_once(plan: Plan, repeat: int) -> tuple[dict[str, list[Sample]], dict[str, float]]:
+def _run_once(plan: ForecastPlan, repeat: int) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     hop = plan.costs.hop(plan.transport)
     data = DataConditions(
         latency_s=hop.latency_ms / 1e3,

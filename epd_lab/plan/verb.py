@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from epd_lab.bench import plots, serve_figures
     from epd_lab.bench.workload import NAMED, chosen, users_of
     from epd_lab.plan import compared, costs, page, topologies
-    from epd_lab.plan.run import Plan, gpu_settings
+    from epd_lab.plan.run import ForecastPlan, gpu_settings
     from epd_lab.plan.run import run as predict
 
     users = users_of(args.gpus) if args.users is None else args.users
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             )
     settings, slo = gpu_settings(args.assignments), slo_of(args.slo)
     plans = [
-        Plan(known, name, workload, settings, args.transport, slo, args.repeats)
+        ForecastPlan(known, name, workload, settings, args.transport, slo, args.repeats)
         for workload in workloads
         for name in names
     ]

@@ -15,7 +15,7 @@ CALLS = (
 )  # fmt: skip
 
 
-class Broken(RuntimeError):
+class BrokenCall(RuntimeError):
     """What a planned failure raises: of no type that a port declares."""
 
 
@@ -43,8 +43,8 @@ class Breaks:
         self.fired[f"raised {call}"] += 1
         raise self.error(call)
 
-    def error(self, call: str) -> Broken:
-        return Broken(f"{call} broke down")
+    def error(self, call: str) -> BrokenCall:
+        return BrokenCall(f"{call} broke down")
 
     def clear(self) -> None:
         self._planned.clear()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from epd_lab.sim import coverage, drills
-from epd_lab.sim.measure import Measured, measure
+from epd_lab.sim.measure import DrillMeasures, measure
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "drills" / "README.md"
 
@@ -17,18 +17,18 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "drills" / "README.md"
 def show_list(args: argparse.Namespace) -> int:
     """Exit status 1: `--check` finds the document stale, or a drill never notices its mutant."""
     if args.check:
-        stale = coverage.is_stale(DOCUMENT, Measured.stored())
+        stale = coverage.is_stale(DOCUMENT, DrillMeasures.stored())
         print("stale: epd sim list --write writes it anew" if stale else "up to date")
         return int(stale)
     if args.measure:
         try:
-            known = Measured.stored() if args.missing or args.only else None
+            known = DrillMeasures.stored() if args.missing or args.only else None
             measured = measure(args.measure, args.jobs, known, args.only)
         except KeyboardInterrupt:
             print("stopped: nothing is stored of half a measurement", file=sys.stderr)
             return 130
     else:
-        measured = Measured.stored()
+        measured = DrillMeasures.stored()
     missed = measured.missed() if args.measure else []
     if args.write:
         if args.measure:
@@ -45,7 +45,7 @@ def show_list(args: argparse.Namespace) -> int:
     return int(bool(missed))
 
 
-def _as_json(measured: Measured) -> dict[str, Any]:
+def _as_json(measured: DrillMeasures) -> dict[str, Any]:
     rows = [{"name": d.name, "covers": d.covers, "mutants": d.mutants} for d in drills.DRILLS]
     covered = {fault: names for fault in coverage.faults() if (names := coverage.drills_of(fault))}
     caught = [{"drill": d, "mutant": m, "seeds": len(n)} for (d, m), n in measured.caught.items()]
@@ -62,7 +62,7 @@ def _as_json(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _print_drills(measured: Measured) -> None:
+def _print_drills(measured: DrillMeasures) -> None:
     for drill in drills.DRILLS:
         print(f"{drill.name:24} {drill.topology:8} {', '.join(drill.covers) or '-'}")
         if drill.name in measured.fired:

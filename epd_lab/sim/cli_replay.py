@@ -10,13 +10,13 @@ from epd.api import web
 from epd_lab.sim import mutants, page
 from epd_lab.sim.report import write_report
 from epd_lab.sim.run import Plan, describe, run
-from epd_lab.sim.runner import Job, judged
+from epd_lab.sim.runner import SimJob, judged
 from epd_lab.sim.shrink import Shrinker
 
 
 def replay(args: argparse.Namespace) -> int:
     """Exit status 1 if the run breaks an invariant."""
-    job = Job(args.kind, args.name, args.seed, args.mutant)
+    job = SimJob(args.kind, args.name, args.seed, args.mutant)
     plan = job.plan()
     with mutants.planted(args.mutant):
         if args.shrink:
@@ -49,7 +49,7 @@ def _print_plan(plan: Plan) -> None:
         print(f"  fault: {fault}")
 
 
-def _show(job: Job, plan: Plan, trace: int, grep: str, file: Path | None) -> bool:
+def _show(job: SimJob, plan: Plan, trace: int, grep: str, file: Path | None) -> bool:
     result = run(plan, keep=True)
     violations = judged(job, result)
     assert result.world is not None

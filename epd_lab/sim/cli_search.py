@@ -15,7 +15,7 @@ from typing import Any
 from epd_lab.sim import drills, mutants, search
 from epd_lab.sim.report import write_report
 from epd_lab.sim.run import describe
-from epd_lab.sim.runner import Job, Report, Summary, execute_all
+from epd_lab.sim.runner import Report, SimJob, Summary, execute_all
 
 MAX_IMAGES = 3
 MAX_LINES = 4  # that are told of a failure
@@ -31,7 +31,7 @@ def drill(args: argparse.Namespace) -> int:
     chosen = drills.DRILLS if args.name == "all" else (drills.by_name(args.name),)
     seeds = _seeds(args)
     runs = [*(("calm", seed) for seed in seeds[::CALM_EVERY]), *(("drill", seed) for seed in seeds)]
-    jobs = (Job(kind, drill.name, seed) for drill in chosen for kind, seed in runs)
+    jobs = (SimJob(kind, drill.name, seed) for drill in chosen for kind, seed in runs)
     parts = {drill.name: Summary() for drill in chosen}
 
     def tell(report: Report) -> None:
@@ -61,7 +61,7 @@ def drill(args: argparse.Namespace) -> int:
 
 def swarm(args: argparse.Namespace) -> int:
     """Topology, work and faults drawn per seed."""
-    jobs: Iterable[Job] = (Job("swarm", "", seed) for seed in _seeds(args))
+    jobs: Iterable[SimJob] = (SimJob("swarm", "", seed) for seed in _seeds(args))
     if args.plans:
         jobs = map(_announced, jobs)
     return _conclude(args, _search(args, jobs, args.seeds, "swarm"), [], {})
@@ -70,7 +70,7 @@ def swarm(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """A kill at every step of a short run."""
     numbers = range(0, search.num_kills(args.topology), args.stride)
-    jobs = (Job("check", args.topology, number) for number in numbers)
+    jobs = (SimJob("check", args.topology, number) for number in numbers)
     return _conclude(args, _search(args, jobs, len(numbers), "kills"), [], {})
 
 
@@ -80,7 +80,7 @@ def _seeds(args: argparse.Namespace) -> range:
     return range(args.first_seed, args.first_seed + args.seeds)
 
 
-def _announced(job: Job) -> Job:
+def _announced(job: SimJob) -> SimJob:
     """The plan is printed before it is run: one that never comes back has a name."""
     print(f"seed {job.seed}: {describe(job.plan())}", file=sys.stderr, flush=True)
     return job
@@ -88,7 +88,7 @@ def _announced(job: Job) -> Job:
 
 def _search(
     args: argparse.Namespace,
-    jobs: Iterable[Job],
+    jobs: Iterable[SimJob],
     total: int,
     label: str,
     tell: Callable[[Report], None] = lambda report: None,

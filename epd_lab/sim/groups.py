@@ -29,7 +29,7 @@ from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.rank_channels import Channel, SimAnswers, SimAsks, with_own_rows
 from epd_lab.sim.rank_rows import RowsAtRanks
-from epd_lab.sim.rank_towers import Gather, TowerShare
+from epd_lab.sim.rank_towers import Gather, SimTowerShare
 from epd_lab.sim.transfer import SimTransferEngine
 from epd_lab.sim.world import World
 
@@ -95,7 +95,7 @@ class Groups:
         leader = Leader(process.instance_id, size, group, clock, timing, journal)
         group.leader = engines.leader = leader
         if isinstance(engines.vision, SimVisionEngine):
-            share = TowerShare(group.gather, 0, engines.vision, group.begins)
+            share = SimTowerShare(group.gather, 0, engines.vision, group.begins)
             engines.vision = _WatchedTower(engines.vision, share, leader)
         if isinstance(own := engines.language, SimLanguageEngine):
             told = partial(self._resolved, group)
@@ -135,7 +135,7 @@ class Groups:
 class _WatchedTower(GroupVisionEngine):
     """Reports what all ranks have at hand."""
 
-    def __init__(self, own: SimVisionEngine, share: TowerShare, leader: Leader) -> None:
+    def __init__(self, own: SimVisionEngine, share: SimTowerShare, leader: Leader) -> None:
         super().__init__(own, share, leader)
         self._at_hand = partial(own.poison.work, own.device.process)
 
@@ -294,7 +294,7 @@ class SimFollower:
         self.commands = Channel(groups.world, f"{process.name} to {rank}")
         self._groups = groups
         self._group: SimRanks
-        self._tower: TowerShare
+        self._tower: SimTowerShare
         self._follower = Follower(self, self._answer)
         transfers = SimTransferEngine(groups.world.fabric, process)
         self.part = RankPart(engines.language, transfers, groups.prefill, takes_kv=True)
@@ -312,7 +312,7 @@ class SimFollower:
         if group is not None and group.process.alive:
             self._group = group
             if isinstance(vision := self.engines.vision, SimVisionEngine):
-                self._tower = TowerShare(group.gather, self.rank, vision, self._begins)
+                self._tower = SimTowerShare(group.gather, self.rank, vision, self._begins)
             group.join(self.rank, self)
 
     def take(self, number: int, command: Command) -> None:

@@ -20,7 +20,7 @@ from epd_lab.sim import golden
 from epd_lab.sim.breaks import Breaks
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.golden import NUM_HEADS, STATE_NBYTES
-from epd_lab.sim.own_memory import OwnMemory
+from epd_lab.sim.own_memory import SimOwnMemory
 
 BLOCK_NBYTES = golden.KV_LAYOUT.block_nbytes
 MOST_RANKS = 3  # of a simulated group
@@ -58,7 +58,7 @@ def _shared(rank: int, size: int, *, has_state: bool) -> KvLayout:
     )
 
 
-class HashStates(OwnMemory):
+class HashStates(SimOwnMemory):
     """What a `LanguageEngine` has of them."""
 
     kv_layout: KvLayout

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from epd_lab.sim import drills
-from epd_lab.sim.runner import SIMULATOR, Job, Report, execute
+from epd_lab.sim.runner import SIMULATOR, Report, SimJob, execute
 
 
 def noticed(report: Report) -> bool:
@@ -44,7 +44,7 @@ def hunt(task: Hunt) -> Catch:
     return Catch(task.mutant, runs, None)
 
 
-def _jobs(task: Hunt) -> Iterator[Job]:
+def _jobs(task: Hunt) -> Iterator[SimJob]:
     for seed in task.seeds:
         for drill in drills.naming(task.mutant):
-            yield Job("drill", drill.name, seed, task.mutant)
+            yield SimJob("drill", drill.name, seed, task.mutant)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from epd_lab.sim.own_memory import OwnMemory
+from epd_lab.sim.own_memory import SimOwnMemory
 
 
-class LandedKv(OwnMemory):
+class LandedKv(SimOwnMemory):
     """What a `LanguageEngine` has of it."""
 
     kv_in_place: bool

@@ -31,7 +31,7 @@ from epd_lab.sim.hunt import noticed
 from epd_lab.sim.parallel import Progress, interrupts, results
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.run import WAITED_OUT, run
-from epd_lab.sim.runner import Job, execute
+from epd_lab.sim.runner import SimJob, execute
 from epd_lab.sim.world import World
 
 STORE = Path(__file__).resolve().parents[2] / "tests" / "sim" / "measured.json"
@@ -88,7 +88,7 @@ def seeds_needed(caught: int, num_seeds: int, missed: float = MISSED) -> int:
 
 
 @dataclass(slots=True)
-class Measured:
+class DrillMeasures:
     """Under `num_seeds` seeds: in how many each drill happened, which noticed each mutant, and the
     order in which they are worth running."""
 
@@ -155,7 +155,7 @@ class Measured:
         path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
     @classmethod
-    def stored(cls, path: Path = STORE) -> Measured:
+    def stored(cls, path: Path = STORE) -> DrillMeasures:
         """The last measurement; an empty one where there is none."""
         if not path.exists():
             return cls()
@@ -174,37 +174,39 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class MutantCounts:
     """The seeds in which it happened or was noticed; without a mutant, all seeds in their order."""
 
     seeds: list[int]
     ranked: list[int]
 
 
-def count(task: Count) -> Counted:
+def count(task: Count) -> MutantCounts:
     """Runs in a worker."""
     if task.mutant:
-        jobs = [Job("drill", task.drill, seed, task.mutant) for seed in range(task.num_seeds)]
-        return Counted([job.seed for job in jobs if noticed(execute(job))], [])
+        jobs = [SimJob("drill", task.drill, seed, task.mutant) for seed in range(task.num_seeds)]
+        return MutantCounts([job.seed for job in jobs if noticed(execute(job))], [])
     drill, seeds, covered = drills.by_name(task.drill), [], []
     for seed in range(task.num_seeds):
         shown = Covered()
         if drill.fired(run(drill.plan(seed), prepare=shown.watch)):
             seeds.append(seed)
         covered.append(shown.seen)
-    return Counted(seeds, ranked(covered))
+    return MutantCounts(seeds, ranked(covered))
 
 
 def measure(
-    num_seeds: int, workers: int, known: Measured | None = None, only: Sequence[str] = ()
-) -> Measured:
+    num_seeds: int, workers: int, known: DrillMeasures | None = None, only: Sequence[str] = ()
+) -> DrillMeasures:
     """`known` is kept if it has as many seeds, but for the drills of `only`, which then are all
     that is measured; what is gone is left out.
 
     Raises KeyError for a drill that is not there, KeyboardInterrupt when it is stopped: half a
     table is of no use.
     """
-    measured = known if known is not None and known.num_seeds == num_seeds else Measured(num_seeds)
+    measured = (
+        known if known is not None and known.num_seeds == num_seeds else DrillMeasures(num_seeds)
+    )
     for name in only:
         drills.by_name(name)
     tasks = list(_tasks(num_seeds))
@@ -222,7 +224,7 @@ def measure(
     return measured
 
 
-def _keep(measured: Measured, tasks: Sequence[Count]) -> None:
+def _keep(measured: DrillMeasures, tasks: Sequence[Count]) -> None:
     """Forget what else was counted."""
     pairs = {(task.drill, task.mutant) for task in tasks}
     measured.caught = {pair: seeds for pair, seeds in measured.caught.items() if pair in pairs}

@@ -10,7 +10,7 @@ from epd_lab.sim.process import SimProcess
 OnFound = Callable[[SimProcess, str], None]
 
 
-class OwnMemory:
+class SimOwnMemory:
     """Its blocks, by the role that owns them."""
 
     def __init__(self, device: SimDevice) -> None:

@@ -36,7 +36,7 @@ TERMINAL = {table.name: {state.name for state in table.terminal} for table in TA
 
 
 @dataclass(slots=True)
-class Life:
+class FoldedMachine:
     """A machine of a process, so far."""
 
     view: MachineView
@@ -48,7 +48,7 @@ class Fold:
     """The trace up to now."""
 
     processes: dict[str, ProcessView] = field(default_factory=dict)  # by name with epoch
-    lives: dict[tuple[str, str, str], Life] = field(default_factory=dict)
+    lives: dict[tuple[str, str, str], FoldedMachine] = field(default_factory=dict)
     edges: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class Fold:
             view = MachineView(
                 instance=instance, machine=machine, key=key, state=line.source, age_s=0.0
             )
-            life = self.lives[of] = Life(view, line.at_s)
+            life = self.lives[of] = FoldedMachine(view, line.at_s)
         view = life.view
         view.story = [*view.story, line][-STORY_LENGTH:]
         if line.target != line.source:

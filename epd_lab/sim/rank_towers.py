@@ -45,7 +45,7 @@ class Gather:
         return [next(each[its]) for its in ranks]
 
 
-class TowerShare:
+class SimTowerShare:
     """Of one rank: `epd.groups.engines.TowerShare`."""
 
     def __init__(

@@ -22,7 +22,7 @@ CHANCE = 4.0  # standard deviations: of all drills together none fails by chance
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimJob:
     """One run by name and number: small to send to a worker, enough to replay."""
 
     kind: str  # "drill", "calm" (a drill without what it is about), "swarm" or "check"
@@ -53,7 +53,7 @@ class Job:
 class Report:
     """What is kept of one run."""
 
-    job: Job
+    job: SimJob
     violations: tuple[str, ...]
     fired: bool
     steps: int
@@ -112,7 +112,7 @@ def _time_limit() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def execute(job: Job) -> Report:
+def execute(job: SimJob) -> Report:
     """Run one job; an exception of the simulator itself is a failure of that seed.
 
     Of a run with a bug put back only that is asked whether it is noticed.
@@ -129,7 +129,7 @@ def execute(job: Job) -> Report:
     return Report(job, tuple(judged(job, result)), fired, result.steps, result.digest)
 
 
-def judged(job: Job, result: Result) -> list[str]:
+def judged(job: SimJob, result: Result) -> list[str]:
     """What is wrong with a run: its violations, and signs of a drill that it must not show."""
     signs = drills.by_name(job.name).shown(result) if job.kind == "calm" else []
     told = [f"[sign] {sign} shows without what the drill is about" for sign in signs]
@@ -137,7 +137,7 @@ def judged(job: Job, result: Result) -> list[str]:
 
 
 def execute_all(
-    jobs: Iterable[Job],
+    jobs: Iterable[SimJob],
     total: int,
     workers: int,
     *,

@@ -19,7 +19,7 @@ from epd_lab.sim.process import SimProcess
 B = TypeVar("B")
 
 
-class Life(Protocol):
+class ClusterLife(Protocol):
     """What a cluster keeps of each life."""
 
     process: SimProcess
@@ -60,7 +60,7 @@ def attend(
     member: Member,
     processes: dict[str, SimProcess],
     buses: dict[str, B],
-    lives: Mapping[str, Life],
+    lives: Mapping[str, ClusterLife],
 ) -> None:
     """A stranger has the name once it is welcomed; for the others, of one host, the kernel shows
     whether a life is gone."""

@@ -34,7 +34,7 @@ MARKS = (
 
 
 @dataclass(slots=True)
-class Life:
+class TrackSpan:
     """Of one machine, or of one lease of memory, at one process; seconds of virtual time."""
 
     lane: str  # instance id
@@ -65,8 +65,8 @@ class Tracks:
     def __init__(self) -> None:
         self.lanes: list[str] = []
         self._slots: dict[tuple[str, str], tuple[int, ...]] = {}  # by process and room
-        self._open: dict[tuple[str, str, str], list[Life]] = {}  # by process, table and key
-        self._over: list[Life] = []
+        self._open: dict[tuple[str, str, str], list[TrackSpan]] = {}  # by process, table and key
+        self._over: list[TrackSpan] = []
 
     def watch_run(self, world: World, cluster: Cluster) -> None:
         self.lanes = [GATEWAY, *cluster.instances]
@@ -99,13 +99,13 @@ class Tracks:
         lane, of = process.partition(":")[0], (process, table, key)
         lives = self._open.setdefault(of, [])
         if not lives:
-            lives.append(Life(lane, table, key, source, at_s))
+            lives.append(TrackSpan(lane, table, key, source, at_s))
         if (process, key) in self._slots and (table, event) == ("INCOMING", "SlotsLeased"):
             slots = self._slots.pop((process, key))
             if is_kv(key):
-                lives.append(Life(lane, "KV blocks", f"{key}, {len(slots)}", "LEASED", at_s))
+                lives.append(TrackSpan(lane, "KV blocks", f"{key}, {len(slots)}", "LEASED", at_s))
             else:
-                lives += [Life(lane, f"slot {n}", key, "LEASED", at_s) for n in slots]
+                lives += [TrackSpan(lane, f"slot {n}", key, "LEASED", at_s) for n in slots]
         if source != target:
             lives[0].move(target, at_s)
         if target in SHOWN[table]:
@@ -139,9 +139,9 @@ class Tracks:
                         yield part(pid, tid, *piece)
 
 
-def _pack(lives: list[Life], group: str) -> list[list[Life]]:
+def _pack(lives: list[TrackSpan], group: str) -> list[list[TrackSpan]]:
     """Those of a group in as few rows as will do: none of a row begins before another's end."""
-    rows: list[list[Life]] = []
+    rows: list[list[TrackSpan]] = []
     chosen = [life for life in lives if life.group == group]
     for life in sorted(chosen, key=lambda one: (one.from_s, one.label)):
         row = next((r for r in rows if r[-1].to_s <= life.from_s), None)

@@ -86,7 +86,7 @@ class DataConditions:
 
 
 @dataclass(eq=False, slots=True)
-class Write:
+class SimWrite:
     """One write under way."""
 
     writer: SimProcess
@@ -118,12 +118,12 @@ class Fabric:
         self.trace = trace
         self.conditions = conditions
         self.regions: dict[RegionKey, tuple[SlotRegion, SimProcess]] = {}
-        self.writes: dict[Write, None] = {}
+        self.writes: dict[SimWrite, None] = {}
         self.lives: dict[tuple[str, int], SimProcess] = {}
         self.barred: set[tuple[tuple[str, int], tuple[str, int]]] = set()  # owner, writer
         self.busy_until_s: dict[str, float] = {}
         self.counters: Counter[str] = Counter()
-        self.on_land: Callable[[Write, SimProcess, Sequence[int]], None] | None = None
+        self.on_land: Callable[[SimWrite, SimProcess, Sequence[int]], None] | None = None
         self.is_cut: Callable[[str, str], bool] = lambda one, other: False  # messages do not pass
         self.corrupt_next: dict[str, deque[str]] = {}  # by writer: what its next writes are called
         self._serial: Counter[tuple[object, ...]] = Counter()
@@ -149,11 +149,11 @@ class Fabric:
         self.conditions = DataConditions(kind=kind, asks=self.conditions.asks)
         self.corrupt_next.clear()
 
-    def end(self, write: Write) -> None:
+    def end(self, write: SimWrite) -> None:
         write.ended = True
         self.writes.pop(write, None)
 
-    def begin(self, write: Write) -> None:
+    def begin(self, write: SimWrite) -> None:
         """Schedule the pieces and the report of a write."""
         conditions, loop = self.conditions, self.loop
         writer = write.writer.name
@@ -194,7 +194,7 @@ class Fabric:
             told = WriteUnknown("the transport gave no answer in time")
             loop.call_at(reported_s, self._tell, write, told, context=write.writer.context)
 
-    def _land(self, write: Write, index: int) -> None:
+    def _land(self, write: SimWrite, index: int) -> None:
         if write.ended:
             return
         found = self.region(write.target)
@@ -220,7 +220,7 @@ class Fabric:
             self._corrupt(write, region, offset)
         self.trace("land", write.writer.name, write.target.region_id, *touched)
 
-    def _corrupt(self, write: Write, region: SlotRegion, offset: int) -> None:
+    def _corrupt(self, write: SimWrite, region: SlotRegion, offset: int) -> None:
         self.counters["corrupted"] += 1
         self.counters[f"corrupted {write.what or write.target.region_id}"] += 1
         region.buffer[offset] ^= 1
@@ -228,7 +228,7 @@ class Fabric:
             self.counters["corruption refused"] += 1
             write.refused = "what arrived has another sum than what was sent"
 
-    def _finish(self, write: Write) -> None:
+    def _finish(self, write: SimWrite) -> None:
         if not write.ended:
             self.end(write)
             if current_process() is write.writer:
@@ -236,7 +236,7 @@ class Fabric:
             else:
                 self.loop.call_soon(self._report, write, context=write.writer.context)
 
-    def _report(self, write: Write) -> None:
+    def _report(self, write: SimWrite) -> None:
         self.end(write)
         if write.refused:
             self._tell(write, WriteFailed(write.refused))
@@ -246,7 +246,7 @@ class Fabric:
             checksum = zlib.crc32(write.checksums.get(index, b""), checksum)
         self._tell(write, Written(sum(v.nbytes for _, v in write.pieces), checksum))
 
-    def _tell(self, write: Write, outcome: WriteOutcome) -> None:
+    def _tell(self, write: SimWrite, outcome: WriteOutcome) -> None:
         if not write.future.done():
             self.trace("written", write.writer.name, write.target.region_id, type(outcome).__name__)
             if write.raises is not None:
@@ -335,7 +335,9 @@ class SimTransferEngine(DataPlane):
         if ((target.instance_id, target.epoch), self._life) in self._fabric.barred:
             return WriteFailed(f"{target.instance_id} has fenced this instance")
         cut = _cut(pieces, self._fabric.conditions.num_pieces)
-        write = Write(self._process, target, tuple(slots), cut, self._fabric.loop.create_future())
+        write = SimWrite(
+            self._process, target, tuple(slots), cut, self._fabric.loop.create_future()
+        )
         write.raises = breaks.error("write") if late else None
         self._fabric.begin(write)
         return await write.future

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from epd.cli.boundary import CommandFailed
 from epd.cli.main import main
-from epd_lab.bench.accuracy import Question, ask, mcnemar, read_questions, report_of, table
+from epd_lab.bench.accuracy import BenchQuestion, ask, mcnemar, read_questions, report_of, table
 from epd_lab.bench.serve import Target
 from tests.e2e.client import Body
 from training.ocrbench import write
@@ -74,7 +74,7 @@ def test_gsm8k_is_scored_as_flexible_extract_does(answer: str, said: str, is_rig
     assert _read({"answer": answer}).is_right(said) == is_right
 
 
-def _read(item: dict[str, object]) -> Question:
+def _read(item: dict[str, object]) -> BenchQuestion:
     with tempfile.NamedTemporaryFile("w+") as file:
         file.write(json.dumps({"question": "?"} | item))
         file.flush()
@@ -156,10 +156,10 @@ def test_lines_of_neither_kind_are_refused(text: str, sentence: str, tmp_path: P
 @pytest.mark.parametrize("reply", [{"choices": []}, ["?"], "?"])
 async def test_a_server_with_other_replies_is_named(reply: object) -> None:
     with pytest.raises(CommandFailed, match=r"http://127.0.0.1\S* (sent no chat|does not answer)"):
-        await _said([Question("?", ("#### 4",))], lambda body: reply)
+        await _said([BenchQuestion("?", ("#### 4",))], lambda body: reply)
 
 
-async def _said(questions: list[Question], answer: Callable[[Body], object]) -> list[str]:
+async def _said(questions: list[BenchQuestion], answer: Callable[[Body], object]) -> list[str]:
     """By a server that answers in this way."""
 
     async def models(_: web.Request) -> web.Response:

@@ -20,7 +20,7 @@ from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd_lab.bench import gpu, plots, roofline, shape, verb_gpu
 from epd_lab.bench.openai_load import Sample, ServerError
 from epd_lab.bench.roofline import CARDS, Roofline, card_of
-from epd_lab.bench.serve import Plan, Rows, Target
+from epd_lab.bench.serve import Rows, ServePlan, Target
 from epd_lab.bench.serve_figures import Slo, figures, spread_of
 from epd_lab.bench.workload import (
     NAMED,
@@ -54,7 +54,7 @@ def told(server: str, seconds: float, errors: Sequence[str] = ()) -> list[Rows]:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Told]], None]:
     def answers(by_name: dict[str, Told]) -> None:
-        async def measure(plan: Plan, known: Callable[[Rows], None]) -> None:
+        async def measure(plan: ServePlan, known: Callable[[Rows], None]) -> None:
             for rows in by_name[plan.targets[0].name]:
                 if isinstance(rows, Exception):
                     raise rows
@@ -65,9 +65,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Told]], Non
     return answers
 
 
-def plan(*names: str) -> Plan:
+def plan(*names: str) -> ServePlan:
     workloads = (NAMED["text"], NAMED["3x560"])
-    return Plan(tuple(Target(name, url="http://x") for name in names), workloads, 3, Slo())
+    return ServePlan(tuple(Target(name, url="http://x") for name in names), workloads, 3, Slo())
 
 
 async def test_a_broken_topology_is_a_line_of_the_report(
@@ -123,7 +123,7 @@ def test_status(
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Stream]]:
     """The streams that `epd bench gpu` would send, given these flags."""
-    plans: list[Plan] = []
+    plans: list[ServePlan] = []
     monkeypatch.setattr(gpu, "run", lambda plan, *args, **flags: plans.append(plan) or 0)
     parser = argparse.ArgumentParser()
     verb_gpu.add_to(parser.add_subparsers())

@@ -12,11 +12,11 @@ import pytest
 
 from epd.transport.mooncake.library import missing
 from epd_lab.bench import hop, machine, plots
-from epd_lab.bench.hop import MIB, Plan, Row, measure_all, table, with_ratios
+from epd_lab.bench.hop import MIB, HopPlan, HopRow, measure_all, table, with_ratios
 from epd_lab.bench.hop_process import Receiving
-from epd_lab.bench.hop_senders import WAYS, Rows
+from epd_lab.bench.hop_senders import WAYS, HopRows
 
-SMALL = Plan(max_nbytes=MIB, volume_nbytes=MIB, min_items=4, max_items=4, rounds=2)
+SMALL = HopPlan(max_nbytes=MIB, volume_nbytes=MIB, min_items=4, max_items=4, rounds=2)
 
 
 async def test_every_backend_and_reference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ async def test_every_backend_and_reference_is_measured(monkeypatch: pytest.Monke
 def test_an_item_that_is_not_the_one_sent_is_noticed(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    rows, path = Rows(1, 64 << 10), str(tmp_path / "rows.safetensors")
+    rows, path = HopRows(1, 64 << 10), str(tmp_path / "rows.safetensors")
     item, seen = rows.tagged(0)
     save_file({"rows": item}, path)
     assert Receiving().load(path, **seen) > 0
@@ -58,8 +58,8 @@ def test_an_item_that_is_not_the_one_sent_is_noticed(tmp_path: Path) -> None:
 def test_ratios_are_to_the_memcpy_of_the_same_size(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def row(way: str, nbytes: int, p50: float) -> Row:
-        return Row(way, nbytes, 1, {"p50": p50, "p99": p50}, 1.0, 1.0, 1.0)
+    def row(way: str, nbytes: int, p50: float) -> HopRow:
+        return HopRow(way, nbytes, 1, {"p50": p50, "p99": p50}, 1.0, 1.0, 1.0)
 
     rows = with_ratios(
         [row("memcpy", 1, 10.0), row("shm", 1, 15.0), row("memcpy", 2, 20.0), row("shm", 2, 15.0)]
@@ -67,7 +67,7 @@ def test_ratios_are_to_the_memcpy_of_the_same_size(
     assert [found.ratio_to_memcpy for found in rows] == [1.0, 1.5, 1.0, 0.75]
     assert table(rows).splitlines()[2].split() == "shm 0 1 15.0 15.0 1.00 1.000 1.50".split()
 
-    async def found(plan: Plan) -> list[Row]:
+    async def found(plan: HopPlan) -> list[HopRow]:
         return rows
 
     monkeypatch.setattr(hop, "measure_all", found)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from epd_lab.bench import isolation, overlap
-from epd_lab.bench.isolation import Load, Phase
+from epd_lab.bench.isolation import IsolationLoad, Phase
 from epd_lab.bench.openai_load import Sample, ServerError, send_all
 from epd_lab.bench.workload import Closed, Wording, chat_body
 
@@ -49,7 +49,7 @@ class Server:
 
 async def play(*, with_bursts: bool) -> tuple[Server, Phase]:
     server = Server()
-    load = Load(users=4, probe_every_s=0.05, burst_every_s=0.1, phase_s=0.3)
+    load = IsolationLoad(users=4, probe_every_s=0.05, burst_every_s=0.1, phase_s=0.3)
     phase = await isolation.phase(server, load, "x", with_bursts=with_bursts)  # type: ignore[arg-type]
     return server, phase
 
@@ -94,7 +94,7 @@ async def test_a_row_tells_by_how_much_texts_were_slowed() -> None:
 
 
 async def test_ttft_is_compared_with_the_longer_path() -> None:
-    plan = overlap.Plan("1e1p1d", None, text_tokens=100)  # type: ignore[arg-type]
+    plan = overlap.OverlapPlan("1e1p1d", None, text_tokens=100)  # type: ignore[arg-type]
     asker = overlap._Asker(Server(), Wording(1.0), plan)  # type: ignore[arg-type]
     for place in overlap.PLACES:
         one = await asker.round(place)

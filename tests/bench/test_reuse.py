@@ -27,9 +27,9 @@ class Page:
         )
 
 
-def row(**changes: Any) -> reuse.Row:
+def row(**changes: Any) -> reuse.ReuseRow:
     whole = {"transport": "shm", "reuse": 0.5, "images": 30, "distinct": 15, "encodes": 15}
-    return reuse.Row(**{**whole, "ttft_ms": {"p50": 1.0}, "failed": 0, **changes})
+    return reuse.ReuseRow(**{**whole, "ttft_ms": {"p50": 1.0}, "failed": 0, **changes})
 
 
 def test_one_encode_too_many_or_too_few_is_no_success() -> None:

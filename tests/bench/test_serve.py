@@ -127,7 +127,7 @@ async def test_a_run_is_what_was_asked_for(fake: FakeServer) -> None:
     users = Stream("users", Shape(20, TOKENS, 1, (32, 32)), Closed(3), 9)
     burst = Stream("burst", Shape(5, TOKENS), Bursts(2, 0.05), 4)
     target = serve.Target("fake", url=fake.url)
-    plan = serve.Plan((target, target), (workload(users, burst),), 2, Slo(10.0, 10.0))
+    plan = serve.ServePlan((target, target), (workload(users, burst),), 2, Slo(10.0, 10.0))
     found = await serve.measure(plan)
     first = found["rows"][0]["figures"]
     assert (first["requests"], first["failed"]) == (9.0, 0.0)
@@ -155,7 +155,7 @@ async def test_a_run_is_what_was_asked_for(fake: FakeServer) -> None:
 
 async def test_an_open_loop_does_not_wait_for_answers(fake: FakeServer) -> None:
     stream = Stream("open", Shape(5, TOKENS), Poisson(1000.0), 12)
-    plan = serve.Plan(
+    plan = serve.ServePlan(
         (serve.Target("fake", url=fake.url),), (workload(stream),), 1, Slo(1e-9, 10.0)
     )
     rows = (await serve.measure(plan))["rows"]
@@ -172,7 +172,7 @@ async def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path) 
     file.write_text("\n".join(map(line, ("fine", "REFUSE", "CUT", "WORDLESS", "MUTE", "GARBLED"))))
     found = named(str(file))
     assert found.streams[0].count == 6
-    plan = serve.Plan((serve.Target("fake", url=fake.url),), (found,), 1, Slo())
+    plan = serve.ServePlan((serve.Target("fake", url=fake.url),), (found,), 1, Slo())
     (row,) = (await serve.measure(plan))["rows"]
     assert row["figures"]["failed"] == 4.0
     assert row["errors"] == [
@@ -188,7 +188,7 @@ async def test_a_long_body_arrives_whole(fake: FakeServer, tmp_path: Path) -> No
     content = [{"type": "text", "text": words}]
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
-    plan = serve.Plan((serve.Target("fake", url=fake.url),), (named(str(file)),), 1, Slo())
+    plan = serve.ServePlan((serve.Target("fake", url=fake.url),), (named(str(file)),), 1, Slo())
     (row,) = (await serve.measure(plan))["rows"]
     assert row["errors"] == []
     assert fake.bodies[-1]["messages"][0]["content"] == content
@@ -198,15 +198,15 @@ async def test_a_client_that_is_late_says_so(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it measures then is its own time, too."""
-    told = serve.Progress.done
+    told = serve.ServeProgress.done
 
-    def slow(progress: serve.Progress, sample: Sample) -> None:
+    def slow(progress: serve.ServeProgress, sample: Sample) -> None:
         time.sleep(0.2)
         told(progress, sample)
 
-    monkeypatch.setattr(serve.Progress, "done", slow)
+    monkeypatch.setattr(serve.ServeProgress, "done", slow)
     stream = Stream("users", Shape(5, TOKENS), Closed(1), 3)
-    plan = serve.Plan((serve.Target("fake", url=fake.url),), (workload(stream),), 1, Slo())
+    plan = serve.ServePlan((serve.Target("fake", url=fake.url),), (workload(stream),), 1, Slo())
     rows = (await serve.measure(plan))["rows"]
     assert rows[0]["figures"]["client_lag_ms_p99"] >= 100
     assert "lag p99" in table(rows)

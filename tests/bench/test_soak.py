@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from epd.transport.mooncake.library import missing
-from epd_lab.bench.soak import Plan, Soak, judge
+from epd_lab.bench.soak import Soak, SoakPlan, judge
 from epd_lab.bench.soak_process import Side, content
 
 LONG = pytest.mark.long
@@ -21,7 +21,7 @@ LONG = pytest.mark.long
 async def test_either_side_is_killed_and_every_item_arrives(backend: str, tmp_path: Path) -> None:
     if backend == "mooncake" and (reason := missing()):
         pytest.skip(reason)
-    found = await Soak(Plan(backend, items=150, kills=4, seed=5), str(tmp_path)).run()
+    found = await Soak(SoakPlan(backend, items=150, kills=4, seed=5), str(tmp_path)).run()
     assert judge(found) == []
     died = found["counts"].get("soak-owner killed", 0) + found["counts"].get(
         "soak-writer killed", 0

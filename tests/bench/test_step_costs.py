@@ -14,7 +14,7 @@ from epd.config import ConfigError, Settings
 from epd_lab.bench import gpu, step_costs, verb_gpu
 from epd_lab.bench.workload import Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, Costs, read, write
-from epd_lab.plan.run import Plan, run
+from epd_lab.plan.run import ForecastPlan, run
 
 SMALL = {
     "QUEUED": 2, "REPEATS": 1, "DECODES": 4, "CONTEXT": 128, "CHUNK": 64, "HISTORY": 256,
@@ -46,7 +46,7 @@ def test_a_plan_runs_with_measured_costs() -> None:
     """On a CPU: nothing is launched ahead, nothing is captured."""
     costs = read(BUNDLED)
     workload = Workload("few", (Stream("few", Shape(16, 4, 1, (112, 112)), Closed(2), 4),))
-    (row,) = run(Plan(costs, "1e1p1d", workload, settings_for(tiny.CHECKPOINT)))
+    (row,) = run(ForecastPlan(costs, "1e1p1d", workload, settings_for(tiny.CHECKPOINT)))
     assert row["figures"]["failed"] == 0
 
 

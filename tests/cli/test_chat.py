@@ -17,7 +17,7 @@ import pytest
 
 from epd.cli.ask.chat import Chat, Conversation, ReadLine
 from epd.cli.ask.client import connected
-from epd.cli.ask.question import Sampling
+from epd.cli.ask.question import AskSampling
 from epd.cli.boundary import CommandFailed
 from epd.errors import FAILED, OK
 from epd.tiny import SAMPLES
@@ -41,7 +41,7 @@ def lines(*texts: str) -> ReadLine:
 
 async def converse(server: FakeServer, *texts: str, system: str = "") -> int:
     async with connected(server.url) as client:
-        return await Chat(client, Conversation(system), Sampling(seed=7)).run(lines(*texts))
+        return await Chat(client, Conversation(system), AskSampling(seed=7)).run(lines(*texts))
 
 
 def said(role: str, text: str) -> dict[str, str]:
@@ -139,7 +139,7 @@ async def test_a_cut_answer_says_so(capsys: Captured) -> None:
 async def test_a_stopped_answer_stays_as_far_as_it_was_said(capsys: Captured) -> None:
     async with serving(["He", asyncio.Event()], ["again", *ended()]) as server:
         async with connected(server.url) as client:
-            talk = Chat(client, Conversation(), Sampling())
+            talk = Chat(client, Conversation(), AskSampling())
             assert not talk.stop_answer()
             running = asyncio.create_task(talk.run(lines("first", "second")))
             await until(lambda: len(server.asked) == 1 and "He" in capsys.readouterr().out)
@@ -160,7 +160,7 @@ async def test_a_whole_program_that_ends_ends_the_answer_too() -> None:
     """Not the answer alone is stopped: what cancels the conversation goes through."""
     async with serving([asyncio.Event()]) as server, connected(server.url) as client:
         running = asyncio.create_task(
-            Chat(client, Conversation(), Sampling()).run(lines("first", "second"))
+            Chat(client, Conversation(), AskSampling()).run(lines("first", "second"))
         )
         await until(lambda: server.asked)
         running.cancel()

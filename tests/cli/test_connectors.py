@@ -11,7 +11,7 @@ import pytest
 
 from epd.cli.configure.connectors import apply, read_transfer_configs
 from epd.cli.configure.settings import build_settings
-from epd.cli.start.plan import Plan
+from epd.cli.start.plan import StartPlan
 from epd.cli.verbs import run
 from epd.config import ConfigError, Settings
 
@@ -201,7 +201,7 @@ def test_a_flag_that_says_otherwise_is_not_overruled() -> None:
         apply(own, applied)
 
 
-def plan(*arguments: str) -> Plan:
+def plan(*arguments: str) -> StartPlan:
     parser = argparse.ArgumentParser()
     run.add_arguments(parser)
     return run.make_plan(parser.parse_args(arguments), ExitStack())

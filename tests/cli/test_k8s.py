@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from epd.cli.configure.settings import leaves
-from epd.cli.k8s.manifests import Cluster, manifests
+from epd.cli.k8s.manifests import ClusterManifests, manifests
 from epd.cli.main import main
 from epd.cli.parser import Parser
 from epd.cli.verbs import k8s, run
@@ -106,7 +106,7 @@ def test_command_lines_are_of_epd_run(topology: str, capsys: Captured) -> None:
         "--allow-unused-tensors --log-json --encoder-cache-device-nbytes 0 --port 9000"
     )
     found = {name: parsed(pod) for name, pod in pods(loaded(flags, capsys)).items()}
-    groups = Cluster("epd", topology, "I").groups()
+    groups = ClusterManifests("epd", topology, "I").groups()
     assert list(found) == ["epd-gateway", *(f"epd-{'-'.join(roles)}" for roles, _, _ in groups)]
     for name, args in found.items():
         own = args.role.replace("+", "-")
@@ -196,7 +196,7 @@ def test_groups_of_other_ranks_are_objects_of_their_own(
     text = rendered(flags, capsys)
     written = [yaml.safe_load(path.read_text()) for path in tmp_path.iterdir()]
     assert text.startswith(f"{len(written)} files written to {tmp_path}: ")
-    groups = Cluster("epd", topology, "I").groups()
+    groups = ClusterManifests("epd", topology, "I").groups()
     assert len(written) == 3 + 3 * len(groups), "a Deployment, a budget and a scale of each"
     deployments = [one for one in written if one["kind"] == "Deployment"]
     selectors = [str(one["spec"]["selector"]) for one in deployments]
@@ -221,7 +221,7 @@ def test_nothing_of_a_secret_is_written(capsys: Captured) -> None:
 
 
 def test_text_that_kubernetes_would_expand_stays() -> None:
-    cluster = Cluster("epd", "1epd", "I", flags=("--model", "$(POD_IP)"))
+    cluster = ClusterManifests("epd", "1epd", "I", flags=("--model", "$(POD_IP)"))
     gateway = next(one for one in manifests(cluster) if one["kind"] == "Deployment")
     assert "'$$(POD_IP)'" in str(gateway)
 
@@ -250,4 +250,4 @@ def test_what_cannot_be_is_refused(flags: str, said: str, capsys: Captured) -> N
 def test_what_the_manifests_decide_are_settings() -> None:
     assert {*k8s.GIVEN, *k8s.IN_IMAGE} <= set(leaves())
     with pytest.raises(ConfigError):
-        Cluster("epd", "2x", "I").groups()
+        ClusterManifests("epd", "2x", "I").groups()

@@ -22,7 +22,7 @@ from epd.cli.configure.model_check import bundled_model, check_model
 from epd.cli.configure.names import default_prefix
 from epd.cli.configure.settings import build_settings
 from epd.cli.main import main
-from epd.cli.start.plan import LogOptions, Placing, Plan, plan_role, plan_topology
+from epd.cli.start.plan import LogOptions, Placing, StartPlan, plan_role, plan_topology
 from epd.cli.verbs import run
 from epd.config import ConfigError, Settings
 from epd.model_files.checkpoint import ModelError, read_config
@@ -35,13 +35,13 @@ LOG = LogOptions()
 
 def topology(
     text: str, tmp_path: Path, settings: Settings | None = None, join: str = "", listen: str = ""
-) -> Plan:
+) -> StartPlan:
     return plan_topology(text, settings or Settings(), Placing(join, listen, str(tmp_path)), LOG)
 
 
 def role(
     text: str, tmp_path: Path, join: str = "", listen: str = "", instance_id: str = ""
-) -> Plan:
+) -> StartPlan:
     return plan_role(text, instance_id, Settings(), Placing(join, listen, str(tmp_path)), LOG)
 
 
@@ -319,7 +319,7 @@ def test_devices_are_given_out_in_turn(tmp_path: Path) -> None:
 # --- the first layers -----------------------------------------------------------------------------
 
 
-def first_layers(held: ExitStack, *arguments: str) -> Plan:
+def first_layers(held: ExitStack, *arguments: str) -> StartPlan:
     parser = argparse.ArgumentParser()
     run.add_arguments(parser)
     given = ["--topology", "1e1pd", "--load-format", "dummy", *arguments]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epd.cli.ask.client import connected
-from epd.cli.ask.question import Sampling, user_message
+from epd.cli.ask.question import AskSampling, user_message
 from epd.cli.ask.temporary import Running, server_of
 from epd.cli.parser import Parser
 from epd.cli.verbs import ask, chat
@@ -42,5 +42,5 @@ def test_the_key_is_a_flag_a_setting_or_of_the_environment(
 @pytest.mark.parametrize(("key", "sent"), [("secret", "Bearer secret"), ("", "")])
 async def test_every_request_brings_the_key(key: str, sent: str) -> None:
     async with serving(["fine", *ended()]) as server, connected(server.url, key) as client:
-        assert (await client.ask([user_message("?")], Sampling())).text == "fine"
+        assert (await client.ask([user_message("?")], AskSampling())).text == "fine"
     assert server.keys == [sent, sent]

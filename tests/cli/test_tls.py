@@ -14,7 +14,7 @@ import pytest
 
 from epd.cli.ask import tls
 from epd.cli.ask.client import connected
-from epd.cli.ask.question import Sampling, user_message
+from epd.cli.ask.question import AskSampling, user_message
 from epd.cli.ask.temporary import running_of, server_of
 from epd.cli.boundary import CommandFailed
 from epd.cli.look import doctor
@@ -76,7 +76,7 @@ async def test_who_knows_the_ca_is_answered(
         host = "localhost" if by == "our own server" else "127.0.0.1"
         url = f"https://{host}:{server.port}"
         async with connected(url, trusted=make[by]()) as client:
-            assert (await client.ask([user_message("?")], Sampling())).text == "hi"
+            assert (await client.ask([user_message("?")], AskSampling())).text == "hi"
 
 
 async def test_what_is_wrong_is_said_with_its_remedy(own_ca: Path) -> None:

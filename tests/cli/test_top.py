@@ -24,7 +24,7 @@ from epd.api.watching.cluster_view import (
 from epd.cli.boundary import CommandFailed
 from epd.cli.look import machines
 from epd.cli.look.screen import show
-from epd.cli.look.top import View
+from epd.cli.look.top import TopView
 from epd.cli.main import main
 
 ROOM = "gateway-1-7/1/0"
@@ -149,7 +149,7 @@ def test_a_story_is_merged_by_time() -> None:
 
 
 def test_rates_are_those_between_two_looks() -> None:
-    view = View("here")
+    view = TopView("here")
     view.update(told(), 100.0)
     later = told(edges=[edge("OFFERED", "GRANTED", 30), edge("GRANTED", "GRANTED", 900)])
     view.update(later, 104.0)
@@ -157,12 +157,12 @@ def test_rates_are_those_between_two_looks() -> None:
     assert granted.split() == ["INCOMING", "GRANTED", "2", *"250 ms 500 ms 5.0 p0 2".split()]
 
 
-def chosen(view: View, height: int = 40) -> list[str]:
+def chosen(view: TopView, height: int = 40) -> list[str]:
     return [text.split()[1] for style, text in view.lines(height) if style == "reverse"]
 
 
 def test_from_a_state_to_its_machines_to_a_story_and_back() -> None:
-    view = View("here")
+    view = TopView("here")
     view.update(told(), 100.0)
     assert chosen(view) == ["GRANTED"]
     view.move(5)
@@ -184,7 +184,7 @@ def test_from_a_state_to_its_machines_to_a_story_and_back() -> None:
 
 
 def test_what_is_late_is_red() -> None:
-    view = View("here")
+    view = TopView("here")
     view.update(told(), 100.0)
     red = [text.split() for style, text in view.lines(40) if style == "red"]
     assert [line[1:7] for line in red] == [["QUARANTINED", "1", "2.2", "m", "1", "late"]]
@@ -196,7 +196,7 @@ def test_what_is_late_is_red() -> None:
 
 
 def test_what_is_chosen_stays_in_sight() -> None:
-    view = View("here")
+    view = TopView("here")
     many = [state(f"S{number}", 1, 1.0) for number in range(50)]
     view.update(told(states=many), 1.0)
     for _ in range(30):
@@ -205,7 +205,7 @@ def test_what_is_chosen_stays_in_sight() -> None:
 
 
 def test_what_is_chosen_stays_chosen_while_rows_come_and_go() -> None:
-    view = View("here")
+    view = TopView("here")
     view.update(told(states=[state("GRANTED", 2, 0.25), state("QUARANTINED", 1, 7.0)]), 1.0)
     view.move(1)
     more = [state("FAILED", 1, 1.0), state("GRANTED", 2, 0.25), state("QUARANTINED", 1, 8.0)]

@@ -19,7 +19,7 @@ import pytest
 from msgspec.json import decode
 
 from epd.api.watching.cluster_view import ClusterView
-from epd.cli.look.top import View
+from epd.cli.look.top import TopView
 from epd.cli.main import main
 from epd.cli.start.ports import any_free
 from epd.tiny import SAMPLES
@@ -100,7 +100,7 @@ def test_who_was_expelled_after_a_cut_joins_again(capsys: pytest.CaptureFixture[
             shown = capsys.readouterr().out
             assert "LOST" in shown and "alone" in shown
         told = decode(server.get("/state")[1].encode(), type=ClusterView)
-        view = View("told")
+        view = TopView("told")
         view.update(told, 1.0)
         assert any("LOST, last heard" in text and "silent" in text for _, text in view.lines(40))
         stopped.resume()

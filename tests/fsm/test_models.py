@@ -92,7 +92,7 @@ def test_a_machine_that_remembers_all_does_what_its_model_says(model: Model) -> 
 def test_an_unknown_outcome_stays_owned_while_both_ends_live() -> None:
     """No message and no timer frees memory that a zombie write may touch: only its end, or a fence
     (F7, F8)."""
-    calm = pair.Told(engine_is_certain=False, may_die=False, may_be_declared_lost=False)
+    calm = pair.PairSetting(engine_is_certain=False, may_die=False, may_be_declared_lost=False)
     model = pair.pair_model("PAIR", told=calm)
     happenings = tuple(h for h in model.happenings if h.name != "write_settles")
     space = explore(World(replace(model, happenings=happenings)))
@@ -131,7 +131,9 @@ def test_the_search_finds_a_retry_that_is_missing() -> None:
 
 def _planted() -> Space:
     bug = patched(*BUGS["F7: lost is taken for dead"])
-    return explore(World(pair.pair_model("PAIR", incoming=bug, told=pair.Told()), compares=False))
+    return explore(
+        World(pair.pair_model("PAIR", incoming=bug, told=pair.PairSetting()), compares=False)
+    )
 
 
 def test_counterexamples_are_stable_and_shortest() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.torch_delta import Heads
-from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, pack, view
+from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, view
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.state_kinds import PagedRows, layout_of, sequence_tensor
 from tests.gpu.test_kernels import dtypes, relative
@@ -59,7 +59,7 @@ def make_batch(
         for i, (start, count) in enumerate(extents)
     ]  # fmt: skip
     _, exact = pack(sequences, BLOCK, TILE)
-    room = Shape(*(n + padded for n in exact[:4]), size)
+    room = BatchShape(*(n + padded for n in exact[:4]), size)
     data, _ = pack(sequences, BLOCK, TILE, room)
     batch = view(torch.from_numpy(data).to(pool.tensor.device), room, TILE)
     for tensor in pool.sequence_tensors():

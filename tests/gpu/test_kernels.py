@@ -11,7 +11,7 @@ import torch
 
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8
-from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, pack, shape_of, view
+from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, shape_of, view
 from epd.engine.language.kv_pool import KvPart, KvPool, layer_nbytes
 from epd.messages import KvLayout
 from tests.gpu.conftest import INTERPRETED
@@ -210,7 +210,7 @@ def make_batch(
         table = np.array([free.pop() for _ in range(blocks)], np.int32)
         sequences.append(FlatSequence([0] * count, start, table, start))
     exact = shape_of([count for _, count in extents], tile)
-    room = Shape(*(size + padded for size in exact))._replace(at_once=at_once)
+    room = BatchShape(*(size + padded for size in exact))._replace(at_once=at_once)
     data, shape = pack(sequences, BLOCK, tile, room)
     return view(torch.from_numpy(data).to(device), shape, tile), sum(needed) + 3
 

@@ -13,9 +13,9 @@ import torch
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.torch_latent import Expanded
 from epd.engine.language.flat_batch import (
+    BatchShape,
     FlatBatch,
     FlatSequence,
-    Shape,
     chunks_of,
     pack,
     shape_of,
@@ -78,7 +78,7 @@ def make_batch(
         table = np.array([free.pop() for _ in range(blocks)], np.int32)
         sequences.append(FlatSequence([0] * count, start, table, start))
     tile = 32 if device == "cpu" else 128
-    room = Shape(*(n + padded for n in shape_of(counts, tile)[:4]), 0, at_once)
+    room = BatchShape(*(n + padded for n in shape_of(counts, tile)[:4]), 0, at_once)
     data, shape = pack(sequences, BLOCK, tile, room)
     chunks = () if padded else chunks_of(sequences)
     return view(torch.from_numpy(data).to(device), shape, tile, chunks), sum(needed) + 3

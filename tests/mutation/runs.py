@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from epd_lab.sim import drills
-from epd_lab.sim.runner import Job, execute
+from epd_lab.sim.runner import SimJob, execute
 
 DRILL_SEEDS = 5
 SWARM_SEEDS = 200
@@ -15,8 +15,12 @@ SWARM_SEEDS = 200
 JOBS = {
     job.title(): job
     for job in (
-        *(Job("drill", drill.name, seed) for seed in range(DRILL_SEEDS) for drill in drills.DRILLS),
-        *(Job("swarm", "", seed) for seed in range(SWARM_SEEDS)),
+        *(
+            SimJob("drill", drill.name, seed)
+            for seed in range(DRILL_SEEDS)
+            for drill in drills.DRILLS
+        ),
+        *(SimJob("swarm", "", seed) for seed in range(SWARM_SEEDS)),
     )
 }
 

@@ -9,7 +9,7 @@ import pytest
 from epd_lab.bench.workload import chosen, named, users_of
 from epd_lab.plan import compared
 from epd_lab.plan.costs import BUNDLED, read
-from epd_lab.plan.run import Plan, gpu_settings, run
+from epd_lab.plan.run import ForecastPlan, gpu_settings, run
 
 MEASURED = compared.read_measured(Path(__file__).parent / "measured_1epd.json")
 TWO, FOUR = (
@@ -34,7 +34,7 @@ OTHERS = ("3x560", "mixed", "text", "1x1080p", "4x1080p")
     "workload", ["3x560-c1", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)]
 )
 def test_one_gpu_is_predicted(workload: str) -> None:
-    rows = run(Plan(read(BUNDLED), "1epd", named(workload), gpu_settings()))
+    rows = run(ForecastPlan(read(BUNDLED), "1epd", named(workload), gpu_settings()))
     print(compared.table(rows, MEASURED))
     found = compared.errors(rows, MEASURED)
     assert len(found) == len(rows)
@@ -62,7 +62,7 @@ def test_one_gpu_is_predicted(workload: str) -> None:
 )  # fmt: skip
 def test_two_gpus_are_predicted(topology: str, workload: str) -> None:
     """Requests and times between tokens; what is farther off is in docs/topologies.md."""
-    rows = run(Plan(read(BUNDLED), topology, named(workload), gpu_settings()))
+    rows = run(ForecastPlan(read(BUNDLED), topology, named(workload), gpu_settings()))
     found = compared.errors(rows, compared.read_measured(TWO))
     assert len(found) == len(rows)
     for key, errors in found:
@@ -78,7 +78,7 @@ def test_two_gpus_are_predicted(topology: str, workload: str) -> None:
 def test_four_replicas_are_predicted(workload: str) -> None:
     """What splits of four are off by, and why that is not known, is in docs/topologies.md."""
     (crowded,) = chosen([workload], users=users_of(4))
-    rows = run(Plan(read(BUNDLED), "4epd", crowded, gpu_settings()))
+    rows = run(ForecastPlan(read(BUNDLED), "4epd", crowded, gpu_settings()))
     found = compared.errors(rows, compared.read_measured(FOUR))
     assert len(found) == len(rows)
     for key, errors in found:

@@ -11,7 +11,7 @@ import pytest
 from epd.cli.main import main
 from epd_lab.bench.workload import NAMED, Bursts, Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, read
-from epd_lab.plan.run import Plan, gpu_settings, run
+from epd_lab.plan.run import ForecastPlan, gpu_settings, run
 
 COSTS = read(BUNDLED)
 SETTINGS = gpu_settings()
@@ -19,7 +19,7 @@ TINY = Workload("tiny", (Stream("tiny", Shape(64, 8, 2), Closed(2), 6),))
 
 
 def predict(topology: str, workload: Workload = TINY, **changes: Any) -> list[dict[str, Any]]:
-    return run(replace(Plan(COSTS, topology, workload, SETTINGS), **changes))
+    return run(replace(ForecastPlan(COSTS, topology, workload, SETTINGS), **changes))
 
 
 @pytest.mark.parametrize("topology", ["1epd", "1e1pd", "1ep1d", "1ep1ed", "1e1p1d"])

@@ -22,7 +22,7 @@ from epd.roles.outgoing import Spread
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.golden import ROW_NBYTES, Image
 from epd_lab.sim.run import Plan, run
-from epd_lab.sim.transfer import Write
+from epd_lab.sim.transfer import SimWrite
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 from tests.roles.test_gateway_metrics import samples_of
@@ -47,7 +47,7 @@ def played(topology: str, told: Told) -> tuple[list[Any], Counter[str], dict[str
         clusters.append(cluster)
         begin = world.fabric.begin
 
-        def seen(write: Write) -> None:
+        def seen(write: SimWrite) -> None:
             if write.target.region_id == "rows":
                 written[write.target.instance_id] += sum(v.nbytes for _, v in write.pieces)
             begin(write)

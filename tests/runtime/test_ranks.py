@@ -27,7 +27,7 @@ from epd.groups.asks import Fault, Holds, RankLost, Settle
 from epd.groups.commands import Numbered
 from epd.groups.leader import Command, Encode, GoOn, Probe, Step
 from epd.groups.processes import (
-    Answered,
+    AskAnswered,
     ForkedRanks,
     _decode_order,
     _encode,
@@ -122,7 +122,7 @@ async def test_what_a_rank_was_asked_is_over_with_its_answer_or_with_the_rank() 
     last, *others = reversed([_decode_order(await _frame_of(reader)) for _ in asks])
     for told, answer in zip(others, (Fault(reason="full"), Holds(holds=True)), strict=True):
         assert told.ask == its
-        writer.write(_framed(_encode(Answered(told.serial, answer))))
+        writer.write(_framed(_encode(AskAnswered(told.serial, answer))))
     assert await asks[0] == Holds(holds=True)
     with pytest.raises(EngineError, match="rank 1: full"):
         await asks[1]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from epd.scheduling.batching import BatchScheduler, Bounds, Share
+from epd.scheduling.batching import BatchScheduler, Share, StepBounds
 from epd.scheduling.block_pool import BlockPool
 from tests.scheduling.entry import Entry, drafts_of
 
@@ -65,7 +65,7 @@ class Part:
 class Crowd:
     shapes: list[Shape]
     num_blocks: int = 32
-    bounds: Bounds = field(default_factory=lambda: Bounds(16, 8, 8))
+    bounds: StepBounds = field(default_factory=lambda: StepBounds(16, 8, 8))
     caching: bool = True
     ahead: bool = False  # a step is planned while one is under way
     now: int = 0
@@ -367,7 +367,7 @@ def main() -> None:
         rng = random.Random(seed)
         blocks = rng.choice((12, 16, 24, 48, 200))
         limits = (rng.choice((2, 8, 16, 64)), rng.choice((1, 7, 16)), rng.choice((1, 4, 32)))
-        bounds = Bounds(*limits, min_partial_tokens=rng.choice((0, 0, 10)))
+        bounds = StepBounds(*limits, min_partial_tokens=rng.choice((0, 0, 10)))
         caching, ahead = rng.random() < 0.7, rng.random() < 0.5
         crowd = Crowd(draw(rng, 200, blocks), blocks, bounds, caching=caching, ahead=ahead)
         try:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.scheduling.batching import BatchScheduler, Bounds
+from epd.scheduling.batching import BatchScheduler, StepBounds
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
@@ -26,7 +26,9 @@ BLOCK = 4
 def scheduler_of(
     num_blocks: int, *bounds: int, cost: StepCost | None = None
 ) -> BatchScheduler[Entry]:
-    return BatchScheduler(BlockPool(num_blocks), BLOCK, Bounds(*bounds), cost, drafts_of=drafts_of)
+    return BatchScheduler(
+        BlockPool(num_blocks), BLOCK, StepBounds(*bounds), cost, drafts_of=drafts_of
+    )
 
 
 def decoding(
@@ -76,7 +78,7 @@ def test_who_waits_for_an_image_is_passed_and_keeps_its_blocks() -> None:
 
 def test_a_few_tokens_before_an_image_are_not_worth_a_step() -> None:
     pool = BlockPool(8)
-    scheduler = BatchScheduler[Entry](pool, BLOCK, Bounds(64, 64, 1, min_partial_tokens=6))
+    scheduler = BatchScheduler[Entry](pool, BLOCK, StepBounds(64, 64, 1, min_partial_tokens=6))
     waits = Entry("waits", 12)
     scheduler.add(waits)
     assert admit(scheduler) == ["waits"]
@@ -306,7 +308,7 @@ def test_every_law_holds_at_every_step(
     partial: int,
 ) -> None:
     """Budgets, blocks, contents, order, and that everybody ends within a bound (F24)."""
-    bounds = Bounds(budget, chunk, running, partial)
+    bounds = StepBounds(budget, chunk, running, partial)
     Crowd(shapes, blocks, bounds, caching=how[0], ahead=how[1]).run()
 
 
@@ -315,7 +317,7 @@ def test_crowds(seed: int) -> None:
     """A sample; `python -m tests.scheduling.crowd --requests 100000` is the whole run."""
     rng = random.Random(seed)
     how = {"caching": seed % 2 == 0, "ahead": seed > 1}
-    crowd = Crowd(draw(rng, 200, 16), 16, Bounds(16, 7, 32), **how)
+    crowd = Crowd(draw(rng, 200, 16), 16, StepBounds(16, 7, 32), **how)
     crowd.run()
     assert crowd.num_preempted > 10
     assert bool(crowd.num_cached) is crowd.caching
@@ -341,7 +343,7 @@ def test_the_laws_notice_a_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(Queue, "join", _first_come)
     with pytest.raises(AssertionError):
         for seed in range(8):
-            Crowd(draw(random.Random(seed), 200, 16), 16, Bounds(16, 7, 32)).run()
+            Crowd(draw(random.Random(seed), 200, 16), 16, StepBounds(16, 7, 32)).run()
 
 
 def _first_come(self: Queue[Entry], rank: float, *who: Any, join: Any = Queue.join) -> None:

@@ -16,9 +16,9 @@ from epd.scheduling.fixed_rule import BALANCE, PREFIX_BALANCE, PREFIX_SLACK, Fix
 from epd.scheduling.placement import (
     NOTHING_HELD,
     NOWHERE,
-    Asked,
     Candidate,
     Image,
+    Needs,
     PickEncoder,
     Placement,
     Shares,
@@ -49,7 +49,7 @@ def place(
     pick: PickEncoder | None = None,
 ) -> Placement | Unplaceable:
     """By the fixed rule."""
-    asked = Asked(tuple(map(Image, hashes)), known=known, held=held)
+    asked = Needs(tuple(map(Image, hashes)), known=known, held=held)
     return placement.place(pool, asked, FixedRule, avoid, finds=finds, at=at, pick=pick)
 
 

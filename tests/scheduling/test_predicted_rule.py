@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, KvLayout, Load, RowContract, StageCosts
 from epd.scheduling.backlog import NOTHING_WAITS, Attempt, Backlog, Books
-from epd.scheduling.placement import NOWHERE, Asked, Candidate, Image, Placement, place
+from epd.scheduling.placement import NOWHERE, Candidate, Image, Needs, Placement, place
 from epd.scheduling.predicted_rule import USUAL, PredictedRule, predicted_loads
 from epd.scheduling.residency import Said
 
@@ -50,12 +50,12 @@ def instance(name: str, backlog: Backlog = NOTHING_WAITS, costs: StageCosts = GP
     return Candidate(info, Load(free_kv_blocks=100, costs=costs), 0, backlog)
 
 
-def pictures(count: int, num_patches: int = PICTURE) -> Asked:
+def pictures(count: int, num_patches: int = PICTURE) -> Needs:
     images = [Image(f"hash{n}", num_patches, num_patches // 4) for n in range(count)]
-    return Asked(images, num_tokens=count * num_patches // 4 + 64, max_tokens=64)
+    return Needs(images, num_tokens=count * num_patches // 4 + 64, max_tokens=64)
 
 
-def chosen(pool: list[Candidate], asked: Asked) -> tuple[list[str], str, str]:
+def chosen(pool: list[Candidate], asked: Needs) -> tuple[list[str], str, str]:
     found = place(pool, asked, PredictedRule)
     assert isinstance(found, Placement)
     return (

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as play
 
-from epd.scheduling.batching import BatchScheduler, Bounds
+from epd.scheduling.batching import BatchScheduler, StepBounds
 from epd.scheduling.block_pool import BlockPool
-from epd.scheduling.snapshots import Snapshots, Taken, worth_keeping
+from epd.scheduling.snapshots import Snapshots, TakenBlocks, worth_keeping
 from tests.scheduling.entry import Entry
 
 STATE = 2
@@ -94,7 +94,7 @@ def test_where_there_is_no_room_for_a_state_it_is_computed_again() -> None:
     text = "abcde"
     taken = snapshots.take(keys_of(text), len(text) + STATE, 0)
     assert taken is not None
-    assert taken == Taken(taken.blocks, 0) and pool.num_leased == 7
+    assert taken == TakenBlocks(taken.blocks, 0) and pool.num_leased == 7
 
 
 def test_a_state_that_is_forgotten_in_part_is_not_found() -> None:
@@ -116,7 +116,7 @@ def test_what_will_be_received_needs_no_state() -> None:
     for block, key in zip(blocks, keys_of("abc"), strict=True):
         pool.publish(block, key)
     pool.give_back(blocks)
-    scheduler = BatchScheduler[Entry](pool, 4, Bounds(64, 64, 8), None, STATE)
+    scheduler = BatchScheduler[Entry](pool, 4, StepBounds(64, 64, 8), None, STATE)
     scheduler.reserve(Entry("received", 16), keys_of("abcd"))
     (admission,) = scheduler.admissions()
     assert admission.num_cached == 12 and len(admission.blocks) == 5 + STATE
@@ -130,7 +130,7 @@ def test_what_will_be_received_needs_no_state() -> None:
 @dataclass
 class Job:
     text: str
-    taken: Taken
+    taken: TakenBlocks
     blocks: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -215,7 +215,7 @@ TestTexts.settings = settings(max_examples=40, stateful_step_count=25, deadline=
 class Unheld(Snapshots):
     """A bug: what is found may be given to others before it is read."""
 
-    def take(self, keys: Sequence[bytes], count: int, spare: int) -> Taken | None:
+    def take(self, keys: Sequence[bytes], count: int, spare: int) -> TakenBlocks | None:
         taken = super().take(keys, count, spare)
         self._pool.give_back(taken.found if taken is not None else ())
         return taken

@@ -26,7 +26,7 @@ from epd.roles.rooms import Rooms
 from epd.roles.steps.step_loop import StepLoop
 from epd.transport.base import Buffer, Received, WriteFailed
 from epd.transport.files import whole_file
-from epd_lab.sim.breaks import Broken
+from epd_lab.sim.breaks import BrokenCall
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.storage import SimStorage
 from epd_lab.sim.transfer import SimTransferEngine
@@ -71,7 +71,7 @@ def a_step_that_raises_never_ends() -> Planted:
     settle = StepLoop._settle
 
     def but_raised(self: StepLoop, step: Any) -> None:
-        if not isinstance(step.result.exception(), Broken):
+        if not isinstance(step.result.exception(), BrokenCall):
             settle(self, step)
 
     return patched(StepLoop, "_settle", but_raised)
@@ -85,7 +85,7 @@ def a_raise_is_a_refusal() -> Planted:
     async def refused(self: SimTransferEngine, source: Any, target: Any, slots: Any) -> Any:
         try:
             return await write(self, source, target, slots)
-        except Broken as error:
+        except BrokenCall as error:
             return WriteFailed(str(error))
 
     return patched(SimTransferEngine, "write", refused)
@@ -98,7 +98,7 @@ def staging_that_raises_is_not_told() -> Planted:
 
     async def silently(self: OutgoingRooms, machine: Outgoing, event: Event) -> Event | None:
         outcome = await start_write(self, machine, event)
-        is_raise = isinstance(outcome, outgoing.WriteRefused) and "Broken" in outcome.reason
+        is_raise = isinstance(outcome, outgoing.WriteRefused) and "BrokenCall" in outcome.reason
         return None if is_raise else outcome
 
     return patched(OutgoingRooms, "start_write", silently)
@@ -131,7 +131,7 @@ def what_cannot_be_summed_is_right() -> Planted:
 
     async def unless_raised(self: IncomingRooms, machine: Incoming, event: Event) -> Event | None:
         outcome = await publish(self, machine, event)
-        is_raise = isinstance(outcome, incoming.PublishFailed) and "Broken" in outcome.reason
+        is_raise = isinstance(outcome, incoming.PublishFailed) and "BrokenCall" in outcome.reason
         return None if is_raise else outcome
 
     return patched(IncomingRooms, "publish", unless_raised)
@@ -172,7 +172,7 @@ def a_settle_that_raises_has_settled() -> Planted:
     async def holds(self: Rooms[Any, Any], room: Room, answer: Awaitable[bool]) -> bool:
         try:
             return await answer
-        except Broken as error:
+        except BrokenCall as error:
             self.actor.fault(f"doubt about {room.key}", error)
             return True
 

@@ -18,7 +18,7 @@ from epd.roles.steps import step
 from epd.roles.steps.contents import Contents
 from epd.roles.steps.requests import Requests
 from epd.scheduling.kv_order import KvOrder
-from epd.scheduling.snapshots import Snapshots, Taken
+from epd.scheduling.snapshots import Snapshots, TakenBlocks
 from epd_lab.sim.engines import SimLanguageEngine
 from epd_lab.sim.golden import BLOCK_SIZE
 from tests.sim.planting import Planted, mutant, patched, row, several
@@ -105,7 +105,7 @@ def a_state_is_found_before_it_is_there() -> Planted:
     """F63: it can be found as soon as it has blocks."""
     take = Snapshots.take
 
-    def early(self: Snapshots, keys: Any, count: int, spare: int) -> Taken | None:
+    def early(self: Snapshots, keys: Any, count: int, spare: int) -> TakenBlocks | None:
         if (taken := take(self, keys, count, spare)) is not None:
             for place, blocks in taken.kept.items():
                 self.publish(keys[place - 1], blocks)
@@ -119,7 +119,7 @@ def a_state_that_is_read_may_be_given_away() -> Planted:
     """F63: nobody holds it for the step that copies it."""
     take, let_go = Snapshots.take, Contents.let_go_of_states
 
-    def unheld(self: Snapshots, keys: Any, count: int, spare: int) -> Taken | None:
+    def unheld(self: Snapshots, keys: Any, count: int, spare: int) -> TakenBlocks | None:
         if (taken := take(self, keys, count, spare)) is not None:
             self._pool.give_back(taken.found)
         return taken

@@ -14,7 +14,7 @@ from epd_lab.sim import checkers, drills
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.measure import Measured
+from epd_lab.sim.measure import DrillMeasures
 from epd_lab.sim.network import Parcel
 from epd_lab.sim.run import nothing_may_fail, run
 from epd_lab.sim.workload import Ask
@@ -22,7 +22,7 @@ from epd_lab.sim.world import MAX_VIOLATIONS
 from tests.roles.simulated import simulated
 from tests.sim.mutants import MUTANTS
 
-MEASURED = Measured.stored()
+MEASURED = DrillMeasures.stored()
 ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.WakeUps, "leave-the-queue", "who_leaves_the_queue_wakes_nobody"),
     (checkers.WakeUps, "stall-the-only-encode", "what_is_not_stranded_any_more_is_kept"),

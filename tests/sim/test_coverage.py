@@ -17,7 +17,7 @@ from epd_lab.sim.measure import (
     MISSED,
     MISSED_BY_FEW,
     UNMEASURED,
-    Measured,
+    DrillMeasures,
     measure,
     ranked,
     seeds_needed,
@@ -27,20 +27,20 @@ from tests.sim.planting import row
 
 
 def test_document_is_up_to_date() -> None:
-    assert not coverage.is_stale(DOCUMENT, Measured.stored()), "python -m epd sim list --write"
+    assert not coverage.is_stale(DOCUMENT, DrillMeasures.stored()), "python -m epd sim list --write"
 
 
 def test_a_stale_document_is_noticed_and_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(DOCUMENT.read_text().replace("`kill-encode`", "`kill-nobody`"))
-    assert coverage.is_stale(path, Measured.stored())
-    coverage.write(path, Measured.stored())
+    assert coverage.is_stale(path, DrillMeasures.stored())
+    coverage.write(path, DrillMeasures.stored())
     assert path.read_text() == DOCUMENT.read_text()
 
 
 def test_what_was_measured_is_still_there_and_noticed() -> None:
     """A drill or mutant that is new says "not measured" until somebody measures again."""
-    measured = Measured.stored()
+    measured = DrillMeasures.stored()
     assert measured.num_seeds >= 20
     assert measured.fired.keys() == measured.ranked.keys() <= {d.name for d in drills.DRILLS}
     named = {(drill.name, mutant) for drill in drills.DRILLS for mutant in drill.mutants}
@@ -53,21 +53,21 @@ def test_a_measurement_outlives_a_plain_write(tmp_path: Path) -> None:
     store, document = tmp_path / "measured.json", tmp_path / "README.md"
     document.write_text(f"a\n{coverage.BEGIN}\n{coverage.END}\nb\n")
     pair = ("slow-bytes", "publish_before_commit")
-    measured = Measured(3, {"slow-bytes": 3}, {"slow-bytes": [2, 0, 1]}, {pair: [0, 2]})
+    measured = DrillMeasures(3, {"slow-bytes": 3}, {"slow-bytes": [2, 0, 1]}, {pair: [0, 2]})
     measured.store(store)
-    assert Measured.stored(store) == measured
-    coverage.write(document, Measured.stored(store))
+    assert DrillMeasures.stored(store) == measured
+    coverage.write(document, DrillMeasures.stored(store))
     row = "| F2 | `slow-bytes` | 3 of 3 | `publish_before_commit` | 2 of 3 |"
     assert row in document.read_text()
     assert "| `release_source_early` | not measured |" in document.read_text()
-    assert Measured.stored(tmp_path / "nothing").caught == {}
+    assert DrillMeasures.stored(tmp_path / "nothing").caught == {}
 
 
 def test_a_mutant_that_a_drill_seldom_notices_fails_the_measurement() -> None:
     pair = ("quiet", "no_single_flight")
 
-    def measured(*seeds: int) -> Measured:
-        return Measured(20, {"quiet": 20}, {"quiet": list(range(20))}, {pair: list(seeds)})
+    def measured(*seeds: int) -> DrillMeasures:
+        return DrillMeasures(20, {"quiet": 20}, {"quiet": list(range(20))}, {pair: list(seeds)})
 
     assert "in 0 of 20" in measured().missed()[0]
     assert "in 2 of 20" in measured(0, 1).missed()[0], "it would need 70 seeds"
@@ -85,10 +85,10 @@ def test_as_many_seeds_are_run_as_the_weakest_mutant_needs() -> None:
         needed = seeds_needed(caught, 20)
         assert (1 - caught / 21) ** needed <= MISSED < (1 - caught / 21) ** (needed - 1)
     pairs = {("quiet", "easy"): list(range(20)), ("quiet", "hard"): list(range(10))}
-    measured = Measured(20, {"quiet": 20}, {"quiet": list(range(19, -1, -1))}, pairs)
+    measured = DrillMeasures(20, {"quiet": 20}, {"quiet": list(range(19, -1, -1))}, pairs)
     assert list(measured.seeds("quiet")) == list(range(19, 19 - seeds_needed(10, 20), -1))
     assert list(measured.seeds("another")) == list(UNMEASURED)
-    ranked_last = Measured(20, {"quiet": 20}, {"quiet": [1, 2, 3, 4, 16, *range(5, 16)]})
+    ranked_last = DrillMeasures(20, {"quiet": 20}, {"quiet": [1, 2, 3, 4, 16, *range(5, 16)]})
     assert list(ranked_last.seeds("quiet")) == [1, 2, 16], "one is waited out"
 
 
@@ -102,7 +102,7 @@ def test_who_adds_most_to_those_before_comes_first() -> None:
 def test_a_measurement_of_one_drill_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = tuple(drills.by_name(name) for name in ("kill-prefill", "bytes-before-grant"))
     monkeypatch.setattr("epd_lab.sim.drills.DRILLS", chosen)
-    known = Measured(2, {"kill-prefill": 0, "gone": 1}, {"kill-prefill": [], "gone": []}, {})
+    known = DrillMeasures(2, {"kill-prefill": 0, "gone": 1}, {"kill-prefill": [], "gone": []}, {})
     found = measure(2, 1, known, ["bytes-before-grant"])
     assert found.fired == {"kill-prefill": 0, "bytes-before-grant": 2}
     assert sorted(found.ranked["bytes-before-grant"]) == [0, 1]

@@ -14,13 +14,13 @@ import pytest
 
 from epd.cli.main import main
 from epd_lab.sim import drills
-from epd_lab.sim.measure import MISSED_BY_FEW, Measured
+from epd_lab.sim.measure import MISSED_BY_FEW, DrillMeasures
 from epd_lab.sim.run import WAITED_OUT, run
-from epd_lab.sim.runner import Job, execute
+from epd_lab.sim.runner import SimJob, execute
 from epd_lab.sim.search import nth_kill, num_kills
 from epd_lab.sim.swarm import draw_plan
 
-MEASURED = Measured.stored()
+MEASURED = DrillMeasures.stored()
 CATALOGUE = Path(__file__).parents[2] / "docs/faults.md"
 
 # fmt: off
@@ -50,7 +50,7 @@ def test_drill(drill: drills.Drill) -> None:
         MEASURED.seeds(drill.name, MISSED_BY_FEW), key=lambda seed: seed % WAITED_OUT > 0
     )
     for seed in seeds:
-        report = execute(Job("drill", drill.name, seed))
+        report = execute(SimJob("drill", drill.name, seed))
         assert report.violations == (), report.job.command()
         if report.fired:
             return
@@ -60,7 +60,7 @@ def test_drill(drill: drills.Drill) -> None:
 @pytest.mark.long
 @each_drill
 def test_drill_under_many_seeds(drill: drills.Drill) -> None:
-    reports = [execute(Job("drill", drill.name, seed)) for seed in MEASURED.seeds(drill.name)]
+    reports = [execute(SimJob("drill", drill.name, seed)) for seed in MEASURED.seeds(drill.name)]
     for report in reports:
         assert report.violations == (), report.job.command()
     fired, share = sum(report.fired for report in reports), drill.must_fire
@@ -74,7 +74,7 @@ def test_what_a_drill_is_about_does_not_happen_without_it(drill: drills.Drill) -
     if not drill.fires and not drill.faults:
         assert not drill.covers, "nothing shows that it happened"
         return
-    report = execute(Job("calm", drill.name, 0))
+    report = execute(SimJob("calm", drill.name, 0))
     assert report.violations == (), report.job.command()
 
 
@@ -82,7 +82,7 @@ def test_a_sign_that_shows_anyway_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     sign = "ENCODING:Requested"
     careless = replace(drills.by_name("kill-encode"), fires=(sign,))
     monkeypatch.setattr("epd_lab.sim.drills.DRILLS", (careless,))
-    assert sign in execute(Job("calm", "kill-encode", 0)).violations[0]
+    assert sign in execute(SimJob("calm", "kill-encode", 0)).violations[0]
     assert main(["sim", "drill", "kill-encode", "--seeds", "1", "--jobs", "1"]) == 1
     assert main(["sim", "replay", "calm", "kill-encode", "--seed", "0"]) == 1
 

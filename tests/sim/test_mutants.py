@@ -16,15 +16,15 @@ from epd_lab.sim.cluster import Settings
 from epd_lab.sim.device import Costs
 from epd_lab.sim.drill import Drill
 from epd_lab.sim.hunt import noticed
-from epd_lab.sim.measure import MISSED_BY_FEW, Measured
+from epd_lab.sim.measure import MISSED_BY_FEW, DrillMeasures
 from epd_lab.sim.run import run
-from epd_lab.sim.runner import Job, execute
+from epd_lab.sim.runner import SimJob, execute
 from epd_lab.sim.swarm import draw_plan
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 from tests.sim.mutants import MUTANTS
 
-MEASURED = Measured.stored()
+MEASURED = DrillMeasures.stored()
 NOT_MEASURED = range(20)
 BEGINS_ANEW = Drill(
     "begins-anew-in-parts",
@@ -52,7 +52,7 @@ def test_mutant_is_caught(drill: str, mutant: str) -> None:
     caught = MEASURED.caught.get((drill, mutant))
     seeds = NOT_MEASURED if caught is None else MEASURED.seeds(drill, MISSED_BY_FEW)
     likely = sorted(seeds, key=lambda seed: seed not in (caught or ()))
-    assert any(noticed(execute(Job("drill", drill, seed, mutant))) for seed in likely)
+    assert any(noticed(execute(SimJob("drill", drill, seed, mutant))) for seed in likely)
 
 
 def test_drills_name_mutants_that_exist() -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from epd_lab.sim.report import write_report
 from epd_lab.sim.run import Plan, run
-from epd_lab.sim.runner import Job
+from epd_lab.sim.runner import SimJob
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return Job("drill", "kill-encode", 7).plan()
+    return SimJob("drill", "kill-encode", 7).plan()
 
 
 def test_timeline_shows_every_process_and_the_fault(plan: Plan, tmp_path: Path) -> None:

@@ -13,16 +13,16 @@ import pytest
 from epd.cli.main import main
 from epd_lab.sim import drills
 from epd_lab.sim.run import run
-from epd_lab.sim.runner import Job, Summary, execute_all
+from epd_lab.sim.runner import SimJob, Summary, execute_all
 from epd_lab.sim.workload import Workload
 from epd_lab.sim.world import World
 
 
-def jobs(interrupt_at: int = -1) -> Iterator[Job]:
+def jobs(interrupt_at: int = -1) -> Iterator[SimJob]:
     for seed in range(40):
         if seed == interrupt_at:
             signal.raise_signal(signal.SIGINT)
-        yield Job("drill", "quiet", seed)
+        yield SimJob("drill", "quiet", seed)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -41,14 +41,14 @@ def spin(plan: object, *, only_whether: bool) -> None:
 def test_a_run_without_an_end_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epd_lab.sim.runner.RUN_LIMIT_S", 0.1)
     monkeypatch.setattr("epd_lab.sim.runner.run", spin)
-    summary = execute_all([Job("drill", "quiet", seed) for seed in range(4)], 4, 2)
+    summary = execute_all([SimJob("drill", "quiet", seed) for seed in range(4)], 4, 2)
     assert [report.job.seed for report in summary.failures] == [0, 1, 2, 3]
     assert "[liveness]" in summary.failures[0].violations[0]
 
 
 def test_failures_end_a_search_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan, **_: 1 / 0)
-    all_jobs = [Job("drill", "quiet", seed) for seed in range(30)]
+    all_jobs = [SimJob("drill", "quiet", seed) for seed in range(30)]
     assert len(execute_all(all_jobs, 30, 1).failures) == 30
     assert len(execute_all(all_jobs, 30, 1, stop_after=2).failures) == 2
 
@@ -85,7 +85,7 @@ def test_a_failing_seed_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan, **_: 1 / 0)
-    summary = execute_all([Job("drill", "quiet", 3)], 1, 1)
+    summary = execute_all([SimJob("drill", "quiet", 3)], 1, 1)
     assert summary.failures[0].violations[0].startswith("[simulator]")
     assert "replay drill quiet --seed 3" in capsys.readouterr().err
 

@@ -47,7 +47,7 @@ NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class AnswerFacts:
     """Data of an answer's objects, beside what was generated."""
 
     request_id: str
@@ -62,7 +62,7 @@ class Answer(ABC):
 
     tells_reasoning = False  # apart from the text; else its marks are text
 
-    def __init__(self, facts: Facts, asked: Asked) -> None:
+    def __init__(self, facts: AnswerFacts, asked: Asked) -> None:
         self._facts = facts
         self._asked = asked
 

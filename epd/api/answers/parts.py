@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from epd.api.answers.answer import NO_EXTRAS, Answer, Extras, Facts
+from epd.api.answers.answer import NO_EXTRAS, Answer, AnswerFacts, Extras
 from epd.api.answers.choice import Choice, Delta
 from epd.api.answers.placing import Placed
 from epd.api.asked.asked import Asked
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 
 @dataclass(slots=True)
-class Part:
+class AnswerPart:
     """A stretch of the answer; `text` of a call is its arguments' JSON."""
 
     index: int
@@ -50,10 +50,10 @@ class PartsAnswer(Answer):
 
     tells_reasoning = True
 
-    def __init__(self, facts: Facts, asked: Asked) -> None:
+    def __init__(self, facts: AnswerFacts, asked: Asked) -> None:
         super().__init__(facts, asked)
-        self._parts: list[Part] = []
-        self._open: Part | None = None
+        self._parts: list[AnswerPart] = []
+        self._open: AnswerPart | None = None
         self._num_chars = 0  # of its text so far
         self._placed: deque[Placed] = deque()  # ahead of the text beside which they stand
         self._extras: JsonObject = {}
@@ -84,13 +84,13 @@ class PartsAnswer(Answer):
     def _ended(self, choice: Choice) -> bytes: ...
 
     @abstractmethod
-    def _opened(self, part: Part) -> bytes: ...
+    def _opened(self, part: AnswerPart) -> bytes: ...
 
     @abstractmethod
-    def _grown(self, part: Part, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes: ...
+    def _grown(self, part: AnswerPart, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes: ...
 
     @abstractmethod
-    def _closed(self, part: Part) -> bytes: ...
+    def _closed(self, part: AnswerPart) -> bytes: ...
 
     # --- how parts grow ---------------------------------------------------------------------------
 
@@ -104,7 +104,9 @@ class PartsAnswer(Answer):
             ahead, text = text[:num_ahead], text[num_ahead:]
             yield from self._tell(Kind.TEXT, ahead)
             if not self._goes_on(piece):
-                call = Part(len(self._parts), Kind.CALL, "", piece.call_id, piece.name, piece.index)
+                call = AnswerPart(
+                    len(self._parts), Kind.CALL, "", piece.call_id, piece.name, piece.index
+                )
                 yield from self._begin(call)
             yield from self._add(piece.arguments)
         yield from self._tell(Kind.TEXT, text)
@@ -114,7 +116,7 @@ class PartsAnswer(Answer):
     def _tell(self, kind: Kind, text: str) -> Iterator[bytes]:
         if text:
             if self._open is None or self._open.kind is not kind:
-                yield from self._begin(Part(len(self._parts), kind))
+                yield from self._begin(AnswerPart(len(self._parts), kind))
             self._num_chars += len(text) * (kind is Kind.TEXT)
             yield from self._add(text, self._placed_ahead() if kind is Kind.TEXT else [])
 
@@ -126,7 +128,7 @@ class PartsAnswer(Answer):
     def _goes_on(self, piece: CallPiece) -> bool:
         return self._open is not None and self._open.call_index == piece.index
 
-    def _begin(self, part: Part) -> Iterator[bytes]:
+    def _begin(self, part: AnswerPart) -> Iterator[bytes]:
         yield from self._close(is_whole=True)
         self._open = part
         self._parts.append(part)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from epd.api.answers.choice import Choice
-from epd.api.answers.parts import Kind, Part, PartsAnswer, event
+from epd.api.answers.parts import AnswerPart, Kind, PartsAnswer, event
 from epd.api.anthropic.errors import error_body
 from epd.api.http.errors import ApiError
 from epd.frontend import JsonObject
@@ -73,16 +73,16 @@ class MessageAnswer(PartsAnswer):
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _opened(self, part: Part) -> bytes:
+    def _opened(self, part: AnswerPart) -> bytes:
         block = _block(replace(part, text=""))
         return event({"type": "content_block_start", "index": part.index, "content_block": block})
 
-    def _grown(self, part: Part, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+    def _grown(self, part: AnswerPart, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
         kind, name = _DELTAS[part.kind]
         delta = {"type": kind, name: text}
         return event({"type": "content_block_delta", "index": part.index, "delta": delta})
 
-    def _closed(self, part: Part) -> bytes:
+    def _closed(self, part: AnswerPart) -> bytes:
         return event({"type": "content_block_stop", "index": part.index})
 
     def _ended(self, choice: Choice) -> bytes:
@@ -94,7 +94,7 @@ class MessageAnswer(PartsAnswer):
         return event(last | self._extras) + event({"type": "message_stop"})
 
 
-def _block(part: Part) -> JsonObject:
+def _block(part: AnswerPart) -> JsonObject:
     if part.kind is Kind.TEXT:
         return {"type": "text", "text": part.text}
     if part.kind is Kind.REASONING:

@@ -15,8 +15,8 @@ from epd.api.asked.parameters import Parameters, Stop, Tokens
 from epd.api.asked.template_flags import CONTINUED
 from epd.api.http.data_url import DataUrl
 from epd.api.http.errors import bad_request
-from epd.api.http.shapes import JsonValue, Refused, Shape, bounded, read_shape
-from epd.api.openai.translation import Conversation, Parts, as_json, image_part, text_part
+from epd.api.http.shapes import JsonValue, NotRead, Shape, bounded, read_shape
+from epd.api.openai.translation import Parts, TranslatedChat, as_json, image_part, text_part
 from epd.config import Limits
 from epd.frontend import JsonObject
 
@@ -24,8 +24,8 @@ from epd.frontend import JsonObject
 PASSED = {*Parameters.__struct_fields__, "include_reasoning", "model"}
 NOTHING: tuple[object, ...] = (False, [], {}, "", 0)
 REFUSED = {
-    "container": Refused("this server runs no code", NOTHING),
-    "mcp_servers": Refused("this server calls no other", NOTHING),
+    "container": NotRead("this server runs no code", NOTHING),
+    "mcp_servers": NotRead("this server calls no other", NOTHING),
 }
 NOT_EMPTY = Meta(min_length=1)
 Hint = dict[str, JsonValue]  # cache_control: prompts are found in the cache by their content
@@ -198,7 +198,7 @@ def read_counted(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
 
 
 def _read(request: Prompt | Request, chat: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
-    talk = Conversation()
+    talk = TranslatedChat()
     talk.names.paths |= {"stop": "stop_sequences", "user": "metadata.user_id"}
     if request.system is not None:
         talk.say("system", _content(request.system, "system"), "system")
@@ -255,7 +255,7 @@ def _image(image: Image, path: str) -> tuple[JsonObject, str]:
     return image_part(url), f"{path}.source"
 
 
-def _user(talk: Conversation, message: UserMessage, path: str) -> None:
+def _user(talk: TranslatedChat, message: UserMessage, path: str) -> None:
     """Results of tools become messages of their own; they come first."""
     if isinstance(message.content, str):
         talk.say("user", message.content, path)
@@ -286,7 +286,7 @@ def _result(block: ToolResult, path: str) -> Parts | str:
     ]
 
 
-def _assistant(talk: Conversation, message: AssistantMessage, path: str) -> None:
+def _assistant(talk: TranslatedChat, message: AssistantMessage, path: str) -> None:
     if isinstance(message.content, str):
         talk.say("assistant", message.content, path)
         return

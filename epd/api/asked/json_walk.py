@@ -14,7 +14,7 @@ _QUOTED = re.compile(r'["\\]')
 
 
 @dataclass(slots=True)
-class Walk:
+class JsonWalk:
     """Keeps its place between the pieces of a text."""
 
     depth: int = 0  # of brackets

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Required, TypedDict
 
-from epd.api.asked.json_walk import Walk
+from epd.api.asked.json_walk import JsonWalk
 from epd.api.asked.stop import overlap
 from epd.api.asked.structured import Constraint
 from epd.frontend import JsonObject
@@ -118,7 +118,7 @@ class CallParser:
     num_calls: int = 0
     done: bool = False  # the limit is reached: what follows is nothing
     _held: str = ""
-    _walk: Walk | None = None  # inside of a call
+    _walk: JsonWalk | None = None  # inside of a call
     _walked: int = 0  # of what is held
     _end: int = -1  # of the call's JSON in what is held
     _streaming: bool = False  # the head of the present call is out
@@ -175,7 +175,7 @@ class CallParser:
             self._held = self._held[len(sure) :]
             return False
         self._show(self._between(before))
-        self._held, self._walk, self._walked, self._end = rest, Walk(), 0, -1
+        self._held, self._walk, self._walked, self._end = rest, JsonWalk(), 0, -1
         self._streaming = self._is_said = False
         return True
 
@@ -186,7 +186,7 @@ class CallParser:
         if not self._streaming:
             if (head := _HEAD.match(held)) and head[1] in self.names:
                 self._begin(head[1], "")
-                self._held, self._walk, self._walked = held[head.end() :], Walk(depth=1), 0
+                self._held, self._walk, self._walked = held[head.end() :], JsonWalk(depth=1), 0
                 return True
             walk.is_broken |= held.lstrip()[:1] not in ("", "{")
         if walk.is_broken or self._end >= 0:
@@ -202,7 +202,7 @@ class CallParser:
         self._walked = len(held)
         return self._end >= 0 or walk.is_broken
 
-    def _close(self, walk: Walk) -> bool:
+    def _close(self, walk: JsonWalk) -> bool:
         """The mark behind the JSON, or the next one if there is no JSON."""
         is_growing = self._streaming and not self._is_said
         at = self._held.find(CLOSE, max(self._end, 0))

@@ -8,10 +8,10 @@ imports the module, calls its `prepare(*arguments)` for what all children need, 
 then on.  A child starts within milliseconds, also behind one that died, and keeps nothing of a
 stranger's.
 
-Requests come over a seqpacket socket: `Bounds`, and two sockets.  Over the first the child reads
-its work up to the end of file.  It answers in frames (a length of 4 bytes, big-endian, then as many
-bytes); the last one is its result.  Over the second comes its exit status, 4 bytes, as `subprocess`
-counts them.  The server ends with its owner (end of file), its children with it.
+Requests come over a seqpacket socket: `ChildBounds`, and two sockets.  Over the first the child
+reads its work up to end of file.  It answers in frames (a length of 4 bytes, big-endian, then as
+many bytes); the last one is its result.  Over the second comes its exit status, 4 bytes, as
+`subprocess` counts them.  The server ends with its owner (end of file), its children with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Say = Callable[[bytes], None]
 Work = Callable[[bytes, Say], None]  # of a request; says its result
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class ChildBounds(msgspec.Struct, frozen=True):
     """What a child may take: more is its death."""
 
     cpu_s: float  # of a processor
@@ -72,7 +72,7 @@ def _serve(control: socket.socket, work: Work) -> None:
                 if not word:
                     return
                 talk, end = (socket.socket(fileno=fd) for fd in fds)
-                bounds, server = msgspec.msgpack.decode(word, type=Bounds), os.getpid()
+                bounds, server = msgspec.msgpack.decode(word, type=ChildBounds), os.getpid()
                 pid = os.fork()
                 if pid == 0:
                     _be_child(bounds, server, talk, work)
@@ -89,7 +89,7 @@ def _send(to: socket.socket, data: bytes) -> None:
         to.close()
 
 
-def _be_child(bounds: Bounds, server: int, talk: socket.socket, work: Work) -> NoReturn:
+def _be_child(bounds: ChildBounds, server: int, talk: socket.socket, work: Work) -> NoReturn:
     """In the fork; leaves without teardown, which is the server's business."""
     status = 1
     try:
@@ -105,7 +105,7 @@ def _be_child(bounds: Bounds, server: int, talk: socket.socket, work: Work) -> N
         os._exit(status)
 
 
-def _limit(bounds: Bounds, server: int) -> None:
+def _limit(bounds: ChildBounds, server: int) -> None:
     """Timers whose signals nothing catches, since native code could outlast a handler."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -32,11 +32,11 @@ class Trying(msgspec.Struct, frozen=True, tag=True):
     param: str
 
 
-class Accepted(msgspec.Struct, frozen=True, tag=True):
+class GrammarAccepted(msgspec.Struct, frozen=True, tag="Accepted"):
     grammar: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class GrammarRefused(msgspec.Struct, frozen=True, tag="Refused"):
     """Why no answer can follow it: an ApiError 400."""
 
     message: str
@@ -50,7 +50,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     trace: str
 
 
-Word = Accepted | Broken | Refused | Trying
+Word = GrammarAccepted | Broken | GrammarRefused | Trying
 
 
 def job_text(source: Constraint | ToolUse) -> bytes:
@@ -63,8 +63,8 @@ def _members(value: Constraint | ToolUse) -> dict[str, object]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def refusal(error: ApiError) -> Refused:
-    return Refused(error.message, error.param, error.code)
+def refusal(error: ApiError) -> GrammarRefused:
+    return GrammarRefused(error.message, error.param, error.code)
 
 
 def prepare(model_dir: str, vocab_size: str, additional: str) -> Work:
@@ -87,8 +87,10 @@ def prepare(model_dir: str, vocab_size: str, additional: str) -> Work:
             param = source.param if isinstance(source, Constraint) else "tools"
             watch(param)
             if reason := grammars.proof(grammar):
-                return Refused(f"{param} cannot be followed: {reason}", param, "invalid_schema")
-            return Accepted(grammar)
+                return GrammarRefused(
+                    f"{param} cannot be followed: {reason}", param, "invalid_schema"
+                )
+            return GrammarAccepted(grammar)
         except ApiError as error:
             return refusal(error)
         except MemoryError:

@@ -17,9 +17,16 @@ import msgspec
 
 from epd.api.asked.structured import Constraint
 from epd.api.asked.tools import ToolUse
-from epd.api.expendable.fork_server import Bounds
-from epd.api.expendable.grammar_child import Accepted, Broken, Refused, Trying, Word, job_text
-from epd.api.expendable.work import Cause, Died, Done, ForkServer, Lane, LaneFull, ServerLost
+from epd.api.expendable.fork_server import ChildBounds
+from epd.api.expendable.grammar_child import (
+    Broken,
+    GrammarAccepted,
+    GrammarRefused,
+    Trying,
+    Word,
+    job_text,
+)
+from epd.api.expendable.work import Cause, Died, ForkServer, Lane, LaneFull, ServerLost, WorkDone
 from epd.api.http.errors import ApiError, bad_request
 from epd.frontend import Metric
 
@@ -34,7 +41,7 @@ MAX_REMEMBERED = 4096  # texts
 MAX_REMEMBERED_CHARS = 16 << 20  # of their grammars
 
 log = logging.getLogger(__name__)
-Outcome = Accepted | Refused
+Outcome = GrammarAccepted | GrammarRefused
 
 
 class NotProved(Exception):
@@ -49,7 +56,9 @@ class GrammarProofs:
         module = "epd.api.expendable.grammar_child"
         self._server = ForkServer(module, str(model_dir), str(vocab_size), additional)
         self._lanes = [
-            Lane(self._server, Bounds(cpu_s, WALL_S, MEMORY_NBYTES, PROOF_STACK_NBYTES), *sizes)
+            Lane(
+                self._server, ChildBounds(cpu_s, WALL_S, MEMORY_NBYTES, PROOF_STACK_NBYTES), *sizes
+            )
             for cpu_s, *sizes in LANES
         ]
         self._remembered: OrderedDict[bytes, Outcome] = OrderedDict()
@@ -76,7 +85,7 @@ class GrammarProofs:
         except RecursionError:
             raise bad_request(f"{param} nests too deeply; simplify it", param) from None
         outcome = await self._outcome(text, param)
-        if isinstance(outcome, Accepted):
+        if isinstance(outcome, GrammarAccepted):
             return outcome.grammar
         raise bad_request(outcome.message, outcome.param, outcome.code)
 
@@ -96,7 +105,7 @@ class GrammarProofs:
         try:
             for lane in self._lanes:
                 ended = await lane.run(text)
-                if isinstance(ended, Done) or ended.cause is not Cause.TIME:
+                if isinstance(ended, WorkDone) or ended.cause is not Cause.TIME:
                     break
         except (LaneFull, ServerLost) as error:
             is_full = isinstance(error, LaneFull)
@@ -106,7 +115,7 @@ class GrammarProofs:
         self._remember(key, outcome)
         return outcome
 
-    def _judged(self, ended: Done | Died, param: str, bounds: Bounds) -> Outcome:
+    def _judged(self, ended: WorkDone | Died, param: str, bounds: ChildBounds) -> Outcome:
         """Raises ApiError for what was no fault of the text."""
         word: Word = Trying(param)
         if ended.said:
@@ -120,9 +129,11 @@ class GrammarProofs:
                 raise _busy(param, 503)
         if isinstance(word, Trying):
             cause = ended.cause if isinstance(ended, Died) else Cause.CRASH
-            return Refused(f"{word.param} {_told(cause, bounds)}", word.param, "invalid_schema")
-        if isinstance(ended, Done):
-            self._counts["accepted" if isinstance(word, Accepted) else "refused"] += 1
+            return GrammarRefused(
+                f"{word.param} {_told(cause, bounds)}", word.param, "invalid_schema"
+            )
+        if isinstance(ended, WorkDone):
+            self._counts["accepted" if isinstance(word, GrammarAccepted) else "refused"] += 1
         return word
 
     def _remember(self, key: bytes, outcome: Outcome) -> None:
@@ -134,10 +145,10 @@ class GrammarProofs:
 
 
 def _num_chars(outcome: Outcome) -> int:
-    return len(outcome.grammar if isinstance(outcome, Accepted) else outcome.message)
+    return len(outcome.grammar if isinstance(outcome, GrammarAccepted) else outcome.message)
 
 
-def _told(cause: Cause, bounds: Bounds) -> str:
+def _told(cause: Cause, bounds: ChildBounds) -> str:
     if cause is Cause.TIME:
         return f"takes more than {bounds.cpu_s:g} s of a processor to compile; simplify it"
     if cause is Cause.MEMORY:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from epd.api.expendable.fork_server import CHUNK_NBYTES, FRAME, OUT_OF_MEMORY, STATUS, Bounds
+from epd.api.expendable.fork_server import CHUNK_NBYTES, FRAME, OUT_OF_MEMORY, STATUS, ChildBounds
 
 START_S = 60.0  # a large vocabulary is read meanwhile
 GRACE_S = 5.0  # beyond what a child has, for its server to notice
@@ -47,7 +47,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class WorkDone:
     """A child did its work; `said` is its last frame."""
 
     said: bytes
@@ -79,14 +79,14 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._closed = False
 
-    async def run(self, request: bytes, bounds: Bounds) -> Done | Died:
+    async def run(self, request: bytes, bounds: ChildBounds) -> WorkDone | Died:
         """Raises ServerLost."""
         try:
             return await self._run(request, bounds)
         except ServerLost:
             return await self._run(request, bounds)  # of a new one; two losses are no accident
 
-    async def _run(self, request: bytes, bounds: Bounds) -> Done | Died:
+    async def _run(self, request: bytes, bounds: ChildBounds) -> WorkDone | Died:
         control = await self._started()
         (talk, its_talk), (end, its_end) = socket.socketpair(), socket.socketpair()
         with talk, end:
@@ -105,7 +105,7 @@ class ForkServer:
             await self._lost(control)
             raise ServerLost
         (exit_status,) = STATUS.unpack(status)
-        return Died(said, CAUSES.get(exit_status, Cause.CRASH)) if exit_status else Done(said)
+        return Died(said, CAUSES.get(exit_status, Cause.CRASH)) if exit_status else WorkDone(said)
 
     async def _started(self) -> socket.socket:
         async with self._lock:
@@ -157,14 +157,16 @@ class ForkServer:
 class Lane:
     """Work of equal bounds: so many run side by side, and so many wait, first come first served."""
 
-    def __init__(self, server: ForkServer, bounds: Bounds, places: int, max_waiting: int) -> None:
+    def __init__(
+        self, server: ForkServer, bounds: ChildBounds, places: int, max_waiting: int
+    ) -> None:
         self.bounds = bounds
         self._server = server
         self._places = asyncio.Semaphore(places)
         self._most = places + max_waiting
         self._count = 0
 
-    async def run(self, request: bytes) -> Done | Died:
+    async def run(self, request: bytes) -> WorkDone | Died:
         """Raises LaneFull, ServerLost."""
         if self._count >= self._most:
             raise LaneFull

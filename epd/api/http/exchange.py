@@ -45,7 +45,7 @@ class Scope(TypedDict, total=False):
     headers: Required[Headers]
 
 
-class Message(TypedDict, total=False):
+class AsgiMessage(TypedDict, total=False):
     """Messages of ASGI, both ways."""
 
     type: Required[str]
@@ -55,8 +55,8 @@ class Message(TypedDict, total=False):
     headers: Headers
 
 
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 P = ParamSpec("P")
 T = TypeVar("T")
 

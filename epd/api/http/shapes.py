@@ -36,7 +36,7 @@ S = TypeVar("S", bound="Shape")
 JsonValue = Any  # of a shape: what msgspec calls any JSON value; `object` it takes for a class
 
 
-class Refused(NamedTuple):
+class NotRead(NamedTuple):
     """Why a parameter of other servers is not read here."""
 
     reason: str
@@ -46,7 +46,7 @@ class Refused(NamedTuple):
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
     """A JSON object: every field that is not declared is refused by name."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {}
+    refused: ClassVar[Mapping[str, NotRead]] = {}
 
 
 class Facts(NamedTuple):

@@ -16,8 +16,8 @@ from epd import __version__
 from epd.api.answers.answer import (
     NO_EXTRAS,
     Answer,
+    AnswerFacts,
     Extras,
-    Facts,
     finite,
     raw_list,
     token_logprobs,
@@ -44,7 +44,7 @@ class OpenAIAnswer(Answer):
     chunk_object: str
     id_prefix: str
 
-    def __init__(self, facts: Facts, asked: Asked) -> None:
+    def __init__(self, facts: AnswerFacts, asked: Asked) -> None:
         super().__init__(facts, asked)
         self._shared = {
             "id": self.id_prefix + facts.request_id,

@@ -23,7 +23,7 @@ from epd.api.asked.parameters import (
 from epd.api.asked.staged import EcParams, KvParams
 from epd.api.asked.structured import Choices, JsonSchema, ResponseFormat, StructuredOutputs
 from epd.api.asked.template_flags import Effort
-from epd.api.http.shapes import JsonValue, Refused, Shape
+from epd.api.http.shapes import JsonValue, NotRead, Shape
 from epd.api.openai.messages_field import Messages
 from epd.api.openai.video_field import MediaIo, Processing
 
@@ -34,19 +34,19 @@ SPECIAL = "they are added to plain prompts, and chat templates write their own"
 DOCUMENTS = "put them into messages"
 TEMPLATE = "a plain completion has no chat template"
 REFUSED = {
-    "audio": Refused(TEXT),
-    "best_of": Refused("use n and choose yourself", (1,)),
-    "function_call": Refused("use tools and tool_choice", ("none",)),
-    "functions": Refused("use tools", ([],)),
-    "length_penalty": Refused(BEAMS, (1, 1.0)),
-    "modalities": Refused(TEXT, (["text"],)),
-    "prediction": Refused("predicted output is not used"),
-    "spaces_between_special_tokens": Refused(
+    "audio": NotRead(TEXT),
+    "best_of": NotRead("use n and choose yourself", (1,)),
+    "function_call": NotRead("use tools and tool_choice", ("none",)),
+    "functions": NotRead("use tools", ([],)),
+    "length_penalty": NotRead(BEAMS, (1, 1.0)),
+    "modalities": NotRead(TEXT, (["text"],)),
+    "prediction": NotRead("predicted output is not used"),
+    "spaces_between_special_tokens": NotRead(
         "tokens are joined as the tokenizer joins them", (True,)
     ),
-    "suffix": Refused("there is no insertion mode"),
-    "use_beam_search": Refused(BEAMS, (False,)),
-    "web_search_options": Refused("this server does not search"),
+    "suffix": NotRead("there is no insertion mode"),
+    "use_beam_search": NotRead(BEAMS, (False,)),
+    "web_search_options": NotRead("this server does not search"),
 }
 
 
@@ -102,9 +102,9 @@ class ChatRequest(Completions, kw_only=True):
     media_io_kwargs: MediaIo | None = None
     mm_processor_kwargs: Processing | None = None
     refused = REFUSED | {
-        "add_special_tokens": Refused(SPECIAL, (False,)),
-        "documents": Refused(DOCUMENTS, ([],)),
-        "echo": Refused("an answer of a conversation stands alone", (False,)),
+        "add_special_tokens": NotRead(SPECIAL, (False,)),
+        "documents": NotRead(DOCUMENTS, ([],)),
+        "echo": NotRead("an answer of a conversation stands alone", (False,)),
     }
 
 
@@ -118,10 +118,10 @@ class CompletionRequest(Completions, kw_only=True):
     echo: bool = False
     logprobs: NumLogprobs | None = None
     refused = REFUSED | {
-        "add_generation_prompt": Refused(TEMPLATE),
-        "add_special_tokens": Refused(SPECIAL, (True,)),
-        "continue_final_message": Refused("a plain completion continues its prompt"),
-        "documents": Refused(DOCUMENTS),
-        "include_reasoning": Refused("a plain completion has its reasoning in its text", (True,)),
-        "reasoning_effort": Refused(TEMPLATE),
+        "add_generation_prompt": NotRead(TEMPLATE),
+        "add_special_tokens": NotRead(SPECIAL, (True,)),
+        "continue_final_message": NotRead("a plain completion continues its prompt"),
+        "documents": NotRead(DOCUMENTS),
+        "include_reasoning": NotRead("a plain completion has its reasoning in its text", (True,)),
+        "reasoning_effort": NotRead(TEMPLATE),
     }

@@ -40,7 +40,7 @@ class Names:
         return ApiError(error.status, message, param=own, code=error.code)
 
 
-class Conversation:
+class TranslatedChat:
     """Messages of a chat request, written one after the other."""
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ class ChatTemplate:
             text = self._render(adapted, tools, variables, is_answered=flags.is_answered)
         except Exception as error:  # its own refusals, and types that it did not expect
             refused = "the model's chat template does not take these messages"
-            said = f"{refused}: {error}" if isinstance(error, Said) else refused
+            said = f"{refused}: {error}" if isinstance(error, TemplateRaised) else refused
             raise bad_request(said, "messages") from error
         return cut(text, ahead) if flags.is_continued else text
 
@@ -116,7 +116,7 @@ class ChatTemplate:
         for requests."""
         try:
             self._render([{"role": "user", "content": _PROBE}])
-        except Said:
+        except TemplateRaised:
             return
         except Exception as error:
             why = reason(error)
@@ -213,12 +213,12 @@ def _to_json(
     )
 
 
-class Said(Exception):
+class TemplateRaised(Exception):
     """A template's own refusal, written for who sent the messages."""
 
 
 def _raise(message: str) -> None:
-    raise Said(message)
+    raise TemplateRaised(message)
 
 
 def _now(pattern: str) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from epd.api.answers.answer import Facts, raw_list, token_logprobs
+from epd.api.answers.answer import AnswerFacts, raw_list, token_logprobs
 from epd.api.answers.choice import Choice
-from epd.api.answers.parts import Kind, Part, PartsAnswer, event
+from epd.api.answers.parts import AnswerPart, Kind, PartsAnswer, event
 from epd.api.asked.asked import Asked
 from epd.api.http.errors import ApiError
 from epd.frontend import JsonObject
@@ -30,7 +30,7 @@ _GROWS = {
 class ResponseAnswer(PartsAnswer):
     """One response."""
 
-    def __init__(self, facts: Facts, asked: Asked) -> None:
+    def __init__(self, facts: AnswerFacts, asked: Asked) -> None:
         super().__init__(facts, asked)
         self._num_events = 0
 
@@ -89,7 +89,7 @@ class ResponseAnswer(PartsAnswer):
 
     # --- items ------------------------------------------------------------------------------------
 
-    def _item(self, part: Part) -> JsonObject:
+    def _item(self, part: AnswerPart) -> JsonObject:
         status = "completed" if part.is_whole else "incomplete"
         if part is self._open:
             status = "in_progress"
@@ -102,10 +102,10 @@ class ResponseAnswer(PartsAnswer):
             return {"type": "reasoning", **item, "summary": [], "content": content}
         return {"type": "message", **item, "role": "assistant", "content": content}
 
-    def _item_id(self, part: Part) -> str:
+    def _item_id(self, part: AnswerPart) -> str:
         return f"{_ITEMS[part.kind]}_{self._facts.request_id}-{part.index}"
 
-    def _content(self, part: Part) -> JsonObject:
+    def _content(self, part: AnswerPart) -> JsonObject:
         if part.kind is Kind.REASONING:
             return {"type": "reasoning_text", "text": part.text}
         logprobs = self._told(part.logprobs)
@@ -121,7 +121,7 @@ class ResponseAnswer(PartsAnswer):
         self._num_events += 1
         return event({"type": f"response.{kind}", "sequence_number": number, **fields})
 
-    def _opened(self, part: Part) -> bytes:
+    def _opened(self, part: AnswerPart) -> bytes:
         said = self._event("output_item.added", output_index=part.index, item=self._item(part))
         if part.kind is Kind.CALL:
             return said
@@ -129,11 +129,11 @@ class ResponseAnswer(PartsAnswer):
             "content_part.added", **self._place(part), part=self._content(part)
         )
 
-    def _grown(self, part: Part, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+    def _grown(self, part: AnswerPart, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
         more = {"logprobs": self._told(logprobs)} if part.kind is Kind.TEXT else {}
         return self._event(f"{_GROWS[part.kind]}.delta", **self._place(part), delta=text, **more)
 
-    def _closed(self, part: Part) -> bytes:
+    def _closed(self, part: AnswerPart) -> bytes:
         place = self._place(part)
         if part.kind is Kind.CALL:
             told: JsonObject = {"name": part.name, "arguments": part.text}
@@ -147,6 +147,6 @@ class ResponseAnswer(PartsAnswer):
             "output_item.done", output_index=part.index, item=self._item(part)
         )
 
-    def _place(self, part: Part) -> JsonObject:
+    def _place(self, part: AnswerPart) -> JsonObject:
         place = {"item_id": self._item_id(part), "output_index": part.index}
         return place if part.kind is Kind.CALL else {**place, "content_index": 0}

@@ -16,8 +16,8 @@ from msgspec import Meta, field
 from epd.api.asked.asked import Asked, ModelFacts, facts_of
 from epd.api.asked.offered_tools import NAME
 from epd.api.asked.parameters import Metadata, NumLogprobs, Parameters, ServiceTier, Stops, Tokens
-from epd.api.http.shapes import JsonValue, Refused, Shape, bounded, read_shape
-from epd.api.openai.translation import Conversation, Parts, image_part, text_part
+from epd.api.http.shapes import JsonValue, NotRead, Shape, bounded, read_shape
+from epd.api.openai.translation import Parts, TranslatedChat, image_part, text_part
 from epd.config import Limits
 from epd.frontend import JsonObject
 
@@ -134,14 +134,14 @@ STORED = "nothing is stored; send "
 
 
 REFUSED = {
-    "background": Refused("nothing is stored; stream the answer instead", NOTHING),
-    "context_management": Refused(
+    "background": NotRead("nothing is stored; stream the answer instead", NOTHING),
+    "context_management": NotRead(
         "nothing is stored, and nothing is left out of what is sent", NOTHING
     ),
-    "conversation": Refused(f"{STORED}the whole conversation as input", NOTHING),
-    "max_tool_calls": Refused("calls are made by the client", NOTHING),
-    "previous_response_id": Refused(f"{STORED}the items of the conversation as input", NOTHING),
-    "prompt": Refused(f"{STORED}the prompt as input", NOTHING),
+    "conversation": NotRead(f"{STORED}the whole conversation as input", NOTHING),
+    "max_tool_calls": NotRead("calls are made by the client", NOTHING),
+    "previous_response_id": NotRead(f"{STORED}the items of the conversation as input", NOTHING),
+    "prompt": NotRead(f"{STORED}the prompt as input", NOTHING),
 }
 
 
@@ -182,7 +182,7 @@ def read_response(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/responses.  Raises ApiError."""
     typed = {**body, "input": _typed(body.get("input"))}
     request = read_shape(typed, bounded(Request, facts_of(model, limits)))
-    talk = Conversation()
+    talk = TranslatedChat()
     if request.instructions is not None:
         talk.say("system", request.instructions, "instructions")
     if isinstance(request.input, str):
@@ -207,7 +207,7 @@ def _typed(items: object) -> object:
     ]
 
 
-def _add(talk: Conversation, item: Item, path: str) -> None:
+def _add(talk: TranslatedChat, item: Item, path: str) -> None:
     if isinstance(item, Message):
         talk.say(item.role, _content(item.content, f"{path}.content"), path)
     elif isinstance(item, FunctionCall):

@@ -50,7 +50,7 @@ OFF = (
 )
 
 
-class Cluster:
+class ClusterWatch:
     """What can be seen of the machines behind one gateway."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Cluster:
             raise ApiError(403, OFF, code="state_is_off")
 
 
-class Asked(NamedTuple):
+class ViewQuery(NamedTuple):
     """By the parameters of a request."""
 
     query: Query
@@ -112,7 +112,7 @@ class Asked(NamedTuple):
     over_s: float  # between two looks, for rates; 0: one is enough
 
 
-def read_query(text: str) -> Asked:
+def read_query(text: str) -> ViewQuery:
     """Raises ApiError 400."""
     given = parse_qs(text, keep_blank_values=True)
     for name in given:
@@ -130,7 +130,7 @@ def read_query(text: str) -> Asked:
         ),
     )
     over_s = _number(given, "over_s", 0.0, MAX_OVER_S, float)
-    return Asked(query, _last(given, "instance"), over_s)
+    return ViewQuery(query, _last(given, "instance"), over_s)
 
 
 def _last(given: Mapping[str, list[str]], name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from epd.cli.ask.client import Client
-from epd.cli.ask.question import Sampling, check_files, user_message
+from epd.cli.ask.question import AskSampling, check_files, user_message
 from epd.cli.boundary import CommandFailed
 from epd.cli.parser import suggestion
 from epd.errors import FAILED, OK
@@ -76,7 +76,7 @@ def _no_media() -> dict[str, list[str]]:
 
 
 class Chat:
-    def __init__(self, client: Client, conversation: Conversation, sampling: Sampling) -> None:
+    def __init__(self, client: Client, conversation: Conversation, sampling: AskSampling) -> None:
         self._client = client
         self._conversation = conversation
         self._sampling = sampling
@@ -134,7 +134,7 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def chat(client: Client, conversation: Conversation, sampling: Sampling) -> int:
+async def chat(client: Client, conversation: Conversation, sampling: AskSampling) -> int:
     """With whoever is at the terminal or at the other end of the pipe; returns the exit status."""
     talk = Chat(client, conversation, sampling)
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -142,10 +142,10 @@ async def chat(client: Client, conversation: Conversation, sampling: Sampling) -
     loop.add_signal_handler(signal.SIGINT, lambda: talk.stop_answer() or task.cancel())
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return await talk.run(_read_pipe)
-    from epd.cli.ask.prompt import Prompt
+    from epd.cli.ask.prompt import TerminalPrompt
 
     _note(f"{client.model} listens; /help lists commands, {KEYS}")
-    await talk.run(Prompt(COMMANDS).read_line)
+    await talk.run(TerminalPrompt(COMMANDS).read_line)
     return OK
 
 

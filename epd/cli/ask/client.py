@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epd.api.watching.cluster_view import ClusterView
-from epd.cli.ask.question import Sampling
+from epd.cli.ask.question import AskSampling
 from epd.cli.ask.tls import why_silent
 from epd.cli.boundary import CommandFailed
 
@@ -25,7 +25,7 @@ LINE_NBYTES = 1 << 20  # of an event: a timeline may be long
 
 
 @dataclass(slots=True)
-class Answer:
+class ClientAnswer:
     """What has come back so far; `timeline`: machine, state, ms since the request's head."""
 
     text: str = ""
@@ -60,9 +60,9 @@ class Client:
     async def ask(
         self,
         messages: Sequence[dict[str, Any]],
-        sampling: Sampling,
+        sampling: AskSampling,
         told: Callable[[str], object] = len,
-    ) -> Answer:
+    ) -> ClientAnswer:
         """The whole answer; `told` gets each piece of its text as it comes.
 
         Raises CommandFailed with the server's own sentence.
@@ -74,7 +74,7 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer = Answer()
+        answer = ClientAnswer()
         async with self._request("POST", "/v1/chat/completions", json=body) as response:
             async for line in response.content:
                 if line.startswith(b"data: [DONE]"):
@@ -136,7 +136,7 @@ async def connected(
         yield client
 
 
-def _add(answer: Answer, event: dict[str, Any]) -> str:
+def _add(answer: ClientAnswer, event: dict[str, Any]) -> str:
     """Put an event into the answer; returns its piece of text.  Raises CommandFailed."""
     if "error" in event:
         raise CommandFailed(f"the answer broke off: {event['error'].get('message', '')}")

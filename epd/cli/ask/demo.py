@@ -6,25 +6,25 @@ import asyncio
 import sys
 from typing import Any
 
-from epd.cli.ask.client import Answer, Client
-from epd.cli.ask.question import Sampling, user_message
+from epd.cli.ask.client import Client, ClientAnswer
+from epd.cli.ask.question import AskSampling, user_message
 from epd.cli.ask.temporary import with_server
 from epd.cli.boundary import CommandFailed
-from epd.cli.start.plan import Plan
+from epd.cli.start.plan import StartPlan
 from epd.tiny import RECEIPT, SAMPLES
 from epd.tiny.samples import read_index
 
 LAST_STATES = {"FINISHED", "FAILED", "DELIVERED", "CANCELLED", "EXPIRED"}  # nobody leaves them
 
 
-def run_demo(plan: Plan, *, keep: bool) -> int:
+def run_demo(plan: StartPlan, *, keep: bool) -> int:
     """Ask the demo's questions; 0 if every answer is right."""
 
     async def work(client: Client) -> int:
         wrong = 0
         for sample in (entry for entry in read_index() if entry.demo):
             images = [str(SAMPLES / name) for name in sample.images]
-            answer = await client.ask([user_message(sample.question, images)], Sampling())
+            answer = await client.ask([user_message(sample.question, images)], AskSampling())
             _show_sample(sample, answer)
             wrong += answer.text != sample.answer
         _say_where(plan)
@@ -38,7 +38,7 @@ def run_demo(plan: Plan, *, keep: bool) -> int:
     return with_server(plan, work)
 
 
-def _show_sample(sample: Any, answer: Answer) -> None:
+def _show_sample(sample: Any, answer: ClientAnswer) -> None:
     mark = "right" if answer.text == sample.answer else f"WRONG, it is {sample.answer!r}"
     print(f"\n{', '.join(sample.images)}")
     print(f"  question  {sample.question}")
@@ -67,7 +67,7 @@ def timeline_lines(timeline: list[dict[str, Any]]) -> list[str]:
     return ["   began at      lasted  where    machine    state", *reversed(lines)]
 
 
-def _say_where(plan: Plan) -> None:
+def _say_where(plan: StartPlan) -> None:
     assert plan.gateway is not None
     base_url = plan.gateway.base_url
     names = ", ".join(i.instance_id for i in plan.instances)

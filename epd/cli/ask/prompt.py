@@ -16,7 +16,7 @@ class _Interrupted(Exception):
     """Ctrl-C: the line is dropped."""
 
 
-class Prompt:
+class TerminalPrompt:
     def __init__(self, commands: Mapping[str, str]) -> None:
         self._session: PromptSession[str] = PromptSession(
             completer=_Commands(commands),

@@ -17,7 +17,7 @@ MAX_PIPED_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class AskSampling:
     """`seed` None lets the gateway draw one."""
 
     max_tokens: int = 128

@@ -14,7 +14,7 @@ from epd.cli.ask.client import Client, connected
 from epd.cli.configure import options
 from epd.cli.configure.settings import api_keys, keys_of_environment
 from epd.cli.parser import UsageError
-from epd.cli.start.plan import Plan, plan_topology
+from epd.cli.start.plan import StartPlan, plan_topology
 from epd.cli.start.ports import settle_port
 from epd.cli.start.supervisor import running
 from epd.errors import INTERRUPTED
@@ -29,7 +29,7 @@ class Running(NamedTuple):
     trusted: ssl.SSLContext | None = None  # by whom its certificate may be signed
 
 
-def server_of(args: argparse.Namespace) -> Plan | Running:
+def server_of(args: argparse.Namespace) -> StartPlan | Running:
     """The plan of a temporary server, or one that runs already.
 
     Raises what `plan_topology` raises: nothing has been started then.
@@ -67,7 +67,7 @@ def check_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def with_server(server: Plan | Running, work: Callable[[Client], Awaitable[int]]) -> int:
+def with_server(server: StartPlan | Running, work: Callable[[Client], Awaitable[int]]) -> int:
     """Run `work` with a client of it; Ctrl-C and SIGTERM end both, in order."""
 
     async def live() -> int:

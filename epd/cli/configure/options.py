@@ -17,7 +17,7 @@ from epd.config import CUDA_DEFAULTS
 from epd.setting import Setting
 
 if TYPE_CHECKING:
-    from epd.cli.ask.question import Sampling
+    from epd.cli.ask.question import AskSampling
     from epd.cli.start.plan import LogOptions, Placing
     from epd.config import Settings
 
@@ -154,13 +154,13 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS_S[found[2] or "s"]
 
 
-def sampling_of(args: argparse.Namespace) -> Sampling:
+def sampling_of(args: argparse.Namespace) -> AskSampling:
     """Raises UsageError."""
-    from epd.cli.ask.question import Sampling
+    from epd.cli.ask.question import AskSampling
 
     if args.max_tokens < 1:
         raise UsageError(f"--max-tokens {args.max_tokens}: an answer has at least one token")
-    return Sampling(args.max_tokens, args.temperature, args.seed)
+    return AskSampling(args.max_tokens, args.temperature, args.seed)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

@@ -36,7 +36,7 @@ GRACE_S = 10  # behind the drain, to close
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterManifests:
     """What is rendered.  Empty strings: not asked for."""
 
     name: str
@@ -61,7 +61,7 @@ class Cluster:
         return [(roles, ranks, count) for (roles, ranks), count in counted.items()]
 
 
-def manifests(cluster: Cluster) -> list[Object]:
+def manifests(cluster: ClusterManifests) -> list[Object]:
     """Services, then the gateway, then each group of instances.  Raises ConfigError."""
     made = [_api_service(cluster), _join_service(cluster), _gateway(cluster)]
     for roles, ranks, count in cluster.groups():
@@ -74,7 +74,7 @@ def component_of(roles: Roles, ranks: int) -> str:
     return "-".join([*roles, f"tp{ranks}"] if ranks > 1 else roles)
 
 
-def named(cluster: Cluster, api: str, kind: str, component: str) -> Object:
+def named(cluster: ClusterManifests, api: str, kind: str, component: str) -> Object:
     """The head of an object; without a component it has the cluster's own name."""
     name = f"{cluster.name}-{component}" if component else cluster.name
     metadata: Object = {"name": name}
@@ -84,7 +84,7 @@ def named(cluster: Cluster, api: str, kind: str, component: str) -> Object:
     return {"apiVersion": api, "kind": kind, "metadata": metadata}
 
 
-def labels(cluster: Cluster, component: str) -> Object:
+def labels(cluster: ClusterManifests, component: str) -> Object:
     prefix = "app.kubernetes.io"
     return {
         f"{prefix}/name": "epd",
@@ -93,13 +93,13 @@ def labels(cluster: Cluster, component: str) -> Object:
     }
 
 
-def _api_service(cluster: Cluster) -> Object:
+def _api_service(cluster: ClusterManifests) -> Object:
     ports: list[Json] = [{"name": "http", "port": cluster.port, "targetPort": "http"}]
     spec: Object = {"selector": labels(cluster, "gateway"), "ports": ports}
     return named(cluster, "v1", "Service", "") | {"spec": spec}
 
 
-def _join_service(cluster: Cluster) -> Object:
+def _join_service(cluster: ClusterManifests) -> Object:
     spec: Object = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -109,7 +109,7 @@ def _join_service(cluster: Cluster) -> Object:
     return named(cluster, "v1", "Service", "join") | {"spec": spec}
 
 
-def _gateway(cluster: Cluster) -> Object:
+def _gateway(cluster: ClusterManifests) -> Object:
     arguments = ["--role", "gateway", "--host", "0.0.0.0"]
     arguments += ["--listen", f"tcp://$(POD_IP):{JOIN_PORT}"]
     container = _container(cluster, arguments)
@@ -132,7 +132,7 @@ def _gateway(cluster: Cluster) -> Object:
     return named(cluster, "apps/v1", "Deployment", "gateway") | {"spec": spec}
 
 
-def _instances(cluster: Cluster, roles: Roles, ranks: int, count: int) -> Object:
+def _instances(cluster: ClusterManifests, roles: Roles, ranks: int, count: int) -> Object:
     component = component_of(roles, ranks)
     arguments = ["--role", "+".join(roles), "--id", "$(POD_NAME)"]
     arguments += ["--join", f"tcp://{cluster.name}-join:{JOIN_PORT}"]
@@ -156,14 +156,14 @@ def _instances(cluster: Cluster, roles: Roles, ranks: int, count: int) -> Object
     return named(cluster, "apps/v1", "Deployment", component) | {"spec": spec}
 
 
-def _budget(cluster: Cluster, roles: Roles, ranks: int) -> Object:
+def _budget(cluster: ClusterManifests, roles: Roles, ranks: int) -> Object:
     component = component_of(roles, ranks)
     selector: Object = {"matchLabels": labels(cluster, component)}
     spec: Object = {"maxUnavailable": 1, "selector": selector}
     return named(cluster, "policy/v1", "PodDisruptionBudget", component) | {"spec": spec}
 
 
-def _of_ranks(cluster: Cluster, ranks: int) -> list[str]:
+def _of_ranks(cluster: ClusterManifests, ranks: int) -> list[str]:
     """Processes of one pod, each with a GPU of its own if there are any."""
     flags = ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
     if ranks > 1 and cluster.gpu_resource:
@@ -171,7 +171,9 @@ def _of_ranks(cluster: Cluster, ranks: int) -> list[str]:
     return flags
 
 
-def _container(cluster: Cluster, arguments: Sequence[str], own: Sequence[str] = ()) -> Object:
+def _container(
+    cluster: ClusterManifests, arguments: Sequence[str], own: Sequence[str] = ()
+) -> Object:
     """`own`: flags that count more than the cluster's."""
     key = ["--cluster-key", f"{KEY_DIR}/{KEY_FILE}"]
     given = [flag.replace("$(", "$$(") for flag in cluster.flags]  # Kubernetes would expand it
@@ -192,7 +194,7 @@ def _container(cluster: Cluster, arguments: Sequence[str], own: Sequence[str] = 
     }
 
 
-def _pod(cluster: Cluster, component: str, container: Object, grace_s: int) -> Object:
+def _pod(cluster: ClusterManifests, component: str, container: Object, grace_s: int) -> Object:
     copy = ["install", "-m", "0600", f"{MOUNT_DIR}/{KEY_FILE}", f"{KEY_DIR}/{KEY_FILE}"]
     init: Object = {
         "name": "cluster-key",
@@ -222,7 +224,7 @@ def _pod(cluster: Cluster, component: str, container: Object, grace_s: int) -> O
     return {"metadata": {"labels": labels(cluster, component)}, "spec": spec}
 
 
-def _volumes(cluster: Cluster) -> list[Json]:
+def _volumes(cluster: ClusterManifests) -> list[Json]:
     name = cluster.secret or cluster.name
     items: list[Json] = [{"key": KEY_FILE, "path": KEY_FILE}]
     made: list[Json] = [
@@ -245,12 +247,12 @@ def _environment() -> tuple[Object, ...]:
     )
 
 
-def _api_keys(cluster: Cluster) -> Object:
+def _api_keys(cluster: ClusterManifests) -> Object:
     source: Object = {"name": cluster.secret or cluster.name, "key": "api-keys"}
     return {"name": "EPD_API_KEY", "valueFrom": {"secretKeyRef": source}}
 
 
-def _resources(cluster: Cluster, ranks: int) -> Object:
+def _resources(cluster: ClusterManifests, ranks: int) -> Object:
     requests: Object = {}
     if cluster.cpu:
         requests["cpu"] = cluster.cpu

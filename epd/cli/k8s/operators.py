@@ -4,7 +4,7 @@ All of them look at the gateway, whose /metrics has every instance."""
 
 from __future__ import annotations
 
-from epd.cli.k8s.manifests import Cluster, Json, Object, component_of, labels, named
+from epd.cli.k8s.manifests import ClusterManifests, Json, Object, component_of, labels, named
 from epd.topology import Roles
 
 # Above these there are too few; guesses to begin with.
@@ -13,7 +13,7 @@ WAITING = 4  # requests that wait for the batch of each that decodes
 PICKER_PORT = 9002  # of the extension's endpoint picker
 
 
-def pod_monitor(cluster: Cluster) -> Object:
+def pod_monitor(cluster: ClusterManifests) -> Object:
     """For the operator of Prometheus; `instance` stays the name that epd gives."""
     endpoint: Object = {"port": "http", "path": "/metrics", "honorLabels": True}
     spec: Object = {
@@ -23,7 +23,9 @@ def pod_monitor(cluster: Cluster) -> Object:
     return named(cluster, "monitoring.coreos.com/v1", "PodMonitor", "gateway") | {"spec": spec}
 
 
-def scaled_objects(cluster: Cluster, prometheus_url: str, max_replicas: int) -> list[Object]:
+def scaled_objects(
+    cluster: ClusterManifests, prometheus_url: str, max_replicas: int
+) -> list[Object]:
     """For KEDA, one for each group.  Raises ConfigError."""
     made = []
     for roles, ranks, count in cluster.groups():
@@ -41,7 +43,7 @@ def scaled_objects(cluster: Cluster, prometheus_url: str, max_replicas: int) -> 
     return made
 
 
-def _queries(cluster: Cluster, roles: Roles, component: str) -> list[tuple[str, int]]:
+def _queries(cluster: ClusterManifests, roles: Roles, component: str) -> list[tuple[str, int]]:
     """The work that waits for a group, and how much of it each instance may have."""
     chosen = f'instance=~"{cluster.name}-{component}-[^-]+-[^-]+"'
     if cluster.namespace:
@@ -65,7 +67,7 @@ def _trigger(query: str, threshold: int, prometheus_url: str) -> Json:
     return {"type": "prometheus", "metadata": metadata}
 
 
-def inference_pool(cluster: Cluster, picker: str) -> Object:
+def inference_pool(cluster: ClusterManifests, picker: str) -> Object:
     """Gateways of all clusters of the namespace; `picker`: the Service that chooses among them."""
     chosen = labels(cluster, "gateway")
     del chosen["app.kubernetes.io/instance"]

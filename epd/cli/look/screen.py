@@ -12,14 +12,14 @@ from prompt_toolkit.layout import FormattedTextControl, Layout, Window
 from prompt_toolkit.styles import Style
 
 from epd.cli.ask.client import Client
-from epd.cli.look.top import View, watch
+from epd.cli.look.top import TopView, watch
 
 STYLE = Style.from_dict({"dim": "ansibrightblack", "red": "ansired bold"})
 
 
 async def show(client: Client, title: str, every_s: float) -> None:
     """Until `q` or Ctrl-C."""
-    view, asked = View(title), asyncio.Event()
+    view, asked = TopView(title), asyncio.Event()
 
     def text() -> StyleAndTextTuples:
         height = application.output.get_size().rows
@@ -41,7 +41,7 @@ async def show(client: Client, title: str, every_s: float) -> None:
         watching.cancel()
 
 
-def _keys(view: View, ask: Callable[[], None]) -> KeyBindings:
+def _keys(view: TopView, ask: Callable[[], None]) -> KeyBindings:
     """What each key does; a look from elsewhere is asked for at once."""
     keys = KeyBindings()
 

@@ -1,6 +1,6 @@
 """What `epd top` shows: three views, one below the other, each asked for anew every second.
 
-`View` holds the screen's content and is driven by keys and answers; it draws text only, so that
+`TopView` holds the screen's content and is driven by keys and answers; it draws text only, so that
 tests need no terminal. `watch` is the loop around it."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HELP = "↑ ↓ choose   enter look into   esc back   space pause   q quit"
 STATES, MACHINES, STORY = range(3)  # levels
 
 
-class View:
+class TopView:
     """Counts of states; behind one of them its oldest machines; behind one of those its story."""
 
     def __init__(self, title: str) -> None:
@@ -118,7 +118,7 @@ class View:
 
 
 async def watch(
-    client: Client, view: View, every_s: float, asked: asyncio.Event, redraw: Callable[[], None]
+    client: Client, view: TopView, every_s: float, asked: asyncio.Event, redraw: Callable[[], None]
 ) -> None:
     """Ask every so often, and when somebody asked; who does not answer is asked again, too."""
     while True:

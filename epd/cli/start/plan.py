@@ -44,7 +44,7 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StartPlan:
     """Processes to be. `gateway` is None where the instances join one that runs elsewhere."""
 
     gateway: GatewayConfig | None
@@ -73,7 +73,7 @@ class Placing:
         return f"{prefix}-{name}" if prefix else name
 
 
-def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptions) -> Plan:
+def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptions) -> StartPlan:
     """A process per instance, and a gateway unless one is joined.  Raises what `_plan` raises."""
     groups = parse_groups(text, settings.engine.tensor_parallel_size)
     instances = name_instances([roles for roles, _ in groups])
@@ -84,7 +84,7 @@ def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptio
 
 def plan_role(
     text: str, instance_id: str, settings: Settings, placing: Placing, log: LogOptions
-) -> Plan:
+) -> StartPlan:
     """One process: `gateway`, `all`, or roles joined by `+`.  Raises what `_plan` raises."""
     if instance_id and placing.id_prefix:
         raise ConfigError("--id is the whole name of the instance: drop --id-prefix")
@@ -123,7 +123,7 @@ def _plan(
     log: LogOptions,
     *,
     with_gateway: bool,
-) -> Plan:
+) -> StartPlan:
     """Raises ConfigError, ModelError or TransportError: nothing has been started then."""
     for instance_id, _ in named:
         check_instance_id(instance_id)
@@ -175,7 +175,7 @@ def _plan(
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
     gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
     gateway = msgspec.structs.replace(gateway, starts_instances=bool(instances))
-    return Plan(gateway if with_gateway else None, instances, log, str(directory))
+    return StartPlan(gateway if with_gateway else None, instances, log, str(directory))
 
 
 def _deal_devices(text: str, ranks: list[int]) -> list[list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from epd.cli.boundary import CommandFailed
 from epd.cli.start.leftovers import take_over
-from epd.cli.start.plan import Plan
+from epd.cli.start.plan import StartPlan
 from epd.cli.start.ports import check_free
 from epd.cli.start.preflight import check_host
 from epd.cli.start.rundir import remove_if_empty
@@ -28,7 +28,7 @@ from epd.runtime.worker import on_hang_up
 START_TIMEOUT_S = 300.0
 
 
-def specs_of(plan: Plan) -> list[ChildSpec]:
+def specs_of(plan: StartPlan) -> list[ChildSpec]:
     """One process per instance, and one for the gateway if the plan has one."""
     specs = [_spec(plan, instance, None) for instance in plan.instances]
     if plan.gateway is not None:
@@ -36,7 +36,9 @@ def specs_of(plan: Plan) -> list[ChildSpec]:
     return specs
 
 
-def _spec(plan: Plan, instance: InstanceConfig | None, gateway: GatewayConfig | None) -> ChildSpec:
+def _spec(
+    plan: StartPlan, instance: InstanceConfig | None, gateway: GatewayConfig | None
+) -> ChildSpec:
     owner = instance or gateway
     assert owner is not None
     name, log = owner.instance_id, plan.log
@@ -51,7 +53,7 @@ class Board:
     Redrawn only while all start: later the log of the processes moves the lines away.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StartPlan) -> None:
         roles = {i.instance_id: "+".join(i.roles) for i in plan.instances}
         self._roles = roles
         self._began_s = time.monotonic()
@@ -84,7 +86,7 @@ class Board:
 
 @contextlib.asynccontextmanager
 async def running(
-    plan: Plan,
+    plan: StartPlan,
     specs: list[ChildSpec] | None = None,
     start_timeout_s: float | None = START_TIMEOUT_S,
 ) -> AsyncIterator[Supervisor]:
@@ -128,24 +130,24 @@ async def _stop_whole(supervisor: Supervisor) -> None:
     stopping.result()
 
 
-def run_topology(plan: Plan) -> int:
+def run_topology(plan: StartPlan) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status."""
     return _run_supervised(plan, specs_of(plan), START_TIMEOUT_S)
 
 
-def run_role(plan: Plan) -> int:
+def run_role(plan: StartPlan) -> int:
     """The same with all of the plan in one process, which waits for the others without a limit:
     they may be started in any order."""
     instance = plan.instances[0] if plan.instances else None
     return _run_supervised(plan, [_spec(plan, instance, plan.gateway)], None)
 
 
-def _run_supervised(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
+def _run_supervised(plan: StartPlan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
     set_up_logging("supervisor", plan.log.level, as_json=plan.log.as_json)
     return asyncio.run(_run(plan, specs, start_timeout_s))
 
 
-async def _run(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
+async def _run(plan: StartPlan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     up = asyncio.Event()
@@ -175,7 +177,7 @@ async def _run(plan: Plan, specs: list[ChildSpec], start_timeout_s: float | None
 
 
 async def _serve(
-    plan: Plan,
+    plan: StartPlan,
     specs: list[ChildSpec],
     start_timeout_s: float | None,
     asked: asyncio.Future[int],

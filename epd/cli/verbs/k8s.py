@@ -11,7 +11,7 @@ from epd.cli.configure import options
 from epd.cli.parser import UsageError, one_of
 
 if TYPE_CHECKING:
-    from epd.cli.k8s.manifests import Cluster, Object
+    from epd.cli.k8s.manifests import ClusterManifests, Object
     from epd.config import Settings
 
 DESCRIPTION = """
@@ -124,9 +124,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def cluster_of(args: argparse.Namespace) -> Cluster:
+def cluster_of(args: argparse.Namespace) -> ClusterManifests:
     """Raises UsageError, or ConfigError where `epd run` would refuse the flags."""
-    from epd.cli.k8s.manifests import Cluster
+    from epd.cli.k8s.manifests import ClusterManifests
 
     if not DNS_LABEL.fullmatch(args.name):
         raise UsageError(
@@ -141,7 +141,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         raise UsageError(
             f"--device {settings.engine.device}: a pod has one for each rank; write cpu or cuda"
         )
-    return Cluster(
+    return ClusterManifests(
         name=args.name,
         topology=args.topology,
         image=args.image,
@@ -193,7 +193,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     return options.settings_of(argparse.Namespace(**here))
 
 
-def _head(cluster: Cluster) -> str:
+def _head(cluster: ClusterManifests) -> str:
     from epd.cli.k8s.manifests import KEY_FILE
 
     where = f" --namespace {cluster.namespace}" if cluster.namespace else ""

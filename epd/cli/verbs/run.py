@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from epd.cli.configure import options
 
 if TYPE_CHECKING:
-    from epd.cli.start.plan import Plan
+    from epd.cli.start.plan import StartPlan
     from epd.config import Settings
 
 DESCRIPTION = """
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         return run_topology(plan) if args.topology else run_role(plan)
 
 
-def make_plan(args: argparse.Namespace, held: ExitStack) -> Plan:
+def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
     """What to start; everything that can be refused without starting is refused here.
 
     `held`: what is there as long as that."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from epd.engine.device.executor import Completion, Deliver
 
 
-class Event(Protocol):
+class CudaEvent(Protocol):
     """The part of `torch.cuda.Event` that is used."""
 
     def record(self, *stream: Any) -> None: ...
@@ -27,7 +27,7 @@ class Event(Protocol):
     def synchronize(self) -> None: ...
 
 
-def blocking_event() -> Event:
+def blocking_event() -> CudaEvent:
     """An event of the current CUDA device whose `synchronize` sleeps instead of spinning."""
     import torch
 
@@ -43,7 +43,7 @@ class CudaEventBridge(Completion):
 
     def __init__(
         self,
-        make_event: Callable[[], Event] = blocking_event,
+        make_event: Callable[[], CudaEvent] = blocking_event,
         lanes: Mapping[str, Any] | None = None,
         works: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -71,7 +71,7 @@ class _Lane:
     """The events of one stream and the thread that waits for them."""
 
     def __init__(self, name: str) -> None:
-        self.watched: queue.SimpleQueue[tuple[Event, Deliver] | None] = queue.SimpleQueue()
+        self.watched: queue.SimpleQueue[tuple[CudaEvent, Deliver] | None] = queue.SimpleQueue()
         name = f"cuda-events-{name}" if name else "cuda-events"
         self.thread = threading.Thread(target=self._wait, name=name, daemon=True)
         self.thread.start()

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
     from epd.engine.language.kv_pool import SequenceTensor
 
-__all__ = ["SPAN", "Heads", "Tokens", "chunk", "convolve", "recall", "step"]
+__all__ = ["SPAN", "DeltaTokens", "Heads", "chunk", "convolve", "recall", "step"]
 
 SPAN = 64
 _EPS = 1e-6
 
 
-class Tokens(NamedTuple):
+class DeltaTokens(NamedTuple):
     """A layer's numbers for n tokens; g is the logarithm of the decay."""
 
     query: torch.Tensor  # [n, heads, key_dim]
@@ -44,8 +44,8 @@ class Tokens(NamedTuple):
     g: torch.Tensor  # [n, heads]
     beta: torch.Tensor
 
-    def at(self, places: slice | torch.Tensor) -> Tokens:
-        return Tokens(*(part[places] for part in self))
+    def at(self, places: slice | torch.Tensor) -> DeltaTokens:
+        return DeltaTokens(*(part[places] for part in self))
 
 
 class Heads(NamedTuple):
@@ -144,7 +144,7 @@ def _convolved(window: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
     return functional.silu(out).transpose(1, 2)
 
 
-def _tokens(mixed: torch.Tensor, strengths: torch.Tensor, heads: Heads) -> Tokens:
+def _tokens(mixed: torch.Tensor, strengths: torch.Tensor, heads: Heads) -> DeltaTokens:
     keys = heads.num_keys * heads.key_dim
     query, key, value = mixed.split([keys, keys, heads.values], -1)
     repeats = heads.num_values // heads.num_keys
@@ -155,7 +155,7 @@ def _tokens(mixed: torch.Tensor, strengths: torch.Tensor, heads: Heads) -> Token
     writing, decay = strengths.chunk(2, -1)
     steps = functional.softplus(decay.float() + heads.bias)
     value = value.unflatten(-1, (heads.num_values, -1))
-    return Tokens(query, key, value, heads.rate * steps, writing.sigmoid())
+    return DeltaTokens(query, key, value, heads.rate * steps, writing.sigmoid())
 
 
 def _gated(answers: torch.Tensor, gates: torch.Tensor, heads: Heads) -> torch.Tensor:
@@ -166,7 +166,7 @@ def _gated(answers: torch.Tensor, gates: torch.Tensor, heads: Heads) -> torch.Te
     return (normed * functional.silu(gates)).to(answers.dtype).flatten(1)
 
 
-def step(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def step(tokens: DeltaTokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A token of each of n sequences: what it answers, `[n, heads, value_dim]`, and the states
     behind it, `[n, heads, key_dim, value_dim]`."""
     query, key, value, g, beta = tokens
@@ -178,7 +178,7 @@ def step(tokens: Tokens, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return (state * query[..., None]).sum(-2).to(value.dtype), state
 
 
-def chunk(tokens: Tokens, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def chunk(tokens: DeltaTokens, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of one sequence: what they answer, `[n, heads, value_dim]`, and the state behind them,
     `[heads, key_dim, value_dim]`; before them there is this one, or zeros."""
     query, key, value, g, beta = tokens

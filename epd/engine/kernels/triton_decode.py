@@ -21,7 +21,7 @@ import triton.language as tl
 
 from epd.engine.kernels.triton_decode_fp8 import decode_fp8
 from epd.engine.kernels.triton_paged import rows
-from epd.engine.kernels.triton_parts import Sums, join, leave, part_at, room_for_sums
+from epd.engine.kernels.triton_parts import PartSums, join, leave, part_at, room_for_sums
 
 if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
@@ -95,7 +95,7 @@ def _decode_plain(
     batch: FlatBatch,
     scale: float,
     out: torch.Tensor,
-    sums: Sums,
+    sums: PartSums,
 ) -> None:
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     group, exact = query.shape[1] // num_kv_heads, query.dtype == torch.float32

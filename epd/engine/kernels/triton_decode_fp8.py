@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, strides
-from epd.engine.kernels.triton_parts import Sums, leave, part_at
+from epd.engine.kernels.triton_parts import PartSums, leave, part_at
 
 if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
@@ -116,7 +116,7 @@ def decode_fp8(
     batch: FlatBatch,
     scale: float,
     out: torch.Tensor,
-    sums: Sums,
+    sums: PartSums,
 ) -> None:
     keys, values, *scales = pointers(layer)
     stride, scale_stride = strides(layer)

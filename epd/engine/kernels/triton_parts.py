@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 JOINED = 16  # sums that a program of `_join` has in its registers: most sequences have few
 
 
-class Sums(NamedTuple):
+class PartSums(NamedTuple):
     """What programs leave, float32."""
 
     totals: torch.Tensor  # [num_sums, num_heads, block_d]
     stats: torch.Tensor  # [num_sums, num_heads, 2]: maximum, in powers of two, and weight
 
 
-def room_for_sums(query: torch.Tensor, batch: FlatBatch, block_d: int) -> Sums:
+def room_for_sums(query: torch.Tensor, batch: FlatBatch, block_d: int) -> PartSums:
     shape = batch.shape.num_sums, query.shape[1]
-    return Sums(
+    return PartSums(
         query.new_empty(*shape, block_d, dtype=torch.float32),
         query.new_empty(*shape, 2, dtype=torch.float32),
     )
@@ -92,7 +92,7 @@ def _join(
     tl.store(out + at + d, (total / norm).to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
 
-def join(sums: Sums, batch: FlatBatch, out: torch.Tensor) -> None:
+def join(sums: PartSums, batch: FlatBatch, out: torch.Tensor) -> None:
     """Into `out` `[T, num_heads, head_dim]`, where sequences were cut."""
     num_heads, head_dim = out.shape[1:]
     block_d = sums.totals.shape[2]

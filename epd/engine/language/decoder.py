@@ -27,7 +27,7 @@ import torch
 from epd.engine.language.experts import Mixture
 from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvPool
-from epd.engine.language.mixers import Family, Mixer, Norm, Step
+from epd.engine.language.mixers import Mixer, MixerFamily, Norm, Step
 from epd.engine.language.products import Foreign, is_swiglu, swiglu
 from epd.engine.language.row_splice import AddedRows
 
@@ -48,7 +48,7 @@ class _Layer:
 class FusedDecoder:
     """The decoder layers and the final norm of a loaded stack."""
 
-    def __init__(self, stack: Any, kernels: Any, family: Family) -> None:
+    def __init__(self, stack: Any, kernels: Any, family: MixerFamily) -> None:
         self._kernels = kernels
         self._family = family
         self._rotary = stack.rotary_emb
@@ -58,7 +58,7 @@ class FusedDecoder:
         self.captures_prompts = not any(layer.mixer.reads_chunks for layer in self._layers)
 
     @staticmethod
-    def fits(stack: Any, family: Family) -> bool:
+    def fits(stack: Any, family: MixerFamily) -> bool:
         for layer in stack.layers:
             names = {name for name, _ in layer.named_children()}
             if not (names > _BESIDE and len(names - _BESIDE) == 1 and _mixer_of(layer, family)):
@@ -124,7 +124,7 @@ class FusedDecoder:
         return (lambda x, slots: _only_tensor(mlp(x[None]))[0]), False
 
 
-def _mixer_of(layer: Any, family: Family) -> type[Mixer] | None:
+def _mixer_of(layer: Any, family: MixerFamily) -> type[Mixer] | None:
     return next((mixer for mixer in family.mixers if mixer.fits(layer)), None)
 
 

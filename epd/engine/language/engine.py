@@ -51,7 +51,7 @@ from epd.engine.device.stopwatch import stopwatch_of
 from epd.engine.language.forward import Forward
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.logit_rules import Bits, SampleRequest
-from epd.engine.language.sampler import Draft, Told
+from epd.engine.language.sampler import Draft, SentTokens
 from epd.engine.language.step_check import StepCheck
 from epd.engine.sharding import WHOLE, Shard
 from epd.messages import TokenLogprobs
@@ -230,7 +230,7 @@ class TorchLanguageEngine:
             outcomes.append(StepFailure(fault) if fault else None)
         good = [i for i, fault in enumerate(outcomes) if fault is None]
         asked = [i for i in good if batch[i].sample is not None]
-        draft: Draft | Told | None = None
+        draft: Draft | SentTokens | None = None
         scores: list[Scores] = []
         if good:
             try:
@@ -259,7 +259,7 @@ class TorchLanguageEngine:
 
     def _draft(
         self, logits: torch.Tensor, batch: Sequence[StepSequence], last: _Sampled
-    ) -> Draft | Told:
+    ) -> Draft | SentTokens:
         """Of the sequences that sample.  Those with drafts are not in `last` for the next step:
         which of their tokens is the last is open.  The first rank draws and sends the tokens to the
         others."""
@@ -272,7 +272,9 @@ class TorchLanguageEngine:
         broadcast = self._shard.collectives.broadcast
         if self._shard.rank:
             self._last = _Sampled(rows)
-            return Told(broadcast(torch.empty(count, dtype=torch.int64, device=logits.device)))
+            return SentTokens(
+                broadcast(torch.empty(count, dtype=torch.int64, device=logits.device))
+            )
         requests = [request for sequence in batch for request in self._requests(sequence, last)]
         draft = Draft(logits, requests, last.draft.tokens if last.draft is not None else None)
         broadcast(draft.tokens)

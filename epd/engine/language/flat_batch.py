@@ -38,7 +38,7 @@ from epd.engine.language import decode_parts
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """How much a batch has of each, or has room for."""
 
     num_tokens: int
@@ -90,7 +90,7 @@ class FlatSequence:
 class FlatBatch:
     """The step on the device; all tensors int32."""
 
-    shape: Shape
+    shape: BatchShape
     tile_size: int
     decodes: torch.Tensor  # [1]: how many there are, of the `num_decodes` that there is room for
     ids: torch.Tensor  # [T]
@@ -112,11 +112,11 @@ class FlatBatch:
 ALIGNED = 4  # integers: fields begin at 16 bytes, or a kernel would be compiled for each offset
 
 
-def header_size(shape: Shape) -> int:
+def header_size(shape: BatchShape) -> int:
     return sum(-(-size // ALIGNED) * ALIGNED for size in _sizes(shape))
 
 
-def _sizes(shape: Shape) -> list[int]:
+def _sizes(shape: BatchShape) -> list[int]:
     """Integers of each field before the blocks, in order."""
     tokens, sequences = shape.num_tokens, shape.num_sequences
     sizes = [1, tokens, tokens, 3 * tokens, tokens, sequences]
@@ -127,10 +127,10 @@ def _sizes(shape: Shape) -> list[int]:
 
 def shape_of(
     counts: Sequence[int], tile_size: int, num_state_blocks: int = 0, at_once: int = 1
-) -> Shape:
+) -> BatchShape:
     decodes = sum(count == 1 for count in counts)
     tiles = sum(-(-count // tile_size) for count in counts if count > 1)
-    return Shape(sum(counts), len(counts), decodes, tiles, num_state_blocks, at_once)
+    return BatchShape(sum(counts), len(counts), decodes, tiles, num_state_blocks, at_once)
 
 
 def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
@@ -144,8 +144,11 @@ def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
 
 
 def pack(
-    sequences: Sequence[FlatSequence], block_size: int, tile_size: int, room: Shape | None = None
-) -> tuple[Ints, Shape]:
+    sequences: Sequence[FlatSequence],
+    block_size: int,
+    tile_size: int,
+    room: BatchShape | None = None,
+) -> tuple[Ints, BatchShape]:
     """The integers and their shape: `room`, which must hold them, or what they need."""
     counts = np.fromiter((len(s.ids) for s in sequences), np.int32, len(sequences))
     starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
@@ -220,7 +223,9 @@ def _fill_chunk(f: FlatBatch, at: int, sequence: FlatSequence, block_size: int) 
     return count
 
 
-def view(data: Any, shape: Shape, tile_size: int, chunks: tuple[FlatChunk, ...] = ()) -> FlatBatch:
+def view(
+    data: Any, shape: BatchShape, tile_size: int, chunks: tuple[FlatChunk, ...] = ()
+) -> FlatBatch:
     """The packed integers, cut: a tensor on the device, or what is filled in on the host."""
     fields: list[Any] = []
     at = 0

@@ -189,7 +189,7 @@ class FusedForward:
 
         Steps with prompts are recorded in parts, one for each group of layers whose KV leaves by
         itself."""
-        from epd.engine.language.graphs import DecodeGraphs, PromptGraphs, Rooms
+        from epd.engine.language.graphs import DecodeGraphs, GraphRooms, PromptGraphs
 
         if not self._decoder.can_be_captured:
             return
@@ -202,7 +202,7 @@ class FusedForward:
                     partial(self._cut_layers, record.cut),
                     self._embedding.weight[:1],
                     self._splicer.num_deepstack if self._splicer is not None else 0,
-                    Rooms(
+                    GraphRooms(
                         max_prompt_tokens, max_running, self._tile_size, states, self._at_once(True)
                     ),
                     size,

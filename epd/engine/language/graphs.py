@@ -31,7 +31,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from epd.engine.language.flat_batch import FlatBatch, FlatSequence, Shape, header_size, pack, view
+from epd.engine.language.flat_batch import (
+    BatchShape,
+    FlatBatch,
+    FlatSequence,
+    header_size,
+    pack,
+    view,
+)
 from epd.engine.language.row_splice import AddedRows
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -138,10 +145,10 @@ class _Integers:
         self._block_size = block_size
         self._tile_size = tile_size
 
-    def view(self, room: Shape) -> FlatBatch:
+    def view(self, room: BatchShape) -> FlatBatch:
         return view(self._data, room, self._tile_size)
 
-    def fill(self, sequences: Sequence[FlatSequence], room: Shape) -> bool:
+    def fill(self, sequences: Sequence[FlatSequence], room: BatchShape) -> bool:
         """False: they have more blocks than the buffer has room for."""
         data, _ = pack(sequences, self._block_size, self._tile_size, room)
         if len(data) > len(self._data):
@@ -170,7 +177,7 @@ class DecodeGraphs:
         """`at_once`: parts of decodes (`decode_parts`)."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
         self._rooms = {
-            size: Shape(size, size, size, 0, num_state_blocks, at_once) for size in sizes
+            size: BatchShape(size, size, size, 0, num_state_blocks, at_once) for size in sizes
         }
         header = header_size(self._rooms[sizes[-1]])
         self._integers = _Integers(header, max_indices, block_size, 1, device)
@@ -191,7 +198,7 @@ class DecodeGraphs:
         return logits[: len(sequences)]
 
 
-class Rooms:
+class GraphRooms:
     """The shapes in which steps with prompts are captured; the largest of them, which are those of
     a prefill instance, without decodes."""
 
@@ -211,14 +218,14 @@ class Rooms:
         self._tile_size = tile_size
         self._of_all = num_state_blocks, at_once
 
-    def __iter__(self) -> Iterator[Shape]:
+    def __iter__(self) -> Iterator[BatchShape]:
         """The largest first."""
         for tokens in reversed(self._tokens):
             for decodes in reversed(self._decodes):
                 if tokens <= MIXED_TOKENS or not decodes:
                     yield self._shape(tokens, decodes)
 
-    def holding(self, needed: Shape) -> Shape | None:
+    def holding(self, needed: BatchShape) -> BatchShape | None:
         """The smallest that has room; None: there is none."""
         tokens = _next(self._tokens, needed.num_tokens)
         decodes = _next(self._decodes, needed.num_decodes)
@@ -227,9 +234,9 @@ class Rooms:
         room = self._shape(tokens, decodes)
         return room if all(a >= b for a, b in zip(room, needed, strict=True)) else None
 
-    def _shape(self, tokens: int, decodes: int) -> Shape:
+    def _shape(self, tokens: int, decodes: int) -> BatchShape:
         tiles = tokens // self._tile_size + MAX_CHUNKS  # each chunk may end in a tile of its own
-        return Shape(tokens, decodes + MAX_CHUNKS, decodes, tiles, *self._of_all)
+        return BatchShape(tokens, decodes + MAX_CHUNKS, decodes, tiles, *self._of_all)
 
 
 def _next(sizes: Sequence[int], least: int) -> int | None:
@@ -248,7 +255,7 @@ class PromptGraphs:
         layers: Layers,
         embeds: torch.Tensor,
         num_levels: int,
-        rooms: Rooms,
+        rooms: GraphRooms,
         block_size: int,
         tile_size: int,
         max_indices: int,
@@ -263,12 +270,12 @@ class PromptGraphs:
         self._embeds = embeds.new_zeros(size, embeds.shape[1])
         self._levels = embeds.new_zeros(num_levels, size, embeds.shape[1])
         self._num_added = 0  # tokens whose rows may not be zero
-        self._graphs: dict[Shape, tuple[list[Callable[[], None]], torch.Tensor]] = {}
+        self._graphs: dict[BatchShape, tuple[list[Callable[[], None]], torch.Tensor]] = {}
         for shape in shapes:
             self._integers.fill([], shape)
             self._graphs[shape] = record.parts(partial(self._run, layers, shape))
 
-    def fill(self, sequences: Sequence[FlatSequence], needed: Shape) -> FlatBatch | None:
+    def fill(self, sequences: Sequence[FlatSequence], needed: BatchShape) -> FlatBatch | None:
         """The batch on the device, where a graph reads it; None: no graph fits."""
         room = self._rooms.holding(needed)
         if room is None or not self._integers.fill(sequences, room):
@@ -295,7 +302,7 @@ class PromptGraphs:
             part()
         return hidden
 
-    def _run(self, layers: Layers, shape: Shape) -> torch.Tensor:
+    def _run(self, layers: Layers, shape: BatchShape) -> torch.Tensor:
         embeds = self._embeds[: shape.num_tokens]
         rows = self._levels[:, : shape.num_tokens]
         added = [AddedRows(0, rows)] if len(rows) else []

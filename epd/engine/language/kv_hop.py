@@ -49,10 +49,10 @@ class KvHop:
         else:
             self._mirror = read_bytes(usable).view(-1, nbytes)
 
-    def source(self, slots: Sequence[int]) -> KvSource:
+    def source(self, slots: Sequence[int]) -> PoolSlots:
         """Slots that are final, where they lie, for who copies them from there."""
         memory, size = self._pool.memory, self._pool.layout.slot_nbytes
-        return KvSource(memory, np.array(slots, np.uint64) * size + memory.data_ptr(), size)
+        return PoolSlots(memory, np.array(slots, np.uint64) * size + memory.data_ptr(), size)
 
     def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
         """The bytes of slots that are final, in pinned memory of their own."""
@@ -117,7 +117,7 @@ class KvHop:
 
 
 @dataclass(frozen=True, slots=True)
-class KvSource:
+class PoolSlots:
     """Slots of a pool as a transport copies them (`epd.transport.cuda.device.Scattered`)."""
 
     pool: torch.Tensor  # kept while a write reads it

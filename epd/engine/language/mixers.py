@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 A layer of `FusedDecoder` is norm, mixer, norm, MLP.  A mixer takes the normed rows of all tokens of
 a step and gives the layer's sum for them.  It reads and writes the layer's memory of each sequence
-in blocks of the pool.  A family lists the mixers that its layers may have (`Family`); `fits` is
-true of layers that one can run.
+in blocks of the pool.  A family lists the mixers that its layers may have (`MixerFamily`); `fits`
+is true of those that it can run.
 
 A mixer's input is a `Step` alone.  In a captured step its tensors have the shapes of a room, larger
 than the step (`flat_batch`).  Tokens that pad have slot -1, sequences that pad length 0 and states
@@ -72,7 +72,7 @@ class Mixer(Protocol):
         """`[T, H]`, both ways."""
 
 
-class Family(Protocol):
+class MixerFamily(Protocol):
     @property
     def mixers(self) -> Sequence[type[Mixer]]:
         """Those that its layers may have."""

@@ -101,7 +101,7 @@ class Draft:
         return outcome
 
 
-class Told:
+class SentTokens:
     """Tokens that another rank has chosen, and nothing more about them."""
 
     def __init__(self, tokens: torch.Tensor) -> None:

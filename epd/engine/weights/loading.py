@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from epd.engine.base import Progress, Taker, no_progress
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.weights import stored as stored_weights
-from epd.engine.weights.pieces import Piece, Sources, missing, sources_of
+from epd.engine.weights.pieces import Sources, StoredPiece, missing, sources_of
 from epd.model_files.checkpoint import ModelError
 from epd.model_files.model_directory import check_tensors, some
 
@@ -227,7 +227,7 @@ def _read(
     from safetensors import safe_open
 
     checkpoint = adapter.checkpoint
-    by_file: dict[Path, list[tuple[str, Piece]]] = defaultdict(list)
+    by_file: dict[Path, list[tuple[str, StoredPiece]]] = defaultdict(list)
     for name in wanted:
         for piece in sources[name]:
             by_file[checkpoint.tensors[piece.stored].file].append((name, piece))
@@ -260,7 +260,7 @@ def _stored(
     reader: Any,
     adapter: ModelAdapter,
     name: str,
-    piece: Piece,
+    piece: StoredPiece,
     like: torch.Tensor,
     cut: Cut | None,
     dtype: torch.dtype,

@@ -31,7 +31,7 @@ _PLACES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredPiece:
     """A stored tensor and its place in a parameter."""
 
     stored: str
@@ -59,7 +59,7 @@ class Piece:
         return (place[0] * self.num_parts, *place[1:]) if place else ()
 
 
-Sources = dict[str, list[Piece]]
+Sources = dict[str, list[StoredPiece]]
 
 
 def sources_of(
@@ -72,7 +72,7 @@ def sources_of(
     sources: Sources = {}
     taken: set[tuple[str, int, int]] = set()
     unused: list[str] = []
-    known: dict[str, list[tuple[str, Piece]]] = {}
+    known: dict[str, list[tuple[str, StoredPiece]]] = {}
     for stored in names:
         found = _found(stored, family, held, known)
         fresh = [(n, p) for n, p in found if not {(n, p.expert, p.half), (n, -1, 0)} & taken]
@@ -99,8 +99,8 @@ def _found(
     stored: str,
     family: Family,
     held: Mapping[str, Shape],
-    known: dict[str, list[tuple[str, Piece]]],
-) -> list[tuple[str, Piece]]:
+    known: dict[str, list[tuple[str, StoredPiece]]],
+) -> list[tuple[str, StoredPiece]]:
     """What `_places` finds; of many experts for the first one, which is `known` then."""
     number = _NUMBER.search(stored)
     if number is None or len(number[0]) > _MAX_DIGITS:
@@ -110,29 +110,31 @@ def _found(
         known[first] = _places(first, family, held)
     expert = int(number[0])
     return [
-        (name, Piece(stored, expert, piece.half, piece.num_halves))
+        (name, StoredPiece(stored, expert, piece.half, piece.num_halves))
         for name, piece in known[first]
         if piece.expert == 0 and expert < held[name][0]
     ]
 
 
-def _places(stored: str, family: Family, held: Mapping[str, Shape]) -> list[tuple[str, Piece]]:
+def _places(
+    stored: str, family: Family, held: Mapping[str, Shape]
+) -> list[tuple[str, StoredPiece]]:
     """The parameters that a stored tensor is a piece of, under the first name that the model
     has."""
     for name in _candidates(stored, family.renames):
         if name in held:
-            return [(name, Piece(stored))]
+            return [(name, StoredPiece(stored))]
         if expert := _EXPERT.fullmatch(name):
             prefix, index, kind = expert.groups()
             joint, half, num_halves = _PLACES[kind]
             place = f"{prefix}.{joint}"
             if place in held and index == "0":
-                return [(place, Piece(stored, 0, half, num_halves))]
+                return [(place, StoredPiece(stored, 0, half, num_halves))]
         for joint, names in family.joint:
             each = [name.replace(joint, other) for other in names if joint in name]
             if each and all(other in held for other in each):
                 count = len(names)
-                parts = (Piece(stored, part=at, num_parts=count) for at in range(count))
+                parts = (StoredPiece(stored, part=at, num_parts=count) for at in range(count))
                 return list(zip(each, parts, strict=True))
     return []
 

@@ -28,7 +28,7 @@ from epd.engine.language.row_splice import RowSplicer
 from epd.engine.sharding import Shard
 
 
-class Piece(NamedTuple):
+class RowsPiece(NamedTuple):
     """Rows of an image that one rank has and a span needs."""
 
     rows: SlotRows
@@ -36,9 +36,9 @@ class Piece(NamedTuple):
     at: int  # where they go among the rows of all spans
 
 
-def pieces(spans: Sequence[RowSpan], num_ranks: int) -> list[list[Piece]]:
+def pieces(spans: Sequence[RowSpan], num_ranks: int) -> list[list[RowsPiece]]:
     """Of each rank, in order; `spans` are of images that are shared out."""
-    found: list[list[Piece]] = [[] for _ in range(num_ranks)]
+    found: list[list[RowsPiece]] = [[] for _ in range(num_ranks)]
     first = 0
     for span in spans:
         for rank in range(num_ranks):
@@ -47,7 +47,7 @@ def pieces(spans: Sequence[RowSpan], num_ranks: int) -> list[list[Piece]]:
             high = min(held.stop, span.row_start + span.count)
             if low < high:
                 at = first + low - span.row_start
-                found[rank].append(Piece(span.rows, range(low, high), at))
+                found[rank].append(RowsPiece(span.rows, range(low, high), at))
         first += span.count
     return found
 

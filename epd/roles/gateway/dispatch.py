@@ -30,10 +30,10 @@ from epd.roles.gateway.suspects import Suspects
 from epd.scheduling.backlog import Attempt, Books
 from epd.scheduling.hedging import pays
 from epd.scheduling.placement import (
-    Asked,
     Candidate,
     Image,
     MakeRule,
+    Needs,
     PickEncoder,
     Placement,
     Unplaceable,
@@ -108,7 +108,7 @@ class Dispatcher:
         candidates = self.candidates()
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
-        asked = Asked(
+        asked = Needs(
             tuple(map(_image, machine.prompt.items)),
             len(machine.prompt.token_ids) + len(machine.token_ids),
             machine.prompt.sampling.max_tokens,

@@ -45,7 +45,7 @@ from epd.roles.steps.speculation import Speculation
 from epd.roles.steps.step import sequence_of
 from epd.roles.steps.step_loop import Part, Plan, StepLoop
 from epd.roles.steps.token_outbox import TokenOutbox
-from epd.scheduling.batching import BatchScheduler, Bounds
+from epd.scheduling.batching import BatchScheduler, StepBounds
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
@@ -89,7 +89,7 @@ class Requests(Component[Request]):
         self._scheduler = BatchScheduler[Request](
             self.pool,
             engine.kv_layout.block_size,
-            Bounds(
+            StepBounds(
                 config.max_step_tokens,
                 config.max_chunk_tokens,
                 max_running,

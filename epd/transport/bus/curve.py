@@ -4,8 +4,8 @@ The file holds two key pairs, a server's and a client's, and every member has it
 is in.  A listener proves that it holds the server's secret key; it lets in only connections that
 prove the client's.  Members are not protected from each other.
 
-libzmq asks for admission over a socket inside the process (ZAP, RFC 27).  `Admission` answers on
-the event loop; there is no thread.
+libzmq asks for admission over a socket inside the process (ZAP, RFC 27).  `PeerAdmission` answers
+on the event loop; there is no thread.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ClusterKey:
         caller.setsockopt(zmq.CURVE_SECRETKEY, self.client_secret.encode())
 
 
-class Admission:
+class PeerAdmission:
     """Answers libzmq's question "may this key connect?" for the listeners of one context."""
 
     def __init__(self, context: zmq.Context[Any], key: ClusterKey, refused: Counter[str]) -> None:

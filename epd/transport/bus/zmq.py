@@ -42,7 +42,7 @@ from epd.transport.codec import FrameLimits, FrameRejected, check_instance_id, f
 from epd.transport.endpoint import check_reach, ipc_path, is_tcp, prepare_ipc, split_tcp
 
 if TYPE_CHECKING:
-    from epd.transport.bus.curve import Admission, ClusterKey
+    from epd.transport.bus.curve import ClusterKey, PeerAdmission
 
 log = logging.getLogger(__name__)
 
@@ -184,12 +184,12 @@ class ZmqBus:
                 await loop.run_in_executor(None, self._context.term)
         self._ipc_file.remove()
 
-    def _open_admission(self, endpoint: str) -> Admission | None:
+    def _open_admission(self, endpoint: str) -> PeerAdmission | None:
         if self._key is None or not is_tcp(endpoint):
             return None
-        from epd.transport.bus.curve import Admission
+        from epd.transport.bus.curve import PeerAdmission
 
-        return Admission(self._context, self._key, self.dropped)
+        return PeerAdmission(self._context, self._key, self.dropped)
 
     def _open_router(self) -> zmq.Socket[bytes]:
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)

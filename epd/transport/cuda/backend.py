@@ -36,10 +36,10 @@ from epd.transport.base import (
     WriteUnknown,
     Written,
 )
-from epd.transport.cuda.device import Device, DeviceError, Memory, is_on_device, is_scattered
+from epd.transport.cuda.device import Device, DeviceError, DeviceMemory, is_on_device, is_scattered
 from epd.transport.cuda.driver import CudaDevice, missing
-from epd.transport.cuda.ends import Ends
-from epd.transport.cuda.memory_socket import Door, MemorySocket, Question, ask, own_directory
+from epd.transport.cuda.ends import CudaEnds
+from epd.transport.cuda.memory_socket import Door, MemoryQuestion, MemorySocket, ask, own_directory
 from epd.transport.cuda.queue import DeviceQueue, is_quick, scattered
 from epd.transport.host import this_host_id
 from epd.transport.host_engine import HostEngine, Write
@@ -61,7 +61,9 @@ LOCATOR = re.compile(r"[0-9a-f]{16}\.sock")
 class _Mapping:
     """A peer's region; unmapped when it is not served and nothing of ours moves in it."""
 
-    def __init__(self, remote: RemoteRegion, memory: Memory, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, remote: RemoteRegion, memory: DeviceMemory, threads: ThreadPoolExecutor
+    ) -> None:
         self.remote = remote
         self.memory = memory
         self.door: Door | None = None
@@ -105,12 +107,12 @@ class CudaTransferEngine(HostEngine):
         self._device = device
         self._directory = directory or own_directory()
         self._socket: MemorySocket | None = None
-        self._memories: dict[RegionKey, Memory] = {}  # own
+        self._memories: dict[RegionKey, DeviceMemory] = {}  # own
         self._mapped: dict[RegionKey, asyncio.Task[_Mapping]] = {}
         self._num_doubts = self._num_settled = 0  # writes of which something may still move; passed
         self._queue = DeviceQueue(device, checksums=self._copier.checksums)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="epd-cuda")
-        self._ends = Ends()
+        self._ends = CudaEnds()
 
     @property
     def domain(self) -> str:
@@ -147,7 +149,7 @@ class CudaTransferEngine(HostEngine):
         self._memories[key_of(fine.remote)] = self._memories[key_of(region.remote)]
         return fine
 
-    def _export(self, question: Question) -> int:
+    def _export(self, question: MemoryQuestion) -> int:
         region = self._own.get(question.region.region_id)
         if region is None or region.remote != question.region:
             raise WriteRefused(f"region {question.region.region_id!r} is not as described, or gone")
@@ -232,7 +234,7 @@ class CudaTransferEngine(HostEngine):
 
     async def _map(self, target: RemoteRegion) -> _Mapping:
         path = os.path.join(self._directory, target.locator)
-        wire, fd = await ask(path, Question(self._life[0], self._life[1], target))
+        wire, fd = await ask(path, MemoryQuestion(self._life[0], self._life[1], target))
         nbytes = target.num_slots * target.slot_nbytes
         try:
             loop = asyncio.get_running_loop()

@@ -40,7 +40,7 @@ class Copies:
         return self.targets, self.sources, self.nbytes
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """Of the own device, or of a peer's and mapped for the own one."""
 
     address: int
@@ -74,10 +74,10 @@ class Device(Protocol):
     def domain(self) -> str:
         """Equal for two processes whose devices can write to each other's memory."""
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int) -> DeviceMemory:
         """Zeroed memory that can be exported.  Raises DeviceError."""
 
-    def open(self, fd: int, nbytes: int) -> Memory:
+    def open(self, fd: int, nbytes: int) -> DeviceMemory:
         """A peer's memory; the descriptor stays the caller's.  Raises DeviceError."""
 
     def upload(self, target: int, source: int, nbytes: int) -> None:

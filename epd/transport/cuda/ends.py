@@ -17,7 +17,7 @@ SLACK_NS = 1000
 _Tell = Callable[[DeviceError | None], object]
 
 
-class Ends:
+class CudaEnds:
     """A thread that waits for what is queued, in that order, which is the device's own."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ MAX_NBYTES = 64 << 10  # of a question or an answer
 KIND = socket.SOCK_SEQPACKET
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class MemoryQuestion(msgspec.Struct, frozen=True, array_like=True):
     """Of a writer."""
 
     instance_id: str
@@ -61,7 +61,7 @@ def sweep(directory: str) -> None:
 class MemorySocket:
     """The owner's end.  `export(question)`: the descriptor; raises WriteRefused."""
 
-    def __init__(self, directory: str, export: Callable[[Question], int]) -> None:
+    def __init__(self, directory: str, export: Callable[[MemoryQuestion], int]) -> None:
         self.name = f"{secrets.token_hex(8)}.sock"
         self._path = os.path.join(directory, self.name)
         self._export = export
@@ -95,14 +95,14 @@ class MemorySocket:
             self._shut(door)
             return
         try:
-            question = msgspec.msgpack.decode(data, type=Question)
+            question = msgspec.msgpack.decode(data, type=MemoryQuestion)
             self._hand_out(door, question)
         except (WriteRefused, msgspec.MsgspecError, OSError) as error:
             with contextlib.suppress(OSError):
                 door.send(str(error).encode()[:MAX_NBYTES])
             self._shut(door)
 
-    def _hand_out(self, door: socket.socket, question: Question) -> None:
+    def _hand_out(self, door: socket.socket, question: MemoryQuestion) -> None:
         life = (question.instance_id, question.epoch)
         if life in self._barred:
             raise WriteRefused("its owner has fenced this instance")
@@ -181,7 +181,7 @@ class Door:
             self._wire.close()
 
 
-async def ask(path: str, question: Question) -> tuple[socket.socket, int]:
+async def ask(path: str, question: MemoryQuestion) -> tuple[socket.socket, int]:
     """The connection, and the descriptor.  Raises WriteRefused."""
     wire = socket.socket(socket.AF_UNIX, KIND | socket.SOCK_NONBLOCK)
     try:

@@ -1,4 +1,4 @@
-"""A data plane that asks its peers over `Links`."""
+"""A data plane that asks its peers over `PeerLinks`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from epd.messages import RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.host_engine import HostEngine
 from epd.transport.host_memory import anonymous
-from epd.transport.linked.links import Links
+from epd.transport.linked.links import PeerLinks
 from epd.transport.linked.wire import Wire
 from epd.transport.region import SlotRegion, check_shape
 
 
 class LinkedEngine(HostEngine):
-    """One that asks peers over `Links`.  Raises TransportError when the address cannot be used."""
+    """Asks peers over `PeerLinks`.  Raises TransportError when the address cannot be used."""
 
     def __init__(self, its: BackendSettings) -> None:
         super().__init__(its)
-        self._links: Links = Links(self._life, its.host, its.secret, self._on_frame)
+        self._links: PeerLinks = PeerLinks(self._life, its.host, its.secret, self._on_frame)
 
     @property
     def domain(self) -> str:

@@ -55,7 +55,7 @@ class FencedByPeer(LinkRefused):
     """The peer has barred this life."""
 
 
-class Links:
+class PeerLinks:
     """The connections of one instance.  `on_frame(wire, frame)`: frames of proved peers."""
 
     def __init__(

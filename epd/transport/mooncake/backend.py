@@ -36,7 +36,7 @@ from epd.transport.host_memory import address_of
 from epd.transport.linked.engine import LinkedEngine
 from epd.transport.linked.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
 from epd.transport.linked.wire import Wire, WireLost
-from epd.transport.mooncake.library import End, Library, Piece
+from epd.transport.mooncake.library import End, Library, WritePiece
 from epd.transport.region import SlotRegion, WriteRefused
 
 BEGIN_TIMEOUT_S = 10.0
@@ -80,7 +80,8 @@ class MooncakeTransferEngine(LinkedEngine):
             raise WriteRefused(f"{target.locator!r} is not a place that mooncake can write to")
         base, control, engine = int(found["base"], 16), found["control"], found["engine"]
         moves = [
-            Piece(address_of(view), base + offset, view.nbytes) for offset, view in write.pieces
+            WritePiece(address_of(view), base + offset, view.nbytes)
+            for offset, view in write.pieces
         ]
         token = secrets.token_bytes(12)
         wire = await self._begin(write, control, token)

@@ -51,7 +51,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WritePiece:
     """Bytes from one address of this process to one of the peer's."""
 
     source: int
@@ -154,7 +154,7 @@ class Library:
         if not self._regions_at[address]:
             self._engine.unregister_memory(address)
 
-    def transfer(self, peer: str, pieces: Sequence[Piece]) -> End:
+    def transfer(self, peer: str, pieces: Sequence[WritePiece]) -> End:
         """Write the pieces; blocks its thread, asleep most of the time."""
         under_way: list[int] = []
         ends: set[End] = set()

@@ -30,7 +30,7 @@ Image = tuple[str, int, int]  # generation, attempt, index
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RoomQuestion:
     """That a gateway has received."""
 
     gateway: SimProcess
@@ -57,7 +57,7 @@ class Elsewhere(Checker):
         self._failing_s: dict[str, float] = {}  # by gateway: when it learnt last that one fails
         world.network.on_hearing.append(self._hear)
         self._asked_s: dict[Image, float] = {}
-        self._unanswered: dict[Image, Question] = {}
+        self._unanswered: dict[Image, RoomQuestion] = {}
         world.watch(self._no_room_came, embedding.NoRoomCame)
         world.network.on_message.append(self._say)
 
@@ -71,7 +71,7 @@ class Elsewhere(Checker):
             self._heard = self.world.loop.now_s, message
             self._wanted[key] = message
             asker = Address(received.source, received.epoch, "")
-            self._unanswered[key] = Question(process, asker)
+            self._unanswered[key] = RoomQuestion(process, asker)
 
     def _say(self, source: str, target: str, message: Message) -> None:
         if isinstance(message, AbortRequest):

@@ -18,7 +18,7 @@ from epd.fsm.kernel import Event, Machine, State
 from epd.keys import is_kv
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
-from epd_lab.sim.transfer import Write
+from epd_lab.sim.transfer import SimWrite
 from epd_lab.sim.workload import Ask, mm_hash_of
 
 MOST_FOUND = 3
@@ -74,7 +74,7 @@ class Integrity(Checker):
                 "that were not encoded for it"
             )
 
-    def _landed(self, write: Write, owner: SimProcess, slots: Sequence[int]) -> None:
+    def _landed(self, write: SimWrite, owner: SimProcess, slots: Sequence[int]) -> None:
         leader_of = self.context.cluster.groups.leader_of
         owner, writes = leader_of(owner), leader_of(write.writer)
         writer = (writes.instance_id, writes.epoch)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.api.answers.answer import Facts
+from epd.api.answers.answer import AnswerFacts
 from epd.api.answers.choice import Choice, Delta, joined
 from epd.api.answers.choices import make_choices
 from epd.api.asked.reasoning import Place
@@ -49,7 +49,7 @@ def told(body: dict[str, Any], updates: Sequence[GenerationUpdate]) -> tuple[Any
     is_chat = "messages" in body
     asked = (read_chat if is_chat else read_completion)(body, MODEL, Limits())
     prompt = Prompt((104, 105), (), "", reasoning=Place.AHEAD if is_chat else Place.BEHIND)
-    facts = Facts("r", "tiny", 0, 2, MODEL.token_text)
+    facts = AnswerFacts("r", "tiny", 0, 2, MODEL.token_text)
 
     def begun() -> tuple[OpenAIAnswer, Choice]:
         streams = [FakeStream("r")]

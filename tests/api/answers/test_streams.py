@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from epd.api.answers.answer import Facts
+from epd.api.answers.answer import AnswerFacts
 from epd.api.answers.choices import make_choices
 from epd.api.answers.parts import PartsAnswer
 from epd.api.anthropic.answer import MessageAnswer
@@ -50,7 +50,7 @@ def choice_of(body: Any, read: Callable[..., Any], kind: type[PartsAnswer]) -> t
     place = Place.AHEAD if "tools" in body else Place.BEHIND
     prompt = Prompt(tuple(b"hi"), (), "", reasoning=place)
     (choice,) = make_choices([stream], asked, [prompt], model, tells_reasoning=True)
-    return choice, kind(Facts("r", "tiny", 1, 2, model.token_text), asked)
+    return choice, kind(AnswerFacts("r", "tiny", 1, 2, model.token_text), asked)
 
 
 def events_of(body: Any, read: Any, kind: Any, updates: Updates) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
-from epd.api.expendable.fork_server import Bounds
-from epd.api.expendable.work import Cause, Died, Done, ForkServer, ServerLost
+from epd.api.expendable.fork_server import ChildBounds
+from epd.api.expendable.work import Cause, Died, ForkServer, ServerLost, WorkDone
 
-BOUNDS = Bounds(cpu_s=0.2, wall_s=30.0, memory_nbytes=64 << 20, stack_nbytes=1 << 20)
-SHORT = Bounds(cpu_s=30.0, wall_s=0.2, memory_nbytes=64 << 20, stack_nbytes=1 << 20)
+BOUNDS = ChildBounds(cpu_s=0.2, wall_s=30.0, memory_nbytes=64 << 20, stack_nbytes=1 << 20)
+SHORT = ChildBounds(cpu_s=30.0, wall_s=0.2, memory_nbytes=64 << 20, stack_nbytes=1 << 20)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def server() -> AsyncIterator[ForkServer]:
 
 async def test_each_death_is_an_outcome(server: ForkServer) -> None:
     large = bytes(3 << 20)
-    assert await server.run(large, BOUNDS) == Done(b"hello " + large)
+    assert await server.run(large, BOUNDS) == WorkDone(b"hello " + large)
     for request, bounds, cause in (
         (b"loop", BOUNDS, Cause.TIME),
         (b"sleep", SHORT, Cause.STALL),
@@ -37,13 +37,13 @@ async def test_each_death_is_an_outcome(server: ForkServer) -> None:
         (b"abort", BOUNDS, Cause.MEMORY),
     ):
         outcomes = await asyncio.gather(server.run(request, bounds), server.run(b"you", BOUNDS))
-        assert outcomes == [Died(b"begun", cause), Done(b"hello you")], request
+        assert outcomes == [Died(b"begun", cause), WorkDone(b"hello you")], request
 
 
 async def test_a_server_that_is_lost_is_started_again(server: ForkServer) -> None:
     with pytest.raises(ServerLost):
         await server.run(b"end server", BOUNDS)  # twice
-    assert await server.run(b"you", BOUNDS) == Done(b"hello you")
+    assert await server.run(b"you", BOUNDS) == WorkDone(b"hello you")
     await server.close()
     with pytest.raises(ServerLost):
         await server.run(b"you", BOUNDS)

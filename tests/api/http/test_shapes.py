@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from epd.api.http.errors import ApiError
-from epd.api.http.shapes import Facts, Refused, Shape, bounded, most, read_shape
+from epd.api.http.shapes import Facts, NotRead, Shape, bounded, most, read_shape
 
 
 class Inner(Shape):
@@ -28,7 +28,7 @@ class Cd(Shape, tag="cd", tag_field="kind"):
     d: Literal["x", "y"] | None = None
 
 
-REFUSED = {"best_of": Refused("choose yourself", (1, 1.0))}
+REFUSED = {"best_of": NotRead("choose yourself", (1, 1.0))}
 
 
 class Outer(Shape):

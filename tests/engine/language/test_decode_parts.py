@@ -13,7 +13,7 @@ from epd.engine.language.decode_parts import (
     room,
     sum_room,
 )
-from epd.engine.language.flat_batch import FlatSequence, Shape, pack, view
+from epd.engine.language.flat_batch import BatchShape, FlatSequence, pack, view
 
 AT_ONCE = parts_at_once(8, beside_prompts=False)
 
@@ -82,7 +82,7 @@ def test_a_captured_step_has_room_for_every_list() -> None:
     """What pads is no sequence's, and decodes that are not there have no parts."""
     lengths, table = [900, 1, 64], np.arange(60, dtype=np.int32)
     sequences = [FlatSequence([0], length - 1, table, 0) for length in lengths]
-    shape = Shape(8, 8, 5, 2, at_once=7)
+    shape = BatchShape(8, 8, 5, 2, at_once=7)
     data, _ = pack([*sequences, FlatSequence([0, 0], 3, table, 0)], 16, 64, shape)
     batch = view(data, shape, 64)
     parts, joins = parts_of(np.array(lengths, np.int32), 7)

@@ -17,10 +17,10 @@ import torch
 
 from epd.engine.base import StepSequence
 from epd.engine.language.flat_batch import (
+    BatchShape,
     FlatBatch,
     FlatChunk,
     FlatSequence,
-    Shape,
     chunks_of,
     pack,
     shape_of,
@@ -32,8 +32,8 @@ from epd.engine.language.graphs import (
     FINE_TOKENS,
     MAX_CHUNKS,
     DecodeGraphs,
+    GraphRooms,
     PromptGraphs,
-    Rooms,
 )
 from epd.engine.language.row_splice import AddedRows
 from tests.engine.driver import Driver
@@ -157,10 +157,10 @@ def test_who_is_told_of_layers_finds_them_written(
 
 
 def test_the_smallest_room_that_holds_a_step() -> None:
-    rooms = Rooms(1200, 48, TILE)
+    rooms = GraphRooms(1200, 48, TILE)
     shapes = list(rooms)
     assert len(set(shapes)) == len(shapes) == (16 + 2) * 4
-    assert shapes[0] == Shape(1280, 48 + MAX_CHUNKS, 48, 20 + MAX_CHUNKS)
+    assert shapes[0] == BatchShape(1280, 48 + MAX_CHUNKS, 48, 20 + MAX_CHUNKS)
     most = {"tokens": [1280], "decodes": [1] * 48 + [1232], "chunks": [2] * MAX_CHUNKS}
     for counts in (
         [5],
@@ -182,12 +182,12 @@ def test_the_smallest_room_that_holds_a_step() -> None:
     for name, counts in most.items():
         assert rooms.holding(shape_of([*counts, counts[-1]], TILE)) is None, name
     assert rooms.holding(shape_of([1] * 49, TILE)) is None
-    large = Rooms(3000, 48, TILE)
+    large = GraphRooms(3000, 48, TILE)
     assert len(list(large)) == (16 + 8) * 4 + 4, "those of more than 2048 tokens without decodes"
-    assert large.holding(shape_of([2300], TILE)) == Shape(2304, MAX_CHUNKS, 0, 36 + MAX_CHUNKS)
+    assert large.holding(shape_of([2300], TILE)) == BatchShape(2304, MAX_CHUNKS, 0, 36 + MAX_CHUNKS)
     assert large.holding(shape_of([1, 2300], TILE)) is None
-    assert {s.num_tokens for s in Rooms(600, 8, TILE)} == set(range(64, 641, 64))
-    assert {s.num_decodes for s in Rooms(600, 8, TILE)} == {0, 8}
+    assert {s.num_tokens for s in GraphRooms(600, 8, TILE)} == set(range(64, 641, 64))
+    assert {s.num_decodes for s in GraphRooms(600, 8, TILE)} == {0, 8}
 
 
 def test_what_pads_is_nobodys() -> None:
@@ -202,7 +202,7 @@ def test_what_pads_is_nobodys() -> None:
             ids = rng.integers(1, 99, count).tolist()
             sequences.append(FlatSequence(ids, start, table, start))
         needed = shape_of(counts, TILE)
-        room = Shape(*(size + int(rng.integers(0, 9)) for size in needed))
+        room = BatchShape(*(size + int(rng.integers(0, 9)) for size in needed))
         exact = view(*_tensor(pack(sequences, 16, TILE)), TILE)
         padded = view(*_tensor(pack(sequences, 16, TILE, room)), TILE)
         assert padded.shape == room and exact.shape == needed
@@ -215,11 +215,11 @@ def test_what_pads_is_nobodys() -> None:
         assert (padded.tiles[needed.num_tiles :] == -1).all()
 
 
-def _tensor(packed: tuple[np.ndarray, Shape]) -> tuple[torch.Tensor, Shape]:  # type: ignore[type-arg]
+def _tensor(packed: tuple[np.ndarray, BatchShape]) -> tuple[torch.Tensor, BatchShape]:  # type: ignore[type-arg]
     return torch.from_numpy(packed[0]), packed[1]
 
 
-def _assert_begins(padded: FlatBatch, exact: FlatBatch, needed: Shape) -> None:
+def _assert_begins(padded: FlatBatch, exact: FlatBatch, needed: BatchShape) -> None:
     for name in ("ids", "slots", "seq_lens", "cu_q", "indptr", "tiles", "indices"):
         expected = getattr(exact, name)
         assert torch.equal(getattr(padded, name)[: len(expected)], expected), name
@@ -236,7 +236,9 @@ def test_rows_of_one_step_are_gone_in_the_next() -> None:
         seen.append(rows.rows.clone())
         return embeds + rows.rows.sum(dim=0)
 
-    graphs = PromptGraphs(layers, torch.zeros(1, 4), 2, Rooms(256, 4, TILE), 16, TILE, 64, Again())
+    graphs = PromptGraphs(
+        layers, torch.zeros(1, 4), 2, GraphRooms(256, 4, TILE), 16, TILE, 64, Again()
+    )
     for count, at, width in ((200, 50, 100), (90, 0, 10), (130, 100, 20), (40, 0, 0)):
         table = np.arange(20, dtype=np.int32)
         part = FlatSequence([7] * count, 0, table, 0)
@@ -283,15 +285,15 @@ def test_what_all_shapes_give_lies_in_one_place() -> None:
     def layers(embeds: torch.Tensor, flat: FlatBatch, added: Sequence[AddedRows]) -> torch.Tensor:
         return embeds + 1.0
 
-    PromptGraphs(layers, torch.zeros(1, 4), 0, Rooms(256, 4, TILE), 16, TILE, 64, Record())
+    PromptGraphs(layers, torch.zeros(1, 4), 0, GraphRooms(256, 4, TILE), 16, TILE, 64, Record())
     assert len(kept) == 8
     assert {result.data_ptr() for result in kept} == {kept[0].data_ptr()}
 
 
 def test_more_blocks_than_there_is_room_for_are_not_captured() -> None:
     graphs = PromptGraphs(
-        lambda embeds, flat, added: embeds, torch.zeros(1, 4), 0, Rooms(64, 4, TILE), 16, TILE, 4,
-        Again(),
+        lambda embeds, flat, added: embeds, torch.zeros(1, 4), 0, GraphRooms(64, 4, TILE), 16,
+        TILE, 4, Again(),
     )  # fmt: skip
     table = np.arange(60, dtype=np.int32)
     for start, fits in ((0, True), (32, True), (900, False)):
@@ -347,9 +349,9 @@ def test_blocks_of_states_are_a_row_for_each_sequence() -> None:
         FlatSequence([7] * count, start, table, start, state=state)
         for count, start, state in zip(counts, starts, states, strict=True)
     ]
-    room = Shape(12, 6, 4, 3, 2)
+    room = BatchShape(12, 6, 4, 3, 2)
     padded = view(*_tensor(pack(sequences, 16, TILE, room)), TILE, chunks_of(sequences))
     assert padded.states.tolist() == [[50, 60], [51, 61], [52, 62], *[[-1, -1]] * 3]
     assert padded.chunks == (FlatChunk(2, 2, 5, 3),)
     _, needed = pack(sequences, 16, TILE)
-    assert needed == shape_of(counts, TILE, 2) == Shape(7, 3, 2, 1, 2)
+    assert needed == shape_of(counts, TILE, 2) == BatchShape(7, 3, 2, 1, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from epd.engine.kernels import torch_delta
-from epd.engine.kernels.torch_delta import Tokens
+from epd.engine.kernels.torch_delta import DeltaTokens
 from tests.engine.conftest import chat
 from tests.engine.driver import Driver, Request
 
@@ -81,7 +81,7 @@ def test_spans_equal_the_recurrence() -> None:
     """However many tokens at once, over the edge of a span, from a state that is not zero."""
     torch.manual_seed(0)
     count, heads, key_dim, value_dim = 150, 3, 8, 5
-    tokens = Tokens(
+    tokens = DeltaTokens(
         torch.randn(count, heads, key_dim),
         torch.randn(count, heads, key_dim),
         torch.randn(count, heads, value_dim),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
-from epd.transport.cuda.memory_socket import KIND, MemorySocket, Question
+from epd.transport.cuda.memory_socket import KIND, MemoryQuestion, MemorySocket
 from epd.transport.region import WriteRefused
 from tests.fsm.tables import REGION
 from tests.patience import PATIENCE_S
@@ -20,7 +21,7 @@ from tests.transport.device_family import until
 
 
 def question(instance_id: str = "writer") -> bytes:
-    return msgspec.msgpack.encode(Question(instance_id, 1, REGION))
+    return msgspec.msgpack.encode(MemoryQuestion(instance_id, 1, REGION))
 
 
 def sockets() -> set[str]:
@@ -34,7 +35,7 @@ def sockets() -> set[str]:
 
 @pytest.fixture
 async def owner(tmp_path: Path) -> AsyncIterator[MemorySocket]:
-    def export(asked: Question) -> int:
+    def export(asked: MemoryQuestion) -> int:
         if asked.region != REGION:
             raise WriteRefused("it is not here")
         return os.open("/dev/null", os.O_RDONLY)
@@ -77,7 +78,7 @@ async def test_who_asks_twice_is_hung_up_on(owner: MemorySocket, tmp_path: Path)
     ("said", "reason"),
     [
         (b"noise", b""),
-        (msgspec.msgpack.encode(Question("writer", 1, msgspec.structs.replace(REGION, epoch=2))),
+        (msgspec.msgpack.encode(MemoryQuestion("writer", 1, structs.replace(REGION, epoch=2))),
          b"it is not here"),
         (question("barred"), b"its owner has fenced this instance"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from epd.config import MooncakeConfig
 from epd.transport.base import TransportError
 from epd.transport.mooncake import library as mooncake_library
-from epd.transport.mooncake.library import End, Library, Piece, check_devices, load, missing
+from epd.transport.mooncake.library import End, Library, WritePiece, check_devices, load, missing
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def library(engine: FakeEngine) -> Library:
 
 
 def transfer(engine: FakeEngine, handles: list[int]) -> End:
-    return library(engine).transfer("peer", [Piece(handle, 0, 1) for handle in handles])
+    return library(engine).transfer("peer", [WritePiece(handle, 0, 1) for handle in handles])
 
 
 @pytest.mark.parametrize(
