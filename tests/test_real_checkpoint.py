@@ -38,13 +38,13 @@ def test_what_is_damaged_or_half_made_is_made_again(
         (part / "config.json").write_text("{}")
         if made.count("checkpoint") == 1:
             raise OSError("no space left")
-        sums = f"{checkpoint._sum(part / 'config.json')}  config.json\n"
+        sums = f"{checkpoint.file_sum(part / 'config.json')}  config.json\n"
         (part / checkpoint.SUMS).write_text(sums)
 
     monkeypatch.setattr(checkpoint, "_install", install)
     monkeypatch.setattr(checkpoint, "_convert", convert)
     (tmp_path / "weights").write_text("weights")
-    monkeypatch.setattr(checkpoint, "GGUF_SHA256", checkpoint._sum(tmp_path / "weights"))
+    monkeypatch.setattr(checkpoint, "GGUF_SHA256", checkpoint.file_sum(tmp_path / "weights"))
     with pytest.raises(checkpoint.Unavailable, match="no space left"):
         checkpoint.make()
     target = checkpoint.make()

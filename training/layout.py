@@ -11,7 +11,7 @@ from training import fonts
 from training.dice import Dice
 from training.text import TextSource, is_allowed
 
-Scene = Literal["lines", "fields", "meter"]
+Scene = Literal["lines", "fields", "meter", "table", "plate"]
 
 SHOPS = ("Fresh Mart", "Corner Shop", "City Cafe", "Book Store", "Green Deli", "Super Save",
          "Daily Foods", "Pizza House", "Tea Room", "Hardware", "Bakery", "Pharmacy", "Receipt",

