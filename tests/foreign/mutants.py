@@ -14,6 +14,7 @@ from epd_lab.formal import models
 from epd_lab.formal.explore import Mode, explore
 from epd_lab.formal.expressions import Body
 from epd_lab.formal.form import Model, Part
+from epd_lab.formal.request import STEP_ENDS
 from epd_lab.formal.wander import replay, wander
 from epd_lab.formal.world import Violation, World
 from tests.fsm.bugs import BUGS
@@ -29,6 +30,7 @@ ACTIONS: Mapping[str, Body] = {
     "mark": ("computed = 0",),
     "remember": (),
     "begin_again": ("computed = 0",),
+    "short": (*STEP_ENDS, "computed = computed + 1"),
 }
 
 
@@ -65,6 +67,7 @@ UNSEEN = {
     "mid_prompt_is_forgotten": "what EXTEND tells the batch is the batch's own",
     "bad_image_fails_batch": "the kind of a failure is no part of the model",
     "a_preempted_grammar_starts_anew": "what may be said next is no part of the model",
+    "a_token_is_computed_again": "how many tokens a chunk has is no part of the model",
     "a_grant_waits_for_its_retry": "a timer says it: it is late and breaks nothing",
     "both_loads_are_first": "whose rows they are is no part of the model",
     "no_commit_retry": "a deadline ends it: the own search's mode `timers last` sees it",

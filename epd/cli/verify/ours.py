@@ -27,7 +27,15 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.preprocess import Preprocessor
-from epd.fsm.request import Request
+from epd.fsm.request import (
+    ChunkComputed,
+    FirstTokenSampled,
+    Request,
+    Scheduled,
+    StepLaunched,
+    TextOnly,
+    TokenSampled,
+)
 from epd.messages import Address, PrefillRequest, SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_checkpoint
 from epd.roles.steps.record import Record
@@ -124,17 +132,24 @@ class Ours:
         num_blocks = layout.num_state_blocks - (-total // layout.block_size)
         # Not in order: a table that happens to be so would hide wrong indices.
         scattered = sorted(range(num_blocks), key=lambda block: block * 7919 % 1009)
-        request.block_table = tuple(scattered)
+        request.fire(TextOnly())  # its rows are here
+        request.fire(Scheduled(tuple(scattered)))
         keys = PrefixKeys(layout.block_size, items, prompt.scope)
         rows = [await self._rows(item.image, item.grid_thw) for item in prompt.items]
         rooms = (item.room for item in items)
         return request, Record(keys, rope.positions, dict(zip(rooms, rows, strict=True)))
 
-    async def _step(self, request: Request, record: Record) -> object:
-        """Its next chunk, and the outcome."""
+    async def _step(self, request: Request, record: Record) -> TokenLogprobs | None:
+        """Its next chunk; the token that comes behind the last one."""
         sequence = sequence_of(request, record, min(CHUNK, request.num_left))
+        request.fire(StepLaunched(len(sequence.token_ids), ahead=False))
         (outcome,) = (await self.language.step([sequence])).outcomes
-        request.num_computed += len(sequence.token_ids)
+        if request.num_left:
+            request.fire(ChunkComputed())
+            return None
+        if not isinstance(outcome, TokenLogprobs):
+            raise EngineError(str(outcome))
+        request.fire(TokenSampled(outcome) if request.output else FirstTokenSampled(outcome))
         return outcome
 
     async def numbers(self, asked: Asked) -> torch.Tensor:
@@ -151,12 +166,8 @@ class Ours:
         """A greedy answer, step by step over KV blocks."""
         request, record = await self.request(body, num_tokens)
         while True:
-            outcome = await self._step(request, record)
-            if request.num_left:
-                continue
-            if not isinstance(outcome, TokenLogprobs):
-                raise EngineError(str(outcome))
-            request.output.append(outcome)
-            said = [token.token_id for token in request.output]
-            if len(said) == num_tokens or said[-1] in request.sampling.stop_token_ids:
+            token = await self._step(request, record)
+            said = [one.token_id for one in request.output]
+            ends = request.sampling.stop_token_ids
+            if token and (len(said) == num_tokens or token.token_id in ends):
                 return said
