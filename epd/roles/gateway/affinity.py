@@ -25,7 +25,7 @@ SHORT_BLOCKS = 32  # of a shorter prompt, a share is counted of so many: it is s
 
 @dataclass(slots=True)
 class _Open:
-    """What is known of an open generation's prompt."""
+    """The prompt of an open generation: its keys, and which instances held shares of it."""
 
     keys: PrefixKeys
     shares: Shares = field(default_factory=dict)  # that instances held when it was placed
@@ -80,7 +80,7 @@ class Affinity(Component[Never]):
             self._note(machine, address)
 
     def ended(self, machine: Generation) -> None:
-        """The generation is over; what it has said is known where it was decoded."""
+        """The generation is over; the instance that decoded its answer has the answer's KV."""
         placement = machine.placed
         if placement is not None and machine.token_ids_of_attempt:
             self._note(machine, placement.decode)

@@ -44,7 +44,7 @@ class GatewayTimers(Component[Generation]):
 
     @performs(Do.ARM_ATTEMPT)
     def arm_attempt(self, machine: Generation, event: Event) -> None:
-        """Silence has a bound; of a request in a queue its instance says that it is there."""
+        """Silence has a bound; an instance reports the requests in its queue, so a wait is none."""
         if machine.token_ids_of_attempt or machine.accepted:
             self._listen(machine, self._timing.stall_timeout_s)
         else:
@@ -61,7 +61,7 @@ class GatewayTimers(Component[Generation]):
         self._arm(machine, AttemptTimedOut, delay_s, inquire)
 
     def _inquire(self, machine: Generation, left_s: float) -> None:
-        """Its last message may be lost, and whoever said it knows; a step may just take long."""
+        """Ask its instances: its last message may be lost, or a step may just take long."""
         for address in dict.fromkeys(self._dispatcher.needed(machine)):
             self.actor.doubt(address)
             if machine.prompt.stage != "encode":  # whose images are offered until they are kept
@@ -83,7 +83,7 @@ class GatewayTimers(Component[Generation]):
 
     @performs(Do.ARM_PATIENCE)
     def arm_patience(self, machine: Generation, event: Event) -> None:
-        """Whatever the instances say: a client sees tokens only."""
+        """Reports of instances do not extend it: a client sees tokens only."""
         limits = machine.limits
         patience_s = limits.token_s if machine.token_ids else limits.first_token_s
         too_late = partial(self._too_late, machine, patience_s)

@@ -1,11 +1,11 @@
 """Where an attempt runs, and sending it there.
 
-A policy chooses a placement over the registry's view and the gateway's own records: heartbeats
-report late what the gateway itself has just assigned, and instances that failed a generation are
-avoided. Equal images meet in one encoder while an attempt with one of them is open; afterwards they
-find the encoder that reported to have their rows. An attempt goes out as one `EncodeRequest` for
-each image, to its encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them. The
-attempt's own time-out covers the silence of prefill.
+A policy chooses a placement over the registry's view and the gateway's own records, because
+heartbeats report late what was just assigned. It avoids instances that failed a generation. Equal
+images meet in one encoder while an attempt with one of them is open; afterwards they go to an
+encoder that reported their rows. An attempt goes out as one `EncodeRequest` for each image, to its
+encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them. The attempt's own time-out
+covers the silence of prefill.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Dispatcher:
         return self._index.resident(mm_hash)
 
     def num_resident(self, instance_id: str) -> int:
-        """Images whose rows this encoder said that it holds."""
+        """Images whose rows this encoder has reported."""
         return len(self._index.held(instance_id))
 
     def may_come(self, machine: Generation) -> bool:
@@ -203,7 +203,7 @@ class Dispatcher:
         return self._actor.send(placement.prefill, message)
 
     def _at(self, when_s: float) -> float:
-        """A time of this process's clock, as instances are told it."""
+        """A time of this process's clock, in the cluster's time."""
         return when_s + self._actor.cluster_offset_s
 
     def _send_encodes(
@@ -234,7 +234,7 @@ class Dispatcher:
         return tuple(items)
 
     def move(self, machine: Generation, index: int, encoder: Address) -> None:
-        """Send an image to this encoder; its placement says so."""
+        """Send an image to this encoder, which its placement names already."""
         self._book(machine)
         mm_hash = machine.prompt.items[index].mm_hash
         is_suspect = self.suspects.deaths.is_suspect(mm_hash)
@@ -243,7 +243,7 @@ class Dispatcher:
             self.tell_room(machine, further)
 
     def hedge(self, machine: Generation, index: int, encoder: Address) -> None:
-        """Send an image to this encoder, too; who has it is not done with it."""
+        """Send an image to this encoder, too; the former one keeps it."""
         former = self.offers.latest(machine, index)
         self._book(machine)
         if former is not None:
@@ -264,7 +264,7 @@ class Dispatcher:
         self._actor.send(machine.placement.prefill, added)
 
     def needed(self, machine: Generation) -> tuple[Address, ...]:
-        """Instances whose loss ends the attempt; that of others is told by these."""
+        """Instances whose loss ends the attempt; prefill reports rows that a lost encoder owes."""
         placement = machine.placement
         if machine.prompt.stage == "encode":
             return placement.encoders
@@ -302,7 +302,7 @@ class Dispatcher:
     # --- what is done of an attempt ---------------------------------------------------------------
 
     def encoded(self, instance_id: str, mm_hash: str) -> None:
-        """An encoder says that it holds these rows."""
+        """An encoder has reported these rows."""
         self.books.encoded(instance_id, mm_hash)
         self.suspects.deaths.acquit(mm_hash)
 
@@ -315,7 +315,7 @@ class Dispatcher:
     # --- the end of an attempt --------------------------------------------------------------------
 
     def withdraw(self, machine: Generation) -> None:
-        """The attempt is given up: its encoders hear of it, nothing is offered again."""
+        """The attempt is given up: its encoders get aborts, nothing is offered again."""
         self.offers.given_up(machine)
         self.books.ended(machine.key)
 

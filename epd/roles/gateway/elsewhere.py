@@ -1,11 +1,11 @@
 """Images that their encoders fail, encoded elsewhere within the same attempt.
 
-A prefill instance says whose rows do not come. The gateway, which has the image and knows the
-encoders, sends it to another one, and tells prefill of the room. What has arrived, and what is
-computed, stays. If there is no other encoder, the attempt has failed. Of an image that was not
-taken, and of rows that no prefill waits for, the gateway itself knows that an encoder fails them.
+A prefill instance reports the image whose rows do not come (`RoomWanted`). The gateway sends that
+image to another encoder, and the new room to prefill (`RoomAdded`). Rows that have arrived and KV
+that is computed stay. If there is no other encoder, the attempt has failed. The gateway itself
+finds the images that an encoder has not taken, and those whose rows go to no prefill instance.
 
-Of rows that are late another encoder is asked, too, within a budget (`scheduling/hedging.py`).
+Late rows are asked of another encoder, too, within a budget (`scheduling/hedging.py`).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from epd.transport.base import Received
 
 
 class Generations(Protocol):
-    """Whose attempts they are."""
+    """The owner of the attempts."""
 
     def current(self, request_id: str, attempt: int) -> Generation | None:
         """The open generation, if that is its present attempt."""
 
     def at_work(self, request_id: str, attempt: int) -> Generation | None:
-        """Likewise, unless that was given up."""
+        """The same, unless that attempt was given up."""
 
     def over(self, source: str, request_id: str, attempt: int) -> None:
-        """Tell so who works on it."""
+        """Abort an attempt that is over at the instance that works on it."""
 
     def attempt_failed(self, machine: Generation, blamed: set[str], failure: Failure) -> None:
-        """It can not go on."""
+        """The present attempt cannot go on."""
 
     def post(self, machine: Generation, event: Event) -> None: ...
 
 
 class Elsewhere(Component[Generation]):
-    """Performs what GENERATION says of one image."""
+    """Performs the effects of GENERATION on one image."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class Elsewhere(Component[Generation]):
             self._owner.post(machine, ImageHedged(image.index, encoder, placement))
 
     def peer_silent(self, peer: Address) -> None:
-        """Nobody else would miss an image that was not taken there."""
+        """Images that it has not taken go elsewhere: no other instance would report them."""
         failure = Failure(FailureKind.LOST, f"instance {peer.instance_id} does not answer")
         for key, image in self._dispatcher.offers.not_taken_by(peer):
             self.actor.mailbox.post(key, self._leave, key, image, failure)
 
     def encoder_lost(self, encoder: Address, failure: Failure) -> None:
-        """Likewise of one whose rows go to no prefill instance, which would tell."""
+        """The same for images whose rows go to no prefill instance that would report them."""
         for key, image in self._dispatcher.offers.not_taken_by(encoder):
             if image.request.consumer is None:
                 self.actor.mailbox.post(key, self._leave, key, image, failure)

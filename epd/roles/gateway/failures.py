@@ -1,6 +1,6 @@
-"""What the client, and what the operator, is told of a failure.
+"""The sentence that the client gets of a failure, and the line that the log has.
 
-A client is told what it can act on, in a sentence made for it. The error of an engine, a library or
+A client gets what it can act on, in a sentence made for it. The error of an engine, a library or
 a transfer may name files and addresses of this host. It goes only into the log, one line per
 request, under the id that the client has. When everything fails at once the log stays readable:
 lines beyond `MAX_LINES_PER_S` are left out, and counted in one line afterwards.
@@ -32,7 +32,7 @@ def is_mistake(failure: Failure) -> bool:
 
 
 def error_of(machine: Generation) -> GenerationError:
-    """What its client is told."""
+    """The error in its client's answer."""
     failure = machine.failure
     assert failure is not None  # whatever orders an answer has said why
     kind, reason, status = failure.kind, failure.reason, failure.kind.status

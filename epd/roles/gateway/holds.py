@@ -1,8 +1,8 @@
-"""The gateway's record of prompts that prefill instances hold, and who may continue them.
+"""The gateway's record of prompts that prefill instances hold, and the tenant of each.
 
 A claim is what a client sends: the id of a request. It is valid for the tenant that made that
-request, while the lease lasts; any other claim is ignored. It only says where to go: blocks are
-found there by their contents and tenant.
+request, while the lease lasts; any other claim is ignored. It only names the instance: blocks
+are found there by their contents and tenant.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the end of an instance means for the generations of a gateway.
 
-Attempts that need it have failed, and go on elsewhere. What it had at hand (`hands.py`) has one
-death more against it, and who asks for what instances died of twice, now or later, is told so at
-once (`scheduling/deaths.py`).
+Attempts that need it have failed, and go on elsewhere. An input that it had at hand (`hands.py`)
+has one death more against it. Two deaths make a poison: a request with that input, now or later,
+fails at once (`scheduling/deaths.py`).
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ class Losses(Component[Never]):
                 self._owner.post(machine, PoisonFound(failure))
 
     def _fail_attempts(self, gone: Address) -> None:
-        """Those that still need it; an encoder's loss is prefill's to tell, if one waits for the
-        rows."""
+        """Those that still need it; prefill reports the rows that a lost encoder owes it."""
         failure = Failure(FailureKind.LOST, f"instance {gone.instance_id} was lost")
         for machine in self._owner.open_ones():
             placement = machine.placed

@@ -1,7 +1,7 @@
 """Images on their way to encoders: OFFER machines, one for each attempt that has images.
 
 The message that cancels an image may be lost: an encoder reports now and then which rooms it still
-holds, and is told of those that are over (`wants`).
+has, and those that are over (`wants`) are cancelled again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Offers(Component[Offer]):
             self.post(offer, Offered())
 
     def taken(self, machine: Generation, room: str) -> None:
-        """Where nobody else will tell of the rows, it is offered until they are kept."""
+        """If rows go to no prefill instance, the image is offered until they are kept."""
         if machine.prompt.stage != "encode":
             self._tell(machine, Taken(room))
 
@@ -86,7 +86,7 @@ class Offers(Component[Offer]):
         return offer is not None and room in offer.images and not machine.token_ids_of_attempt
 
     def latest(self, machine: Generation, index: int) -> Image | None:
-        """Where an image of the present attempt was sent last; None: its rows are not wanted."""
+        """Where an image of the present attempt was sent last; None: its rows are not needed."""
         offer = self._offers.get(machine.key)
         if offer is None or machine.token_ids_of_attempt:
             return None
@@ -99,7 +99,7 @@ class Offers(Component[Offer]):
         return further
 
     def hedge(self, machine: Generation, index: int, encoder: Address) -> Image:
-        """Likewise, besides the one that has it, which may be late since it died of it."""
+        """The same, beside the former encoder, which may be late because it died of the image."""
         further = self._further(machine, index, encoder, is_suspect=True)[1]
         self._tell(machine, RivalAdded(further.request.room, further))
         return further

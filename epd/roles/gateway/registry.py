@@ -1,10 +1,9 @@
 """The registry: INSTANCE machines, owned by the gateway alone (fault F35).
 
-A join is checked before it counts: protocol version, model fingerprint, that its KV layout and row
-contract equal those of the instances that it will exchange memory with, and that there is a
-transport between them; a mismatch is refused with both values (fault F11).  Heartbeats keep an
-epoch alive; silence makes it suspect, then lost.  Every change is published whole, with the epochs
-that were lost, so that peers connect and fence.
+A join is checked before it counts.  Protocol version, model fingerprint, KV layout and row contract
+must be those of the members, and a transport must lead to each peer of its rows and KV.  A mismatch
+is refused with both values (fault F11).  Heartbeats keep an epoch alive; silence makes it suspect,
+then lost.  Every change is published whole, with the lost epochs, so that peers connect and fence.
 
 A stranger under the name of a member is answered on a line of its own, called as its life: the one
 under the name stays the member's (F78).
@@ -116,7 +115,7 @@ class Registry(Component[Instance]):
         return any(role in instance.info.roles for instance in self._instances.values())
 
     def transport_between(self, one: Address, other: Address) -> str:
-        """`local` within an instance; empty if one of them is not known any more."""
+        """`local` within an instance; empty if one of them is not registered any more."""
         if one.instance_id == other.instance_id:
             return "local"
         pair = [self._instances.get(address.instance_id) for address in (one, other)]
@@ -187,7 +186,7 @@ class Registry(Component[Instance]):
         self.fire(instance, JoinAccepted(self.clock.now_s()))
 
     def _is_ours(self, join: Join) -> bool:
-        """What a stranger to this model says of others does not count."""
+        """Whether its protocol and model are ours; if not, the lives it lists as lost stay."""
         said = (join.protocol_version, join.model_fingerprint)
         return said == (PROTOCOL_VERSION, self._fingerprint)
 
@@ -195,7 +194,7 @@ class Registry(Component[Instance]):
         return Instance(info, Load(), self.clock.now_s(), self.actor.journal)
 
     def _forget(self, name: str) -> None:
-        """The refused of this name, and of all names that nobody has any more the oldest."""
+        """Drop refusals of this name, and the oldest names whose instance is gone."""
         self._refused = deque(one for one in self._refused if one.info.address.instance_id != name)
         gone = [known for known, one in self._instances.items() if one.terminal]
         for oldest in gone[: max(0, len(gone) - MAX_GONE)]:
@@ -203,8 +202,8 @@ class Registry(Component[Instance]):
             self._acked_s.pop(oldest, None)
 
     def _give_up(self, name: str, epoch: int) -> None:
-        """A peer has heard from an earlier registry that this life is over, and may have fenced it,
-        which bars it for good: it joins with its next one."""
+        """A peer has it from an earlier registry that this life is over, and may have fenced it,
+        which bars it for good: the instance joins with its next epoch."""
         known = self._instances.get(name)
         if known is not None and known.info.address.epoch == epoch:
             self.fire(known, GivenUp())
@@ -260,7 +259,7 @@ class Registry(Component[Instance]):
             self.fire(instance, LeftReceived())
 
     def is_silent(self, instance_id: str, epoch: int) -> bool:
-        """Whether this life of an instance is a member, and has not been heard for a while."""
+        """Whether this life of an instance is a member without heartbeats for a while."""
         instance = self._instances.get(instance_id)
         return (
             self.is_present(instance_id, epoch) and instance is not None and not instance.is_heard

@@ -6,8 +6,8 @@ An attempt that fails for a reason another instance may not have is placed again
 client already has; everything else ends in one clear error.
 
 Messages may be lost, also those that cancel an attempt. So instances report now and then what they
-still hold. If an instance reports an attempt that is over, the gateway tells it so again. So what
-is open at instances is bounded by what is open here.
+still hold. If an instance reports an attempt that is over, the gateway aborts it there again. So
+the open requests of instances are bounded by those of the gateway.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class GatewayRole(Component[Generation]):
     def _take(self, machine: Generation, chunk: TokenChunk) -> None:
         """Numbered tokens: new ones are delivered once, copies dropped, a hole is an outcome.
 
-        An attempt says each token in one chunk, so a chunk is new or a copy as a whole.
+        An attempt sends each token in one chunk, so a chunk is new or a copy as a whole.
         """
         have = len(machine.token_ids)
         if chunk.start > have:
@@ -250,8 +250,7 @@ class GatewayRole(Component[Generation]):
             self.over(received.source, message.request_id, message.attempt)
 
     def over(self, source: str, request_id: str, attempt: int) -> None:
-        """It works on an attempt that is over: the message that said so was lost, or crossed
-        this."""
+        """`source` works on an attempt that is over: the former abort was lost, or crossed this."""
         self.actor.send(source, AbortRequest(request_id=request_id, attempt=attempt))
 
     @receives(EncodeAccepted)
@@ -274,7 +273,7 @@ class GatewayRole(Component[Generation]):
             self._offers.kept(machine, message.room)
 
     def _rows_are_kept(self, request_id: str) -> None:
-        """The answer to who wanted no more than rows."""
+        """The answer to a request for rows alone."""
         machine = self._open[request_id]
         chunk = TokenChunk(
             request_id=machine.key,
@@ -327,7 +326,7 @@ class GatewayRole(Component[Generation]):
         return machine if machine is not None and machine.attempt == attempt else None
 
     def at_work(self, request_id: str, attempt: int) -> Generation | None:
-        """Likewise, unless that was given up: who works on it missed that, and is told again."""
+        """The same, unless it was given up: the abort was lost then, and is sent again."""
         machine = self.current(request_id, attempt)
         return machine if machine is not None and machine.has_attempt else None
 

@@ -1,4 +1,4 @@
-"""What the API reads of one generation: updates in order, ended by exactly one last one.
+"""The stream that the API reads of one generation: updates in order, ended by exactly one last one.
 
 Bounded by construction: a generation delivers at most `max_tokens` tokens.  `next_ready` takes what
 is there without waiting, so that several tokens leave in one write.
@@ -42,14 +42,14 @@ class Stream:
         self._news.ring()
 
     def conclude(self) -> None:
-        """The generation has ended, whoever ended it: its timeline will not change any more."""
+        """The generation has ended: its timeline will not change any more."""
         final = self.timeline()
         self.timeline = lambda: final
         self.close()
         self.on_concluded()
 
     def cancel(self, why: Leave, reason: str) -> None:
-        """Nobody reads any more: the iteration ends, and the instances are told to stop."""
+        """The API reads no more: the iteration ends, and the instances get an abort."""
         if not self._closed:
             self.close()
             self._on_cancel(why, reason)
