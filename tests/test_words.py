@@ -31,7 +31,7 @@ MODULES = (  # whose docstrings keep it, too
     *("epd/*.py", "epd/api/**/*.py", "epd/engine/**/*.py", "epd/fsm/**/*.py"),
     *("epd/media_files/**/*.py", "epd/model_files/**/*.py", "epd/scheduling/**/*.py"),
     *("epd/tiny/**/*.py", "epd/cli/**/*.py", "epd/families/**/*.py", "epd/groups/**/*.py"),
-    *("epd/roles/gateway/*.py", "epd/runtime/**/*.py", "epd/transport/**/*.py"),
+    *("epd/roles/**/*.py", "epd/runtime/**/*.py", "epd/transport/**/*.py"),
     *("training/**/*.py", "epd_lab/**/*.py"),
 )
 SHAPES = tuple(f"epd/api/{name}/" for name in ("anthropic", "asked", "openai", "responses"))

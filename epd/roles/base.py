@@ -132,7 +132,7 @@ class Actor:
             self.mailbox.put(type(received.message).__name__, self.take, received)
 
     def take(self, received: Received) -> None:
-        """Hand one message to its component; whatever goes wrong stays with that message."""
+        """Hand one message to its component."""
         found = self._handlers.get(type(received.message))
         if found is None:
             self.counters["message_without_role"] += 1
@@ -155,9 +155,9 @@ class Actor:
     def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         """Queue a message; to this very instance it takes the inbox, without a socket.
 
-        An `Address` means one life of the peer: its successor must not get what it was not told.  A
-        grant that reached the successor would let it write into slots leased to the dead (F44).
-        False: the peer takes none now.  One that cannot be sent at all is told to `on_unsent`.
+        An `Address` means one life of the peer, not its successor.  A grant that reached the
+        successor would let it write into slots leased to the dead (F44).  False: the peer takes no
+        message now.  A message that cannot be sent at all goes to `on_unsent`.
         """
         instance_id = to if isinstance(to, str) else to.instance_id
         if isinstance(to, Address) and self._connected.get(instance_id, 0) not in (0, to.epoch):
@@ -186,7 +186,7 @@ class Actor:
     # --- time -------------------------------------------------------------------------------------
 
     def cluster_s(self) -> float:
-        """The gateway's time, in which deadlines are told."""
+        """The gateway's time, in which messages hold deadlines."""
         return self.clock.now_s() + self.cluster_offset_s
 
     def until(self, deadline_s: float) -> float:
@@ -197,11 +197,11 @@ class Actor:
 
     @property
     def knows_time(self) -> bool:
-        """An instance does not until it is told."""
+        """Whether the gateway's time is here: an instance has it from its first welcome."""
         return self.membership is None or self.membership.was_welcomed
 
     def is_former(self, received: Received) -> bool:
-        """Whether a gateway's life says it that another has followed (MEMBERSHIP)."""
+        """Whether it is of a life of the gateway that another has followed (MEMBERSHIP)."""
         if self.membership is None or not self.membership.is_former(received.epoch):
             return False
         self.counters["message_of_other_epoch"] += 1
@@ -331,9 +331,9 @@ class Component(Generic[M]):
         """Called once, on the loop, when the bus is receiving."""
 
     def fire(self, machine: M, event: Event) -> None:
-        """Now, to its end: when this returns, what was posted is done, then the machine is in its
-        next state, the event's effects are performed, and all that these have posted is done, too.
-        For an item or a look; a performer gets OutOfTurn, and so does whoever else calls."""
+        """Now, to its end.  First all that was posted is done.  Then the machine changes its state,
+        the event's effects are performed, and all that these have posted is done.  For an item or a
+        look; OutOfTurn inside a performer, or outside the inbox."""
         if not self._mailbox.may_fire:
             raise OutOfTurn(f"{machine.key}: {type(event).__name__} is to be posted")
         self._mailbox.post(machine.key, self._apply, machine, event)
@@ -393,7 +393,7 @@ class Component(Generic[M]):
         """The gateway declared this epoch of a peer lost."""
 
     def peer_silent(self, peer: Address) -> None:
-        """This life of a peer does not answer, for long; it may be alive and not know it."""
+        """This life of a peer has not answered for long; it may be alive."""
 
     def live(self) -> dict[str, int]:
         """What this component owns now, by kind; all zero when nothing is open (invariant 4)."""

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 
 class Bell:
-    """Rung any number of times, heard once: `await bell` goes on at once if it was rung since."""
+    """Rung any number of times, awaited once: `await bell` returns at once if it was rung since."""
 
     __slots__ = ("_rung", "_waiter")
 
@@ -24,7 +24,7 @@ class Bell:
                 waiter.set_result(None)
 
     def clear(self) -> None:
-        """What it was rung for so far is known."""
+        """Rings so far do not count any more."""
         self._rung = False
 
     def __await__(self) -> Generator[object, None, None]:

@@ -1,14 +1,14 @@
-"""The cache event stream: encoders tell the gateway which rows they hold.
+"""The cache event stream: encoders send the gateway changes of the rows they hold.
 
 `CachePublisher` is a part of an encode instance. The owner of the rows reports `stored` when a hash
-is first held in memory of this encoder, and `evicted` when the last tier has dropped it; moves
-between tiers are not reported. The contents of a storage are reported only by instances that cannot
-encode (`finder`), because every encoder finds them there. Changes are sent in numbered batches, at
-most one per `PUBLISH_DELAY_S`.
+is first held in memory of this encoder, and `evicted` when no memory of it holds the rows. Moves
+between tiers are not reported. Every encoder finds the rows of a storage there, so only instances
+that cannot encode report them (`finder`). Changes are sent in numbered batches, at most one per
+`PUBLISH_DELAY_S`.
 
 `CacheDirectory` is a part of the gateway.  It applies batches in order and asks for everything when
-one is missing; see `epd.scheduling.residency` for the rules, and for why a lost or late batch costs
-at most one encode.
+one is missing. A lost or late batch costs at most one encode: `epd.scheduling.residency` has the
+rules.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CachePublisher(Component[Never]):
         self._forget(mm_hash)
 
     def in_storage(self, mm_hashes: Sequence[str]) -> None:
-        """All that storage has now; of more than others are told of, the last ones."""
+        """All hashes in storage now; the last `MAX_TRACKED` are published."""
         before, told = self._in_storage, mm_hashes[-MAX_TRACKED:]
         self._in_storage = dict.fromkeys(told)
         for mm_hash in before:

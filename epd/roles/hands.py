@@ -3,19 +3,19 @@
 Theory of operation
 -------------------
 A gateway cannot ask a dead process what it died of, and what was sent there is no answer: most of
-it waited.  So the instance reports in advance.  `Hands` is the list of what its engines compute now
-and have yielded nothing of: an image on a thread that decodes it, or in a batch of the tower; a
-request in a step, until a token of it was computed here.  `AtHand` carries the whole list.  It
-leaves ahead of the work whenever something enters.  Each heartbeat brings the list, too
-(`Load.hands`), and so what has left it: a death counts against what left since the last beat at
-most, unless the gateway has a token of it.  So there is about one message per step or batch that
-begins with something new, and none while the same requests decode.  It needs no file that only the
-host of the dead could read, holds for a process that hangs as for one that ends, and is the same in
-simulation.  The bus's own thread sends it, so it outlives a process that dies a moment later.
+it waited.  So the instance reports in advance.  `Hands` lists the inputs that its engines compute
+now and have yielded nothing of.  An image is on a thread that decodes it, or in a batch of the
+tower.  A request is in a step, until a token of it was computed here.  `AtHand` carries the whole
+list.  It leaves ahead of the work whenever something enters.  Each heartbeat brings the list, too
+(`Load.hands`).  So of the inputs that have left, a death counts at most against those since the
+last beat without a token at the gateway.  So there is about one message per step or batch that
+begins with something new, and none while the same requests decode.  It needs no file on the host of
+the dead, holds for a process that hangs, too, and is the same in simulation.  The bus's own thread
+sends it, so it outlives a process that dies a moment later.
 
 An input at which an instance died (`scheduling/deaths.py`) arrives as a *suspect*.  Suspects are
-computed one at a time, by all engines of an instance together: the next death then has one suspect,
-and what died beside a poison pill does not die beside it twice.
+computed one at a time, by all engines of an instance together.  The next death then has one
+suspect, and no input dies twice beside a poison pill.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The consumer's end of every room at this instance: INCOMING machines over bus and data plane.
 
-The table says what may happen; this component says how: leased slots become a grant, landed bytes
-are checked, and a fence is asked until it holds. The meaning of the bytes is their consumer's
-business.
+The table has what may happen, and this component how: leased slots become a grant, landed bytes are
+checked, and a fence is asked until it holds. The meaning of the bytes is their consumer's business.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SumUp = Callable[[LandedWrites], Awaitable[Sequence[int]]]  # of what has landed
 
 
 class Consumer(Protocol):
-    """Who wants the bytes of a room and owns the slots."""
+    """The owner of the slots, to which the bytes of a room go."""
 
     def await_landing(self, incoming: Incoming) -> None:
         """Stand in the queue for slots that its blocks can land in, for `SlotsLeased`."""
@@ -86,7 +85,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
         num_rows: int,
         deadline_s: float,
     ) -> Incoming:
-        """A room that we want filled: a machine in PENDING, in the owner's queue for slots."""
+        """A room for bytes of `peer`: a machine in PENDING, in the owner's queue for slots."""
         journal = self.actor.journal
         incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, journal)
         self._owners[room] = consumer
@@ -100,7 +99,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @receives(Commit)
     def on_commit(self, received: Received) -> None:
-        """Who commits was granted slots here: a room that is not known is over, and forgotten."""
+        """Only a granted room is committed: one that is not found here is over, and forgotten."""
         message: Commit = received.message
         if self.find(message.room) is None:
             peer = Address(received.source, received.epoch, "")
@@ -124,7 +123,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @performs(Do.SEND_GRANT)
     def send_grant(self, incoming: Incoming, event: Event) -> None:
-        """Not to whom no registry has told of yet: the grant is said again, as a lost one is."""
+        """Only to a peer that a registry has listed; until then it is repeated, as if lost."""
         if self._is_known(incoming):
             grant = self._owners[incoming.key].grant(incoming)
             self._lent[incoming.key] = grant.region
@@ -186,8 +185,8 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     async def check_bytes(
         self, incoming: Incoming, slots: Sequence[int], slot_nbytes: int, sum_up: SumUp
     ) -> Event:
-        """Whether all that was wanted was written, and what landed in these slots, in the order of
-        writing, is what the producer wrote, where it computed a sum."""
+        """Whether all bytes of the room were written; and where their producer computed a sum,
+        whether the bytes in these slots, in the order of writing, have it."""
         written_nbytes = sum(nbytes for nbytes, _ in incoming.parts)
         if written_nbytes != incoming.nbytes:
             return PublishFailed(f"{written_nbytes} of {incoming.nbytes} bytes were written")

@@ -44,7 +44,7 @@ class Links(Component[Link]):
         return tuple(sorted(name for name, link in self._doubts.items() if not link.carries))
 
     def is_given_up(self, peer: Address) -> bool:
-        """Whether nothing is waited for that this peer would have to say."""
+        """Whether no wait goes on for a message of this peer."""
         link = self._doubts.get(peer.instance_id)
         return link is not None and link.is_given_up
 
@@ -118,8 +118,8 @@ class Links(Component[Link]):
         self.actor.timers.arm(link, EchoMissed, self._timing.link_timeout_s, missed)
 
     def _is_absent(self, peer: Address) -> bool:
-        """Its registry began anew, and that life did not join it; or a later one did.  Of a life
-        that no registry has listed here, nobody says that it is lost."""
+        """Its registry began anew, and that life did not join it; or a later one did.  A life
+        that no registry has listed here is not declared lost."""
         is_known = self.actor.peer_info(peer) is not None
         return self.actor.is_lost(peer) or (is_known and not self.actor.is_listed(peer))
 

@@ -2,18 +2,18 @@
 
 Theory of operation
 -------------------
-What comes from outside (a decoded message, the timers' clock, the outcome of an effect, a step of
-the device, a request of the API) is an *item* of the inbox.  `Actor.run` takes one after the other;
-nothing is done in the callback that brings it.  What comes while a batch is taken is of the next
-one, in a later turn of the loop, so that no item can hold the loop by putting itself again.
+An *item* of the inbox comes from outside: a decoded message, the timers' clock, the outcome of an
+effect, a step of the device, a request of the API.  `Actor.run` takes one after the other; nothing
+is done in the callback that brings it.  An item that comes while a batch is taken is of the next
+one, in a later turn of the loop.  So no item can hold the loop by putting itself again.
 
 An item fires events, and `fire` takes each to its end: its effects are performed, and so are the
-events that performers have posted, in order. What a performer causes is never done inside it. So a
-performer sees no machine that is half-way, the order of the effects of a row means nothing, and an
-item that fires twice finds all that the first event has caused when it fires again.
+events that performers have posted, in order. They are never fired inside the performer. So a
+performer sees no machine half-way, and the order of the effects of a row means nothing. An item
+that fires a second event finds all that the first one has caused.
 
-A look at a queue that may move now fires events, too, so it is no part of another one's end: it
-comes after the item at hand, once however often it was asked for, and before the next item. So no
+A look at a queue that may move now fires events, too, so it is no part of another event's end. It
+comes after the item at hand and before the next one, once however often it was asked for. So no
 function is reentered.
 
 The inbox has a bound for messages, which may be lost anyway. All else in it has one of its own: the
@@ -42,7 +42,7 @@ class OutOfTurn(Exception):
 
 
 class Mailbox:
-    """`on_error` is told what an item raises, and whose it was."""
+    """`on_error(name, error)` gets what an item, a look or a posted entry raises."""
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._on_error = on_error

@@ -1,7 +1,7 @@
 """Membership of an instance: MEMBERSHIP's effects, and its copy of the registry.
 
 The gateway owns the registry (fault F35); here only its latest copy is kept: peers to connect to,
-and epochs that it declared lost, which every role is told so that it fences them.
+and lost epochs, which every role gets to fence them.
 """
 
 from __future__ import annotations
@@ -88,13 +88,12 @@ class Member(Component[MembershipMachine]):
         self.on_welcome: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[InstanceInfo], None] = lambda holder: None
         self.is_gone: Callable[[InstanceInfo], bool] = lambda other: False
-        """Whether the kernel of this host says that this process has ended."""
+        """Whether that process of this host has ended, by the host's kernel."""
         actor.admits = self._admits
 
     def _admits(self, received: Received) -> bool:
-        """The gateway, and of what it does not say alone: lives that a registry has told of.  One
-        that joins may be faster than that news; what it says then is said again, as what is lost.
-        """
+        """Messages of the gateway; of a life that a registry has listed, all but the gateway's own
+        kinds.  An instance may send before its listing is here: that is repeated, as if lost."""
         if received.source == self._gateway.instance_id:
             return True
         is_told_of = (received.source, received.epoch) in self.actor.peers
@@ -222,7 +221,7 @@ class Member(Component[MembershipMachine]):
 
     @performs(Do.FORGET_ABSENT)
     def forget_absent(self, machine: MembershipMachine, event: Event) -> None:
-        """A registry that starts anew has had time to hear from all who live."""
+        """A registry that starts anew has had time for the joins of all living instances."""
         self.actor.listed = set(self._listed)
 
     @performs(Do.LET_GO)
@@ -316,8 +315,8 @@ class Member(Component[MembershipMachine]):
     def _forget_old(self, present: set[tuple[str, int]]) -> None:
         """Peers that are neither present nor lost left in order; lost ones stay for fencing.
 
-        Only what this very registry has listed can have left it: a gateway that starts anew learns
-        of its instances one by one, and those that have not joined it yet are alive.
+        Only a life that this very registry has listed can have left it.  A gateway that starts
+        anew lists instances as they join: one that has not joined it yet is alive.
         """
         for key in sorted(self._listed):
             if key not in present and key not in self.actor.lost:

@@ -1,9 +1,9 @@
 """The producer's end of every room at this instance: OUTGOING machines over bus and data plane.
 
-The table says what may happen; this component says how: a commit becomes a message, and a write
-goes to the transfer engine, which is asked about a write in doubt until it can tell. What the bytes
-are is their producer's business. If producer and consumer are the same process, the message arrives
-in the loop's next turn, and the write hands over a reference.
+The table has what may happen, and this component how: a commit becomes a message, and a write goes
+to the transfer engine. The engine is asked about a write in doubt until it has an answer. What the
+bytes are is their producer's business. If producer and consumer are the same process, the message
+arrives in the loop's next turn, and the write hands over a reference.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What both ends of a room share: a registry of machines, their timers, their doubts.
+"""The common part of both ends of a room: a registry of machines, their timers, their doubts.
 
 Ended rooms stay as tombstones for `tombstone_s`, so that late messages find an answer and a grant
 cannot revive what was cancelled (fault F42).  Messages of a peer count only if they come from the
 epoch that the room was opened with (fault F44).
 
-Memory whose transfer has an unknown outcome waits until somebody can tell. While both ends are
-trusted only the writer can: its engine settles what it has begun, which bars nobody. A peer that
-was lost is fenced, which bars it for good, even if it is alive. So a consumer never fences a peer
-that the registry lists: that peer is alive and receives `CancelTransfer` again and again, until its
-own message comes, or its loss is declared.
+Memory whose transfer has an unknown outcome waits until it has one. While both ends are trusted
+only the writer has it: its engine settles what it has begun, which bars no peer. A peer that was
+lost is fenced, which bars it for good, even if it is alive. So a consumer never fences a peer that
+the registry lists. That peer receives `CancelTransfer` again and again, until its own message
+comes, or its loss is declared.
 """
 
 from __future__ import annotations
@@ -147,15 +147,15 @@ class Rooms(Component[R], Generic[R, Owner]):
         return True
 
     def _is_known(self, room: R) -> bool:
-        """Whether a registry has told of that life of the peer.  Of another one nobody can tell
-        where it is to be fenced: it is granted no memory, and nothing is written to it (F65)."""
+        """Whether a registry has listed that life of the peer.  Another one has no place to be
+        fenced at: it is granted no memory, and nothing is written to it (F65)."""
         if self.actor.peer_info(room.peer) is not None:
             return True
         self.actor.counters["peers_not_told_of"] += 1
         return False
 
     async def _holds(self, room: R, answer: Awaitable[bool]) -> bool:
-        """An engine that fails to answer cannot tell; it is asked again."""
+        """False also if the engine fails to answer: it is asked again."""
         try:
             return await answer
         except Exception as error:

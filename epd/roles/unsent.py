@@ -1,4 +1,4 @@
-"""A message that no peer would take: what it belongs to fails, and is told why.
+"""A message that no peer would take: the attempt or room that it belongs to fails, with the reason.
 
 It cannot be encoded, or is larger than any may be.  No peer is to blame and another attempt would
 do no better, so it is an internal error, and nobody waits for what was never sent.

@@ -1,12 +1,12 @@
 """Where KV from elsewhere lands: in its own blocks, or in memory in front of a device's pool.
 
-On a CPU the KV pool is registered memory, so what has arrived is in place.  A GPU's pool is not
-written by peers: bytes land in blocks of a smaller region, in host memory or in its mirror on the
-device (a landing block is one block of both), and publishing them copies them into the blocks that
-the request has leased.  Then the landing blocks are free for the next; a
-queue in order of arrival waits for them.  They are needed only for what is not here yet (the prefix
-cache may have the first blocks).  Both kinds of blocks of a room have one owner, its INCOMING.  A
-transfer fills *slots*, a few of each block (`scheduling/kv_order.py`).
+On a CPU the KV pool is registered memory, so what has arrived is in place.  Peers do not write a
+GPU's pool: bytes land in blocks of a smaller region, in host memory or in its mirror on the device.
+A landing block is one block of both.  Publishing copies them into the blocks that the request has
+leased.  Then the landing blocks are free for the next room of a queue in order of arrival.  They
+are needed only for what is not here yet (the prefix cache may have the first blocks).  Both kinds
+of blocks of a room have one owner, its INCOMING.  A transfer fills *slots*, a few of each block
+(`scheduling/kv_order.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Landing:
         return num_prompt_blocks <= self._engine.num_landing_blocks
 
     def join(self, room: str, received: Blocks) -> None:
-        """Wait until these blocks can arrive; `grants` tells when."""
+        """Wait until these blocks can arrive, as `grants` then yields."""
         self._queue[room] = received
 
     def leave(self, room: str) -> None:

@@ -1,12 +1,12 @@
 """The decode role: KV in, tokens out.
 
 An offer becomes a request that waits for blocks, then for the bytes.  It gets blocks for its prompt
-and the next token; with images, whose rows are not here to compute it again, all it can need.
-The grant names the blocks of the prompt, without the first ones if their contents are here already
-(`scheduling/prefix_keys.py`), but always the last; the commit carries what decoding needs besides
-KV: the first token, the rope delta (fault F26), the number of tokens, blocks and layers, and the
-bytes of each part that was written while prefill computed, which are checked against what was
-granted before a single token is decoded.
+and the next token; with images, whose rows are not here to compute it again, all it can need. The
+grant names the blocks of the prompt, without the first ones if their contents are here already
+(`scheduling/prefix_keys.py`), but always the last.  The commit carries what decoding needs besides
+KV: the first token, the rope delta (fault F26), and the numbers of tokens, blocks and layers.  It
+also has the bytes of each part that was written while prefill computed.  They are checked against
+the grant before a token is decoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who asked an encoder for which room, and what they are told besides rows.
+"""The gateways that asked an encoder for rooms, and the reports that they get besides rows.
 
 The message that ends a room may be lost. So the encoder reports open rooms to their gateway now and
 then, and the gateway answers for rooms that are over.
@@ -59,7 +59,7 @@ class Askers:
                 yield room, asker
 
     def closed(self, room: str, *machines: Machine | None) -> None:
-        """Tell who wants it how it went."""
+        """The room has ended: its timeline goes to the gateway that asked for reports."""
         asker = self._askers.pop(room, None)
         if asker is not None and asker.reports and machines[0] is not None:
             spans = self._actor.spans(*machines)

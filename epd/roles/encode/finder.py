@@ -2,7 +2,7 @@
 
 It is the encode role with an engine that cannot encode. An image is looked for in storage; if
 storage does not have it, whole, its rooms fail as `absent` (a row of ENCODING), and the gateway
-asks an encoder. To make that rare, the gateway is told what storage has, like the contents of an
+asks an encoder. To make that rare, the gateway gets the hashes in storage, like the contents of an
 encoder's cache. Therefore storage is listed now and then, because anybody may write there.
 """
 
@@ -55,7 +55,7 @@ class NoTower:
 
 
 class StorageWatch(Component[Never]):
-    """Tells the gateway what storage has."""
+    """Lists storage every `LOOK_EVERY_S`, for the gateway."""
 
     def __init__(self, actor: Actor, storage: Storage, events: CachePublisher) -> None:
         super().__init__(actor)

@@ -1,12 +1,11 @@
 """The encode role: takes compressed images, makes rows and delivers them to granted rooms.
 
 A request brings an image and a room.  The room is an OUTGOING (its consumer grants slots on its own
-time); the image's hash is an ENCODING, joined by every room that wants the same hash.  Rows that
-were made before are found in a tier (`row_tiers`).  Decode and
-resize run on pool threads, overlapping the device; batches are taken in order of arrival under a
-budget of patches, one at a time on the device's launch thread.  When rows are resident, every
-room is told that its bytes are ready, and it goes its own way; what a write cannot read
-where it lies goes through the send ring (`send_ring`).
+time); the image's hash is an ENCODING, which all rooms with that hash join.  Rows that were made
+before are found in a tier (`row_tiers`).  Decode and resize run on pool threads, beside the device.
+Batches are taken in order of arrival under a budget of patches, one at a time on the device's
+launch thread.  When rows are resident, every room gets an event and goes its own way.  Rows that a
+write cannot read where they lie go through the send ring (`send_ring`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The producer of rows: from where they are written, and whom their room's end concerns.
+"""The producer of rows: the memory that they are written from, and the end of their rooms.
 
-Who takes references, in this process or on another device, gets rows from where they lie; others
-get them from the send ring, if there is one, or from a copy in host memory.
+A peer that takes references, in this process or on another device, gets rows from where they lie.
+Any other peer gets them from the send ring, if there is one, or from a copy in host memory.
 """
 
 from __future__ import annotations

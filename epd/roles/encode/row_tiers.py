@@ -1,9 +1,9 @@
 """Where an encoder keeps rows: where its engine leaves them, host memory, and a shared storage.
 
-This component performs the effects of ENCODING that move rows between tiers; the table says when.
-Copies and files are awaited here and run elsewhere, so nothing blocks the loop. The storage may be
-slow, full, torn or gone. A value that does not come back whole, of exactly this image and model,
-counts as a miss and is encoded again. A value that cannot be written is forgotten.
+This component performs the effects of ENCODING that move rows between tiers. Copies and files are
+awaited here and run elsewhere, so nothing blocks the loop. The storage may be slow, full, torn or
+gone. A value that does not come back whole, of exactly this image and model, counts as a miss and
+is encoded again. A value that cannot be written is forgotten.
 """
 
 from __future__ import annotations
@@ -186,5 +186,5 @@ class RowTiers(Component[Encoding]):
 
 
 def note_of(contract: RowContract, mm_hash: str, num_rows: int) -> bytes:
-    """What a stored value must say of itself, so that no other can be taken for it (F38)."""
+    """The note that a stored value must have, so that no other is taken for it (F38)."""
     return f"{mm_hash} {contract.dtype} {contract.row_width} {num_rows}".encode()

@@ -1,14 +1,14 @@
 """The send ring of an encode instance: registered memory from which rows are written to peers.
 
-Rows in host memory can be written from where they lie.  Rows in a device's memory cannot, nor can
-a network card read memory that is not registered: those are copied into slots of this ring, which
-is allocated and registered once for the life of the process (fault F5), and written from there.
+Rows in host memory can be written from where they lie.  Rows in a device's memory cannot, nor can a
+network card read memory that is not registered.  Those are copied into slots of this ring, and
+written from there.  It is allocated and registered once for the life of the process (fault F5).
 
-Slots are leased when a write may begin, never while rows wait for their grant: a lease then ends
-with its write, so a full ring drains, and no two instances can wait for each other with half of
-what they need in their hands.  A full ring defers: the write waits in a fair queue, within a share
-per peer (a frozen receiver cannot take the ring from the others), while the loop goes on (F4).
-Slots return when the transfer says that nothing reads them any more, and not before (F3).
+Slots are leased when a write may begin, never while rows wait for their grant.  A lease then ends
+with its write, so a full ring drains, and no two instances wait for each other, each with half of
+its slots.  A full ring defers: the write waits in a fair queue while the loop goes on (F4).  A
+share per peer bounds what a frozen receiver can take.  Slots return when the transfer has ended its
+reads of them, and not before (F3).
 
 An item larger than the ring is written without it, from a copy of its own in host memory: make the
 ring larger if it happens (`send_ring_oversized`).
@@ -50,7 +50,7 @@ class SendRing:
         return -(-nbytes // self._slot_nbytes)
 
     def join(self, room: str, peer: str, nbytes: int) -> None:
-        """Wait for slots; `grants` tells of them."""
+        """Wait for slots, which `grants` then yields."""
         self._queue.join(Lease(room, self._count(nbytes), peer))
 
     def waits(self, room: str) -> bool:

@@ -2,10 +2,9 @@
 
 Registered once for the process's life (fault F5): slots are leased, not registrations.  An image
 takes as many slots as its rows need, each holding whole rows, in any order, so the pool cannot
-fragment.  Three books, each with one reason: the `Budget` promises a request all the slots of all
-its images before it may want one of them (fault F24); the `LeaseQueue` hands out free slots in
-order within a quota per encoder (fault F41); the `LruCache` knows which resident rows nobody
-references.
+fragment.  There are three books.  The `Budget` promises a request all the slots of all its images
+before it may ask for one of them (fault F24).  The `LeaseQueue` hands out free slots in order
+within a quota per encoder (fault F41).  The `LruCache` has the resident rows without a reference.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ class Embeddings(Component[Embedding]):
         return True
 
     def dismiss(self, item: MediaItem, attempt: int) -> None:
-        """The encoder may drop this room: its rows are here already, or nobody wants them (F43)."""
+        """The encoder may drop this room: its rows are here, or are not needed (F43)."""
         self.actor.send(item.encoder, CancelTransfer(room=item.room, attempt=attempt))
 
     def _soon(self, pump: Callable[[], None]) -> None:
@@ -315,7 +314,7 @@ class Embeddings(Component[Embedding]):
         self.pool.give_back(embedding.slots)
 
     def ended(self, machine: Embedding) -> None:
-        """Those whom it has just told of its end are its waiters until they have heard."""
+        """Its waiters stay so until the outcomes that it has posted are done."""
         self.actor.mailbox.post(machine.key, self._forget, machine)
 
     def _forget(self, machine: Embedding) -> None:
@@ -377,11 +376,11 @@ class Embeddings(Component[Embedding]):
 
 
 def _hear_nothing(*told: object) -> None:
-    """Of a further room: who waits hears by its own."""
+    """Of a further room: the outcome comes by the waiter's own."""
 
 
 def _load_outcome(incoming: Incoming, failure: Failure) -> Event:
-    """Why a load ended without rows, as the outcome that EMBEDDING knows."""
+    """Why a load ended without rows, as an event of EMBEDDING."""
     if failure.kind is FailureKind.LOST or failure == silence_of(incoming.peer):
         return EncoderLost(failure, incoming.key)
     if incoming.held:

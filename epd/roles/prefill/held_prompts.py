@@ -1,9 +1,9 @@
 """Prompts whose KV a prefill instance holds for a later request that continues them.
 
-A client drives the stages of a request: the first request was for the prompt alone, a second will
-bring the same prompt and find its blocks by their contents, as any request finds a cached prefix.
-Holding only keeps the blocks from being evicted, so it may end at any time: when the second request
-has come, after the lease, when more than `MAX_SHARE` of the pool is held, or when the instance
+A client drives the stages of a request: the first request was for the prompt alone.  A second one
+brings the same prompt and finds its blocks by their contents, as any request finds a cached prefix.
+Holding only keeps the blocks from being evicted, so it may end at any time.  It ends when the
+second request has come, after the lease, above `MAX_SHARE` of the pool, or when the instance
 leaves.
 """
 

@@ -1,15 +1,14 @@
 """The producer of KV: what prefill computes moves to decode while it is being computed.
 
 When a prompt's first chunk is scheduled, blocks are requested at the decode instance. As soon as it
-has granted them, finished KV is sent, in the order of `scheduling/kv_order.py`: full blocks when
-their chunk has been computed, and while the last chunk runs, one group of its layers after another.
-There is one write at a time; KV that becomes ready meanwhile goes with the next. So when the first
-token is there, only the last layers are still to be sent.
+has granted them, finished KV is sent, in the order of `scheduling/kv_order.py`.  Full blocks go
+when their chunk has been computed; while the last chunk runs, one group of its layers after
+another.  There is one write at a time; KV that becomes ready meanwhile goes with the next. So when
+the first token is there, only the last layers are still to be sent.
 
 Until then the request owns its blocks.  It may give them up (preempted, aborted) while a write
-reads them, so parts are held by a reference of their own, from when they are ready until they have
-landed.  With the first token the room takes all blocks over (`KvSource`), and nothing here has them
-any more.
+reads them, so a part has a reference of its own until it has landed.  With the first token the room
+takes all blocks over (`KvSource`), and nothing here has them any more.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class _Text(NamedTuple):
 
 
 class KvProducer(Component[Request]):
-    """Performs what REQUEST says of KV at a prefill instance."""
+    """Performs the effects of REQUEST on KV at a prefill instance."""
 
     def __init__(self, actor: Actor, outgoing: OutgoingRooms, requests: Requests) -> None:
         super().__init__(actor)
@@ -146,7 +145,7 @@ class KvProducer(Component[Request]):
         return outgoing.grant.num_held // self._layout.slots_per_block
 
     def _text_of(self, request: Request) -> _Text:
-        """Its blocks are the room's as soon as that has been told of the hand-over."""
+        """Its blocks are the room's from the hand-over on."""
         table = self._by_place(request.block_table)
         return _Text(len(request.prompt), table, self._requests.record(request).num_whole)
 
@@ -158,7 +157,7 @@ class KvProducer(Component[Request]):
         return self._text_of(request) if request is not None else None
 
     def _order(self, outgoing: Outgoing, text: _Text, num_full: int) -> KvOrder:
-        """`num_full`: blocks that can be sent whole, as far as is known."""
+        """`num_full`: blocks that can be sent whole so far."""
         num_held = self._num_held(outgoing)
         num_blocks = self._requests.num_blocks_for(text.num_tokens)
         num_whole = num_full if text.num_whole is None else text.num_whole

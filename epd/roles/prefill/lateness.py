@@ -20,7 +20,7 @@ RACE = ("hedges_lost", "hedges_won")  # by the load that was late, by its rival
 
 
 class Lateness(Component[Embedding]):
-    """Performs what EMBEDDING says of time; `owner` fires what the timer brings."""
+    """Performs the effects of EMBEDDING on time; `owner` fires the events of its timers."""
 
     def __init__(
         self,

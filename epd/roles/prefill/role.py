@@ -1,9 +1,9 @@
 """The prefill role: prompts in, KV out.
 
-A request with images waits until all slots for its rows are promised, then wants each item's
-rows, and joins the batch when enough of its prompt can be computed without those that still load;
-text-only requests go straight to the batch.  What becomes of its KV is `kv_producer.py`'s business;
-if decode lives here too, the hand-over is a row of the table and no bytes move.
+A request with images waits until all slots for its rows are promised, then for the rows.  It joins
+the batch when enough of its prompt can be computed without the rows that still load; a text-only
+request does at once.  What becomes of its KV is `kv_producer.py`'s business; if decode lives here
+too, the hand-over is a row of the table and no bytes move.
 """
 
 from __future__ import annotations

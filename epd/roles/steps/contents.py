@@ -32,8 +32,8 @@ class Contents:
         self._snapshots = Snapshots(owner.pool, layout.num_state_blocks)
 
     def publish(self, request: Request, record: Record, num_computed: int) -> None:
-        """Its new full blocks can be found by others: a token was sampled behind them, so that they
-        are finite is known; a bad one would fail everybody who finds it."""
+        """Let other requests find its new full blocks.  A token was sampled behind them, so they
+        are finite; a bad block would fail every request that finds it."""
         first, num_full = record.num_published, num_computed // self._layout.block_size
         if self._owner.caching and num_full > first:
             keys = self.keys(request, record, num_computed)[first:num_full]

@@ -46,8 +46,7 @@ class Record:
     """Ids of the answer's tokens, if steps ask; those of earlier attempts first."""
 
     def said_of(self, request: Request) -> Sequence[int]:
-        """Its output tokens that are known, in memory of its own: their number has no bound, and
-        each step asks."""
+        """A copy of the ids of the answer's tokens so far; `said` grows by the new ones alone."""
         said, output = self.said, request.output
         if not said:
             said.extend(request.prompt[len(request.prompt) - request.num_emitted :])

@@ -1,8 +1,8 @@
-"""What an instance reports to the gateway when an attempt ends: how it ended, and its timeline.
+"""The reports of an instance when an attempt ends: its outcome, and its timeline.
 
 A timeline is read from the machines' stories, which keep changes of state.  The chunks in which a
-prompt was computed change no state, so they are noted here, for those requests whose client (or
-whose trace) wants to know.
+prompt was computed change no state, so they are noted here, for those requests whose client or
+trace asked for them.
 """
 
 from __future__ import annotations

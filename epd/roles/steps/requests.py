@@ -1,12 +1,12 @@
 """The REQUEST machines of one instance and the step loop that moves them.
 
-Prefill and decode are two ways into the same batch: a prompt to be computed, or KV that arrived.
-So an instance has one `Requests`, whatever its roles; the prefill and decode roles bring requests
-in, and perform the effects that only they know.
+Prefill and decode are two ways into the same batch: a prompt to be computed, or KV that arrived. So
+an instance has one `Requests`, whatever its roles; the prefill and decode roles bring requests in,
+and perform the effects that are theirs alone.
 
 The step loop (`roles/steps/step_loop.py`) asks it for the next step: let the youngest give way if
-blocks ran out, give blocks to those who need more, admit what fits, plan; and tells it what came of
-one: each outcome is an event of its own.  What enters when, and who gives way, is policy
+blocks ran out, give blocks to those that need more, admit what fits, plan.  It reports the result
+of a step: each outcome is an event of its own.  What enters when, and what gives way, is policy
 (`scheduling/batching.py`).  Tokens of one step leave in one message per gateway.
 """
 
@@ -193,14 +193,14 @@ class Requests(Component[Request]):
         return Failure(FailureKind.CAPACITY, reason)
 
     def reserve(self, request: Request) -> None:
-        """Wait for blocks for its KV, which will be received, and tell `on_reserved` when they are
-        leased; the first `num_held` have theirs already, the last of the prompt never does."""
+        """Wait for blocks for its KV, which will be received; `on_reserved` gets them when they are
+        leased.  The first `num_held` are filled already, the last of the prompt never is."""
         if (keys := self._keys(request)) is not None:
             self._scheduler.reserve(request, keys)
         self.actor.mailbox.look("batch", self.pump)
 
     def leave_queue(self, key: str) -> None:
-        """A request leaves queues and batch; who stood behind it may enter now."""
+        """A request leaves queues and batch; the one behind it may enter now."""
         if self._scheduler.remove(key):
             self.actor.mailbox.look("batch", self.pump)
 

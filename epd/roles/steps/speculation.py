@@ -1,9 +1,9 @@
 """Drafts of the requests of one instance: which request may draft what, and the result.
 
-Where steps run ahead of their results, the last token of a text is not known while the next step is
+Where steps run ahead of their results, the last token of a text is not here while the next step is
 planned, and drafts need it. So a text that repeats itself already, and will have more than one
 draft, waits a step for it; the others run ahead. A request that waited in vain has lost one step.
-The tokens after a sequence with drafts are not known before the drafts are verified.
+The tokens after a sequence with drafts come only when the drafts are verified.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Speculation:
         return self._records[request.key].drafts
 
     def draft_all(self, batch: BatchScheduler[Request]) -> list[str]:
-        """What all who decode may say next; asked before each step is planned.  Returns who waits
-        for its last token.  Without room for drafts in steps nobody does."""
+        """Drafts of all requests that decode, before each step is planned.  Returns keys of those
+        that wait for their last token: none, if steps have no room for drafts."""
         if not self.is_on:
             return []
         has_room, waiting = batch.has_spare_places, []
@@ -52,9 +52,9 @@ class Speculation:
         return waiting
 
     def draft(self, request: Request, record: Record, *, has_room: bool) -> bool:
-        """What it may say next.  True: its next step waits until its last token is known.
+        """Its drafts, fewer than the tokens it has left: one of the model's own follows the last.
 
-        Fewer than it may still say: a token of the model's own follows the last draft.
+        True: its next step waits until its last token is here.
         """
         if request.num_left < 0:  # its drafts are under way
             return False
@@ -70,7 +70,7 @@ class Speculation:
         return bool(on_its_way) and has_room and len(drafts) > 1
 
     def verified(self, record: Record, count: int, said: Sequence[TokenLogprobs]) -> None:
-        """A step has computed the first `count` drafts, and this is what the request says."""
+        """A step has computed the first `count` drafts, and sampled the tokens `said`."""
         drafts = record.drafts[:count]
         right = zip(drafts, said, strict=False)
         accepted = sum(draft == token.token_id for draft, token in right)

@@ -19,10 +19,7 @@ from epd.roles.steps.record import Record
 def sequence_of(
     request: Request, record: Record, count: int, drafts: Sequence[int] = ()
 ) -> StepSequence:
-    """Its next `count` tokens; one that the step under way samples is PENDING.
-
-    `drafts` of what it says next stand behind them.
-    """
+    """Its next `count` tokens, then `drafts`; one that the step under way samples is PENDING."""
     start = request.num_computed + request.num_under_way
     stop = start + count
     num_prompt = len(request.prompt)
@@ -76,9 +73,9 @@ def new_tokens(request: Request, record: Record) -> TokenChunk:
 
 
 def runs_ahead(request: Request, sequence: StepSequence) -> bool:
-    """Whether the token that this sequence samples may be computed before the host knows it: the
-    device has it then, it goes on here, and it is not the last.  Behind drafts nobody knows yet
-    which one it is."""
+    """Whether the token that this sequence samples may be computed before the host has it: the
+    device has it then, it goes on here, and it is not the last.  Behind drafts it is not settled
+    yet which one it is."""
     is_last = sequence.output_index + 1 >= request.sampling.max_tokens
     goes_on = sequence.sample is not None and request.decode_here and not request.lease_s
     return goes_on and not (is_last or sequence.num_drafts)

@@ -1,25 +1,23 @@
-"""The step loop of one instance: plan a step, launch it, settle what came of it.
+"""The step loop of one instance: plan a step, launch it, settle its outcomes.
 
 Theory of operation
 -------------------
 Turning a step's outcomes into events and messages, and planning the next one, takes the host a
-millisecond or two.  A device that is told of the next step only then stands still meanwhile.  So
-the loop may run *ahead*: while step n runs, step n + 1 is planned and launched behind it.  What
-the host does not know yet then is which tokens step n samples.
+millisecond or two.  A device that gets the next step only then stands still meanwhile.  So the loop
+may run *ahead*: while step n runs, step n + 1 is planned and launched behind it.  The host does not
+have the tokens of step n then.
 
 - A sequence that decodes goes into step n + 1 with PENDING in place of its token: the device takes
   it from where step n puts it.  Positions, blocks and limits count the token that is on its way.
-  So does a prompt whose first token is being sampled, if it goes on here: it counts as decoding
-  from the launch of its last chunk.
-- Whether that token ends the answer is known one step late.  If it does, step n + 1 has computed
-  the sequence once too often: that token is dropped, and the blocks are given back when the step
-  that writes into them has returned (FINISHING; faults F6, F28).  A limit is known before.
-- Who has drafts in a step sits out one: how many tokens it says is not known yet.
-- Blocks can be taken away only from who is in no step: when some must be, the loop waits until
-  nothing is under way.
-
-- What is in a step and has yielded nothing here is at hand (`hands.py`), which is told before its
-  launch.  A suspect sits out while another one is at hand.
+  A prompt whose first token is being sampled counts as decoding from the launch of its last chunk,
+  if it goes on here.
+- Whether that token ends the answer shows one step late.  If it does, step n + 1 has computed
+  the sequence once too often.  That token is dropped, and the blocks are given back when the step
+  that writes into them has returned (FINISHING; faults F6, F28).  A limit is counted before.
+- A request with drafts in a step sits out one: the number of its tokens is open.
+- Blocks can be taken only from a request in no step: the loop waits until nothing is under way.
+- A request in a step that has yielded nothing here is at hand (`hands.py`), as is reported before
+  the launch.  A suspect sits out while another one is at hand.
 
 Steps are settled in the order of their launch.  Receiving anything never waits for the loop and it
 never waits for anything received (fault F27).
@@ -148,8 +146,8 @@ class StepLoop:
         self._hands.hold(tuple(dict.fromkeys(one.request_id for one in unproven)), *suspects[:1])
 
     def _is_refused(self) -> bool:
-        """The last step was not launched: its requests are not to be planned as if they had its
-        tokens, and other ranks, which were not told of it, would take those of another step."""
+        """The last step was not launched.  Its requests must not be planned as if they had its
+        tokens: other ranks, which did not get it, would take those of another step."""
         return bool(self._under_way) and self._under_way[-1].result.done()
 
     def _launch(self, plan: Plan) -> None:

@@ -103,7 +103,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def instance_metrics(instance: Instance) -> Iterator[Metric]:
-    """Samples of one instance, as its last heartbeat told."""
+    """Samples of one instance, of its last heartbeat."""
     name = instance.info.address.instance_id
     up = (("instance", name), ("state", instance.state.name))
     yield Metric("epd_instance_info", 1, up, "gauge", "registry")

@@ -3,16 +3,16 @@
 Theory of operation
 -------------------
 A process's journal keeps counts of edges and the machines of each state while it works
-(`epd.fsm.story`). Nothing else is kept for those who look: `observe` reads it when somebody asks.
-So the gateway polls its instances for each question, and one that does not answer is named.
+(`epd.fsm.story`). Nothing else is kept for it: `observe` reads the journal on each question. So the
+gateway polls its instances for each question, and one that does not answer is named.
 
-A machine is late when its time is over and it is still in its state.  What ends a state by time is
-in the tables: a clock that leads out of it (a deadline, a limit of patience), of which the process
-knows when it goes off.  A state that is `held` is one that time must not end: who is there is late
-when a clock has gone off in vain, such as the first question for the outcome of a write.
+A machine is late when its time is over and it is still in its state.  The tables have the clocks
+that lead out of a state (a deadline, a limit of patience), and the process their times.  Time must
+not end a state that is `held`: its machine is late when a clock has gone off in vain.  The first
+question for the outcome of a write is one.
 
-A key is matched whole, or up to a slash: the id of a request finds its attempts, their images'
-rooms and its KV room, at each process that has a part in them.  That of a room finds both ends.
+A key is matched whole, or up to a slash.  The id of a request finds its attempts, their images'
+rooms and its KV room, at each process of theirs.  That of a room finds both ends.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def observe(
     loads: tuple[StageLoad, ...] = (),
     gone: Sequence[Instance] = (),
 ) -> Observed:
-    """What this process knows now; nothing, if its journal does not record.  `gone`: instances that
-    are over, and are shown all the same; who was lost is late."""
+    """The process as it is now; nothing, if its journal does not record.  `gone`: instances that
+    are over, and are shown all the same; a lost one is late."""
     journal = actor.journal
     if not isinstance(journal, RecordingJournal):
         return Observed()
@@ -182,5 +182,5 @@ def _is_late(left_s: float) -> bool:
 
 
 def _finite(left_s: float) -> float | None:
-    """What is told: no sooner than now, and nothing of what no clock ends."""
+    """Seconds to show: at least 0.0; None if no clock ends the state."""
     return max(0.0, left_s) if math.isfinite(left_s) else None

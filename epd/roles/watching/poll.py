@@ -1,4 +1,4 @@
-"""One question of the gateway to every instance, and the answers of those who give one in time."""
+"""One question of the gateway to every instance, and the answers that come in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A = TypeVar("A")
 
 @dataclass(slots=True)
 class _Asked(Generic[A]):
-    """Who has not answered yet, and what the others said."""
+    """Instances that have not answered yet, and the answers so far."""
 
     waiting: set[str]
     told: dict[str, A] = field(default_factory=dict)

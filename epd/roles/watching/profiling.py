@@ -1,4 +1,4 @@
-"""Profiling on request: the gateway tells every instance to start or stop, and gets the result.
+"""Profiling on request: the gateway starts or stops it at every instance, and gets the result.
 
 A recording fills memory, so an instance whose stop is lost ends its own after `MAX_PROFILE_S`.
 """

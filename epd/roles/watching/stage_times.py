@@ -3,11 +3,10 @@
 Theory of operation
 -------------------
 Hardly anything is measured while work is in progress. A machine's story has the time of each change
-of its state. When a request has ended, the rows of an encoding are there, or the commit of a
-transfer is acknowledged, the times in its states are added up and counted into buckets. Only steps,
-and at the gateway the time between two tokens, are counted as they come; and twenty times a second
-how late the event loop is. Every heartbeat carries all counts, so a lost one costs nothing;
-`/metrics` shows them.
+of its state. When a request has ended, rows are there, or a commit is acknowledged, the times in
+its states are added up and counted into buckets. Only steps, and at the gateway the time between
+two tokens, are counted as they come. Twenty times a second the lateness of the event loop is
+counted. Every heartbeat carries all counts, so a lost one costs nothing; `/metrics` shows them.
 
 The names of stages are those of the spans of a trace (`epd.records.STAGES`).
 """
@@ -145,7 +144,7 @@ class StageTimes:
         self._token_times[generation.key] = first_s, now_s
 
     def note_answer(self, generation: Generation) -> None:
-        """It has ended, and what it had to say is said."""
+        """Its answer has ended."""
         first_s, last_s = self._token_times.pop(generation.key, (0.0, 0.0))
         if last_s and (num_gaps := len(generation.token_ids) - 1) > 0:
             self._observe(MEAN_GAP, (), (last_s - first_s) / num_gaps)

@@ -1,6 +1,6 @@
-"""The timelines of open requests at the gateway: its own story, and what the stages reported.
+"""The timelines of open requests at the gateway: its own story, and the reports of the stages.
 
-Reports may be repeated and may be lost; a timeline tells what has come, in order of time.
+Reports may be repeated and may be lost; a timeline has those that came, in order of time.
 """
 
 from __future__ import annotations
