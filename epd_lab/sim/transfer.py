@@ -13,11 +13,9 @@ moves them: they land while the writer is stalled, and for a while after it died
 gone refuses.
 
 `Unknown` outcomes are a stress that a drill asks for: the writer gets it early, and the bytes may
-land up to `linger_s` later; `settle` gives True when they have.  A call that raises late is the
-same without a message.  Where only the peer has the outcome (`asks`, as between hosts), `settle`
-asks it: one that is dead, stands still, is slow or cut off does not answer.  `fence` gives True
-only when the peer's process is dead and nothing between the two is under way any more: a time-out
-never counts.
+land up to `linger_s` later; `settle` gives True when they have.  A call that raises late is alike.
+Where only the peer has the outcome (`asks`, as between hosts), `settle` asks it, if it lives.
+`fence` gives True only when the peer is dead and nothing between the two is under way.
 
 A changed bit is found by who sums: a transport that does so itself (`own_check`) fails the write.
 

@@ -39,6 +39,7 @@ async def test_it_ends_with_its_device() -> None:
 
 async def test_a_terminal_that_closes_drains_however_often_it_says_so() -> None:
     ending, loop = Ending(), asyncio.get_running_loop()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with nohup it is ignored
     ending.watch_signals()
     try:
         for _ in range(2):
@@ -51,6 +52,7 @@ async def test_a_terminal_that_closes_drains_however_often_it_says_so() -> None:
     finally:
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_nohup_is_heeded() -> None:
