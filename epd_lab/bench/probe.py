@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from epd import tiny
+from epd.cli.scratch import scratch
 from epd.cli.start.preflight import DTYPE_NBYTES
 from epd.config import Settings
 from epd.families.registry import family_of
@@ -83,22 +83,21 @@ def run(probes: Sequence[Probe], settings: Settings, limit_s: float) -> Iterator
     context.set_forkserver_preload(PRELOADED)
     for probe in probes:
         with ExitStack() as held:
-            place = Path(held.enter_context(TemporaryDirectory(prefix="epd-probe-")))
+            place = held.enter_context(scratch("epd-probe-"))
             directory = probe.directory
             if probe.size:
                 directory = shape.write(place / probe.size, tiny.CHECKPOINT, probe.size)
             config = read_config(directory)
             sizes = Sizes(directory / "config.json", config, family_of(directory, config))
-            for number in probe.layers:
-                (target := place / f"{number}").mkdir()
+            # All are refused, or none, before the first is measured.
+            cuts = {number: cut(directory, number, place / f"{number}") for number in probe.layers}
+            for number, layers in cuts.items():
                 engine = msgspec.structs.replace(
                     settings.engine, load_format="dummy", quantization=probe.quantization,
                     device=settings.engine.device.split(",")[0], max_captured_tokens=0,
                     max_quantum_ms=0.0,
                 )  # fmt: skip
-                of_layers = msgspec.structs.replace(
-                    settings, model_dir=str(cut(directory, number, target)), engine=engine
-                )
+                of_layers = msgspec.structs.replace(settings, model_dir=str(layers), engine=engine)
                 whole = str(directory) if number == probe.layers[-1] else ""
                 began_s = time.perf_counter()
                 found = _in_process(context, of_layers, whole, limit_s)

@@ -43,6 +43,8 @@ def add_to(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from epd_lab.bench import probe, probe_table
 
+    if args.save is not None and not args.save.parent.is_dir():
+        raise UsageError(f"--save {args.save}: {args.save.parent} is no directory")
     settings = options.settings_of(args)
     probes = _probes(args, probe.PROBES, settings.model_dir)
     report: dict[str, Any] = {

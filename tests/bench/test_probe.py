@@ -13,8 +13,10 @@ import pytest
 from epd import tiny
 from epd.cli.configure.model_check import check_model
 from epd.cli.configure.settings import build_settings
+from epd.cli.main import main
 from epd.config import Settings
 from epd.families.registry import family_of
+from epd.model_files.checkpoint import ModelError
 from epd.model_files.config_sizes import Sizes, counted
 from epd_lab.bench import probe, probe_table, shape, step_costs
 from tests.engine.tiny_models import cached_model
@@ -80,6 +82,16 @@ def test_a_process_that_takes_too_long_is_a_row(monkeypatch: pytest.MonkeyPatch)
     cut_off = probe.Probe("slow", (1,), "4b")
     (row,) = probe.run([cut_off], small_settings(tiny.CHECKPOINT), limit_s=0.0)
     assert row["failed"] == "not done within 0 s" and row["whole"] == 36
+
+
+def test_layers_that_are_not_there_are_refused_before_anything_is_measured() -> None:
+    found = probe.run([probe.Probe("few", (1, 99), "", tiny.CHECKPOINT)], Settings(), limit_s=0.0)
+    with pytest.raises(ModelError, match="give 1 to 4"):
+        next(found)
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    assert main(["bench", "probe", "--only", "8b", "--save", str(tmp_path / "no" / "one")]) == 2
 
 
 def measured(layers: int, **figures: float) -> dict[str, Any]:

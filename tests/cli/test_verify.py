@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from epd.cli.boundary import CommandFailed
 from epd.cli.main import main
 from epd.cli.verify import questions
-from epd.cli.verify.findings import Finding, Result, parting
+from epd.cli.verify.findings import Apart, Finding, Result, parting
 from epd.cli.verify.fitting import Need, check_fits, need_of
+from epd.cli.verify.model_rows import text
 from epd.cli.verify.ours import Ours
 from epd.cli.verify.report import run_rows
 from epd.cli.verify.rows import ROWS
@@ -205,6 +209,16 @@ def test_what_is_wrong_in_the_engine_is_named(
     assert first_wrong(found(both, row))[0] == row
 
 
+def test_what_is_no_number_is_no_other_expert() -> None:
+    right, wrong = torch.arange(4.0), torch.full((4,), math.nan)
+    ours = SimpleNamespace(run=lambda found: found, numbers=lambda n: wrong if n == 2 else right)
+    fake: Any = SimpleNamespace(
+        ours=ours, may_jump=True, asked=lambda row: range(4),
+        right={"text": ([right] * 4, Apart(0.1, 0.1, 0.1))},
+    )  # fmt: skip
+    assert text(fake).result is Result.DIFFERS
+
+
 # --- what fits, and the command -------------------------------------------------------------------
 
 
@@ -238,3 +252,17 @@ def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> Non
 def test_answers_part_where_they_differ() -> None:
     assert parting([1, 2], [1, 2]) is None
     assert parting([1, 1], [1, 2]) == 1 and parting([1], [1, 2]) == 1 and parting([1], []) == 0
+
+
+def test_ctrl_c_leaves_no_directory_behind(tmp_path: Path) -> None:
+    code = """
+import os, signal
+from epd.cli.scratch import scratch
+signal.signal(signal.SIGINT, lambda number, frame: os._exit(9))  # as the command's entry does
+with scratch("epd-") as place:
+    (place / "config.json").touch()
+    signal.raise_signal(signal.SIGINT)
+"""
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 130
+    assert not list(tmp_path.iterdir())

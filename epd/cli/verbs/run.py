@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,8 +131,10 @@ def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
     if args.topology and args.instance_id:
         raise UsageError("--id names one process: it goes with --role, not with --topology")
     if args.layers is not None:
-        place = held.enter_context(tempfile.TemporaryDirectory(prefix="epd-layers-"))
-        settings = _of_first_layers(settings, args.layers, Path(place))
+        from epd.cli.scratch import scratch
+
+        place = held.enter_context(scratch("epd-layers-"))
+        settings = _of_first_layers(settings, args.layers, place)
     placing, log = options.placing_of(args), options.log_of(args)
     if settings.cluster_key:
         from epd.transport.bus.curve import ClusterKey

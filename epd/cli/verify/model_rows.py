@@ -88,6 +88,8 @@ def _numbers(sides: Sides, row: str) -> Finding:
         if ours.shape != theirs.shape:
             return judged([f"{kind} {number}: {tuple(ours.shape)}, not {tuple(theirs.shape)}"], "")
         apart = Apart.of(ours, theirs)
+        if not math.isfinite(apart.largest):  # no rounding does that, nor another expert
+            return judged([f"{kind} {number} has numbers that are none"], "")
         found.append(apart)
         if not apart.within(rounding):
             faults.append(f"{kind} {number} differs by {apart}")

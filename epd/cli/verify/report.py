@@ -6,7 +6,6 @@ import argparse
 import importlib.metadata
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from epd import __version__
 from epd.cli.configure import options
 from epd.cli.configure.hub import find_model
 from epd.cli.configure.settings import build_settings
+from epd.cli.scratch import scratch
 from epd.cli.verify.findings import Finding, LeftOut, Result
 from epd.cli.verify.fitting import KV_NBYTES, check_fits, free_nbytes, need_of
 from epd.cli.verify.rows import ROWS, Row
@@ -46,10 +46,10 @@ def verify(args: argparse.Namespace) -> int:
     need = need_of(whole, dtype)
     num_layers = min(args.layers or need.num_layers, need.num_layers)
     check_fits(need, num_layers, free_nbytes(device), device)
-    with tempfile.TemporaryDirectory(prefix="epd-verify-") as scratch:
+    with scratch("epd-verify-") as place:
         if num_layers < need.num_layers:
-            directory = cut(given, num_layers, Path(scratch, "ours"))
-            against = cut(against, num_layers, Path(scratch, "theirs"))
+            directory = cut(given, num_layers, place / "ours")
+            against = cut(against, num_layers, place / "theirs")
             settings = _settings(args, directory, allow_unused=True)
         sides = Sides(whole, directory, against, settings, options.log_of(args, "warning"))
         findings = run_rows(sides)
