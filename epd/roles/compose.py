@@ -282,7 +282,7 @@ class Instance:
             else:
                 ended.set()
 
-        look()
+        self.actor.mailbox.put("idle", look)  # behind what came first, which may open something
         await ended.wait()
 
     async def close(self) -> None:

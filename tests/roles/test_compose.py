@@ -128,6 +128,22 @@ def test_who_drains_waits_for_what_is_open_and_then_leaves() -> None:
         assert told == [True] and leave.called and record.finish_reason
 
 
+def test_what_came_before_the_drain_is_waited_for() -> None:
+    with simulated("1epd") as cluster:
+        instance = cluster.instance("epd0")
+        busy = mock.patch.object(instance, "is_busy", return_value=True)
+
+        async def both() -> None:
+            instance.actor.mailbox.put("work", busy.start)  # in the same turn
+            await instance.drain()
+
+        with mock.patch.object(instance.member, "leave") as leave:
+            cluster.within("epd0", cluster.world.loop.create_task, both())
+            cluster.pass_time(0.01)
+            assert instance.is_busy() and not leave.called
+        busy.stop()
+
+
 def test_what_does_not_end_in_time_is_left() -> None:
     with simulated("1epd") as cluster:
         cluster.node("epd0").devices[0].hung = True
