@@ -63,7 +63,7 @@ def positions(sides: Sides) -> Finding:
     ours, theirs = (getattr(stack, "rotary_emb", None) for stack in stacks)
     if theirs is not None and ours is not None:
         apart = (ours.inv_freq.float() - theirs.inv_freq.float()).abs().max()
-        if apart > 1e-6 or ours.attention_scaling != theirs.attention_scaling:
+        if not apart <= 1e-6 or ours.attention_scaling != theirs.attention_scaling:
             faults.append("the frequencies of rotary positions differ")
     find = getattr(sides.theirs.model.model, "get_rope_index", None)
     asked = sides.asked("images") if find else []
