@@ -32,11 +32,11 @@ import msgspec
 
 from epd import tiny
 from epd.cli.scratch import scratch
-from epd.cli.start.preflight import DTYPE_NBYTES
+from epd.cli.start.preflight import computed_nbytes
 from epd.config import Settings
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_preprocessor
-from epd.model_files.config_sizes import Counts, Sizes, counted
+from epd.model_files.config_sizes import Sizes
 from epd.model_files.first_layers import cut
 from epd.model_files.geometry import image_geometry
 from epd_lab.bench import shape, step_costs
@@ -181,7 +181,7 @@ async def _of_tower(settings: Settings, whole: str, executor: DeviceExecutor, fo
     batch_patches = settings.encode.max_batch_patches
     vision = build_vision(directory, engine, executor, max_batch_patches=batch_patches)
     found["tower_nbytes"] = held_nbytes(vision.model)
-    found["tower_computed_nbytes"] = _computed(directory, settings).tower
+    found["tower_computed_nbytes"] = computed_nbytes(directory, engine).tower
     vision.reserve(ROWS_NBYTES, 0)
     at_rest_nbytes = _at_rest_nbytes()
     geometry = image_geometry(read_config(directory), read_preprocessor(directory), *IMAGE)
@@ -202,7 +202,7 @@ async def _of_language(settings: Settings, executor: DeviceExecutor, found: Told
     if language.kv_in_place:
         language.attach_kv(memoryview(bytearray(pool.nbytes)))
     found["weights_nbytes"] = held_nbytes(language.model)
-    computed = _computed(directory, settings)
+    computed = computed_nbytes(directory, engine)
     found["computed_nbytes"] = computed.language
     found["outside_nbytes"] = computed.outside
     found["kv_token_nbytes"] = layout.block_nbytes / layout.block_size
@@ -233,14 +233,6 @@ async def _of_language(settings: Settings, executor: DeviceExecutor, found: Told
         parts = [(min(chunk, tokens - at), at) for at in range(0, tokens, chunk)]
         found[f"prefill_{tokens}_ms"] = sum([await step_ms(0, part) for part in parts])
     found["workspace_nbytes"] = _most_nbytes() - at_rest_nbytes
-
-
-def _computed(directory: Path, settings: Settings) -> Counts:
-    config = read_config(directory)
-    family = family_of(directory, config)
-    sizes = Sizes(directory / "config.json", config, family)
-    engine = settings.engine
-    return counted(family, sizes).nbytes(DTYPE_NBYTES[engine.dtype], engine.quantization)
 
 
 def _at_rest_nbytes() -> int:

@@ -26,7 +26,10 @@ def add_to(kinds: Any) -> None:
     """Add the parser; `kinds` is argparse's action of subparsers."""
     parser = kinds.add_parser("probe", help="true sizes, by few layers", description=DESCRIPTION)
     parser.add_argument(
-        "--only", action="append", metavar="TEXT", help="models with this in their name"
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="without --model: those with this in their name",
     )
     parser.add_argument(
         "--layers", type=int, nargs=2, metavar="N", help="two numbers of layers; with --model"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, prod
 from pathlib import Path
 
-from epd.config import ConfigError, InstanceConfig
+from epd.config import ConfigError, EngineConfig, InstanceConfig
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_header, weight_files
-from epd.model_files.config_sizes import Sizes, counted
+from epd.model_files.config_sizes import Counts, Sizes, counted
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
 from epd.runtime.loading import backends_of
 from epd.scheduling.slots import receive_pool
@@ -149,16 +149,21 @@ def _needed(instance: InstanceConfig) -> int:
     number_nbytes = DTYPE_NBYTES[engine.dtype]
     directory = Path(instance.model_dir)
     if engine.load_format == "dummy":
-        config = read_config(directory)
-        family = family_of(directory, config)
-        counts = counted(family, Sizes(directory / "config.json", config, family))
-        counts = counts.nbytes(number_nbytes, engine.quantization)
+        counts = computed_nbytes(directory, engine)
         found = {"vision": counts.tower, "language": counts.language}
     else:
         found = dict(weights_nbytes(directory, number_nbytes))
         if engine.quantization:  # most of them: it must not be more than they can come to
             found["language"] //= number_nbytes
     return nbytes + sum(found[stage] // num_ranks for stage, is_held in stages.items() if is_held)
+
+
+def computed_nbytes(directory: Path, engine: EngineConfig) -> Counts:
+    """Of weights by config.json alone, as loaded.  Raises ModelError."""
+    config = read_config(directory)
+    family = family_of(directory, config)
+    counts = counted(family, Sizes(directory / "config.json", config, family))
+    return counts.nbytes(DTYPE_NBYTES[engine.dtype], engine.quantization)
 
 
 def weights_nbytes(directory: Path, dtype_nbytes: int) -> Mapping[str, int]:
