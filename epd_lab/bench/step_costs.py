@@ -151,7 +151,8 @@ def _told(
 def batch_of(
     language: TorchLanguageEngine, decodes: int, context: int, prompts: Sequence[tuple[int, int]]
 ) -> list[StepSequence]:
-    """`prompts`: tokens, and how many are computed already."""
+    """`prompts`: tokens, and how many are computed already.  Raises ConfigError where the KV pool
+    has no room for them."""
     layout, first = language.kv_layout, 0
     # Alike ones would choose the same experts.
     words = itertools.cycle(range(len(language.model.lm_head.weight)))
@@ -162,6 +163,11 @@ def batch_of(
         first += blocks
         tokens = list(itertools.islice(words, count))
         batch.append(StepSequence(str(number), tokens, start, table, None, sample=GREEDY))
+    if first > language.num_blocks:
+        raise ConfigError(
+            f"a step of {len(batch)} sequences has {first * layout.block_nbytes >> 20} MiB of KV; "
+            "raise --kv-nbytes"
+        )
     return batch
 
 

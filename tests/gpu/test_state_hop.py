@@ -51,6 +51,7 @@ def test_two_ranks_have_a_state_of_one(cuda: str, in_place: bool) -> None:
         else:
             landing = memoryview(bytearray(nbytes))
             landing[: taken.nbytes] = taken
+        torch.cuda.synchronize()  # streams of a hop do not wait for this one
         hop.attach(landing)
         at = list(range(count))
         done(hop.land_state(landing, at, at[::-1], [(range(len(share)), 0)]))

@@ -45,7 +45,8 @@ def test_memory_is_as_computed(one: Probe, cuda: str, tmp_path: Path) -> None:
     counts = counted(family, Sizes(directory / "config.json", described, family))
     expected = counts.nbytes(2, one.quantization).language
     assert held_nbytes(engine.model) == pytest.approx(expected, rel=0.01)
-    taken = torch.cuda.memory_allocated() - before_nbytes - engine.pool.nbytes
+    # Without captured graphs the KV pool has its memory from the first step on.
+    taken = torch.cuda.memory_allocated() - before_nbytes
     assert 0.99 * expected < taken < expected + (1 << 30)
 
 

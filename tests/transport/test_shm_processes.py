@@ -41,7 +41,8 @@ class Family:
     async def child(self, what: str, instance_id: str, *more: str) -> tuple[int, str]:
         """Its pid and its first line."""
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", CHILD, self.directory, what, instance_id, *more],
+            # -P: a folder of tests beside it is called cuda.
+            [sys.executable, "-P", "-W", "error", CHILD, self.directory, what, instance_id, *more],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
