@@ -1,8 +1,9 @@
-"""The tables of docs/performance.md, one for each card, from the measurements under docs/bench.
+"""The tables of docs/performance.md and topologies.md, from the measurements under docs/bench.
 
 A card's file, such as h200.json, has rows in the form of gpu.json (`epd bench gpu`), each with its
 date and its number of runs (`repeats`).  It names the reports that stand beside it whole.  Names of
-figures carry their units.  `epd diagrams` writes the tables, `epd diagrams --check` compares them.
+figures carry their units.  A report of `epd bench probe` is a table of its own.  `epd diagrams`
+writes the tables, `epd diagrams --check` compares them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 
 from epd.topology import parse_topology
+from epd_lab.bench import probe_table
 from epd_lab.bench.serve_figures import stream_name
 from epd_lab.bench.workload import NAMED
 from epd_lab.diagrams.page import markdown_table
@@ -35,7 +37,10 @@ def with_tables(document: str, folder: Path) -> str:
 
 def table(path: Path) -> str:
     """By number of GPUs, shape and workload; topologies in the order in which they came."""
-    rows = list(_rows(path))
+    report = msgspec.json.decode(path.read_bytes())
+    if "reports" not in report:
+        return probe_table.table(report)
+    rows = list(_rows(report, path.parent))
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     workloads = list(NAMED)
     rows.sort(
@@ -44,10 +49,9 @@ def table(path: Path) -> str:
     return markdown_table(HEADER, [_cells(row) for row in rows])
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    found = msgspec.json.decode(path.read_bytes())
+def _rows(found: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
     for named in found["reports"]:
-        report = msgspec.json.decode((path.parent / named["file"]).read_bytes())
+        report = msgspec.json.decode((folder / named["file"]).read_bytes())
         for row in report["rows"]:
             if row["server"] in named["servers"] and row["stream"] in named["streams"]:
                 yield {

@@ -17,8 +17,8 @@ from epd_lab.diagrams.page import markdown_table
 CARDS = {"80 GB": 80 << 30, "141 GB": 140 << 30}  # about what they say of themselves
 MOST_CARDS = 8  # of one host, on which the ranks of an instance are
 HEADER = [
-    *("model", "layers", "tower, GB", "outside layers", "a layer", "whole, GB"),
-    *("KV, KB a token", "workspace, GB", "image, ms", "prompt of 2k / 8k, ms"),
+    *("model", "layers measured", "tower, GB", "language, GB", "a layer, GB"),
+    *("KV, KB a token", "image, ms", "prompt of 2k / 8k, ms"),
     *("1 / 32 / 128 decodes, ms", "cards of 80 / 141 GB"),
 ]
 Row = Mapping[str, Any]
@@ -100,25 +100,18 @@ class Line:
 
 def _cells(few: Row, more: Row, report: Mapping[str, Any]) -> list[str]:
     one, figures = Line(few, more), more["figures"]
-    whole_nbytes = one.whole("weights_nbytes") + figures["tower_nbytes"]
     prompts = [f"{one.whole(name):.0f}" for name in figures if name.startswith("prefill_")]
     decodes = [f"{one.whole(name):.1f}" for name in figures if name.startswith("decode_")]
     cards = [one.num_cards(nbytes, report["share"]) for nbytes in CARDS.values()]
     return [
         few["model"],
         f"{few['layers']}, {more['layers']} of {few['whole']}",
-        _gb(figures["tower_nbytes"]),
-        _gb(figures["outside_nbytes"]),
+        f"{figures['tower_nbytes'] / 1e9:.1f}",
+        f"{one.whole('weights_nbytes') / 1e9:.0f}",
         f"{one.layer('weights_nbytes') / 1e9:.2f}",
-        f"{whole_nbytes / 1e9:.0f}",
         f"{one.whole('kv_token_nbytes') / 1e3:.0f}",
-        _gb(max(one.workspace_nbytes, figures["tower_workspace_nbytes"])),
         f"{figures['image_ms']:.1f}",
         " / ".join(prompts),
         " / ".join(decodes),
         " / ".join(f"over {MOST_CARDS}" if n is None else str(n) for n in cards),
     ]
-
-
-def _gb(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.1f}"

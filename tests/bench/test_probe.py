@@ -126,5 +126,5 @@ def test_a_report_is_a_row_a_line_and_a_table() -> None:
     assert json.loads(probe_table.as_json(report)) == report
     assert probe_table.as_json(report).count("\n  {") == 3
     table = probe_table.table(report)
-    assert "| made | 2, 4 of 10 | 1.0 | 2.0 | 10.00 | 103 |" in table and "broken" not in table
+    assert "| made | 2, 4 of 10 | 1.0 | 102 | 10.00 |" in table and "broken" not in table
     assert "not done within 9 s" in probe_table.line(failed)
