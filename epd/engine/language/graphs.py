@@ -200,7 +200,8 @@ class DecodeGraphs:
 
 class GraphRooms:
     """The shapes in which steps with prompts are captured; the largest of them, which are those of
-    a prefill instance, without decodes."""
+    a prefill instance, without decodes.  None has more decodes than tokens: kernels may write a row
+    for each decode that there is room for."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class GraphRooms:
     def __iter__(self) -> Iterator[BatchShape]:
         """The largest first."""
         for tokens in reversed(self._tokens):
-            for decodes in reversed(self._decodes):
+            for decodes in sorted({min(tokens, room) for room in self._decodes}, reverse=True):
                 if tokens <= MIXED_TOKENS or not decodes:
                     yield self._shape(tokens, decodes)
 
@@ -231,7 +232,7 @@ class GraphRooms:
         decodes = _next(self._decodes, needed.num_decodes)
         if tokens is None or decodes is None or (tokens > MIXED_TOKENS and decodes):
             return None
-        room = self._shape(tokens, decodes)
+        room = self._shape(tokens, min(tokens, decodes))
         return room if all(a >= b for a, b in zip(room, needed, strict=True)) else None
 
     def _shape(self, tokens: int, decodes: int) -> BatchShape:

@@ -188,6 +188,11 @@ def test_the_smallest_room_that_holds_a_step() -> None:
     assert large.holding(shape_of([1, 2300], TILE)) is None
     assert {s.num_tokens for s in GraphRooms(600, 8, TILE)} == set(range(64, 641, 64))
     assert {s.num_decodes for s in GraphRooms(600, 8, TILE)} == {0, 8}
+    many = GraphRooms(600, 256, TILE)
+    assert all(shape.num_decodes <= shape.num_tokens for shape in many), "a row for each"
+    assert len(set(many)) == len(list(many))
+    for room in (many.holding(shape_of([1] * count, TILE)) for count in (60, 100, 190, 250)):
+        assert room in set(many)
 
 
 def test_what_pads_is_nobodys() -> None:
