@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import serving
+from tests.e2e.server import serving, wait_for
+from tests.patience import PATIENCE_S
 from tests.test_imports import FOLDERS, ROOT, module_name
 
 MAX_LINES = 43_100
@@ -126,8 +127,8 @@ def test_its_processes_import_just_that(tmp_path: Path, monkeypatch: pytest.Monk
             [sys.executable, *ask], check=True, env=os.environ | {"EPD_IMPORTED": "/tmp"}
         )
         for pid in [process.pid for process in server.processes()]:
-            server_file = seen / str(pid)
-            assert server_file.exists()
+            # A process that was forked just now writes its list within a second.
+            wait_for((seen / str(pid)).exists, PATIENCE_S, "its list")
     found = {Path(line) for file in seen.iterdir() for line in file.read_text().splitlines()}
     assert {str(p.relative_to(ROOT)) for p in found} == {
         str(p.relative_to(ROOT)) for p in imported()

@@ -56,6 +56,8 @@ async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
     clear error where nobody can encode, and never an answer without its image."""
     directory = tmp_path / "rows"
     with serving("1e1pd", *shared_storage(directory, "ec_both")) as server:
+        # With a storage it answers, if not all, before its encoder has joined.
+        wait_for(lambda: "e0" in server.instances(), READY_S, "its encoder")
         await ask(server, OTHER)
         (file,) = wait_for(lambda: stored(directory), COUNTED_S, "its rows stay")
         assert len(file.parent.name) == 64, "the image's hash"

@@ -32,10 +32,10 @@ def wait_for(text: str, log: Path, process: subprocess.Popen[bytes]) -> None:
 @pytest.mark.parametrize(
     ("how", "until", "signals", "status"),
     [
-        pytest.param(["--topology", "1epd"], "serving on", [signal.SIGINT], 130, marks=LONG),
+        pytest.param(["--topology", "1epd"], "Ctrl-C stops", [signal.SIGINT], 130, marks=LONG),
         # Every shared cluster ends so, and test_lifecycle.py stops one in each phase.
-        pytest.param(["--topology", "1epd"], "serving on", [signal.SIGTERM], 0, marks=LONG),
-        pytest.param(["--topology", "1epd"], "serving on", [signal.SIGINT] * 2, 130, marks=LONG),
+        pytest.param(["--topology", "1epd"], "Ctrl-C stops", [signal.SIGTERM], 0, marks=LONG),
+        pytest.param(["--topology", "1epd"], "Ctrl-C stops", [signal.SIGINT] * 2, 130, marks=LONG),
         pytest.param(["--topology", "1e1pd"], "loading", [signal.SIGINT], 130, marks=LONG),
         (["--role", "gateway"], "listening on", [signal.SIGINT], 130),
     ],

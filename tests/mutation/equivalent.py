@@ -12,7 +12,7 @@ REASONS: dict[str, dict[str, str]] = {
         "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins"
     },
     "epd/scheduling/batching.py": {
-        "Bounds: 0 in min_partial_tokens: int = 0 -> 1": "nothing due is nothing to compute",
+        "StepBounds: 0 in min_partial_tokens: int = 0 -> 1": "nothing due is nothing to compute",
         "BatchScheduler.__init__: 0 in self._first_decode = 0 -> 1": "the round begins anywhere",
         "BatchScheduler._decodes: len(decodes) > budget -> len(decodes) >= budget": (
             "whoever fits is in the step, whichever comes first in it"
@@ -64,7 +64,6 @@ REASONS: dict[str, dict[str, str]] = {
         ),
     },
     "epd/roles/gateway/role.py": {
-        "GatewayRole.on_encode_accepted: 2 in room.rsplit('/', 2) -> 3": "no id has a slash in it",
         "GatewayRole.admit: self._serial += 1 -> self._serial -= 1": "any new number serves",
     },
 }

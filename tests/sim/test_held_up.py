@@ -47,7 +47,7 @@ def share_of_steps(monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr(SimDevice, "run", counted)
     hangs = Fault("hang", "epd1", at_s=HUNG_AT_S, duration_s=HUNG_FOR_S)
     play("2epd", asks(), SETTINGS, (hangs,))
-    assert sum(seen.values()) > 1000
+    assert sum(seen.values()) > 700, "one alone has 750 steps of 4 ms"
     return seen["epd1"] / sum(seen.values())
 
 
