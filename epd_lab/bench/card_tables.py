@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from epd.topology import parse_topology
-from epd_lab.bench import probe_table
-from epd_lab.bench.serve_figures import stream_name
+from epd_lab.bench.costs import probe_table
+from epd_lab.bench.servers.figures import stream_name
 from epd_lab.bench.workload import NAMED
 from epd_lab.diagrams.page import markdown_table
 

@@ -19,10 +19,10 @@ from typing import Any
 import uvloop
 
 from epd_lab.bench import plots
+from epd_lab.bench.costs.roofline import Roofline
 from epd_lab.bench.machine import counted, describe, gpus
-from epd_lab.bench.roofline import Roofline
-from epd_lab.bench.serve import Rows, ServePlan, any_failed, arranged, measure
-from epd_lab.bench.serve_figures import stream_name, table
+from epd_lab.bench.servers.figures import stream_name, table
+from epd_lab.bench.servers.serve import Rows, ServePlan, any_failed, arranged, measure
 
 _EVERY = ("text", "3x560", "1x1080p", "1x1080p-256", "4x1080p", "mixed")
 SUITES: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -6,9 +6,9 @@ import itertools
 import math
 from typing import Any
 
-from epd_lab.bench.hop_senders import ON_HOST, WAYS
 from epd_lab.bench.machine import counted, sentence
-from epd_lab.bench.serve_figures import by_stream, stream_name
+from epd_lab.bench.servers.figures import by_stream, stream_name
+from epd_lab.bench.transports.hop_senders import ON_HOST, WAYS
 from epd_lab.diagrams.svg import PALETTE, SOFT, Canvas
 
 FIGURES = (

@@ -5,14 +5,7 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure.options import size
-from epd_lab.bench import (
-    verb_accuracy,
-    verb_gpu,
-    verb_isolation,
-    verb_probe,
-    verb_reuse,
-    verb_serve,
-)
+from epd_lab.bench.verbs import accuracy, gpu, isolation, probe, reuse, serve
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -78,12 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sim = kinds.add_parser("sim", help="the simulator", description=SIM)
     _add_repeats(sim)
     sim.add_argument("--hours", type=int, default=24, metavar="N", help="of the day; default 24")
-    verb_serve.add_to(kinds)
-    verb_accuracy.add_to(kinds)
-    verb_gpu.add_to(kinds)
-    verb_probe.add_to(kinds)
-    verb_reuse.add_to(kinds)
-    verb_isolation.add_to(kinds)
+    serve.add_to(kinds)
+    accuracy.add_to(kinds)
+    gpu.add_to(kinds)
+    probe.add_to(kinds)
+    reuse.add_to(kinds)
+    isolation.add_to(kinds)
 
 
 def _add_repeats(parser: argparse.ArgumentParser) -> None:
@@ -97,28 +90,28 @@ def run(args: argparse.Namespace) -> int:
     if getattr(args, "repeats", 1) < 1:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
     if args.what == "accuracy":
-        return verb_accuracy.run(args)
+        return accuracy.run(args)
     if args.what == "serve":
-        return verb_serve.run(args)
+        return serve.run(args)
     if args.what == "gpu":
-        return verb_gpu.run(args)
+        return gpu.run(args)
     if args.what == "probe":
-        return verb_probe.run(args)
+        return probe.run(args)
     if args.what == "reuse":
-        return verb_reuse.run(args)
+        return reuse.run(args)
     if args.what == "isolation":
-        return verb_isolation.run_isolation(args)
+        return isolation.run_isolation(args)
     if args.what == "overlap":
-        return verb_isolation.run_overlap(args)
+        return isolation.run_overlap(args)
     if args.what == "sim":
-        from epd_lab.sim.bench import run_bench
+        from epd_lab.sim.campaigns.bench import run_bench
 
         if not 1 <= args.hours <= 24:
             raise UsageError(f"--hours {args.hours}: a day has 1 to 24")
         return run_bench(args.repeats, args.hours, as_json=args.json)
     if args.what == "soak":
         from epd.transport.backends import BACKENDS
-        from epd_lab.bench import soak
+        from epd_lab.bench.transports import soak
 
         if not 0 <= args.kills <= args.items:
             raise UsageError(f"--kills {args.kills}: between 0 and the number of items")
@@ -133,16 +126,16 @@ def run(args: argparse.Namespace) -> int:
         return soak.run(soak_plan, as_json=args.json)
     if args.what == "hop":
         if args.device == "cuda":
-            from epd_lab.bench import hop_device
+            from epd_lab.bench.transports import hop_device
 
             return hop_device.run(as_json=args.json)
-        from epd_lab.bench import hop
+        from epd_lab.bench.transports import hop
 
         if args.max_nbytes < hop.SIZES[0]:
             raise UsageError(f"--max-nbytes {args.max_nbytes}: the smallest item has 65536 bytes")
         plan = hop.HopPlan(max_nbytes=args.max_nbytes)
         return hop.run(plan, as_json=args.json, out=args.out)
-    from epd_lab.bench.gateway import GatewayPlan
-    from epd_lab.bench.gateway import run as run_gateway
+    from epd_lab.bench.gateway.gateway import GatewayPlan
+    from epd_lab.bench.gateway.gateway import run as run_gateway
 
     return run_gateway(GatewayPlan(repeats=args.repeats), as_json=args.json)

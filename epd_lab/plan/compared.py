@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from epd.config import ConfigError
-from epd_lab.bench.serve_figures import stream_name
+from epd_lab.bench.servers.figures import stream_name
 
 Rows = Sequence[dict[str, Any]]
 FIGURES = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from epd.engine.device.executor import Weight
-from epd_lab.sim.loop import SimLoop
+from epd_lab.sim.core.loop import SimLoop
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from epd.engine.device.executor import Weight
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.device import CallPart, PlannedDevice, Threads
-from epd_lab.sim.alike_ranks import AlikeRanks
+from epd_lab.sim.ranks.alike import AlikeRanks
 
 SCALE = 1024
 MAX_CONTEXT = 262_144

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from epd.topology import parse_topology
-from epd_lab.bench.serve_figures import by_stream, stream_name
+from epd_lab.bench.servers.figures import by_stream, stream_name
 
 COLUMNS = (  # title, figure, places, whether more is better
     ("req/s", "req_per_s", 1, True),

@@ -21,21 +21,21 @@ from epd.messages import SamplingParams
 from epd.model_files.geometry import image_geometry
 from epd.roles.compose import Engines
 from epd.topology import name_instances, parse_topology
-from epd_lab.bench.openai_load import Sample, send_all
-from epd_lab.bench.serve_figures import Slo, figures, median_of, spread_of
+from epd_lab.bench.servers.figures import Slo, figures, median_of, spread_of
+from epd_lab.bench.servers.openai_load import Sample, send_all
 from epd_lab.bench.workload import Stream, Workload, image_numbers
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.device import PlannedDevice, Threads
 from epd_lab.plan.engines import SCALE, PlannedLanguage, PlannedVision
 from epd_lab.sim import cluster as simulated
 from epd_lab.sim.cluster import GATEWAY, Cluster
-from epd_lab.sim.device import SimDevice
-from epd_lab.sim.guard import no_escape
-from epd_lab.sim.loop import SimLoop
-from epd_lab.sim.network import Conditions
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.guard import no_escape
+from epd_lab.sim.core.loop import SimLoop
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.engine.device import SimDevice
+from epd_lab.sim.planes.network import Conditions
+from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.run import rare_collections
-from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.world import World
 
 TEMPLATE_TOKENS = 5  # what a chat template puts around a text and an image, about

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from epd.cli.parser import UsageError
-from epd_lab.bench.verb_serve import SLO, slo_of
+from epd_lab.bench.verbs.serve import SLO, slo_of
 
 DESCRIPTION = """\
 Predict what topologies do, without a GPU: requests per second, goodput, time to first token (TTFT)
@@ -74,7 +74,8 @@ def add_to(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises UsageError and ConfigError."""
     from epd.topology import parse_topology
-    from epd_lab.bench import plots, serve_figures
+    from epd_lab.bench import plots
+    from epd_lab.bench.servers import figures
     from epd_lab.bench.workload import NAMED, chosen, users_of
     from epd_lab.plan import compared, costs, page, topologies
     from epd_lab.plan.run import ForecastPlan, gpu_settings
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         print(page.markdown(rows))
         return 0
     print(*found["gpus"])
-    print(serve_figures.table(rows))
+    print(figures.table(rows))
     if measured:
         print()
         print(compared.table(rows, measured))

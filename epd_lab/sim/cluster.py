@@ -31,16 +31,18 @@ from epd.topology import Roles, name_instances, parse_groups
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
 from epd.transport.files import whole_file
-from epd_lab.sim import golden, signs, strangers
-from epd_lab.sim.device import Costs, SimDevice
-from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
-from epd_lab.sim.golden import Image
-from epd_lab.sim.groups import Groups, meeting_place
-from epd_lab.sim.network import SimBus
-from epd_lab.sim.own_memory import OnFound
-from epd_lab.sim.process import SimProcess
-from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
-from epd_lab.sim.transfer import SimTransferEngine
+from epd_lab.sim import signs
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.device import Costs, SimDevice
+from epd_lab.sim.engine.engines import SimLanguageEngine, SimVisionEngine
+from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.engine.own_memory import OnFound
+from epd_lab.sim.planes import strangers
+from epd_lab.sim.planes.network import SimBus
+from epd_lab.sim.planes.storage import Disk, DiskConditions, SimStorage
+from epd_lab.sim.planes.transfer import SimTransferEngine
+from epd_lab.sim.ranks.groups import Groups, meeting_place
 from epd_lab.sim.workload import mm_hash_of
 from epd_lab.sim.world import World
 

@@ -15,7 +15,7 @@ from typing import Any
 from epd.fsm.instance import Instance, JoinAccepted
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.cluster import Cluster
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.world import World
 
 HAUNTED_RESTART_S = 0.1

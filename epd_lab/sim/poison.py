@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from epd.engine.base import DeviceLost, EngineError, StepResult, StepSequence
 from epd.keys import request_of
 from epd.records import TokenLogprobs
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 
 Kill = Callable[[SimProcess], None]
 Step = asyncio.Future[StepResult]

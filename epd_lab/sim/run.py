@@ -17,12 +17,12 @@ from epd_lab.sim import checkers
 from epd_lab.sim.checkers.base import Checker, Context, MayFail
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Cluster, Settings
+from epd_lab.sim.core.guard import no_escape
+from epd_lab.sim.core.loop import Deadlock, StepLimitReached
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.faults import Fault, Injector
-from epd_lab.sim.golden import Image
-from epd_lab.sim.guard import no_escape
-from epd_lab.sim.loop import Deadlock, StepLimitReached
-from epd_lab.sim.network import Conditions
-from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.planes.network import Conditions
+from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 

@@ -18,7 +18,7 @@ from epd.fsm.request import (
     TokenSampled,
 )
 from epd.keys import is_kv
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.world import World
 
 EVENTS = (

@@ -23,7 +23,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from epd_lab.plan import verb as plan
-    from epd_lab.sim.cli import add_arguments as add_all
+    from epd_lab.sim.cli.main import add_arguments as add_all
 
     plan.add_to(add_all(parser))
 
@@ -33,6 +33,6 @@ def run(args: argparse.Namespace) -> int:
         from epd_lab.plan import verb as plan
 
         return plan.run(args)
-    from epd_lab.sim.cli import main
+    from epd_lab.sim.cli.main import main
 
     return main(args)

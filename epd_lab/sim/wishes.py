@@ -11,8 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from epd.messages import SamplingParams
-from epd_lab.sim.rand import KeyedRandom
-from epd_lab.sim.sampler import EOS, FIRST_WORD
+from epd_lab.sim.core.rand import KeyedRandom
+from epd_lab.sim.engine.sampler import EOS, FIRST_WORD
 
 SEEDED = SamplingParams(max_tokens=0, temperature=1.0)
 FEW_WORDS = 8  # so few repeat within an answer, which is what penalties are about

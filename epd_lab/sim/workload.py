@@ -10,10 +10,11 @@ import msgspec
 
 from epd.frontend import Generation, PreparedItem, Stage, TimeLimits
 from epd.messages import SamplingParams, TokenLogprobs
-from epd_lab.sim import golden, wishes
-from epd_lab.sim.golden import Image
-from epd_lab.sim.rand import KeyedRandom, draw_integer
-from epd_lab.sim.sampler import EOS, FIRST_WORD
+from epd_lab.sim import wishes
+from epd_lab.sim.core.rand import KeyedRandom, draw_integer
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.engine.sampler import EOS, FIRST_WORD
 
 WHOLE = 4  # tokens per word of answers that nobody reads as they grow
 GRIDS = ((1, 2, 4), (1, 4, 4), (1, 4, 8), (1, 8, 8))

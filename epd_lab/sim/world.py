@@ -16,13 +16,13 @@ from typing import Protocol
 import msgspec
 
 from epd.fsm.kernel import Event, Machine, State
-from epd_lab.sim.clock import SimClock
-from epd_lab.sim.loop import SimLoop
-from epd_lab.sim.network import Conditions, Network
+from epd_lab.sim.core.clock import SimClock
+from epd_lab.sim.core.loop import SimLoop
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.core.rand import KeyedRandom
+from epd_lab.sim.planes.network import Conditions, Network
+from epd_lab.sim.planes.transfer import DataConditions, Fabric
 from epd_lab.sim.poison import Poison
-from epd_lab.sim.process import SimProcess
-from epd_lab.sim.rand import KeyedRandom
-from epd_lab.sim.transfer import DataConditions, Fabric
 
 MAX_VIOLATIONS = 20  # that are kept of a run
 TRACE_LENGTH = 200_000

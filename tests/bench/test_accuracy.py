@@ -14,8 +14,15 @@ from aiohttp.test_utils import TestServer
 
 from epd.cli.boundary import CommandFailed
 from epd.cli.main import main
-from epd_lab.bench.accuracy import BenchQuestion, ask, mcnemar, read_questions, report_of, table
-from epd_lab.bench.serve import Target
+from epd_lab.bench.servers.accuracy import (
+    BenchQuestion,
+    ask,
+    mcnemar,
+    read_questions,
+    report_of,
+    table,
+)
+from epd_lab.bench.servers.serve import Target
 from tests.e2e.client import Body
 from training.ocrbench import write
 

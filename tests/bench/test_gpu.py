@@ -17,11 +17,13 @@ from epd.api.prompts.prepare import Preparer
 from epd.cli.parser import UsageError
 from epd.config import GatewayConfig
 from epd.model_files.checkpoint import read_config, read_preprocessor
-from epd_lab.bench import gpu, plots, roofline, shape, verb_gpu
-from epd_lab.bench.openai_load import Sample, ServerError
-from epd_lab.bench.roofline import CARDS, Roofline, card_of
-from epd_lab.bench.serve import Rows, ServePlan, Target
-from epd_lab.bench.serve_figures import Slo, figures, spread_of
+from epd_lab.bench import gpu, plots
+from epd_lab.bench.costs import roofline, shape
+from epd_lab.bench.costs.roofline import CARDS, Roofline, card_of
+from epd_lab.bench.servers.figures import Slo, figures, spread_of
+from epd_lab.bench.servers.openai_load import Sample, ServerError
+from epd_lab.bench.servers.serve import Rows, ServePlan, Target
+from epd_lab.bench.verbs import gpu as verb_gpu
 from epd_lab.bench.workload import (
     NAMED,
     Bursts,

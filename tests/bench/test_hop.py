@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from epd.transport.mooncake.library import missing
-from epd_lab.bench import hop, machine, plots
-from epd_lab.bench.hop import MIB, HopPlan, HopRow, measure_all, table, with_ratios
-from epd_lab.bench.hop_process import Receiving
-from epd_lab.bench.hop_senders import WAYS, HopRows
+from epd_lab.bench import machine, plots
+from epd_lab.bench.transports import hop
+from epd_lab.bench.transports.hop import MIB, HopPlan, HopRow, measure_all, table, with_ratios
+from epd_lab.bench.transports.hop_process import Receiving
+from epd_lab.bench.transports.hop_senders import WAYS, HopRows
 
 SMALL = HopPlan(max_nbytes=MIB, volume_nbytes=MIB, min_items=4, max_items=4, rounds=2)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from epd_lab.bench import isolation, overlap
-from epd_lab.bench.isolation import IsolationLoad, Phase
-from epd_lab.bench.openai_load import Sample, ServerError, send_all
+from epd_lab.bench.servers import isolation, overlap
+from epd_lab.bench.servers.isolation import IsolationLoad, Phase
+from epd_lab.bench.servers.openai_load import Sample, ServerError, send_all
 from epd_lab.bench.workload import Closed, Wording, chat_body
 
 

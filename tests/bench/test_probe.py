@@ -18,7 +18,7 @@ from epd.config import Settings
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import ModelError
 from epd.model_files.config_sizes import Sizes, counted
-from epd_lab.bench import probe, probe_table, shape, step_costs
+from epd_lab.bench.costs import probe, probe_table, shape, step_costs
 from tests.engine.tiny_models import cached_model
 from tests.model_files.published_checkpoints import PUBLISHED, config_of, tensors_of
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from epd_lab.bench import reuse
-from epd_lab.bench.openai_load import Sample
+from epd_lab.bench.servers import reuse
+from epd_lab.bench.servers.openai_load import Sample
 
 
 class Page:

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.cli.parser import UsageError
-from epd_lab.bench import serve
-from epd_lab.bench.openai_load import Sample, ServerError, connected
-from epd_lab.bench.serve_figures import (
+from epd_lab.bench.servers import serve
+from epd_lab.bench.servers.figures import (
     CLIENT_LAG,
     Slo,
     figures,
@@ -28,7 +27,8 @@ from epd_lab.bench.serve_figures import (
     stages_ms,
     table,
 )
-from epd_lab.bench.verb_serve import SLO, slo_of
+from epd_lab.bench.servers.openai_load import Sample, ServerError, connected
+from epd_lab.bench.verbs.serve import SLO, slo_of
 from epd_lab.bench.workload import (
     NAMED,
     Bursts,

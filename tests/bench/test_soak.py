@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from epd.transport.mooncake.library import missing
-from epd_lab.bench.soak import Soak, SoakPlan, judge
-from epd_lab.bench.soak_process import Side, content
+from epd_lab.bench.transports.soak import Soak, SoakPlan, judge
+from epd_lab.bench.transports.soak_process import Side, content
 
 LONG = pytest.mark.long
 

@@ -11,7 +11,9 @@ import pytest
 from epd import tiny
 from epd.cli.configure.settings import build_settings
 from epd.config import ConfigError, Settings
-from epd_lab.bench import gpu, step_costs, verb_gpu
+from epd_lab.bench import gpu
+from epd_lab.bench.costs import step_costs
+from epd_lab.bench.verbs import gpu as verb_gpu
 from epd_lab.bench.workload import Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, Costs, read, write
 from epd_lab.plan.run import ForecastPlan, run

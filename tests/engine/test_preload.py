@@ -13,7 +13,7 @@ import torch
 
 from epd.engine.preload import preload
 from epd.tiny import CHECKPOINT
-from epd_lab.bench import shape
+from epd_lab.bench.costs import shape
 
 
 def num_threads() -> int:

@@ -1,11 +1,11 @@
 """What steps take: of decodes, as a graph and as the engine runs them; with prompts, and why.
 
 `python -m tests.gpu.step_speed [fp8] [SHAPE]`, on a CUDA device: the 4B shape or another of
-`epd_lab.bench.shape` with random weights, in bf16 or with `--quantization fp8`; steps are queued
-two ahead, as a server does.  Tables come last: milliseconds, the bytes that a step must read and
-write and what share of the graph they would take at the rate of a large copy; steps with prompts;
-and for a few steps of 64 decodes, and one of prompts, where the device waited and which kernels it
-ran.
+`epd_lab.bench.costs.shape` with random weights, in bf16 or with `--quantization fp8`; steps are
+queued two ahead, as a server does.  Tables come last: milliseconds, the bytes that a step must read
+and write and what share of the graph they would take at the rate of a large copy; steps with
+prompts; and for a few steps of 64 decodes, and one of prompts, where the device waited and which
+kernels it ran.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from epd.engine.factory import build_executor, build_language
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.language.forward import FusedForward
 from epd.messages import SamplingParams
-from epd_lab.bench import shape
-from epd_lab.bench.roofline import experts_hit
+from epd_lab.bench.costs import shape
+from epd_lab.bench.costs.roofline import experts_hit
 
 # Tokens behind each decode: equal ones, and some beside a long one that must not hold them up.
 CASES: dict[str, tuple[int, ...]] = {

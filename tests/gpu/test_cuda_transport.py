@@ -25,7 +25,7 @@ from epd.transport.cuda.backend import CudaTransferEngine
 from epd.transport.cuda.driver import CudaDevice, missing
 from epd.transport.host import this_host_id
 from epd.transport.mooncake import library as mooncake_library
-from epd_lab.bench.hop_device import measure
+from epd_lab.bench.transports.hop_device import measure
 from tests.e2e.client import Body, png, post_all, question
 from tests.e2e.server import serving
 from tests.engine.conftest import drawn_image

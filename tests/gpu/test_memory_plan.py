@@ -14,7 +14,7 @@ from epd.engine.device.memory_plan import held_nbytes
 from epd.engine.factory import build_language, build_vision
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.tiny import CHECKPOINT
-from epd_lab.bench.shape import write
+from epd_lab.bench.costs.shape import write
 
 KV_NBYTES = 1 << 30
 CONFIG = EngineConfig(

@@ -16,8 +16,8 @@ from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config
 from epd.model_files.config_sizes import Sizes, counted
 from epd.model_files.first_layers import cut
-from epd_lab.bench import shape
-from epd_lab.bench.probe import PROBES, Probe
+from epd_lab.bench.costs import shape
+from epd_lab.bench.costs.probe import PROBES, Probe
 from tests.e2e.server import serving
 from tests.e2e.streams import PATIENT, ask_during, questions
 

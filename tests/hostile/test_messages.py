@@ -12,8 +12,8 @@ from msgspec import inspect
 from epd.messages import MESSAGES, PROTOCOL_VERSION, Heartbeat, Leave, Message, PrefillRequest
 from epd.transport.codec import FrameLimits, FrameRejected, unpack
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
-from epd_lab.sim.network import Parcel
+from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.planes.network import Parcel
 from tests.hostile import messages as hostile
 from tests.roles.simulated import Simulated, simulated
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from epd_lab.sim import drills
-from epd_lab.sim.runner import SimJob, execute
+from epd_lab.sim.campaigns.runner import SimJob, execute
 
 DRILL_SEEDS = 5
 SWARM_SEEDS = 200

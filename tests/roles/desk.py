@@ -24,7 +24,7 @@ from epd.messages import (
 )
 from epd.transport.base import Buffer, Received
 from epd_lab.sim.cluster import GATEWAY, Settings
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 

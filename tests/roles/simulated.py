@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from epd.roles.compose import Gateway, Instance
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import GATEWAY, Cluster, Node, Settings
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from epd_lab.sim.golden import BLOCK_SIZE, Image
+from epd_lab.sim.engine.golden import BLOCK_SIZE, Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import DEFAULTS, TEXT, simulated
 

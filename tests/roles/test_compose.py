@@ -12,9 +12,9 @@ import pytest
 from epd.failure import Failure, FailureKind
 from epd.messages import InstanceInfo
 from epd.roles.compose import IDLE_CHECK_S
-from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.golden import Image
 from tests.roles.desk import desk
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 

@@ -22,7 +22,7 @@ from epd.messages import (
     RequestFailed,
 )
 from epd.transport.base import Received
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from tests.roles.simulated import Simulated, simulated
 
 REFUSALS = (AbortEncode, CancelTransfer, EncodeRejected, RequestAborted, RequestFailed)

@@ -15,7 +15,7 @@ from epd.messages import AbortEncode, Address
 from epd.roles.gateway.affinity import SHORT_BLOCKS, _num_tokens, _tokens
 from epd.scheduling.placement import Unplaceable
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import BLOCK_SIZE, Image
+from epd_lab.sim.engine.golden import BLOCK_SIZE, Image
 from tests.roles.desk import Open, gateway
 from tests.roles.simulated import DEFAULTS
 

@@ -17,8 +17,8 @@ from epd.fsm.embedding import S
 from epd.fsm.room import PeerLost, PeerSilent
 from epd.messages import Address, CancelTransfer, Grant, MediaItem
 from epd.roles.prefill.embeddings import Want, _load_outcome
-from epd_lab.sim import golden
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS

@@ -27,7 +27,7 @@ from epd.messages import (
 )
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import ROW_NBYTES, Image
+from epd_lab.sim.engine.golden import ROW_NBYTES, Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS

@@ -7,7 +7,7 @@ import pytest
 from epd.frontend import Leave, Refused
 from epd.fsm import generation as fsm
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import simulated
 

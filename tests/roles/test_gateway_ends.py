@@ -27,7 +27,7 @@ from epd.messages import (
 )
 from epd.roles.gateway.dispatch import DEADLINE_GRACE_S, _is_absent
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from tests.roles.desk import Desk, Open, desk, gateway
 from tests.roles.simulated import DEFAULTS
 

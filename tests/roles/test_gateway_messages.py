@@ -26,7 +26,7 @@ from epd.messages import (
 )
 from epd.roles.gateway.dispatch import DEADLINE_GRACE_S
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.desk import Open, gateway
 from tests.roles.simulated import DEFAULTS

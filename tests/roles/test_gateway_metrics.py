@@ -15,8 +15,8 @@ from epd.fsm import encoding, generation, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.watching.stage_times import SECONDS
 from epd_lab.sim.cluster import GATEWAY, Cluster
-from epd_lab.sim.golden import ROW_NBYTES, Image
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.engine.golden import ROW_NBYTES, Image
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World

@@ -24,7 +24,7 @@ from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine
 from epd.groups.leader import Batch, Command, Encode, Follower, GoOn, Leader, Probe, Step
 from epd.roles.compose import Engines
 from epd.runtime.system import SystemClock
-from epd_lab.bench.null_engine import NullLanguage, NullVision
+from epd_lab.bench.gateway.null_engine import NullLanguage, NullVision
 from tests.patience import PATIENCE_S
 from tests.roles.test_timers import ManualClock
 

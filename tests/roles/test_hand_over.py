@@ -29,7 +29,7 @@ from epd.messages import (
 )
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import BLOCK_SIZE, KV_LAYOUT
+from epd_lab.sim.engine.golden import BLOCK_SIZE, KV_LAYOUT
 from tests.roles.desk import Desk, desk
 
 DECODE, FRONT = Address("d0", 1, ""), Address(GATEWAY, 1, "")

@@ -21,7 +21,7 @@ from epd.messages import (
 from epd.roles.gateway.elsewhere import HedgeBudget
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from tests.roles.desk import desk, gateway
 from tests.roles.simulated import DEFAULTS
 from tests.roles.test_elsewhere import IMAGES, Asked, asked

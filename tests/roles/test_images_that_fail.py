@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epd_lab.sim.client import Clients
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import simulated
 

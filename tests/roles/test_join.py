@@ -9,7 +9,7 @@ import msgspec
 
 from epd.messages import TransportOffer
 from epd.roles.compose import Engines, Instance
-from epd_lab.bench.null_engine import CONTRACT, LAYOUT, NullLanguage, NullVision
+from epd_lab.bench.gateway.null_engine import CONTRACT, LAYOUT, NullLanguage, NullVision
 from tests.patience import PATIENCE_S
 from tests.roles.cluster import SMALL, Cluster
 

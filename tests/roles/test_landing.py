@@ -28,7 +28,7 @@ from epd.transport.cuda.backend import CudaTransferEngine
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.routing import RoutingTransferEngine
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.golden import BLOCK_SIZE
+from epd_lab.sim.engine.golden import BLOCK_SIZE
 from tests.roles.cluster import Cluster
 from tests.roles.desk import desk
 from tests.roles.golden import answer, assert_exact, question

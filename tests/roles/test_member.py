@@ -19,10 +19,10 @@ from epd.messages import (
 )
 from epd.roles.gateway.registry import Registry
 from epd.transport.base import Received
-from epd_lab.sim import golden
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask, mm_hash_of
 from epd_lab.sim.world import World
 from tests.roles.desk import desk

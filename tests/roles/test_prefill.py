@@ -15,7 +15,7 @@ from epd.messages import Address, RequestFailed, RequestInquiry
 from epd.transport.base import Received
 from epd_lab.sim.client import Record
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from tests.fsm.tables import at as in_state
 from tests.roles.simulated import Simulated, simulated
 

@@ -27,9 +27,9 @@ from epd.roles.steps.prompt_scores import PromptScores
 from epd.roles.steps.record import Record
 from epd.roles.steps.reports import MAX_CHUNKS
 from epd.transport.base import Received
-from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk

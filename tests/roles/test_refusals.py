@@ -24,9 +24,9 @@ from epd.messages import (
     RequestFailed,
     SamplingParams,
 )
-from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY, Settings
-from epd_lab.sim.golden import BLOCK_SIZE, Image
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.golden import BLOCK_SIZE, Image
 from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS, Simulated

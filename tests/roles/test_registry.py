@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from epd.config import InstanceConfig
 from epd.messages import PROTOCOL_VERSION, Address, InstanceInfo, Join
 from epd.transport.base import Received
-from epd_lab.sim import strangers
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY, Cluster, Settings
-from epd_lab.sim.golden import Image
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.planes import strangers
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 from tests.roles.simulated import Simulated, simulated

@@ -27,8 +27,8 @@ from epd.messages import (
 )
 from epd.roles.gateway.registry import ACKS_BEFORE_LOST, MAX_GONE, MAX_LOST, MAX_OUTSIDE, Registry
 from epd.roles.member import absent_after_s
-from epd_lab.sim import golden
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
+from epd_lab.sim.engine import golden
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 

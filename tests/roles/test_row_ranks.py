@@ -20,9 +20,9 @@ from epd.groups.asks import RankLost, of_all
 from epd.roles.encode.row_producer import RowProducer
 from epd.roles.outgoing import Spread
 from epd_lab.sim.cluster import Cluster, Settings
-from epd_lab.sim.golden import ROW_NBYTES, Image
+from epd_lab.sim.engine.golden import ROW_NBYTES, Image
+from epd_lab.sim.planes.transfer import SimWrite
 from epd_lab.sim.run import Plan, run
-from epd_lab.sim.transfer import SimWrite
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 from tests.roles.test_gateway_metrics import samples_of

@@ -8,8 +8,8 @@ from unittest import mock
 
 from epd.engine.base import SlotRows
 from epd.groups.leader import Batch, Command, Step
-from epd_lab.sim.golden import Image
-from epd_lab.sim.groups import SimFollower, SimRanks
+from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.ranks.groups import SimFollower, SimRanks
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.workload import Ask
 

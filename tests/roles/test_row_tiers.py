@@ -10,8 +10,8 @@ import pytest
 from epd.fsm.encoding import S
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.golden import Image
-from epd_lab.sim.tier_drills import MEMORY_ONLY
+from epd_lab.sim.drills.tiers import MEMORY_ONLY
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import Simulated, simulated
 

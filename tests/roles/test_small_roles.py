@@ -23,8 +23,8 @@ from epd.roles.encode.finder import NoTower
 from epd.roles.incoming import IncomingRooms
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.watching.profiling import ANSWER_TIMEOUT_S, Profiles
-from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.engine import golden
 from tests.roles.desk import desk
 
 PEER = Address("e0", 1, "")

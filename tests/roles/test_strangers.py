@@ -30,10 +30,10 @@ from epd.messages import (
 from epd.roles.gateway.registry import MAX_OUTSIDE
 from epd.roles.steps.step import sequence_of
 from epd.transport.base import Received, Unsendable
-from epd_lab.sim import golden
 from epd_lab.sim.client import Record
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.golden import Image
 from tests.roles.simulated import Simulated, simulated
 
 CANCEL = CancelTransfer(room="r/1/0", attempt=1)

@@ -13,7 +13,7 @@ from epd.engine.base import Rows
 from epd.fsm import encoding as fsm
 from epd.roles.encode.row_tiers import RowTiers, note_of
 from epd.transport.base import StorageUsage
-from epd_lab.sim import golden
+from epd_lab.sim.engine import golden
 
 NBYTES = 64
 USAGE = StorageUsage(11, 22, 33)

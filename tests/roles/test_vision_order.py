@@ -13,10 +13,10 @@ from epd.engine.base import Patches
 from epd.fsm.encoding import BatchStarted, Encoding, PreprocessSucceeded, Requested
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.cluster import Cluster, Settings
-from epd_lab.sim.device import Costs
-from epd_lab.sim.engines import SimVisionEngine
-from epd_lab.sim.golden import Image
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.engine.device import Costs
+from epd_lab.sim.engine.engines import SimVisionEngine
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.workload import GRIDS, Ask
 from epd_lab.sim.world import World

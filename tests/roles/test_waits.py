@@ -9,8 +9,8 @@ import msgspec
 
 from epd.frontend import TimeLimits
 from epd.messages import EncodeRequest, KvOffer, Message, PrefillRequest
-from epd_lab.sim.device import Costs
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.device import Costs
+from epd_lab.sim.engine.golden import Image
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
 SLOW = replace(DEFAULTS, costs=Costs(step_base_s=0.1))

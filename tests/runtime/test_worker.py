@@ -13,7 +13,7 @@ from epd.messages import Address, InstanceInfo
 from epd.roles.compose import Engines
 from epd.runtime.worker import EXIT_DEVICE_LOST, Ending, end_with_device, is_gone
 from epd.transport.host import this_host_id
-from epd_lab.bench.null_engine import NullLanguage
+from epd_lab.bench.gateway.null_engine import NullLanguage
 from tests.patience import PATIENCE_S
 from tests.roles.cluster import Cluster
 

@@ -25,7 +25,7 @@ from epd.scheduling.placement import (
     Unplaceable,
 )
 from epd.scheduling.residency import Whereabouts
-from epd_lab.sim.rand import KeyedRandom
+from epd_lab.sim.core.rand import KeyedRandom
 
 
 def candidate(

@@ -26,10 +26,10 @@ from epd.roles.rooms import Rooms
 from epd.roles.steps.step_loop import StepLoop
 from epd.transport.base import Buffer, Received, WriteFailed
 from epd.transport.files import whole_file
-from epd_lab.sim.breaks import BrokenCall
-from epd_lab.sim.device import SimDevice
-from epd_lab.sim.storage import SimStorage
-from epd_lab.sim.transfer import SimTransferEngine
+from epd_lab.sim.core.breaks import BrokenCall
+from epd_lab.sim.engine.device import SimDevice
+from epd_lab.sim.planes.storage import SimStorage
+from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim.planting import Planted, mutant, patched, row, several
 
 # --- calls that raise -----------------------------------------------------------------------------

@@ -29,9 +29,9 @@ from epd.roles.prefill.role import PrefillRole
 from epd.roles.rooms import AskOfRank, Rooms
 from epd.scheduling import vision_batching
 from epd.transport.base import Buffer, WriteFailed
-from epd_lab.sim import groups
-from epd_lab.sim.groups import SimRanks
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.ranks import groups
+from epd_lab.sim.ranks.groups import SimRanks
 from tests.sim.planting import Planted, mutant, patched, row, several
 
 TAKES = (group.S.READY, group.S.STEPPING)

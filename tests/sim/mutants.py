@@ -1,7 +1,7 @@
 """Bugs of the fault catalogue, put back: patched rows or methods, never a switch in what ships.
 
 `MUTANTS` maps a name to a context manager.  `epd sim mutants` runs each under the drills that name
-it (epd_lab/sim/drills.py); one that no drill notices is a survivor and fails CI.
+it (epd_lab/sim/drills/); one that no drill notices is a survivor and fails CI.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from epd.roles.prefill import kv_producer
 from epd.roles.steps.requests import Requests
 from epd.scheduling.pool import LruCache
 from epd.transport.base import Received
-from epd_lab.sim.transfer import SimTransferEngine
+from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim import (
     answer_mutants,
     cache_mutants,

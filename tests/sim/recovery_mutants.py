@@ -22,7 +22,7 @@ from epd.roles.member import Member
 from epd.roles.steps.requests import Requests
 from epd.scheduling.run_ahead import RunAhead
 from epd.transport.base import Received
-from epd_lab.sim.transfer import SimTransferEngine
+from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim.planting import Planted, mutant, patched, row, several
 
 

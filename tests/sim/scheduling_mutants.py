@@ -24,7 +24,7 @@ from epd.roles.steps.step import _spans as spans
 from epd.roles.steps.step import sequence_of
 from epd.scheduling.batching import BatchScheduler
 from epd.scheduling.prefix_keys import PrefixKeys
-from epd_lab.sim.engines import SimLanguageEngine
+from epd_lab.sim.engine.engines import SimLanguageEngine
 from tests.sim.planting import Planted, mutant, patched, row, several
 
 R = request.S

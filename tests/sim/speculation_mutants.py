@@ -29,7 +29,7 @@ def a_rejected_draft_is_said() -> Planted:
             return (*said[:-1], TokenLogprobs(drafts[len(said) - 1], -0.5))
         return said
 
-    return mock.patch("epd_lab.sim.engines.verify", gullible)
+    return mock.patch("epd_lab.sim.engine.engines.verify", gullible)
 
 
 @mutant

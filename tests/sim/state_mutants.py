@@ -19,8 +19,8 @@ from epd.roles.steps.contents import Contents
 from epd.roles.steps.requests import Requests
 from epd.scheduling.kv_order import KvOrder
 from epd.scheduling.snapshots import Snapshots, TakenBlocks
-from epd_lab.sim.engines import SimLanguageEngine
-from epd_lab.sim.golden import BLOCK_SIZE
+from epd_lab.sim.engine.engines import SimLanguageEngine
+from epd_lab.sim.engine.golden import BLOCK_SIZE
 from tests.sim.planting import Planted, mutant, patched, row, several
 
 

@@ -14,13 +14,13 @@ import pytest
 from epd.roles.gateway.affinity import Affinity
 from epd.scheduling.placement import Shares
 from epd_lab.sim.cluster import Cluster, Settings
-from epd_lab.sim.drill import NOTHING
+from epd_lab.sim.drills.drill import NOTHING
+from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.engine.sampler import FIRST_WORD
 from epd_lab.sim.faults import Fault
-from epd_lab.sim.golden import Image
-from epd_lab.sim.network import Conditions
+from epd_lab.sim.planes.network import Conditions
+from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.run import Plan, Prepare, Result, run
-from epd_lab.sim.sampler import FIRST_WORD
-from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Ask
 
 NUM = 8

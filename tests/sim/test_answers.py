@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from epd.messages import SamplingParams
-from epd_lab.sim import golden, wishes
-from epd_lab.sim.rand import KeyedRandom
-from epd_lab.sim.sampler import EOS, Past, follow, sample
+from epd_lab.sim import wishes
+from epd_lab.sim.core.rand import KeyedRandom
+from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.sampler import EOS, Past, follow, sample
 from epd_lab.sim.workload import Ask, Workload
 
 PROMPT = (500, 501, 502)

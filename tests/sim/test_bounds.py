@@ -15,9 +15,10 @@ import pytest
 from epd import config
 from epd.setting import settings
 from epd_lab.sim import checkers, drills
-from epd_lab.sim.checkers import bounds, durations, unseen
+from epd_lab.sim.checkers import durations
+from epd_lab.sim.checkers.memory import bounds, unseen
 from epd_lab.sim.cluster import Cluster, Settings
-from epd_lab.sim.drill import Drill
+from epd_lab.sim.drills.drill import Drill
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.run import run
 from epd_lab.sim.workload import Workload

@@ -11,11 +11,11 @@ import pytest
 from epd.failure import Failure, FailureKind
 from epd.messages import RequestFailed
 from epd_lab.sim import checkers, drills
+from epd_lab.sim.campaigns.measure import DrillMeasures
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.measure import DrillMeasures
-from epd_lab.sim.network import Parcel
+from epd_lab.sim.planes.network import Parcel
 from epd_lab.sim.run import nothing_may_fail, run
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import MAX_VIOLATIONS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epd_lab.sim.counts import BY_TIME, Counts, count
+from epd_lab.sim.campaigns.counts import BY_TIME, Counts, count
 
 pytestmark = pytest.mark.long  # a quarter of an hour of many clients
 TOLD = (Path(__file__).parents[2] / "docs" / "happy_path.md").read_text(encoding="utf-8")

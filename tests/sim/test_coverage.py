@@ -11,9 +11,9 @@ import pytest
 from epd.fsm import generation
 from epd_lab.formal.explore import Mode
 from epd_lab.formal.searches import world_of
-from epd_lab.sim import coverage, drills
-from epd_lab.sim.cli_list import DOCUMENT
-from epd_lab.sim.measure import (
+from epd_lab.sim import drills
+from epd_lab.sim.campaigns import coverage
+from epd_lab.sim.campaigns.measure import (
     MISSED,
     MISSED_BY_FEW,
     UNMEASURED,
@@ -22,7 +22,8 @@ from epd_lab.sim.measure import (
     ranked,
     seeds_needed,
 )
-from epd_lab.sim.models import check_models
+from epd_lab.sim.campaigns.models import check_models
+from epd_lab.sim.cli.listing import DOCUMENT
 from tests.sim.planting import row
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from epd_lab.sim import bench, day
-from epd_lab.sim.rand import KeyedRandom
+from epd_lab.sim.campaigns import bench, day
+from epd_lab.sim.core.rand import KeyedRandom
 from epd_lab.sim.workload import Workload
 
 

@@ -23,7 +23,7 @@ NEEDED = ("msgspec", "transitions", "six")  # all that `epd sim` takes from outs
 SCRIPT = """
 from epd_lab.sim.drills import by_name
 from epd_lab.sim.run import run
-from epd_lab.sim.swarm import draw_plan
+from epd_lab.sim.swarm.plans import draw_plan
 plans = [draw_plan(11), draw_plan(132), by_name("slow-bytes").plan(3)]
 print([run(plan).digest for plan in plans])
 """

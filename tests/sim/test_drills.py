@@ -1,4 +1,4 @@
-"""The drills under the seeds that are worth it (epd_lab/sim/measure.py), the swarm under past
+"""The drills under the seeds that are worth it (sim/campaigns/measure.py), the swarm under past
 failing ones, and kills at some steps.
 
 The full numbers are `python -m epd sim drill all --seeds 1000` and so on; these are CI's share.
@@ -14,11 +14,11 @@ import pytest
 
 from epd.cli.main import main
 from epd_lab.sim import drills
-from epd_lab.sim.measure import MISSED_BY_FEW, DrillMeasures
+from epd_lab.sim.campaigns.measure import MISSED_BY_FEW, DrillMeasures
+from epd_lab.sim.campaigns.runner import SimJob, execute
+from epd_lab.sim.campaigns.search import nth_kill, num_kills
 from epd_lab.sim.run import WAITED_OUT, run
-from epd_lab.sim.runner import SimJob, execute
-from epd_lab.sim.search import nth_kill, num_kills
-from epd_lab.sim.swarm import draw_plan
+from epd_lab.sim.swarm.plans import draw_plan
 
 MEASURED = DrillMeasures.stored()
 CATALOGUE = Path(__file__).parents[2] / "docs/faults.md"

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from epd.layouts import blocks_of_runs
-from epd_lab.sim.golden import NUM_HEADS, NUM_STATE_BLOCKS, STATE_LAYOUT
-from epd_lab.sim.hash_states import MOST_RANKS, layout_of
-from epd_lab.sim.swarm_ranks import SIZES
+from epd_lab.sim.engine.golden import NUM_HEADS, NUM_STATE_BLOCKS, STATE_LAYOUT
+from epd_lab.sim.engine.hash_states import MOST_RANKS, layout_of
+from epd_lab.sim.swarm.ranks import SIZES
 
 RANKS = range(1, MOST_RANKS + 1)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from epd.scheduling import step_cost
-from epd_lab.sim.device import SimDevice
+from epd_lab.sim.engine.device import SimDevice
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.workload import Ask
 from tests.sim.test_isolation import EXACT, ROOMY, play, text

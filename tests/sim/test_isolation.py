@@ -17,14 +17,14 @@ from epd.config import EncodeConfig, EngineConfig
 from epd.roles.steps import record as roles_record
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.device import Costs
-from epd_lab.sim.drill import NOTHING
+from epd_lab.sim.drills.drill import NOTHING
+from epd_lab.sim.engine.device import Costs
+from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.engine.sampler import FIRST_WORD
 from epd_lab.sim.faults import Fault
-from epd_lab.sim.golden import Image
-from epd_lab.sim.network import Conditions
+from epd_lab.sim.planes.network import Conditions
+from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.run import Plan, run
-from epd_lab.sim.sampler import FIRST_WORD
-from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Ask
 
 EXACT = Costs(jitter=0.0)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from epd_lab.sim.guard import no_escape
-from epd_lab.sim.loop import Deadlock, SimLoop, SimulationEscape, StepLimitReached
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.guard import no_escape
+from epd_lab.sim.core.loop import Deadlock, SimLoop, SimulationEscape, StepLimitReached
+from epd_lab.sim.core.process import SimProcess
 
 
 def start(loop: SimLoop, process: SimProcess, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

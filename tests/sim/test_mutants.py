@@ -12,15 +12,15 @@ from epd.fsm.outgoing import Outgoing
 from epd.messages import Grant
 from epd.roles.prefill.kv_producer import KvProducer
 from epd_lab.sim import drills
+from epd_lab.sim.campaigns.hunt import noticed
+from epd_lab.sim.campaigns.measure import MISSED_BY_FEW, DrillMeasures
+from epd_lab.sim.campaigns.runner import SimJob, execute
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.device import Costs
-from epd_lab.sim.drill import Drill
-from epd_lab.sim.hunt import noticed
-from epd_lab.sim.measure import MISSED_BY_FEW, DrillMeasures
+from epd_lab.sim.drills.drill import Drill
+from epd_lab.sim.engine.device import Costs
+from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.run import run
-from epd_lab.sim.runner import SimJob, execute
-from epd_lab.sim.swarm import draw_plan
-from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.swarm.plans import draw_plan
 from epd_lab.sim.workload import Workload
 from tests.sim.mutants import MUTANTS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from epd_lab.sim.page import answers_of
+from epd_lab.sim.reports.page import answers_of
 
 ROOM = ("p0:1", "r/1/0")
 

@@ -9,11 +9,11 @@ import pytest
 
 from epd.messages import Address
 from epd.transport.base import Bus, TransferEngine
-from epd_lab.sim.loop import SimLoop
-from epd_lab.sim.network import Conditions, Network, SimBus
-from epd_lab.sim.process import SimProcess
-from epd_lab.sim.rand import KeyedRandom, draw
-from epd_lab.sim.transfer import DataConditions, Fabric, SimTransferEngine
+from epd_lab.sim.core.loop import SimLoop
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.core.rand import KeyedRandom, draw
+from epd_lab.sim.planes.network import Conditions, Network, SimBus
+from epd_lab.sim.planes.transfer import DataConditions, Fabric, SimTransferEngine
 from tests.contract.bus_kit import BUS_CHECKS
 from tests.contract.bus_kit import name_of as bus_name_of
 from tests.contract.transfer_kit import (

@@ -15,7 +15,7 @@ from epd.messages import Tokens
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import GATEWAY, MEMBERSHIP, Cluster, Settings
 from epd_lab.sim.drills import by_name
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.run import run
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from epd_lab.sim.report import write_report
+from epd_lab.sim.campaigns.runner import SimJob
+from epd_lab.sim.reports.report import write_report
 from epd_lab.sim.run import Plan, run
-from epd_lab.sim.runner import SimJob
 
 
 @pytest.fixture(scope="module")

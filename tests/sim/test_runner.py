@@ -12,8 +12,8 @@ import pytest
 
 from epd.cli.main import main
 from epd_lab.sim import drills
+from epd_lab.sim.campaigns.runner import SimJob, Summary, execute_all
 from epd_lab.sim.run import run
-from epd_lab.sim.runner import SimJob, Summary, execute_all
 from epd_lab.sim.workload import Workload
 from epd_lab.sim.world import World
 
@@ -39,15 +39,15 @@ def spin(plan: object, *, only_whether: bool) -> None:
 
 
 def test_a_run_without_an_end_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd_lab.sim.runner.RUN_LIMIT_S", 0.1)
-    monkeypatch.setattr("epd_lab.sim.runner.run", spin)
+    monkeypatch.setattr("epd_lab.sim.campaigns.runner.RUN_LIMIT_S", 0.1)
+    monkeypatch.setattr("epd_lab.sim.campaigns.runner.run", spin)
     summary = execute_all([SimJob("drill", "quiet", seed) for seed in range(4)], 4, 2)
     assert [report.job.seed for report in summary.failures] == [0, 1, 2, 3]
     assert "[liveness]" in summary.failures[0].violations[0]
 
 
 def test_failures_end_a_search_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan, **_: 1 / 0)
+    monkeypatch.setattr("epd_lab.sim.campaigns.runner.run", lambda plan, **_: 1 / 0)
     all_jobs = [SimJob("drill", "quiet", seed) for seed in range(30)]
     assert len(execute_all(all_jobs, 30, 1).failures) == 30
     assert len(execute_all(all_jobs, 30, 1, stop_after=2).failures) == 2
@@ -84,7 +84,7 @@ def test_a_drill_may_be_unlucky(
 def test_a_failing_seed_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan, **_: 1 / 0)
+    monkeypatch.setattr("epd_lab.sim.campaigns.runner.run", lambda plan, **_: 1 / 0)
     summary = execute_all([SimJob("drill", "quiet", 3)], 1, 1)
     assert summary.failures[0].violations[0].startswith("[simulator]")
     assert "replay drill quiet --seed 3" in capsys.readouterr().err

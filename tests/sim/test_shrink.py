@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from epd_lab.sim import drills
-from epd_lab.sim.mutants import planted
+from epd_lab.sim.campaigns.mutants import planted
+from epd_lab.sim.campaigns.shrink import MAX_RUNS, Shrinker, checker_of
 from epd_lab.sim.run import Plan, run
-from epd_lab.sim.shrink import MAX_RUNS, Shrinker, checker_of
 
 NUM_REQUESTS = 24
 PLANTED = [  # (drill, mutant): bugs that need no fault, one, or memory that runs out

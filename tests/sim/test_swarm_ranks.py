@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 import msgspec
 import pytest
 
-from epd_lab.sim import swarm_times
-from epd_lab.sim.rand import KeyedRandom
+from epd_lab.sim.core.rand import KeyedRandom
 from epd_lab.sim.run import run
-from epd_lab.sim.swarm import draw_plan
+from epd_lab.sim.swarm import times
+from epd_lab.sim.swarm.plans import draw_plan
 
 
 @pytest.mark.parametrize("seed", [57003784, 57004534, 57006733, 59000296])
@@ -42,12 +42,12 @@ def test_groups_hand_states_over() -> None:
 
 def test_time_outs_are_drawn_and_keep_their_order() -> None:
     """And no two of them are always equal, so that none can stand for another."""
-    drawn = [swarm_times.draw(KeyedRandom(seed, "times")) for seed in range(200)]
+    drawn = [times.draw(KeyedRandom(seed, "times")) for seed in range(200)]
     for timing in drawn:
         assert 2 * timing.heartbeat_interval_s < timing.suspect_after_s < timing.lost_after_s
         assert timing.group_step_timeout_s < timing.stall_timeout_s
-    names = [name for name in swarm_times.TIMES if len({getattr(t, name) for t in drawn}) > 1]
-    assert names == [*swarm_times.TIMES]
+    names = [name for name in times.TIMES if len({getattr(t, name) for t in drawn}) > 1]
+    assert names == [*times.TIMES]
     for one in names:
         for other in names:
             if one != other:

@@ -17,7 +17,7 @@ from epd_lab.sim import checkers
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.golden import Image
+from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.run import nothing_may_fail
 from epd_lab.sim.wishes import SEEDED
 from epd_lab.sim.workload import Ask

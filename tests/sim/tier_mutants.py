@@ -20,8 +20,8 @@ from epd.roles.outgoing import OutgoingRooms, Staged
 from epd.scheduling import placement
 from epd.transport.base import Buffer, Received
 from epd.transport.files import whole_file
-from epd_lab.sim.engines import SimVisionEngine
-from epd_lab.sim.storage import SimStorage
+from epd_lab.sim.engine.engines import SimVisionEngine
+from epd_lab.sim.planes.storage import SimStorage
 from tests.sim.planting import Planted, mutant, patched, row, several
 
 ENCODING = encoding.Encoding.table

@@ -4,28 +4,28 @@ A checker is made with the run's context; it may watch events from then on, and 
 quiescence.  What it finds goes to `World.violate`.
 """
 
-from epd_lab.sim.checkers.answers import Answers
 from epd_lab.sim.checkers.attempts import Attempts
-from epd_lab.sim.checkers.books import Books
-from epd_lab.sim.checkers.bounds import Bounds
-from epd_lab.sim.checkers.conservation import Conservation
-from epd_lab.sim.checkers.deadlines import Deadlines
+from epd_lab.sim.checkers.clients.answers import Answers
+from epd_lab.sim.checkers.clients.deadlines import Deadlines
+from epd_lab.sim.checkers.clients.firsttoken import FirstToken
+from epd_lab.sim.checkers.clients.liveness import Liveness
+from epd_lab.sim.checkers.clients.silence import Silence
+from epd_lab.sim.checkers.clients.tokens import GoldenTokens
 from epd_lab.sim.checkers.durations import Durations
 from epd_lab.sim.checkers.elsewhere import Elsewhere
 from epd_lab.sim.checkers.faultless import Faultless
-from epd_lab.sim.checkers.firsttoken import FirstToken
 from epd_lab.sim.checkers.forsaken import Forsaken
 from epd_lab.sim.checkers.groups import Groups
-from epd_lab.sim.checkers.integrity import Integrity
 from epd_lab.sim.checkers.links import Links
-from epd_lab.sim.checkers.liveness import Liveness
 from epd_lab.sim.checkers.lives import Lives
+from epd_lab.sim.checkers.memory.books import Books
+from epd_lab.sim.checkers.memory.bounds import Bounds
+from epd_lab.sim.checkers.memory.conservation import Conservation
+from epd_lab.sim.checkers.memory.integrity import Integrity
+from epd_lab.sim.checkers.memory.residency import Residency
+from epd_lab.sim.checkers.memory.scopes import Scopes
+from epd_lab.sim.checkers.memory.singleflight import SingleFlight
 from epd_lab.sim.checkers.poison import Poison
-from epd_lab.sim.checkers.residency import Residency
-from epd_lab.sim.checkers.scopes import Scopes
-from epd_lab.sim.checkers.silence import Silence
-from epd_lab.sim.checkers.singleflight import SingleFlight
-from epd_lab.sim.checkers.tokens import GoldenTokens
 from epd_lab.sim.checkers.tombstones import Tombstones
 from epd_lab.sim.checkers.wakeups import WakeUps
 

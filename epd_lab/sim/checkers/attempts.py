@@ -23,7 +23,7 @@ from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.checkers.durations import LATE_S, entered_s
 from epd_lab.sim.cluster import Node
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 
 Life = tuple[str, int]
 EXACT_S = 1e-6  # of sums of times

@@ -15,7 +15,7 @@ from epd.fsm.kernel import STORY_LENGTH, Event, Machine, State
 from epd.keys import is_kv
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 
 LATE_S = 0.001  # of a clock's arithmetic
 

@@ -23,7 +23,7 @@ from epd.scheduling.deaths import MAX_DEATHS
 from epd.scheduling.hedging import BURST
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 
 _LOST = (instance.HeartbeatsEnded, instance.EpochReplaced, instance.LeftReceived)
 Image = tuple[str, int, int]  # generation, attempt, index

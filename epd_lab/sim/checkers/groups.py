@@ -17,8 +17,8 @@ from epd.fsm.kernel import Event, Machine, State
 from epd.groups.leader import Command, Encode, Step
 from epd.messages import TokenLogprobs
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.groups import SimRanks, Watch
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.ranks.groups import SimRanks, Watch
 
 SLACK_S = 0.1
 

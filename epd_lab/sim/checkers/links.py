@@ -8,7 +8,7 @@ repeat.
 from __future__ import annotations
 
 from epd_lab.sim.checkers.base import Checker
-from epd_lab.sim.network import Link, Parcel
+from epd_lab.sim.planes.network import Link, Parcel
 
 NOTICED_WITHIN_S = 6.0
 UNANSWERED = ("AbortEncode", "AbortRequest", "CancelTransfer", "StageReport", "CacheEvents")

@@ -13,7 +13,7 @@ from epd.fsm import instance
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import Address
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 
 
 class Lives(Checker):

@@ -15,7 +15,7 @@ from epd.fsm.kernel import Event, Machine, State
 from epd.scheduling.deaths import MAX_DEATHS
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Record
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.workload import mm_hash_of
 
 MUFFLES = ("partition", "block", "reset", "mute", "haunt", "stall", "sleep", "raise", "raise_late")

@@ -47,7 +47,7 @@ from epd.messages import (
 )
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.process import SimProcess
+from epd_lab.sim.core.process import SimProcess
 
 OPENED = (request.TextOnly, request.EmbeddingsRequired, request.KvOffered)
 BEGUN = (

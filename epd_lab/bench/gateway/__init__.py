@@ -1,0 +1,1 @@
+"""The gateway, the bus and the roles without a model."""

@@ -1,0 +1,1 @@
+"""Servers under load: times, goodput, accuracy."""

@@ -1,0 +1,1 @@
+"""Items through transports, between processes."""

@@ -1,0 +1,1 @@
+"""The arguments of `epd bench`, and what they become."""

@@ -1,0 +1,1 @@
+"""Many runs and what comes of them: searches, hunts for mutants, measurements."""

@@ -1,0 +1,1 @@
+"""Checkers of answers, as clients see them."""

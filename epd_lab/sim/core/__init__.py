@@ -1,0 +1,1 @@
+"""Virtual time: the loop, processes, their clock, keyed randomness, and what keeps all else out."""

@@ -1,0 +1,1 @@
+"""Simulated engines: a golden model, the device that it computes on, and its memory."""

@@ -1,0 +1,1 @@
+"""The control plane, the data plane and the shared disk, in simulation."""

@@ -1,0 +1,1 @@
+"""Instances of several ranks: their processes, what passes between them, and their engines."""

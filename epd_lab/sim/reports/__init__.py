@@ -1,0 +1,1 @@
+"""Files about one run: its page, its timeline, its sequence of messages."""

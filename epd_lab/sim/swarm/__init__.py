@@ -1,0 +1,1 @@
+"""Plans that are drawn: topology, work, conditions and faults per seed."""
