@@ -51,7 +51,7 @@ test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants
 
 .PHONY: test-kills
 test-kills: $(STAMP)  ## Real processes: every kill and migration, every family in every topology
-	$(PYTEST) tests/e2e/test_kill.py tests/e2e/test_exactness.py
+	$(PYTEST) tests/e2e/faults/test_kill.py tests/e2e/test_exactness.py
 
 .PHONY: test-clients
 test-clients: $(STAMP)  ## Released clients and kits of agents against real processes; types of operators (needs a package index)
@@ -80,7 +80,7 @@ test-gpu-two: $(STAMP)  ## What needs or uses a second GPU: ranks, groups, trans
 
 .PHONY: compile-kernels
 compile-kernels: $(STAMP) build/triton  ## Without a GPU: Triton's kernels for Ampere, Ada, Hopper and Blackwell
-	PYTHONPATH=build/triton $(BIN)/python -m tests.gpu.compiled 80 89 90 100
+	PYTHONPATH=build/triton $(BIN)/python -m tests.gpu.kernels.compiled 80 89 90 100
 
 # Not in constraints.txt, where it would bind the one that a torch for CUDA brings.
 build/triton: | $(STAMP)

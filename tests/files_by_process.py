@@ -8,13 +8,20 @@ from typing import Any
 from xdist.scheduler import LoadFileScheduling
 
 SHARING = (  # the clusters of tests/e2e/conftest.py
-    *("bad_input", "openai_client", "burst", "structured", "other_apis", "answers", "http_images"),
-    *("looking", "monitoring", "ui", "stages", "groups"),
+    *("apis/test_bad_input", "apis/test_openai_client", "faults/test_burst"),
+    *("apis/test_structured", "apis/test_other_apis", "apis/test_answers", "apis/test_http_images"),
+    *("operating/test_looking", "operating/test_monitoring", "operating/test_ui"),
+    *("apis/test_stages", "faults/test_groups"),
 )
 # What is not listed is between them.
 MODELS = ("tests/engine/", "tests/groups/", "tests/media_files/", "tests/model_files/")
-FIRST = (*MODELS, "tests/roles/", *(f"tests/e2e/test_{name}" for name in SHARING))
-LAST = ("tests/e2e/test_lifecycle", "tests/e2e/test_exactness", "tests/e2e/test_kill", "tests/sim/")
+FIRST = (*MODELS, "tests/roles/", *(f"tests/e2e/{name}" for name in SHARING))
+LAST = (
+    "tests/e2e/operating/test_lifecycle",
+    "tests/e2e/test_exactness",
+    "tests/e2e/faults/test_kill",
+    "tests/sim/",
+)
 
 
 def place(path: str) -> int:

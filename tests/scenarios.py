@@ -36,22 +36,28 @@ def _scenario(drill: str, real: str, must: str, may: str = "") -> Scenario:
 
 SCENARIOS = {
     "kill encode": _scenario(
-        "kill-encode", "test_kill.py::test_with_a_second_instance_nothing_is_lost", "answered"
+        "kill-encode",
+        "faults/test_kill.py::test_with_a_second_instance_nothing_is_lost",
+        "answered",
     ),
     "stall encode": _scenario(
-        "stall-encode", "test_kill.py::test_with_a_second_instance_nothing_is_lost", "answered"
+        "stall-encode",
+        "faults/test_kill.py::test_with_a_second_instance_nothing_is_lost",
+        "answered",
     ),
     "restart prefill": _scenario(
-        "kill-prefill", "test_kill.py::test_with_a_second_instance_nothing_is_lost", "answered"
+        "kill-prefill",
+        "faults/test_kill.py::test_with_a_second_instance_nothing_is_lost",
+        "answered",
     ),
     "client hangs up": _scenario(
         "cancel-mid-transfer",
-        "test_bad_input.py::test_a_client_that_hangs_up",
+        "apis/test_bad_input.py::test_a_client_that_hangs_up",
         "hung up, answered",
     ),
     "200 at once": _scenario(
         "two-hundred-at-once",
-        "test_burst.py::test_above_the_limit_is_refused_at_once",
+        "faults/test_burst.py::test_above_the_limit_is_refused_at_once",
         "answered, refused",
     ),
 }

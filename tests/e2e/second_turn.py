@@ -17,7 +17,7 @@ import aiohttp
 
 from tests.e2e.client import CLIENT_TIMEOUT_S, JSON
 from tests.e2e.server import Server, serving
-from tests.roles.second_turn import FILLER, Body, conversation
+from tests.roles.topologies.second_turn import FILLER, Body, conversation
 
 NUM = 6
 VARIANTS: tuple[tuple[str, str, dict[str, object]], ...] = (

@@ -25,7 +25,7 @@ LONG = pytest.mark.long
 HEAVY_IMAGES = 16
 
 # Each way to cut the pipeline, each transport and each family at least once; but for Kimi, which
-# tests/roles/test_together.py cuts in every way within one process.
+# tests/roles/topologies/test_together.py cuts in every way within one process.
 OFTEN = [
     ("1e1p1d", "qwen3_vl", "auto"),
     ("1epd", "qwen2_vl", "auto"),

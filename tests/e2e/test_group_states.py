@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.e2e.faults.test_groups import followers, wait_until_replaced
 from tests.e2e.goldens import directory_of, goldens
 from tests.e2e.server import STOP_S, Server, serving, wait_for
 from tests.e2e.streams import (
@@ -22,7 +23,6 @@ from tests.e2e.streams import (
     questions,
 )
 from tests.e2e.test_exactness import burst
-from tests.e2e.test_groups import followers, wait_until_replaced
 from tests.engine.tiny_models import make_model
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.long]

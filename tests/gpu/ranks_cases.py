@@ -16,7 +16,7 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language.forward import FusedForward
 from epd.engine.sharding import WHOLE, Shard
 from tests.engine.driver import Driver
-from tests.groups.ranks_cases import Case, LetIn, answers_from_slots, batch_of, steps_let_in
+from tests.groups.device.ranks_cases import Case, LetIn, answers_from_slots, batch_of, steps_let_in
 
 MAX_RUNNING = 16
 

@@ -16,6 +16,7 @@ import pytest
 from epd.tiny import CHECKPOINT
 from epd.transport.cuda.driver import missing
 from tests.e2e.client import Body, post_all
+from tests.e2e.faults.test_groups import followers, wait_until_replaced
 from tests.e2e.goldens import directory_of, goldens, sent, token_bytes
 from tests.e2e.server import Server, serving, wait_for
 from tests.e2e.streams import (
@@ -27,7 +28,6 @@ from tests.e2e.streams import (
     tokens_of,
 )
 from tests.e2e.test_exactness import burst
-from tests.e2e.test_groups import followers, wait_until_replaced
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.gpu.test_kill import DRIVER_NBYTES, FREED_WITHIN_S, in_use

@@ -16,7 +16,7 @@ from epd.messages import SamplingParams
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT
 from tests.gpu.test_engine import Counted
-from tests.roles.cluster import Cluster
+from tests.roles.topologies.cluster import Cluster
 
 FILLER = "It was a long day at the harbour and the gauges had to be read twice. " * 26
 

@@ -12,8 +12,8 @@ from tests.engine.conftest import drawn_image, model_dir  # noqa: F401  (a fixtu
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.gpu import ranks_cases
-from tests.groups.ranks import Ranks
-from tests.groups.ranks_cases import LIMIT
+from tests.groups.device.ranks import Ranks
+from tests.groups.device.ranks_cases import LIMIT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.two_gpus, pytest.mark.timeout(300)]
 PATIENCE_S = 200.0  # graphs of all sizes are captured first, of each family and number of ranks

@@ -20,8 +20,8 @@ from epd.roles.compose import Engines, Gateway, Instance
 from epd.tiny import CHECKPOINT
 from epd.transport.routing import RoutingTransferEngine
 from tests.gpu.test_streams import DELAY_CYCLES
-from tests.roles.cluster import Cluster
-from tests.roles.golden import Question, answer, question
+from tests.roles.topologies.cluster import Cluster
+from tests.roles.topologies.golden import Question, answer, question
 
 TIER_NBYTES = 64 << 20
 

@@ -15,9 +15,9 @@ from epd.engine.language.engine import TorchLanguageEngine
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT
-from tests.roles.cluster import Cluster
-from tests.roles.golden import question
-from tests.roles.test_speculation import NGRAM, WISHES, count_pending, total
+from tests.roles.topologies.cluster import Cluster
+from tests.roles.topologies.golden import question
+from tests.roles.topologies.test_speculation import NGRAM, WISHES, count_pending, total
 
 NUM_TOKENS = 40
 

@@ -29,8 +29,12 @@ from tests.mutation.mutants import ROOT, Mutant, modules, of_modules
 TARGETS = ("epd/roles", "epd/groups", "epd/scheduling", "epd/fsm")
 TRANSPORTS = ("epd/transport",)  # with tests of their own, that start processes
 # Not those that plant bugs themselves, that ask programs which may not be there, that test the
-# simulator, or that run what `runs.py` runs.
+# simulator, that start processes of ranks, or that run what `runs.py` runs.
 NOT_NEAREST = {
+    "test_kv_heads.py",
+    "test_row_parts.py",
+    "test_state_moves.py",
+    "test_tensor_parallel.py",
     "test_coverage.py",
     "test_determinism.py",
     "test_drills.py",
@@ -43,7 +47,14 @@ NOT_NEAREST = {
     "test_scenarios.py",
     "test_shrink.py",
 }
-DIRECTORIES = ("tests/fsm", "tests/scheduling", "tests/foreign", "tests/roles", "tests/sim")
+DIRECTORIES = (
+    "tests/fsm",
+    "tests/scheduling",
+    "tests/foreign",
+    "tests/groups",
+    "tests/roles",
+    "tests/sim",
+)
 OF_TRANSPORTS = ("tests/transport", "tests/contract")
 # What the tests need of others; whoever tries mutants imports it once.
 LIBRARIES = ("asyncio", "hypothesis", "msgspec", "numpy", "torch", "transformers", "transitions")

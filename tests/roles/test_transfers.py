@@ -10,8 +10,8 @@ from epd.fsm import incoming
 from epd.fsm.outgoing import Manifest, S
 from epd.messages import Address, Grant
 from tests.roles.desk import desk
+from tests.roles.prefill.test_hand_over import offered
 from tests.roles.simulated import simulated
-from tests.roles.test_hand_over import offered
 
 
 @pytest.mark.parametrize("happens", ["peer_lost", "peer_silent"])

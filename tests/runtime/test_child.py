@@ -25,7 +25,7 @@ from epd.runtime import supervisor
 from epd.runtime.zygote import ZygoteLost
 from tests.patience import PATIENCE_S
 from tests.runtime.stage import SHORT_S, Stage, pauses
-from tests.sim.planting import row
+from tests.sim.mutants.planting import row
 
 pytestmark = pytest.mark.usefixtures("swept")
 

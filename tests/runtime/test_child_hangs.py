@@ -17,7 +17,7 @@ from epd.runtime import supervisor
 from epd.runtime.child import ChildSpec
 from tests.patience import PATIENCE_S
 from tests.runtime.stage import SHORT_S, Played, Stage
-from tests.sim.planting import row
+from tests.sim.mutants.planting import row
 
 pytestmark = pytest.mark.usefixtures("swept")
 

@@ -15,7 +15,7 @@ from epd.runtime.worker import EXIT_DEVICE_LOST, Ending, end_with_device, is_gon
 from epd.transport.host import this_host_id
 from epd_lab.bench.gateway.null_engine import NullLanguage
 from tests.patience import PATIENCE_S
-from tests.roles.cluster import Cluster
+from tests.roles.topologies.cluster import Cluster
 
 
 async def test_it_ends_with_its_device() -> None:

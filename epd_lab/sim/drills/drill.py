@@ -3,7 +3,7 @@
 A drill runs under many seeds.  `must_fire` is the share of seeds, give or take chance, in which all
 that it is about must really have happened: each of its faults, and each sign of `fires`.  A sign
 proves something only if the same work without the faults does not show it; `calm` names what else
-has to change for that.  `mutants` names the bugs (tests/sim/mutants.py) that the drill has to
+has to change for that.  `mutants` names the bugs (tests/sim/mutants/) that the drill has to
 catch.
 """
 

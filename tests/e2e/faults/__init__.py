@@ -1,0 +1,1 @@
+"""Processes that end, stand still or are overrun."""

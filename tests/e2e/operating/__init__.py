@@ -1,0 +1,1 @@
+"""How a cluster is started, looked at and ended."""

@@ -1,0 +1,154 @@
+"""The Triton kernels of gated delta-net layers against their specification, and what pads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from epd.engine.kernels import kernels_for
+from epd.engine.kernels.torch_delta import Heads
+from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, view
+from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.state_kinds import PagedRows, layout_of, sequence_tensor
+from tests.gpu.kernels.test_kernels import dtypes, relative
+
+SPECIFIED = kernels_for("cpu")
+
+BLOCK, TILE, INPUTS, LAYERS = 16, 64, 4, 3
+SIZES = {"cpu": [(2, 4, 16, 12), (1, 3, 8, 32)], "cuda": [(16, 32, 128, 128), (2, 4, 16, 12)]}
+EXTENTS = [(40, 1), (0, 1), (130, 1), (0, 3), (33, 70), (9, 2), (0, 200)]
+
+
+def make_heads(sizes: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Heads:
+    num_keys, num_values, key_dim, value_dim = sizes
+    rate, bias = -4 * torch.rand(num_values, device=device), torch.randn(num_values, device=device)
+    gain = torch.randn(value_dim, dtype=dtype, device=device)
+    return Heads(num_keys, num_values, key_dim, value_dim, rate, bias, gain, 1e-6)
+
+
+def make_pool(heads: Heads, dtype: torch.dtype, device: str, num_sequences: int) -> KvPool:
+    """Where nobody has written: NaN."""
+    channels = 2 * heads.num_keys * heads.key_dim + heads.values
+    matrix = heads.key_dim, heads.value_dim
+    tensors = (
+        sequence_tensor("convolution", LAYERS, INPUTS - 1, (channels,), dtype),
+        sequence_tensor("recurrent", LAYERS, heads.num_values, matrix, torch.float32),
+    )
+    width = max(channels, heads.key_dim * heads.value_dim) // 16
+    layout = layout_of(PagedRows(1, 2, width), tensors, dtype, BLOCK, 1)
+    pool = KvPool(layout, (num_sequences + 2) * layout.num_state_blocks, dtype, device)
+    pool.memory.fill_(0xFF)
+    return pool
+
+
+def make_batch(
+    extents: Sequence[tuple[int, int]], pool: KvPool, padded: int
+) -> tuple[FlatBatch, list[int]]:
+    """And the blocks that are a sequence's."""
+    size = pool.layout.num_state_blocks
+    free = random.Random(5).sample(range(pool.num_blocks), size * len(extents))
+    sequences = [
+        FlatSequence(
+            [0] * count, start, np.arange(20, dtype=np.int32), start,
+            state=np.array(free[i * size : (i + 1) * size], np.int32),
+        )
+        for i, (start, count) in enumerate(extents)
+    ]  # fmt: skip
+    _, exact = pack(sequences, BLOCK, TILE)
+    room = BatchShape(*(n + padded for n in exact[:4]), size)
+    data, _ = pack(sequences, BLOCK, TILE, room)
+    batch = view(torch.from_numpy(data).to(pool.tensor.device), room, TILE)
+    for tensor in pool.sequence_tensors():
+        for layer in range(LAYERS):
+            tables = batch.states[: len(extents)].long()
+            tensor.write(layer, tables, torch.randn_like(tensor.read(layer, tables).float()))
+    return batch, free
+
+
+@pytest.mark.parametrize(("padded", "alike"), [(0, False), (5, False), (0, True)])
+def test_states_are_read_and_written_in_place(padded: int, alike: bool, kernel_device: str) -> None:
+    """Beginnings and later tokens, chunks behind them, pieces over several blocks; no block of
+    nobody is read or written, and what pads answers nothing.  `alike`: one token again and again,
+    so that each key recalls all that were before."""
+    extents = EXTENTS
+    for (dtype, limit), sizes in zip(dtypes(kernel_device), 2 * SIZES[kernel_device], strict=False):
+        heads = make_heads(sizes, dtype, kernel_device)
+        pool = make_pool(heads, dtype, kernel_device, len(extents))
+        batch, owned = make_batch(extents, pool, padded)
+        other, before = (pool.like(pool.num_blocks) for _ in range(2))
+        for copy in (other, before):
+            copy.memory.copy_(pool.memory)
+        make = lambda size: torch.randn(len(batch.ids), size, device=kernel_device).to(dtype)  # noqa: B023, E731
+        channels = 2 * heads.num_keys * heads.key_dim + heads.values
+        whole = make(channels + heads.values + 2 * heads.num_values)
+        if alike:
+            whole = whole[:1].expand_as(whole).contiguous()
+        rows, gates, strengths = whole.tensor_split([channels, channels + heads.values], -1)
+        taps = torch.randn(INPUTS, channels, device=kernel_device).to(dtype)
+        found = []
+        for ops, kept in ((kernels_for("cuda"), pool), (SPECIFIED, other)):
+            inputs, matrices = kept.sequence_tensors()
+            mixed = ops.convolve(rows, taps, inputs, 1, batch)
+            answers = ops.recall(mixed, gates, strengths, heads, matrices, 1, batch)
+            found.append((mixed, answers))
+        known = sum(count for _, count in extents)
+        for one, right in zip(*found, strict=True):
+            assert relative(one[:known], right[:known]) < 3 * limit, dtype
+        assert not found[0][1][known:].any()
+        _check_states(pool, other, before, batch, owned, 5 * limit)
+
+
+def _check_states(
+    pool: KvPool,
+    other: KvPool,
+    before: KvPool,
+    batch: FlatBatch,
+    owned: list[int],
+    limit: float,
+) -> None:
+    tables = batch.states[batch.states[:, 0] >= 0].long()
+    tensors = (each.sequence_tensors() for each in (pool, other, before))
+    for found, expected, was in zip(*tensors, strict=True):
+        assert relative(found.read(1, tables), expected.read(1, tables)) < limit
+        assert not torch.equal(found.read(1, tables), was.read(1, tables))
+        for layer in (0, 2):
+            assert torch.equal(found.read(layer, tables), was.read(layer, tables))
+    others = [block for block in range(pool.num_blocks) if block not in owned]
+    assert others
+    assert torch.equal(pool.memory[others], before.memory[others])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "turned"), [(4, 2, 64, 16), (6, 2, 80, 80)])
+def test_heads_with_gates(
+    heads: int, kv_heads: int, dim: int, turned: int, kernel_device: str
+) -> None:
+    """Of each head the first numbers turn; queries and gates by turns; gains of full precision."""
+    from tests.gpu.kernels.test_kernels import make_pool as make_kv
+
+    ops = kernels_for("cuda")
+    for dtype, limit in dtypes(kernel_device):
+        make = lambda *shape, d=dtype: torch.randn(*shape, dtype=d, device=kernel_device)  # noqa: E731
+        slots = torch.tensor([35, 2, -1, 90, 17], dtype=torch.int32, device=kernel_device)
+        qkv, cos, sin = make(5, (2 * heads + 2 * kv_heads) * dim), make(5, turned), make(5, turned)
+        norms = make(dim, d=torch.float32), make(dim, d=torch.float32)
+        pool, wide = (make_kv(d, kv_heads, dim, kernel_device) for d in (dtype, torch.float64))
+        found, expected = (
+            kernels.rope_and_store(
+                qkv.to(d), tuple(n.to(w) for n in norms), 1e-6, cos.to(d), sin.to(d), slots,
+                kv.layer(1), gated=True,
+            )
+            for kernels, d, w, kv in (
+                (ops, dtype, torch.float32, pool), (SPECIFIED, torch.float64, torch.float64, wide)
+            )
+        )  # fmt: skip
+        assert relative(found, expected) < 2 * limit
+        assert relative(pool.tensor, wide.tensor) < 2 * limit
+        gated = SPECIFIED.gate_heads(expected, qkv.double())
+        assert relative(ops.gate_heads(found, qkv), gated) < 3 * limit
+        weight = norms[0]
+        normed = SPECIFIED.rms_norm(qkv[:, :dim].double(), weight.double(), 1e-6)
+        assert relative(ops.rms_norm(qkv[:, :dim].contiguous(), weight, 1e-6), normed) < limit

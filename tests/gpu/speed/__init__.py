@@ -1,0 +1,1 @@
+"""What kernels and steps cost: programs, and no tests."""

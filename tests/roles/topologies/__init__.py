@@ -1,0 +1,1 @@
+"""Whole topologies in one process, with the embedded model."""
