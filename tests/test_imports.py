@@ -138,7 +138,9 @@ AREAS = {
     "epd.engine.base": Area(
         ("epd.errors", "epd.messages"), not_stdlib=NOT_PURE, lazily=packages("torch")
     ),
-    "epd.engine": Area(("epd.engine", "epd.groups.device", *FILES, *LEAVES), TREE),
+    "epd.engine": Area(
+        ("epd.engine", "epd.groups.device", "epd.scheduling.slice_cost", *FILES, *LEAVES), TREE
+    ),
     "epd.groups.device": Area(("epd.engine", "epd.groups.device", *LEAVES), TREE),
     "epd.families": Area((*FILES, *LEAVES)),
     **{f"epd.families.{name}": family(name, *PARENTS.get(name, ())) for name in FOLDERS},

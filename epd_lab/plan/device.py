@@ -38,7 +38,7 @@ class _Call:
     begun: Callable[[float, float], None]  # when the device begins and ends its last piece
 
 
-def _unseen(begin_s: float, end_s: float) -> None:
+def _unseen(*times_s: float) -> None:
     """Nobody asks."""
 
 
@@ -48,6 +48,7 @@ class PlannedDevice:
 
     loop: SimLoop
     slowed: Callable[[], float]  # how many times as long a launch takes that is not at once
+    let_in: Callable[[float], None] = _unseen  # gets what a step between two slices took
     busy_s: float = 0.0  # that the device has computed so far
     _free_at_s: float = 0.0  # the device has passed all that is launched
     _calls: deque[_Call] = field(default_factory=deque)
@@ -103,8 +104,11 @@ class PlannedDevice:
             call = self._calls.popleft()
             if call.weight is Weight.LONG:
                 self._postponed.append(call)
-            else:
-                await self._run(call)
+                continue
+            began_s = max(self._free_at_s, self.loop.now_s)
+            await self._run(call)
+            if not self._is_due:
+                self.let_in(self._free_at_s - began_s)
         self._is_due = True
 
 

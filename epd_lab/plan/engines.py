@@ -27,6 +27,7 @@ from epd.engine.base import (
 )
 from epd.engine.device.executor import Weight
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
+from epd.scheduling.slice_cost import SliceCost
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.device import CallPart, PlannedDevice, Threads
 from epd_lab.sim.ranks.alike import AlikeRanks
@@ -71,10 +72,15 @@ class PlannedVision:
         self._threads = threads
         self._quantum_s = max_quantum_s
         most = max(size for size, _ in costs.tower.patches_ms)
-        patch_s = costs.tower_s([most]) / costs.sustained / most
-        self.patch_s = patch_s  # as measured at start
-        self._layer_s = patch_s / costs.model.tower_layers  # of a patch
+        layers = costs.model.tower_layers
+        self._cost = SliceCost(layers, max_quantum_s, lambda: device.loop.now_s)
+        self._cost.observe(most, most, layers, costs.tower_s([most]) / costs.sustained)  # at start
+        device.let_in = partial(self._cost.between.observe, 1)
         self._max_captured = costs.tower.launch.max_captured if config.cuda_graphs else 0
+
+    @property
+    def patch_s(self) -> float:
+        return self._cost.patch_s
 
     async def preprocess(
         self,
@@ -92,17 +98,21 @@ class PlannedVision:
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         weight = Weight.LONG if self._quantum_s else Weight.STEP
-        await self._device.launch(self._pieces([p.num_patches for p in batch]), weight)
+        images = [p.num_patches for p in batch]
+        pieces = self._pieces(images)
+        num_layers = self._costs.model.tower_layers / len(pieces)
+
+        def passed(begin_s: float, end_s: float) -> None:
+            self._cost.observe(sum(images), max(images), num_layers, end_s - begin_s)
+
+        await self._device.launch(pieces, weight, passed)
         return [self._rows(patches.num_rows) for patches in batch]
 
     def _pieces(self, images: list[int]) -> list[CallPart]:
-        """As `Slices.begin`."""
-        num_patches, layers = sum(images), self._costs.model.tower_layers
-        count, launch = 1, self._costs.tower.launch
+        """As `Slices.run`."""
+        num_patches, launch = sum(images), self._costs.tower.launch
         captured = num_patches <= self._max_captured
-        if self._quantum_s:
-            most = max(1, int(self._quantum_s / (self._layer_s * num_patches)))
-            count = math.ceil(layers / most)
+        count = self._cost.num_slices(num_patches, max(images))
         device_s, host_s = self._costs.tower_s(images), launch.host_s(captured=captured)
         gap_s = self._costs.gap_ms / 1e3
         return [CallPart(host_s / count, device_s / count, captured, gap_s)] * count

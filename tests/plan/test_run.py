@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from epd.cli.main import main
+from epd.scheduling import slice_cost
 from epd_lab.bench.workload import NAMED, Bursts, Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, read
 from epd_lab.plan.run import ForecastPlan, gpu_settings, run
@@ -168,3 +169,19 @@ def test_what_cannot_be_planned_is_said(
 ) -> None:
     assert main(["sim", "plan", *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_images_have_a_share_where_steps_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose steps take eight times as long; a slice of a quantum after each had images
+    wait for three steps."""
+    (stream,) = NAMED["1x1080p"].streams
+    some = Workload("some", (replace(stream, arrival=Closed(8), count=24),))
+    step = msgspec.structs.replace(
+        COSTS.step, tokens_ms=tuple((size, 8 * ms) for size, ms in COSTS.step.tokens_ms)
+    )
+    large = msgspec.structs.replace(COSTS, step=step)
+    shared = predict("1epd", some, costs=large)[0]["figures"]
+    monkeypatch.setattr(slice_cost, "SHARE", 0.0)
+    one_each = predict("1epd", some, costs=large)[0]["figures"]
+    assert shared["ttft_ms_p50"] < 0.9 * one_each["ttft_ms_p50"]
+    assert shared["itl_ms_p99"] < 1.25 * one_each["itl_ms_p99"]

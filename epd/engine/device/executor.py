@@ -44,10 +44,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from epd.engine.base import LAUNCH_STACK_NBYTES, DeviceLost, EngineError
+from epd.engine.base import LAUNCH_STACK_NBYTES, DeviceLost, EngineError, nothing
 
 T = TypeVar("T")
 Deliver = Callable[[BaseException | None], None]
@@ -213,16 +214,19 @@ class _Threads:
         else:
             self._run(job)
 
-    def give_way(self) -> None:
+    def give_way(self) -> bool:
+        was_due = self._is_due
         with contextlib.suppress(queue.Empty):
             while self._is_due:
                 self._let_in(self._jobs.get_nowait())
-        self._is_due = True
+        has_run, self._is_due = was_due and not self._is_due, True
+        return has_run
 
-    def pause(self) -> None:
+    def pause(self) -> bool:
+        self._is_due = True
         while not self._ending:
             if self._let_in(self._jobs.get()) is Weight.GO_ON:
-                return
+                return not self._is_due
         raise EngineError(f"{self._name} is closed; a call that waited for its turn has ended")
 
     def _let_in(self, job: _Job | None) -> Weight | None:
@@ -301,26 +305,36 @@ class DeviceExecutor:
         """As `launch`, for work that holds nobody up: a long call gives way to a step besides."""
         return self._launch.submit(function, arguments, Weight.BRIEF)
 
-    def give_way(self) -> None:
+    def give_way(self) -> bool:
         """From within a long call, before a part of it: run what is queued up to the first step,
-        unless a step has run since the part before.  Other long calls are put off."""
-        self._launch.give_way()
+        unless a step has run since the part before.  Other long calls are put off.  Whether a step
+        has run."""
+        return self._launch.give_way()
 
-    def pause(self) -> None:
+    def pause(self) -> bool:
         """From within a long call, before a part of it: run whatever is queued, in order, until
-        `go_on` is met there.  Raises EngineError where there is nothing more to come."""
-        self._launch.pause()
+        `go_on` is met there.  Whether a step has run.  Raises EngineError where nothing is to
+        come."""
+        return self._launch.pause()
 
     def go_on(self) -> asyncio.Future[list[Any]]:
         """Whoever is in `pause` when this is met goes on.  Done, with nothing, when the device has
         passed what was launched before."""
         return self._launch.submit(list, (), Weight.GO_ON)
 
-    def here(self) -> threading.Event:
-        """From within a launched call: set when the device has passed what is launched so far."""
+    def here(self, then: Callable[[], object] = nothing) -> threading.Event:
+        """From within a launched call: set when the device has passed what is launched so far.
+        `then` is called before, from any thread, unless the device has failed."""
         passed = threading.Event()
+
+        def deliver(error: BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the device has failed since; a loop is closed
+                if error is None:
+                    then()
+            passed.set()
+
         try:
-            self._completion.watch(lambda _: passed.set())
+            self._completion.watch(deliver)
         except Exception:  # the call will meet the same error
             passed.set()
         return passed
@@ -328,13 +342,7 @@ class DeviceExecutor:
     def mark(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         """From within a launched call: run `callback` on the loop when the device has passed all
         that the call has launched so far.  It is run before the call's result arrives, or never."""
-
-        def deliver(error: BaseException | None) -> None:
-            if error is None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(callback)
-
-        self._completion.watch(deliver)
+        self.here(partial(loop.call_soon_threadsafe, callback))
 
     def compute(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run on a pool thread, in no promised order.  Raises EngineError."""

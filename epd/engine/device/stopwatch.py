@@ -1,40 +1,32 @@
-"""How long work takes where it runs, from the making of a stopwatch to its `stop`."""
+"""How long work takes where it runs."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
 
-class HostStopwatch:
-    """Of work that is over when its call returns."""
+class Stopwatch:
+    """From its making to `stop`: of work that is over when its call returns; of a GPU, of what the
+    current stream is given, whatever it has to do before."""
 
-    def __init__(self) -> None:
-        self._began_s = time.perf_counter()
-        self._elapsed_s = 0.0
-
-    def stop(self) -> None:
-        self._elapsed_s = time.perf_counter() - self._began_s
-
-    def elapsed_s(self) -> float:
-        return self._elapsed_s
-
-
-class DeviceStopwatch:
-    """Of what the current CUDA stream is given, whatever it has to do before."""
-
-    def __init__(self) -> None:
-        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._began.record()
+    def __init__(self, *, on_gpu: bool) -> None:
+        self._now: Any = _event if on_gpu else time.perf_counter
+        self._began = self._ended = self._now()
 
     def stop(self) -> None:
-        self._ended.record()
+        self._ended = self._now()
 
     def elapsed_s(self) -> float:
         """To be asked when the device has passed the end."""
-        return self._began.elapsed_time(self._ended) / 1e3
+        if isinstance(self._began, float):
+            return float(self._ended - self._began)
+        return float(self._began.elapsed_time(self._ended)) / 1e3
 
 
-def stopwatch_of(*, on_gpu: bool) -> HostStopwatch | DeviceStopwatch:
-    return DeviceStopwatch() if on_gpu else HostStopwatch()
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -45,9 +45,8 @@ from epd.engine.base import (
     verify,
 )
 from epd.engine.device.executor import Deferred, DeviceExecutor
-from epd.engine.device.pinned import register
 from epd.engine.device.slices import HUNG_S
-from epd.engine.device.stopwatch import stopwatch_of
+from epd.engine.device.stopwatch import Stopwatch
 from epd.engine.language.forward import Forward
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.logit_rules import Bits, SampleRequest
@@ -126,6 +125,8 @@ class TorchLanguageEngine:
     def attach_rows(self, memory: RowMemory) -> None:
         self.row_memory = memory
         if self._hop is not None:
+            from epd.engine.device.pinned import register
+
             register(memory.buffer, self)
 
     async def fetch_kv(
@@ -222,7 +223,7 @@ class TorchLanguageEngine:
             self.pool.on_layers = None
 
     def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
-        watch = stopwatch_of(on_gpu=not self.kv_in_place)
+        watch = Stopwatch(on_gpu=not self.kv_in_place)
         outcomes: list[Outcome] = []
         last, self._last = self._last, _Sampled()  # a step that raises has sampled nothing
         for sequence in batch:

@@ -13,8 +13,10 @@ step."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +24,14 @@ import torch
 from epd.engine.adapter import ModelAdapter
 from epd.engine.base import EncodeFailure, Patches, Rows, nothing
 from epd.engine.device.executor import Deferred, DeviceExecutor
-from epd.engine.device.pinned import Arena
 from epd.engine.device.row_memory import copied_out, tensor_of
-from epd.engine.device.slices import Slices
-from epd.engine.device.stopwatch import stopwatch_of
+from epd.engine.device.slices import HUNG_S, Slices
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.image_pixels import MAX_PIXELS
 from epd.engine.vision.preprocess import Preprocessor
 from epd.messages import Clip, PixelBounds
 from epd.model_files.geometry import image_geometry
+from epd.scheduling.slice_cost import SliceCost
 from epd.shares import most
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class TorchVisionEngine:
         self._executor = executor
         self._streams = streams
         layers = adapter.tower_layers(model)
-        self._slices = Slices(executor, layers, max_quantum_s, is_led=shard.size > 1)
+        self._new_cost = partial(SliceCost, len(layers), max_quantum_s, time.monotonic)
+        self._slices = Slices(executor, layers, self._new_cost(), is_led=shard.size > 1)
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
         self._shard = shard
         self._largest: tuple[list[Patches], ...] = ()  # batches, set by `warm_up`
@@ -85,13 +87,15 @@ class TorchVisionEngine:
         device, and pinned.  A quarter of the first besides, for what others still read, and as much
         pinned for what is on its way to them.  Nothing on a CPU."""
         if self._streams is not None:
+            from epd.engine.device.pinned import Arena
+
             on_its_way = device_nbytes // 4
             self._streams.rows = Arena(device_nbytes + on_its_way, self._streams.device)
             self._streams.arena = Arena(host_nbytes + on_its_way)
 
     @property
     def patch_s(self) -> float:
-        return self._slices.patch_s
+        return self._slices.cost.patch_s if self._largest else 0.0
 
     async def preprocess(
         self,
@@ -106,7 +110,8 @@ class TorchVisionEngine:
 
     def num_turns(self, batch: Sequence[Patches]) -> int:
         """Of a group with this batch: the slices of the largest share; 0: it is not cut."""
-        count = self._slices.count(most([p.num_patches for p in batch], self._shard.size))
+        share = most([p.num_patches for p in batch], self._shard.size)
+        count = self._slices.cost.num_slices(share, _largest(batch))
         return count if count > 1 else 0
 
     def encode(
@@ -161,8 +166,10 @@ class TorchVisionEngine:
             largest = self._image(self._scale_of(num_patches))
             self._largest = ([smallest] * count, [largest])
             self.touch()
-            times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
-            self._slices.measured(largest.num_patches, min(times_s))
+            self._slices.cost = self._new_cost()  # without runs that compile
+            for _ in range(RUNS):
+                self._run([largest] * self._shard.size)
+            self._executor.here().wait(HUNG_S)  # they are seen by then
 
     def touch(self) -> None:
         """Take the memory of the largest batch again, or a plan would miss it: torch's allocator
@@ -173,15 +180,6 @@ class TorchVisionEngine:
     def capture(self, record: PartsRecorder, max_patches: int) -> None:
         with torch.inference_mode():
             self._adapter.capture_vision(self.model, max_patches, record, self._slices)
-
-    def _time_of(self, patches: Patches) -> float:
-        on_gpu = self._streams is not None
-        watch = stopwatch_of(on_gpu=on_gpu)
-        self._run([patches] * self._shard.size)
-        watch.stop()
-        if on_gpu:
-            torch.cuda.synchronize()
-        return watch.elapsed_s()
 
     def _image(self, scale: int) -> Patches:
         from PIL import Image
@@ -205,7 +203,7 @@ class TorchVisionEngine:
     def _encode(
         self, batch: list[Patches], num_turns: int = 0
     ) -> Deferred[list[Rows | EncodeFailure]]:
-        self._slices.lead(num_turns)
+        self._slices.turns = num_turns
         launched: list[_Launched | EncodeFailure] = []
         try:
             launched += self._run(batch) if batch else []
@@ -245,9 +243,9 @@ class TorchVisionEngine:
 
     def _rows_of(self, batch: Sequence[Patches]) -> torch.Tensor:
         """Of images that this rank has, in order."""
-        self._slices.begin(sum(patches.num_patches for patches in batch))
-        on_device = [self._on_device(patches) for patches in batch]
-        return self._adapter.encode(self.model, on_device, self._dtype)
+        with self._slices.run(sum(patches.num_patches for patches in batch), _largest(batch)):
+            on_device = [self._on_device(patches) for patches in batch]
+            return self._adapter.encode(self.model, on_device, self._dtype)
 
     def _upload(self, pixels: torch.Tensor) -> torch.Tensor:
         """These, where they are on the device."""
@@ -277,6 +275,11 @@ def _rows(rows: torch.Tensor, finite: torch.Tensor) -> Rows | EncodeFailure:
     if not bool(finite):
         return EncodeFailure("the vision tower gave values that are not finite")
     return Rows(rows, rows.shape[0], rows.numel() * rows.element_size())
+
+
+def _largest(batch: Sequence[Patches]) -> int:
+    """Patches that attend to one another, at most."""
+    return max(patches.num_patches // patches.grid_thw[0] for patches in batch)
 
 
 def _failure(error: Exception) -> EncodeFailure:

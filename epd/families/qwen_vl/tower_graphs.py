@@ -1,4 +1,4 @@
-"""Captured runs of a tower: a launch for each slice instead of three hundred for all.
+"""Captured runs of a tower: a launch, or one for each layer, instead of three hundred.
 
 Theory of operation
 -------------------
@@ -8,8 +8,9 @@ are captured once for some numbers of patches; one is then a copy of what it rea
 larger shape, and replays.  Padding belongs to no segment: no tile of attention covers it.
 Everything else in a tower looks at one patch, or the patches of one row, at a time.
 
-A run that is cut into slices (`slices`) is captured as these slices, one graph each.  What one
-leaves for the next lies in memory that all graphs share: no other run comes between them.
+A run that may be cut into slices (`slices`) is captured as its layers, one graph each, since how
+long slices are follows what they cost.  What one graph leaves for the next lies in memory that all
+share: no other run comes between them.
 
 Runs of more segments than there are tiles for, and towers with windows, stay as they are.
 """
@@ -81,24 +82,25 @@ class TowerGraphs:
         padded = torch.zeros(self._room(size), 3, dtype=torch.int32)
         padded[: len(tiles)] = tiles
         parts, rows = self._graphs[size]
-        self._slices.cut()
+        num_layers = len(self._visual.blocks) // len(parts)  # of each
+        self._slices.next_layers(num_layers)
         self._tiles[: len(padded)].copy_(upload(padded, self._device))
         self._pixels[: len(pixels)].copy_(pixels)
         for name, tensor in given.items():
             self._inputs[name][: len(tensor)].copy_(tensor)
         parts[0]()
         for part in parts[1:]:
-            self._slices.cut()
+            self._slices.next_layers(num_layers)
             part()
         return rows[: len(pixels) // self._merged].clone()  # the next replay writes there
 
     def _run(self, size: int) -> torch.Tensor:
-        self._slices.begin(size)
         bounds = torch.tensor([0, size], dtype=torch.int32)
         self._attend.preset(bounds, self._tiles[: self._room(size)])
         inputs = {name: tensor[:size] for name, tensor in self._inputs.items()}
         inputs["cu_seqlens"] = bounds
-        return self._rows(run(self._visual, self._pixels[:size], [(1, 1, size)], inputs))
+        with self._slices.run(size, size):
+            return self._rows(run(self._visual, self._pixels[:size], [(1, 1, size)], inputs))
 
     def _room(self, size: int) -> int:
         """Tiles of so many patches, at most."""

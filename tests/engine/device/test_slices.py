@@ -14,10 +14,18 @@ from epd.engine.base import EngineError
 from epd.engine.device.cuda_events import CudaEventBridge
 from epd.engine.device.executor import DeviceExecutor
 from epd.engine.device.slices import Slices
+from epd.scheduling.slice_cost import SliceCost
 from tests.engine.device.test_executor import PATIENCE_S, Events, until
 
 NUM_LAYERS = 12
 LAYER_S = 0.125  # as was measured
+
+
+def costly(num_layers: int) -> SliceCost:
+    """Each layer is a slice, however fast it is."""
+    cost = SliceCost(num_layers, 1e-12, lambda: 0.0)
+    cost.observe(1, 1, num_layers, 1.0)
+    return cost
 
 
 @pytest.mark.parametrize(
@@ -33,8 +41,9 @@ LAYER_S = 0.125  # as was measured
 async def test_one_call_is_served_at_each_cut(quantum_s: float, served_behind: list[int]) -> None:
     executor = DeviceExecutor()
     layers = [nn.Linear(4, 4) for _ in range(NUM_LAYERS)]
-    slices, model = Slices(executor, layers, quantum_s), nn.Sequential(*layers)
-    slices.measured(100, LAYER_S * NUM_LAYERS)
+    cost = SliceCost(NUM_LAYERS, quantum_s, lambda: 0.0)
+    cost.observe(100, 100, NUM_LAYERS, LAYER_S * NUM_LAYERS)
+    slices, model = Slices(executor, layers, cost), nn.Sequential(*layers)
     order: list[int] = []
     for layer in layers:
         layer.register_forward_hook(lambda *_: order.append(len(order)))
@@ -43,8 +52,7 @@ async def test_one_call_is_served_at_each_cut(quantum_s: float, served_behind: l
     def run() -> torch.Tensor:
         queued.set()
         assert go.wait(PATIENCE_S)
-        slices.begin(100)
-        with torch.inference_mode():
+        with slices.run(100, 100), torch.inference_mode():
             return model(torch.ones(4))
 
     batch = executor.launch_long(run)
@@ -63,22 +71,21 @@ async def test_one_slice_is_ahead_of_the_device() -> None:
     events = Events()
     executor = DeviceExecutor(completion=CudaEventBridge(events))
     layers = [nn.Linear(4, 4) for _ in range(4)]
-    slices, model = Slices(executor, layers, 0.001), nn.Sequential(*layers)
-    slices.measured(1, 1.0)
+    slices, model = Slices(executor, layers, costly(4)), nn.Sequential(*layers)
 
     def run() -> None:
         for _ in range(2):
-            slices.begin(1)
-            with torch.inference_mode():
+            with slices.run(1, 1), torch.inference_mode():
                 model(torch.ones(4))
 
     batch = executor.launch_long(run)
-    for passed in range(7):
-        await until(lambda passed=passed: len(events.made) == 2 + passed)  # type: ignore[misc]
+    launched = [2, 3, 4, 6, 7, 7, 8, 9]  # at four cuts and the end of a run
+    for passed, count in enumerate(launched):
+        await until(lambda count=count: len(events.made) == count)  # type: ignore[misc]
         await asyncio.sleep(0.01)
-        assert len(events.made) == 2 + passed
+        assert len(events.made) == count, passed
         events.made[passed].passed.set()
-    await until(lambda: len(events.made) == 9)  # eight cuts, and the call
+    await until(lambda: len(events.made) == 11)
     for event in events.made:
         event.passed.set()
     await batch
@@ -164,19 +171,26 @@ async def test_what_is_brief_takes_nobodys_turn() -> None:
 
 
 async def test_a_rank_takes_as_many_turns_as_its_leader_gives() -> None:
-    """Whatever is queued ahead of a turn runs before it; runs of fewer and of more slices."""
+    """Whatever is queued ahead of a turn runs before it; runs of fewer slices than turns, of as
+    many, and several, as where an image has failed."""
     executor = DeviceExecutor()
     order: list[str] = []
 
-    for num_cuts in (0, 1, 5):
-        slices = Slices(executor, [nn.Identity() for _ in range(num_cuts + 1)], 0.0, is_led=True)
+    for num_layers, num_runs in ((1, 1), (2, 1), (6, 1), (2, 3)):
+        layers = [nn.Identity() for _ in range(num_layers)]
+        slices = Slices(executor, layers, costly(num_layers), is_led=True)
+        for layer in layers:
+            layer.register_forward_hook(lambda *_: order.append("layer"))
 
-        def run(slices: Slices = slices, num_cuts: int = num_cuts) -> None:
-            slices.lead(2)
-            slices.begin(1)
-            for _ in range(num_cuts + 1):
-                slices.cut()
-                order.append("slice")
+        def run(
+            slices: Slices = slices,
+            layers: list[nn.Identity] = layers,
+            num_runs: int = num_runs,
+        ) -> None:
+            slices.turns = 2
+            for _ in range(num_runs):
+                with slices.run(1, 1):
+                    nn.Sequential(*layers)(torch.ones(1))
             slices.end()
             order.append("join")
 
@@ -188,9 +202,10 @@ async def test_a_rank_takes_as_many_turns_as_its_leader_gives() -> None:
         calls.append(executor.launch(order.append, "behind"))
         await asyncio.gather(*calls, turns)
         steps = [["step 00", "step 01", "brief"], ["step 10", "step 11", "brief"]]
-        cut = min(num_cuts, 1)
-        middle = [*steps[0], *["slice"] * cut, *steps[1], *["slice"] * (num_cuts - cut)]
-        assert order == ["slice", *middle, "join", "behind"]
+        first = max(1, num_layers // 2)
+        rest = num_layers * num_runs - first
+        images = ["layer"] * first, ["layer"] * rest
+        assert order == [*images[0], *steps[0], *images[1], *steps[1], "join", "behind"]
         order.clear()
     assert await executor.close()
 
@@ -198,16 +213,15 @@ async def test_a_rank_takes_as_many_turns_as_its_leader_gives() -> None:
 async def test_a_call_that_waits_for_a_turn_ends_with_the_executor() -> None:
     """And what would follow it does not begin: other ranks would not be there."""
     executor = DeviceExecutor(max_queue=1)
-    slices = Slices(executor, [nn.Identity()] * 2, 0.0, is_led=True)
+    slices = Slices(executor, [nn.Identity(), nn.Identity()], costly(2), is_led=True)
     waits = threading.Event()
 
     def run() -> None:
-        slices.lead(2)
-        slices.begin(1)
-        slices.cut()
-        waits.set()
-        with contextlib.suppress(EngineError):  # as one that runs failed images again
-            slices.cut()
+        slices.turns = 2
+        with contextlib.suppress(EngineError), slices.run(1, 1):  # failed images run again
+            slices.next_layers(1)
+            waits.set()
+            slices.next_layers(1)
         slices.end()
 
     batch = executor.launch_long(run)
@@ -281,3 +295,80 @@ async def test_long_calls_that_were_postponed_count() -> None:
     await asyncio.gather(first, *others)
     assert await executor.launch_long(lambda: 5) == 5
     await executor.close()
+
+
+class Watch:
+    """Of a made-up clock."""
+
+    now_s = 0.0
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        assert not on_gpu
+        self._began_s = self.now_s
+        self._elapsed_s = 0.0
+
+    def stop(self) -> None:
+        self._elapsed_s = self.now_s - self._began_s
+
+    def elapsed_s(self) -> float:
+        return self._elapsed_s
+
+
+class Served:
+    """Runs of a tower and steps on a device that computes by the made-up clock."""
+
+    def __init__(self, *, is_led: bool) -> None:
+        self.executor = DeviceExecutor()
+        self.cost = SliceCost(NUM_LAYERS, 4.4 * LAYER_S, lambda: 0.0)
+        layers = [nn.Identity() for _ in range(NUM_LAYERS)]
+        self._slices = Slices(self.executor, layers, self.cost, is_led=is_led)
+        self._tower = nn.Sequential(*layers)
+        self._is_led = is_led
+        self.load = 1.0
+        for layer in layers:
+            layer.register_forward_hook(lambda *_: passes(LAYER_S * self.load))
+
+    def _run(self, num_turns: int) -> None:
+        self._slices.turns = num_turns
+        with self._slices.run(100, 100):
+            self._tower(torch.ones(1))
+        self._slices.end()
+
+    async def num_slices(self, num_runs: int, step_s: float = 0.0, brief_s: float = 0.0) -> int:
+        """Behind so many runs, with calls of these times ahead of each slice."""
+        for _ in range(num_runs):
+            num_turns = self.cost.num_slices(100, 100) if self._is_led else 0
+            go = threading.Event()
+            calls = [self.executor.launch_long(go.wait, PATIENCE_S)]
+            calls.append(self.executor.launch_long(self._run, num_turns))
+            for _ in range(num_turns or NUM_LAYERS):
+                if brief_s:
+                    calls.append(self.executor.launch_brief(passes, brief_s))
+                if step_s:
+                    calls.append(self.executor.launch(passes, step_s))
+                if num_turns:
+                    calls.append(self.executor.go_on())
+            go.set()
+            await asyncio.gather(*calls)
+        return self.cost.num_slices(100, 100)
+
+
+def passes(elapsed_s: float) -> None:
+    Watch.now_s += elapsed_s
+
+
+@pytest.mark.parametrize("is_led", [False, True])
+async def test_costs_are_followed(is_led: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start under load is over when the load is.  Long steps make slices longer; steps as long as
+    layers do not, nor does what is brief."""
+    monkeypatch.setattr("epd.engine.device.slices.Stopwatch", Watch)
+    monkeypatch.setattr(Watch, "now_s", 0.0)
+    served = Served(is_led=is_led)
+    served.load = 3.0
+    assert await served.num_slices(4) == 12, "a layer fills more than half of a quantum"
+    served.load = 1.0
+    assert await served.num_slices(30) == 3
+    assert await served.num_slices(20, step_s=LAYER_S) == 3
+    assert await served.num_slices(20, brief_s=100.0) == 3
+    assert await served.num_slices(100, step_s=100.0) == 1, "a share of a step is longer than a run"
+    assert await served.executor.close()

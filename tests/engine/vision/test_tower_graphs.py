@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from epd.engine.base import Rows
 from epd.engine.vision.segments import SegmentAttention, attend_plainly
 from epd.families.qwen_vl.tower_graphs import MAX_SEGMENTS, STEP
+from epd.scheduling.slice_cost import SliceCost
 from tests.engine.conftest import drawn_image
 from tests.engine.driver import Driver, expand, png
 
@@ -137,28 +139,42 @@ async def test_rows_are_the_towers_own(
         del visual.graphs
 
 
-async def test_runs_are_captured_in_their_slices(
+async def test_runs_are_captured_by_layer_and_cut_by_what_they_cost_now(
     driver: Callable[[str], Driver], captured: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph for each slice, and each is cut off by one call of those that wait."""
+    """A graph for each layer; one where a run is shorter than a quantum."""
     serving = driver("qwen3_vl")
     slices = serving.vision._slices  # type: ignore[union-attr]
     num_layers = slices._num_layers
     assert num_layers > 1
     expected = await rows_of(serving, BATCHES[0])
-    monkeypatch.setattr(slices, "_quantum_s", 1.0)
-    monkeypatch.setattr(slices, "_patch_s", 1.0 / STEP)  # a layer of the smallest size: a quantum
+    cost = SliceCost(num_layers, 1.0, lambda: 0.0)
+    cost.observe(STEP, STEP, num_layers, 0.9)
+    monkeypatch.setattr(slices, "cost", cost)
     visual = captured("qwen3_vl")
-    ways: list[int] = []
+    order: list[str] = []
+    seen: list[float] = []
     try:
-        assert {len(parts) for parts, _ in visual.graphs._graphs.values()} == {num_layers}
-        monkeypatch.setattr(slices._executor, "give_way", lambda: ways.append(1))
+        graphs = visual.graphs._graphs
+        numbers = {size: len(parts) for size, (parts, _) in graphs.items()}
+        assert numbers == {STEP: 1, 2 * STEP: num_layers, 3 * STEP: num_layers}
+        monkeypatch.setattr(slices._executor, "give_way", lambda: order.append("way"))
         monkeypatch.setattr(slices, "on_cut", lambda: None)  # the player's call is not cut again
         found = await rows_of(serving, BATCHES[0])
-        assert not ways, "nothing gives way to others while a run is recorded"
+        assert not order, "nothing gives way to others while a run is recorded"
         monkeypatch.setattr(slices, "on_cut", None)
-        await rows_of(serving, BATCHES[0])
-        assert len(ways) == 2 * num_layers, "before each part, and by the player's own call"
+        monkeypatch.setattr(cost, "observe", lambda *told: seen.append(told[2]))
+        for size, (parts, rows) in graphs.items():
+            graphs[size] = ([partial(order.append, "graph")] * len(parts), rows)
+        for count in (num_layers, 1):
+            monkeypatch.setattr(cost, "num_slices", lambda *_, count=count: count)
+            await rows_of(serving, BATCHES[0])
+        ways = ["way", "graph"] * num_layers, ["way", *["graph"] * num_layers]
+        assert order == [*ways[0], *ways[1]]
+        assert seen == [*[1] * num_layers, num_layers]
+        seen.clear()
+        await rows_of(serving, BATCHES[1])
+        assert seen == [num_layers], "of one graph"
     finally:
         del visual.graphs
     for one, wanted in zip(found, expected, strict=True):

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from epd.engine.base import EncodeFailure, Patches, Rows
+from epd.engine.device import slices
 from epd.engine.factory import build_executor, build_vision
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.errors import MediaError
 from tests.engine.conftest import CONFIG, chat, drawn_image
+from tests.engine.device.test_slices import Watch
 from tests.engine.driver import Driver, expand, png
 from tests.engine.tiny_models import VISION_FAMILIES
 
@@ -59,6 +61,34 @@ async def test_slices_change_no_row(family: str, driver: Callable[[str], Driver]
     assert sliced._slices._per_slice == 1 and sliced._slices._layer > 1
     assert sum(other.done() for other in others) >= min(len(others), sliced._slices._layer - 1)
     await executor.close()
+
+
+async def test_a_start_under_load_is_over_when_the_load_is(
+    driver: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a made-up clock: the device is shared with two others while the engine starts."""
+    monkeypatch.setattr(slices, "Stopwatch", Watch)
+    monkeypatch.setattr(Watch, "now_s", 0.0)
+    serving = driver("qwen3_vl")
+    layers = vision_of(serving)._adapter.tower_layers(vision_of(serving).model)
+    load = 3.0
+
+    def pass_time(module: torch.nn.Module, *_: Any) -> None:
+        if isinstance(module, type(layers[0])):
+            Watch.now_s += 0.001 * load
+
+    config = msgspec.structs.replace(CONFIG, max_quantum_ms=1.0 + len(layers))
+    with torch.nn.modules.module.register_module_forward_hook(pass_time):
+        sliced = build_vision(serving.model_dir, config, max_batch_patches=256)
+        (patches,) = await patches_of(serving, (128, 128))
+        size = patches.num_patches
+        assert sliced._slices.cost.num_slices(size, size) > 1
+        load = 1.0
+        for _ in range(100):
+            await sliced.encode([patches])
+        assert sliced._slices.cost.num_slices(size, size) == 1
+        assert sliced.patch_s == pytest.approx(0.001 * len(layers) / size, rel=0.05)
+    await sliced._executor.close()
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
