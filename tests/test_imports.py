@@ -63,7 +63,8 @@ LEAVES = ("epd.config", "epd.dropped", "epd.errors", "epd.later", "epd.topology"
 READERS = ("epd.media_files", "epd.model_files", "epd.engine.weights.pieces")
 FILES = ("epd.families.registry", *READERS)
 STORED = ("epd.engine.weights.stored", "epd.engine.weights.stored_formats")
-TREE = packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS  # of what computes
+# Of what computes.
+TREE = packages("av", "flash_attn", "msgspec", "numpy", "PIL", "triton") | TENSORS
 TRANSPORT = packages("msgspec", "numpy", "zlib_ng", "zmq")
 TRANSPORT_LAZY = packages("cuda", "mooncake", "torch")
 

@@ -12,6 +12,8 @@ import os
 import pytest
 import torch
 
+from epd.engine.kernels import Kernels, fast
+
 PRETENDED = False  # of `compiled.py`: kernels are compiled and not run
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 
@@ -38,3 +40,14 @@ def kernel_device() -> str:
     if not INTERPRETED:
         pytest.skip("no CUDA device, and Triton is not interpreted (TRITON_INTERPRET=1)")
     return "cpu"
+
+
+@pytest.fixture(params=["triton", "library"])
+def attention(request: pytest.FixtureRequest) -> Kernels:
+    """The kernels, with attention of prompts and towers by each that can be had."""
+    if request.param == "triton":
+        return Kernels(on_cuda=True)
+    library = fast.library()
+    if not library:
+        pytest.skip("no library of attention for this device (epd[fast])")
+    return Kernels(on_cuda=True, library=library)

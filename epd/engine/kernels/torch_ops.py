@@ -1,4 +1,4 @@
-"""The decoder's kernels in plain torch: what `triton_ops` must compute, on any device.
+"""Kernels of decoder and tower in plain torch: what those for CUDA must compute, on any device.
 
 Shapes: T tokens, H hidden, D head dimension.  Rounding is that of transformers' modules.
 
@@ -8,6 +8,7 @@ its rows as `Scaled` (`fp8`).
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,4 +157,36 @@ def attend(
             queries[None], key[None], value[None], attn_mask=mask, scale=scaling, enable_gqa=True
         )
         out[cu_q[i] : cu_q[i + 1]] = attended[0].transpose(0, 1)
+    return out
+
+
+def list_segments(
+    bounds: list[int], head_dim: int, room: tuple[int, int] | None = None
+) -> torch.Tensor | None:
+    """What `attend_segments` reads; int32, for the device.
+
+    `bounds`: cumulative lengths of the segments, from 0.  `room`: patches and segments of a
+    captured run, whose shape depends on nothing else; None: there are more.
+    """
+    patches, count = room or (bounds[-1], len(bounds) - 1)
+    if len(bounds) > count + 1 or bounds[-1] > patches:
+        return None
+    return torch.tensor(bounds + bounds[-1:] * (count + 1 - len(bounds)), dtype=torch.int32)
+
+
+def attend_segments(qkv: torch.Tensor, segments: torch.Tensor, scaling: float) -> torch.Tensor:
+    """`[T, num_heads * D]`: each patch of a tower over its own segment, in both directions.
+
+    qkv `[T, 3, num_heads, D]`, contiguous, may be overwritten.  Rows of no segment are anything.
+    """
+    out = qkv.new_zeros(len(qkv), qkv[0, 0].numel())
+    at = 0
+    lengths = (end - start for start, end in itertools.pairwise(segments.tolist()))
+    for length, group in itertools.groupby(lengths):  # those of one length are one call
+        end = at + length * len(list(group))
+        if length:
+            heads = qkv[at:end].unflatten(0, (-1, length)).permute(2, 0, 3, 1, 4)
+            attended = functional.scaled_dot_product_attention(*heads, scale=scaling)
+            out[at:end] = attended.transpose(1, 2).reshape(end - at, -1)
+        at = end
     return out

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -147,12 +148,21 @@ def attend(
     batch: FlatBatch,
     scaling: float,
 ) -> torch.Tensor:
-    out = torch.empty_like(query)
+    return attend_with(attend_prompts, query, layer, batch, scaling)
+
+
+Prompts = Callable[[torch.Tensor, "KvLayer", "FlatBatch", float], torch.Tensor]
+
+
+def attend_with(
+    prompts: Prompts, query: torch.Tensor, layer: KvLayer, batch: FlatBatch, scaling: float
+) -> torch.Tensor:
+    """`prompts` gives memory for all rows, and in it those of the sequences behind the decodes."""
     has_decodes, has_prompts = bool(batch.shape.num_decodes), bool(batch.shape.num_tiles)
     beside = has_decodes and has_prompts and query.is_cuda
     branch = _Branch(query.device) if beside and torch.cuda.is_current_stream_capturing() else None
-    if has_prompts:  # first: their programs need most of a multiprocessor, those of decodes little
-        _launch_prefill(query, layer, batch, scaling, out)
+    # First: their programs need most of a multiprocessor, those of decodes little.
+    out = prompts(query, layer, batch, scaling) if has_prompts else torch.empty_like(query)
     if has_decodes:
         with branch or contextlib.nullcontext():
             attend_decodes(query, layer, batch, scaling * LOG2E, out)
@@ -201,13 +211,10 @@ def _prompt_tiling(device: torch.device, block_d: int) -> _Tiling:
     return _Tiling(64, 8, 7 if triton_device.shared_nbytes(device) >= 170_000 else 3)
 
 
-def _launch_prefill(
-    query: torch.Tensor,
-    layer: KvLayer,
-    batch: FlatBatch,
-    scaling: float,
-    out: torch.Tensor,
-) -> None:
+def attend_prompts(
+    query: torch.Tensor, layer: KvLayer, batch: FlatBatch, scaling: float
+) -> torch.Tensor:
+    out = torch.empty_like(query)
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     is_fp8 = layer.keys.scales is not None
     exact = query.dtype == torch.float32 and not is_fp8
@@ -230,6 +237,7 @@ def _launch_prefill(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip
+    return out
 
 
 WIDE_PROMPTS = _Tiling(32, 8, 3)  # heads of more than 128: what registers and memory have room for

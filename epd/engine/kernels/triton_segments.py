@@ -97,31 +97,33 @@ def tiling_for(head_dim: int) -> Tiling:
     return NARROW if head_dim <= 64 else WIDE
 
 
-def tiles_of(bounds: list[int], head_dim: int) -> torch.Tensor:
+def list_segments(
+    bounds: list[int], head_dim: int, room: tuple[int, int] | None = None
+) -> torch.Tensor | None:
     """int32 `[num_tiles, 3]`: first query, begin and end of its segment; the longest segments
-    first, since what begins last should be short.
-
-    `bounds`: cumulative lengths, from 0.
-    """
+    first, since what begins last should be short."""
     block_m = tiling_for(head_dim).block_m
     segments = sorted(itertools.pairwise(bounds), key=lambda ends: ends[0] - ends[1])
     tiles = [(first, start, end) for start, end in segments for first in range(start, end, block_m)]
+    if room is not None:
+        patches, count = room
+        most = patches // block_m + count  # each segment may end in a tile of its own
+        if len(tiles) > most:
+            return None
+        tiles += [(0, 0, 0)] * (most - len(tiles))
     return torch.tensor(tiles, dtype=torch.int32).view(-1, 3)
 
 
-def attend_segments(qkv: torch.Tensor, tiles: torch.Tensor, scaling: float) -> torch.Tensor:
-    """`[T, num_heads * D]`: each patch over its segment.
-
-    qkv `[T, 3, num_heads, D]`, contiguous, of 16 bits; tiles: those of `tiles_of`, on the device.
-    """
+def attend_segments(qkv: torch.Tensor, segments: torch.Tensor, scaling: float) -> torch.Tensor:
+    """qkv of 16 bits."""
     num_tokens, _, num_heads, head_dim = qkv.shape
     tiling = tiling_for(head_dim)
     size = num_heads * head_dim
     out = qkv.new_empty(num_tokens, size)
     block_d = max(16, triton.next_power_of_2(head_dim))
     packed = TensorDescriptor(qkv, [num_tokens, 3 * size], [3 * size, 1], [tiling.block_n, block_d])
-    _segments[(len(tiles), num_heads)](
-        packed, qkv, tiles, out, scaling * LOG2E, SIZE=size, HEAD_DIM=head_dim, BLOCK_D=block_d,
+    _segments[(len(segments), num_heads)](
+        packed, qkv, segments, out, scaling * LOG2E, SIZE=size, HEAD_DIM=head_dim, BLOCK_D=block_d,
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip

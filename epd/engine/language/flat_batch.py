@@ -27,7 +27,7 @@ its row among the tokens that the previous step has sampled, which never leave t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +107,8 @@ class FlatBatch:
     joins: torch.Tensor  # [num_joins, 3]: decode (-1: none), first place of its sums, and their end
     indices: torch.Tensor  # [sum of blocks]
     chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
+    # What kernels make of these, once for all layers.
+    derived: dict[object, tuple[torch.Tensor, ...]] = field(init=False, default_factory=dict)
 
 
 ALIGNED = 4  # integers: fields begin at 16 bytes, or a kernel would be compiled for each offset

@@ -5,14 +5,14 @@ Theory of operation
 A small image takes less time on the device than launching its kernels takes on the host.  Under
 load the host is late for large ones, too: threads that decode images hold the interpreter.  So runs
 are captured once for some numbers of patches; one is then a copy of what it reads into the next
-larger shape, and replays.  Padding belongs to no segment: no tile of attention covers it.
+larger shape, and replays.  Padding belongs to no segment: attention writes no row of it.
 Everything else in a tower looks at one patch, or the patches of one row, at a time.
 
 A run that may be cut into slices (`slices`) is captured as its layers, one graph each, since how
 long slices are follows what they cost.  What one graph leaves for the next lies in memory that all
 share: no other run comes between them.
 
-Runs of more segments than there are tiles for, and towers with windows, stay as they are.
+Runs of more segments than there is room for, and towers with windows, stay as they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from epd.engine.vision.segments import SegmentAttention
 from epd.engine.vision.tower import Grid, run, tower_inputs
 
 STEP = 128  # between the sizes: what pads is computed, too
-MAX_SEGMENTS = 16  # each may end in a tile of its own
+MAX_SEGMENTS = 16
 
 
 class TowerGraphs:
@@ -60,7 +60,8 @@ class TowerGraphs:
         del given["cu_seqlens"]
         self._pixels = pixels.new_zeros(most, pixels.shape[1])
         self._inputs = {name: t.new_zeros(most, *t.shape[1:]) for name, t in given.items()}
-        self._tiles = torch.zeros(self._room(most), 3, dtype=torch.int32, device=self._device)
+        self._ops = self._attend.kernels(attention.qkv.weight)
+        self._segments = self._list([0], most).to(self._device)
         self._rows = OnePlace()
         slices.on_cut = record.cut
         self._graphs = {
@@ -76,15 +77,13 @@ class TowerGraphs:
         size = self._sizes[at]
         given = tower_inputs(self._visual, grids, self._device)
         bounds = given.pop("cu_seqlens").tolist()
-        tiles = self._attend.kernels.tiles_of(bounds, self._head_dim)
-        if len(tiles) > self._room(size):
+        segments = self._list(bounds, size)
+        if segments is None:
             return None
-        padded = torch.zeros(self._room(size), 3, dtype=torch.int32)
-        padded[: len(tiles)] = tiles
         parts, rows = self._graphs[size]
         num_layers = len(self._visual.blocks) // len(parts)  # of each
         self._slices.next_layers(num_layers)
-        self._tiles[: len(padded)].copy_(upload(padded, self._device))
+        self._segments[: len(segments)].copy_(upload(segments, self._device))
         self._pixels[: len(pixels)].copy_(pixels)
         for name, tensor in given.items():
             self._inputs[name][: len(tensor)].copy_(tensor)
@@ -96,12 +95,12 @@ class TowerGraphs:
 
     def _run(self, size: int) -> torch.Tensor:
         bounds = torch.tensor([0, size], dtype=torch.int32)
-        self._attend.preset(bounds, self._tiles[: self._room(size)])
+        self._attend.preset(bounds, self._segments[: len(self._list([0], size))])
         inputs = {name: tensor[:size] for name, tensor in self._inputs.items()}
         inputs["cu_seqlens"] = bounds
         with self._slices.run(size, size):
             return self._rows(run(self._visual, self._pixels[:size], [(1, 1, size)], inputs))
 
-    def _room(self, size: int) -> int:
-        """Tiles of so many patches, at most."""
-        return size // self._attend.kernels.tiling_for(self._head_dim).block_m + MAX_SEGMENTS
+    def _list(self, bounds: list[int], size: int) -> Any:
+        """As the kernel reads them, in the room of a size; None: there is none."""
+        return self._ops.list_segments(bounds, self._head_dim, (size, MAX_SEGMENTS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,41 +10,25 @@ import pytest
 import torch
 
 from epd.engine.base import Rows
-from epd.engine.vision.segments import SegmentAttention, attend_plainly
+from epd.engine.kernels import torch_ops
+from epd.engine.vision.segments import SegmentAttention
 from epd.families.qwen_vl.tower_graphs import MAX_SEGMENTS, STEP
 from epd.scheduling.slice_cost import SliceCost
 from tests.engine.conftest import drawn_image
 from tests.engine.driver import Driver, expand, png
 
-BLOCK_M = 16
-GARBAGE = float("nan")  # where no tile writes
+GARBAGE = float("nan")  # in rows of no segment
 
 
-class Tiled:
-    """The kernel over tiles, in torch."""
+class Garbled:
+    """The specification, which leaves anything where no segment is."""
 
-    block_m = BLOCK_M
+    list_segments = staticmethod(torch_ops.list_segments)
 
-    def tiling_for(self, head_dim: int) -> Tiled:
-        return self
-
-    def tiles_of(self, bounds: list[int], head_dim: int) -> torch.Tensor:
-        tiles = [
-            (first, start, end)
-            for start, end in itertools.pairwise(bounds)
-            for first in range(start, end, BLOCK_M)
-        ]
-        return torch.tensor(tiles, dtype=torch.int32)
-
-    def attend_segments(
-        self, qkv: torch.Tensor, tiles: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
-        out = qkv.new_full((len(qkv), qkv[0, 0].numel()), GARBAGE)
-        for first, start, end in tiles.tolist():
-            rows = slice(first, min(first + BLOCK_M, end))
-            if start < end:
-                attended = attend_plainly(qkv[start:end].contiguous(), [0, end - start], scaling)
-                out[rows] = attended[rows.start - start : rows.stop - start]
+    @staticmethod
+    def attend_segments(qkv: torch.Tensor, segments: torch.Tensor, scaling: float) -> torch.Tensor:
+        out = torch_ops.attend_segments(qkv, segments, scaling)
+        out[int(segments[-1]) :] = GARBAGE
         return out
 
 
@@ -77,7 +60,7 @@ def captured(
     def make(family: str) -> Any:
         vision: Any = driver(family).vision
         monkeypatch.setattr(SegmentAttention, "is_tiled", lambda self, qkv: True)
-        monkeypatch.setattr(SegmentAttention, "kernels", Tiled())
+        monkeypatch.setattr(SegmentAttention, "kernels", lambda self, qkv: Garbled)
         vision.capture(Played(), 3 * STEP)
         return vision.model.model.visual
 

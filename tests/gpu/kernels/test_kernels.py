@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from epd.engine.kernels import kernels_for
+from epd.engine.kernels import Kernels, kernels_for
 from epd.engine.kernels.eight_bits import FP8
 from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, shape_of, view
 from epd.engine.language.kv_pool import KvPart, KvPool, layer_nbytes
@@ -202,6 +202,14 @@ def make_batch(
 ) -> tuple[FlatBatch, int]:
     """Sequences of (start, count) over scattered blocks, with room for so many more of everything,
     and how many blocks there are; decodes in parts for a device that runs so many at once."""
+    sequences, num_blocks = sequences_of(extents)
+    exact = shape_of([count for _, count in extents], tile)
+    room = BatchShape(*(size + padded for size in exact))._replace(at_once=at_once)
+    data, shape = pack(sequences, BLOCK, tile, room)
+    return view(torch.from_numpy(data).to(device), shape, tile), num_blocks
+
+
+def sequences_of(extents: list[tuple[int, int]]) -> tuple[list[FlatSequence], int]:
     rng = random.Random(str(extents))
     needed = [-(-(start + count) // BLOCK) for start, count in extents]
     free = rng.sample(range(sum(needed) + 3), sum(needed))
@@ -209,10 +217,7 @@ def make_batch(
     for (start, count), blocks in zip(extents, needed, strict=True):
         table = np.array([free.pop() for _ in range(blocks)], np.int32)
         sequences.append(FlatSequence([0] * count, start, table, start))
-    exact = shape_of([count for _, count in extents], tile)
-    room = BatchShape(*(size + padded for size in exact))._replace(at_once=at_once)
-    data, shape = pack(sequences, BLOCK, tile, room)
-    return view(torch.from_numpy(data).to(device), shape, tile), sum(needed) + 3
+    return sequences, sum(needed) + 3
 
 
 SMALL = [(0, 1), (40, 1), (130, 1), (0, 3), (33, 20), (0, 70), (100, 65)]
@@ -224,12 +229,14 @@ LARGE = [(1300 + 7 * i, 1) for i in range(24)] + [(0, 1024), (512, 777), (3000, 
     ("heads", "kv_heads", "dim"),
     [(4, 2, 64), (6, 2, 80), (8, 8, 96), (32, 8, 128), (8, 2, 256)],
 )
-def test_attention(heads: int, kv_heads: int, dim: int, padded: int, kernel_device: str) -> None:
+def test_attention(
+    heads: int, kv_heads: int, dim: int, padded: int, kernel_device: str, attention: Kernels
+) -> None:
     """Mixed chunk lengths with history, decodes, grouped heads, rows of padding, NaN elsewhere.
 
     Decodes are few enough to be cut into parts, or too many for that; what pads is not written.
     """
-    ops = kernels_for("cuda")
+    ops = attention
     small = kernel_device == "cpu"
     extents = SMALL if small else LARGE
     for dtype, limit in dtypes(kernel_device):
@@ -245,6 +252,37 @@ def test_attention(heads: int, kv_heads: int, dim: int, padded: int, kernel_devi
         known = sum(count for _, count in extents)
         assert len(found) == known + padded
         assert relative(found[:known], expected[:known]) < limit, (dtype, extents)
+
+
+def test_a_captured_step_takes_other_prompts(cuda: str, attention: Kernels) -> None:
+    """It has their tables spread anew, also where what ran before left numbers that are none."""
+    room = BatchShape(900, 24, 8, 23, 0, 66)
+    steps = [
+        [(0, 128)],
+        [(700, 1), (0, 5), (77, 130), (2000, 256)],
+        [(40, 1), (300, 1), (16, 16), (1000, 777)],
+        [(0, 2), (0, 17), (15, 33), (127, 129), (129, 200)],
+    ]
+    kept = torch.zeros(1 << 16, dtype=torch.int32, device=cuda)
+    flat = view(kept, room, 128)
+    query = torch.randn(900, 8, 128, dtype=torch.bfloat16, device=cuda)
+    pool = make_pool(query.dtype, 2, 128, cuda, 400)
+    wide = make_pool(torch.float64, 2, 128, cuda, 400)
+    graph, found = torch.cuda.CUDAGraph(), query
+    for extents in steps:
+        data, _ = pack(sequences_of(extents)[0], BLOCK, 128, room)
+        kept[: len(data)].copy_(torch.from_numpy(data))
+        pool.tensor.fill_(torch.nan)
+        fill(pool, wide, flat)
+        if found is query:
+            attention.attend(query, pool.layer(1), flat, 0.1)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                found = attention.attend(query, pool.layer(1), flat, 0.1)
+        graph.replay()
+        expected = SPECIFIED.attend(query.double(), wide.layer(1), flat, 0.1)
+        known = sum(count for _, count in extents)
+        assert relative(found[:known], expected[:known]) < 8e-3, extents
 
 
 @pytest.mark.parametrize("padded", [0, 10])
