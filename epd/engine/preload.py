@@ -7,15 +7,11 @@ end for those that torch starts for a large tensor, such as a router of 128 expe
 
 from __future__ import annotations
 
-import torch
+import os
 
-from epd.engine import factory
-from epd.engine.adapter import adapter_for
-from epd.engine.language import attention
-from epd.engine.weights.loading import parameters_on_meta
-from epd.model_files.checkpoint import read_checkpoint
-
-__all__ = ["factory", "preload"]
+# Where flash-attn is installed, transformers asks at its import whether there is a GPU.  With this
+# torch answers by NVML; had CUDA answered, no process that is forked later could begin it.
+NVML_ANSWERS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def preload(model_dir: str) -> None:
@@ -23,6 +19,15 @@ def preload(model_dir: str) -> None:
 
     torch has one thread from here on; a worker sets its own number (`build_executor`).
     """
+    os.environ.update(NVML_ANSWERS)
+    import torch
+
+    from epd.engine import factory  # noqa: F401  (what a worker imports)
+    from epd.engine.adapter import adapter_for
+    from epd.engine.language import attention
+    from epd.engine.weights.loading import parameters_on_meta
+    from epd.model_files.checkpoint import read_checkpoint
+
     torch.set_num_threads(1)
     adapter = adapter_for(read_checkpoint(model_dir, weights=False), attention.NAME)
     attention.register()

@@ -1,9 +1,11 @@
-"""What a process that will fork workers imports leaves it with no thread of torch."""
+"""What a process that will fork workers imports leaves it with no thread of torch, nor CUDA."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -57,3 +59,33 @@ def test_a_large_router_starts_no_thread(tmp_path: Path) -> None:
         assert passes_in_a_fork(check_a_workers_threads)
 
     assert passes_in_a_fork(check)
+
+
+ON_A_GPU = """
+import sys, torch
+torch.cuda._is_compiled = lambda: True
+torch.cuda._device_count_nvml = lambda: asked.append(1) or 1
+torch._C._cuda_getCurrentRawStream = None
+torch._C._cuda_getDeviceCount = lambda: sys.exit("CUDA has begun")
+asked = []
+from epd.engine.preload import preload
+preload(sys.argv[1])
+assert asked, "transformers has asked"
+"""
+
+
+def test_flash_attn_does_not_let_cuda_begin(tmp_path: Path) -> None:
+    """transformers looks for a GPU at its import where flash-attn is installed; a worker could not
+    have begun CUDA after that."""
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / "__init__.py").touch()
+    described = tmp_path / "flash_attn_4-4.0.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-attn-4\nVersion: 4.0\n")
+    (described / "top_level.txt").write_text("flash_attn\n")
+    path = os.pathsep.join([str(Path.cwd()), str(tmp_path)])
+    subprocess.run(
+        [sys.executable, "-c", ON_A_GPU, str(CHECKPOINT)],
+        check=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )

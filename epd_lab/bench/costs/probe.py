@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from epd import tiny
 from epd.cli.scratch import scratch
 from epd.cli.start.preflight import computed_nbytes
 from epd.config import Settings
+from epd.engine.preload import NVML_ANSWERS
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.config_sizes import Sizes
@@ -79,6 +81,7 @@ PROBES = (
 def run(probes: Sequence[Probe], settings: Settings, limit_s: float) -> Iterator[dict[str, Any]]:
     """A row of each probe and number of layers, as soon as it is there: `figures`, or `failed`, a
     sentence.  `limit_s`: of each, after which it is ended."""
+    os.environ.update(NVML_ANSWERS)
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     for probe in probes:
