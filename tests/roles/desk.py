@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import msgspec
 
 from epd.failure import Failure, FailureKind
 from epd.frontend import GenerationUpdate, Stage
+from epd.fsm.kernel import Event, Machine, State
 from epd.messages import (
     Address,
     Heartbeat,
@@ -22,12 +23,16 @@ from epd.messages import (
     TokenChunk,
     Tokens,
 )
+from epd.roles.base import Component
 from epd.transport.base import Buffer, Received
 from epd_lab.sim.cluster import GATEWAY, Settings
+from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
+Part = TypeVar("Part", bound=Component[Any])
+Kind = TypeVar("Kind", bound=Machine)
 GOES_OUT = (Heartbeat, Join, LinkEcho, LinkProbe)  # it stays a member
 
 
@@ -36,10 +41,37 @@ class Desk:
 
     def __init__(self, cluster: Simulated, name: str, role: Any) -> None:
         self.cluster, self.name, self.role = cluster, name, role
-        self.actor = cluster.node(name).actor
+        node = cluster.node(name)
+        self.actor = node.actor
+        self.whole: Any = node.gateway or node.instance  # that the role is a part of
         self.said: list[tuple[str, Message]] = []
         self.goes_out: tuple[type[Message], ...] = GOES_OUT
         self._send = self.actor.send
+        self._seen: dict[tuple[type[Machine], str], Machine] = {}
+        cluster.world.watchers.append(self._see)
+
+    def _see(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if process is self.cluster.node(self.name).process:
+            self._seen[type(machine), machine.key] = machine
+
+    def machine(self, kind: type[Kind], key: str) -> Kind | None:
+        """The last one of this key that an event has reached; None if it is over."""
+        found = self._seen.get((kind, key))
+        return found if isinstance(found, kind) and not found.terminal else None
+
+    def part(self, kind: type[Part]) -> Part:
+        """Of the same process."""
+        (found,) = (one for one in self.actor.components if isinstance(one, kind))
+        return found
+
+    def fall_silent(self, *names: str, for_s: float = 1.01) -> None:
+        """The first lives of these do not answer this process."""
+        self.goes_out = ()
+        for name in names:
+            self.do(self.whole.links.doubt, Address(name, 1, ""))
+        self.cluster.pass_time(for_s)
 
     def do(self, call: Any, *args: Any) -> Any:
         """Call as the process would: as an item of its inbox."""
@@ -89,7 +121,7 @@ class Open:
         ask = Ask(1, 0.0, text, placed, **{"max_tokens": 5, **wishes})
         self.prepared = ask.generation(stage)
         self.stream = at.cluster.within(GATEWAY, at.role.submit, self.prepared)
-        self.machine = at.role._open[self.stream.request_id]
+        self.machine = at.role.open_ones()[-1]
 
     @property
     def key(self) -> str:

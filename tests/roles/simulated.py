@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from epd.fsm.instance import Instance as Registered
 from epd.roles.compose import Gateway, Instance
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import GATEWAY, Cluster, Node, Settings
@@ -48,6 +49,11 @@ class Simulated:
         gateway = self.node(GATEWAY).gateway
         assert gateway is not None
         return gateway
+
+    def registered(self, name: str) -> Registered:
+        """The instance as the gateway knows it."""
+        known = {one.info.address.instance_id: one for one in self.gateway.registry.instances}
+        return known[name]
 
     def ask(self, *images: Image, **wishes: Any) -> Record:
         """A client asks now; the record is what it sees."""

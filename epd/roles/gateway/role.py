@@ -109,8 +109,8 @@ class GatewayRole(Component[Generation]):
         self._losses = Losses(actor, self, registry, dispatcher, self._elsewhere)
 
     def live(self) -> dict[str, int]:
-        assigned = self._dispatcher.books.num_assigned
-        return {"generations": len(self._open), "assigned": assigned, **self._offers.live()}
+        own = {"generations": len(self._open), "assigned": self._dispatcher.books.num_assigned}
+        return {**own, "timelines": len(self._timelines), **self._offers.live()}
 
     # --- the API's side ---------------------------------------------------------------------------
 

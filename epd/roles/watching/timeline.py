@@ -20,6 +20,10 @@ class Timelines:
         self._actor = actor
         self._reports: dict[str, dict[tuple[str, Span], None]] = {}
 
+    def __len__(self) -> int:
+        """Requests with reports."""
+        return len(self._reports)
+
     def add(self, source: str, request_id: str, spans: tuple[Span, ...]) -> None:
         """A stage's message; repeats change nothing."""
         report = self._reports.setdefault(request_id, {})

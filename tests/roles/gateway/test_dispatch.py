@@ -16,7 +16,7 @@ from epd.roles.gateway.affinity import SHORT_BLOCKS, _num_tokens, _tokens
 from epd.scheduling.placement import Unplaceable
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine.golden import BLOCK_SIZE, Image
-from tests.roles.desk import Open, gateway
+from tests.roles.desk import Open, desk, gateway
 from tests.roles.simulated import DEFAULTS
 
 TIMING = DEFAULTS.timing
@@ -25,7 +25,7 @@ ONE, TWO = Image("one"), Image("two")
 
 def test_the_books_are_of_what_is_open() -> None:
     with gateway() as at:
-        dispatcher = at.role._dispatcher
+        dispatcher = at.whole.dispatcher
         books, one = dispatcher.books, Open(at, "", ONE)
         names = {one.encoder(0), one.prefill, one.decode}
         assert {n: books.assigned_to(n) for n in ("e0", "e1", "p0", "p1", "d0", "d1")} == {
@@ -64,13 +64,13 @@ def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not
 def test_a_request_without_a_topology_waits_for_so_long() -> None:
     with gateway() as at:
         lacking = Unplaceable("no prefill")
-        with mock.patch.object(at.role._dispatcher, "choose", return_value=lacking):
+        with mock.patch.object(at.whole.dispatcher, "choose", return_value=lacking):
             one = Open(at)
             for waited_s, is_over in ((TIMING.topology_timeout_s - 0.1, False), (0.2, True)):
                 at.cluster.pass_time(waited_s)
                 assert one.machine.terminal == is_over
         assert one.machine.failure == Failure(FailureKind.UNAVAILABLE, "no prefill")
-        with mock.patch.object(at.role._dispatcher, "choose", return_value=lacking):
+        with mock.patch.object(at.whole.dispatcher, "choose", return_value=lacking):
             other = Open(at)
         at.cluster.pass_time(TIMING.retry_interval_s + 0.1)
         assert other.machine.state is S.PLACED
@@ -79,14 +79,11 @@ def test_a_request_without_a_topology_waits_for_so_long() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_rows_that_storage_does_not_have_need_an_encoder_that_there_was(*, known: bool) -> None:
-    with gateway() as at:
-        books, one = at.role._dispatcher, Open(at, "", ONE)
-        for name in ("e0", "e1"):
-            if known:
-                left = SimpleNamespace(source=name, epoch=1, message=None)
-                at.do(at.role._registry.on_leave, left)
-            else:
-                del at.role._registry._instances[name]
+    with desk("1e1p1d" if known else "1p1d", GATEWAY, "role") as at:
+        books, one = at.whole.dispatcher, Open(at, "", ONE)
+        if known:
+            left = SimpleNamespace(source="e0", epoch=1, message=None)
+            at.do(at.whole.registry.on_leave, left)
         machine: Any = one.machine
         assert books.may_come(machine), "of any other thing"
         assert isinstance(books.choose(machine), Unplaceable)
@@ -97,30 +94,28 @@ def test_rows_that_storage_does_not_have_need_an_encoder_that_there_was(*, known
 
 
 def test_what_is_lacking_is_told() -> None:
-    with gateway() as at:
-        books = at.role._dispatcher
-        assert books.lacking(with_images=True) == ""
-        for name in ("e0", "e1"):
-            del at.role._registry._instances[name]
-        assert "encode" in books.lacking(with_images=True)
-        assert books.lacking(with_images=False) == ""
+    for topology, told in (("1e1p1d", ""), ("1p1d", "encode")):
+        with desk(topology, GATEWAY, "role") as at:
+            lacking = at.whole.dispatcher.lacking
+            assert told in lacking(with_images=True) and lacking(with_images=False) == ""
+            assert bool(told) == bool(lacking(with_images=True))
 
 
 def test_who_answers_nothing_is_avoided() -> None:
     with gateway() as at:
-        at.role._dispatcher._silent = lambda: ("p0", "d1")
+        at.fall_silent("p0", "d1")
         one = Open(at)
         assert (one.prefill, one.decode) == ("p1", "d0")
 
 
 def test_an_image_finds_another_encoder() -> None:
     with gateway() as at:
-        books, one = at.role._dispatcher, Open(at, "", ONE)
+        books, one = at.whole.dispatcher, Open(at, "", ONE)
         first = one.encoder(0)
         other = books.another_encoder(one.machine, 0, {first})
         assert other is not None and {first, other.instance_id} == {"e0", "e1"}
         assert books.another_encoder(one.machine, 0, {"e0", "e1"}) is None
-        books._silent = lambda: (other.instance_id,)
+        at.fall_silent(other.instance_id)
         assert books.another_encoder(one.machine, 0, {first}) is None
 
 
@@ -142,10 +137,10 @@ def text(at: Any, *, length: int = 8 * BLOCK_SIZE) -> Open:
 
 def test_a_conversation_goes_back_to_where_it_was() -> None:
     with gateway() as at:
-        affinity = at.cluster.gateway.affinity
+        affinity = at.whole.affinity
         one = text(at)
         prefill, decode = one.prefill, one.decode
-        held = affinity.shares(one.machine, at.role._dispatcher.candidates())
+        held = affinity.shares(one.machine, at.whole.dispatcher.candidates())
         assert held == dict.fromkeys((prefill, decode), 8 / SHORT_BLOCKS)
         answer = range(200, 200 + BLOCK_SIZE)
         one.tokens(0, *answer, finish_reason="stop")
@@ -157,16 +152,16 @@ def test_a_conversation_goes_back_to_where_it_was() -> None:
         again = text(at)
         assert (again.prefill, again.decode) == (prefill, decode)
         long = text(at, length=2 * SHORT_BLOCKS * BLOCK_SIZE)
-        held = affinity.shares(long.machine, at.role._dispatcher.candidates())
+        held = affinity.shares(long.machine, at.whole.dispatcher.candidates())
         assert held[long.prefill] == 1.0
         at.do(affinity.peer_lost, Address(decode, 1, ""))
-        assert affinity.record.num_tracked(decode) == 0 and decode not in affinity._num_blocks
+        assert affinity.record.num_tracked(decode) == 0
 
 
 def test_what_is_held_is_no_work_that_waits() -> None:
     length = SHORT_BLOCKS * BLOCK_SIZE
     with gateway() as at:
-        work = at.role._dispatcher.books
+        work = at.whole.dispatcher.books
         one = text(at, length=length)
         assert work.at(one.prefill).num_tokens == length
         one.tokens(0, 21, finish_reason="stop")
@@ -175,18 +170,17 @@ def test_what_is_held_is_no_work_that_waits() -> None:
 
 
 def test_with_one_instance_of_each_kind_nothing_is_computed() -> None:
-    with gateway() as at:
-        for name in ("p1", "d1"):
-            del at.role._registry._instances[name]
-        one = text(at)
-        affinity = at.cluster.gateway.affinity
-        assert not affinity._open and not affinity.record.num_tracked(one.prefill)
+    with desk("1p1d", GATEWAY, "role") as at:
+        one, affinity = text(at), at.whole.affinity
+        assert affinity.live() == {"prefix_keys": 0} and not affinity.record.num_tracked(
+            one.prefill
+        )
 
 
 def test_a_prompt_that_fills_no_block_is_nowhere() -> None:
     with gateway() as at:
         one = text(at, length=1)
-        affinity = at.cluster.gateway.affinity
-        assert affinity.shares(one.machine, at.role._dispatcher.candidates()) == {}
+        affinity = at.whole.affinity
+        assert affinity.shares(one.machine, at.whole.dispatcher.candidates()) == {}
         one.fails(one.prefill, "contract")
         assert affinity.live() == {"prefix_keys": 0}

@@ -19,6 +19,7 @@ from epd.messages import (
     RoomAdded,
     RoomWanted,
 )
+from epd.roles.gateway.elsewhere import Elsewhere
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine.golden import Image
@@ -52,7 +53,7 @@ def asked() -> Iterator[Asked]:
 
 def test_the_image_goes_to_another_encoder_and_the_attempt_goes_on() -> None:
     with asked() as one:
-        former, books = one.machine.placement, one.at.role._dispatcher
+        former, books = one.machine.placement, one.at.whole.dispatcher
         added, request = one.wants(1)
         assert isinstance(request, EncodeRequest) and isinstance(added, RoomAdded)
         other = one.machine.placement.encoders[1]
@@ -87,10 +88,14 @@ def test_who_asks_again_is_told_again() -> None:
 def test_what_has_moved_meanwhile_is_not_moved_again() -> None:
     """Its former encoder falls silent while prefill asks."""
     with asked() as one:
-        image = one.at.role._dispatcher.offers.latest(one.machine, 1)
+        former = one.machine.placement.encoders[1]
+        with mock.patch.object(one.at.actor.mailbox, "post") as post:
+            one.at.part(Elsewhere).peer_silent(former)
         one.wants(1)
-        one.at.do(one.at.role._elsewhere._leave, one.key, image, LOST)
-        assert one.at.actor.counters["images_moved"] == 1
+        for call in post.call_args_list:
+            one.at.do(*call.args[1:])
+        moved = [message.room for _, message in one.sent(EncodeRequest)]
+        assert f"{one.room(1)}.1" in moved and f"{one.room(1)}.2" not in moved
 
 
 def test_what_has_taken_the_place_of_the_lost_is_asked() -> None:

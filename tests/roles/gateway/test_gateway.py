@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from epd.frontend import Leave, Refused
 from epd.fsm import generation as fsm
+from epd.roles.gateway.registry import Registry
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
@@ -44,7 +47,8 @@ def test_an_image_that_takes_long_is_asked_for_once() -> None:
             cluster.node(name).devices[0].hung = True
         ask = Ask(1, 0.0, (11, 12, 13), ((1, Image("slow")),), 3, 1)
         stream = cluster.within(GATEWAY, role.submit, ask.generation("encode"))
-        machine = role._open[stream.request_id]
+        machine = role.current(stream.request_id, 1)
+        assert machine is not None
         cluster.pass_time(2 * cluster.settings.timing.accept_timeout_s)
         assert machine.attempt == 1
         for name in ("e0", "e1"):
@@ -85,7 +89,8 @@ def test_a_loss_after_an_attempt_is_not_blamed_for_it() -> None:
     with simulated("1e1p1d") as cluster:
         ask = Ask(1, 0.0, (11, 12, 13), (), 3, 1)
         stream = cluster.within(GATEWAY, cluster.gateway.role.submit, ask.generation())
-        machine = cluster.gateway.role._open[stream.request_id]
+        machine = cluster.gateway.role.current(stream.request_id, 1)
+        assert machine is not None
         for name in ("d0", "p0"):
             cluster.world.kill(name)
             cluster.pass_time(cluster.settings.timing.lost_after_s + 0.5)
@@ -95,17 +100,15 @@ def test_a_loss_after_an_attempt_is_not_blamed_for_it() -> None:
 
 def test_nobody_waits_for_a_first_instance_that_is_not_started() -> None:
     with simulated("1e1pd") as cluster:
-        role, registry = cluster.gateway.role, cluster.gateway.registry
-        dispatcher = cluster.gateway.dispatcher
+        role, dispatcher = cluster.gateway.role, cluster.gateway.dispatcher
         dispatcher.first_join_within_s = 0.0
         cluster.within(GATEWAY, role.admit)  # who has joined may be back
-        members, registry._instances = registry._instances, {}
-        with pytest.raises(Refused, match="no instance has joined") as refusal:
-            cluster.within(GATEWAY, role.admit)
-        assert refusal.value.status == 503 and role.outcomes == {"rejected": 1}
-        dispatcher.first_join_within_s = cluster.world.loop.now_s + 1.0
-        stream = cluster.within(GATEWAY, role.submit, Ask(1, 0.0, (11,), (), 3, 1).generation())
-        assert role._open[stream.request_id].state is fsm.S.AWAITING_TOPOLOGY
-        registry._instances = members
+        with mock.patch.object(Registry, "instances", ()):
+            with pytest.raises(Refused, match="no instance has joined") as refusal:
+                cluster.within(GATEWAY, role.admit)
+            assert refusal.value.status == 503 and role.outcomes == {"rejected": 1}
+            dispatcher.first_join_within_s = cluster.world.loop.now_s + 1.0
+            cluster.within(GATEWAY, role.submit, Ask(1, 0.0, (11,), (), 3, 1).generation())
+            assert role.open_ones()[-1].state is fsm.S.AWAITING_TOPOLOGY
         cluster.pass_time(1.0)
         assert role.outcomes == {"rejected": 1, "finished": 1}

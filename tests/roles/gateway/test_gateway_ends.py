@@ -26,6 +26,7 @@ from epd.messages import (
     StageReport,
 )
 from epd.roles.gateway.dispatch import DEADLINE_GRACE_S, _is_absent
+from epd.roles.gateway.elsewhere import Elsewhere
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine.golden import Image
 from tests.roles.desk import Desk, Open, desk, gateway
@@ -131,7 +132,7 @@ def test_a_client_that_left_is_forgotten_when_all_have_confirmed() -> None:
 
 
 def lose(at: Desk, address: Address) -> None:
-    at.do(at.role._losses._instance_gone, address, False)
+    at.do(at.whole.registry.on_lost, address, False)
 
 
 def test_the_loss_of_an_instance_is_that_of_its_attempts() -> None:
@@ -185,7 +186,7 @@ def test_images_that_a_silent_encoder_has_not_taken_are_encoded_elsewhere() -> N
         at.tell(
             "on_encode_accepted", EncodeAccepted(room=taken.room(0), attempt=1), encoder.instance_id
         )
-        at.do(at.role._elsewhere.peer_silent, encoder)
+        at.do(at.part(Elsewhere).peer_silent, encoder)
         at_other = [one.machine.placement.encoders[0] != encoder for one in (taken, waits, too)]
         assert at_other == [False, True, True]
         assert [one.machine.attempt for one in (taken, waits, too)] == [1, 1, 1]
@@ -195,7 +196,7 @@ def test_without_another_encoder_the_silence_of_one_ends_the_attempt() -> None:
     with desk("1e1p1d", GATEWAY, "role") as at:
         waits = Open(at, "", IMAGES[0])
         encoder = waits.machine.placement.encoders[0]
-        at.do(at.role._elsewhere.peer_silent, encoder)
+        at.do(at.part(Elsewhere).peer_silent, encoder)
         assert waits.machine.attempt == 2
         reason = f"instance {encoder.instance_id} does not answer"
         assert waits.machine.failure == Failure(FailureKind.LOST, reason)
@@ -309,9 +310,9 @@ def test_a_timeline_is_that_of_what_is_open() -> None:
         shown = [(e.instance, e.state) for e in one.stream.timeline() if e.machine == "REQUEST"]
         assert shown == [("p0", "RUNNING"), ("p0", "FAILED")]
         at.tell("on_report", StageReport(request_id="nobody", attempt=1, spans=(span,)), "p0")
-        assert set(at.role._timelines._reports) == {one.key}
+        assert at.role.live()["timelines"] == 1
         one.tokens(0, 21, finish_reason="stop")
-        assert not at.role._timelines._reports
+        assert at.role.live()["timelines"] == 0
         assert any(e.state == "RUNNING" for e in one.stream.timeline()), "it keeps what it read"
 
 

@@ -9,6 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from epd.config import Limits
 from epd.failure import Failure, FailureKind
 from epd.frontend import Leave, Refused
 from epd.fsm.generation import S
@@ -95,12 +96,11 @@ def test_what_has_ended_while_it_was_prepared_is_not_sent() -> None:
         at.said.clear()
         prepared = Ask(1, 0.0, (11,), (), 3, 1).generation()
         at.cluster.within(GATEWAY, at.role.start_generation, stream, prepared)
-        assert not at.said and not at.role._open
+        assert not at.said and not at.role.open_ones()
 
 
 def test_there_are_so_many_places() -> None:
-    with gateway() as at:
-        at.role._limits = msgspec.structs.replace(at.role._limits, max_open_requests=2)
+    with gateway(dataclasses.replace(DEFAULTS, limits=Limits(max_open_requests=2))) as at:
         first, second = Open(at), Open(at)
         assert first.key != second.key
         with pytest.raises(Refused) as refused:
@@ -221,7 +221,7 @@ def test_what_comes_too_late_takes_no_held_prompt() -> None:
         one.fails(one.prefill, "engine")
         one.fails(one.prefill, "engine")
         assert one.tokens(0, 21, finish_reason="stop") == []
-        assert at.role._dispatcher.holds.claimed_by(one.machine)
+        assert at.whole.dispatcher.holds.claimed_by(one.machine)
 
 
 def test_with_its_first_token_a_request_needs_no_rows_any_more() -> None:
@@ -242,7 +242,7 @@ def test_who_goes_on_with_a_held_prompt_lets_it_go_with_the_first_token() -> Non
         held.tokens(0, 21, finish_reason="length")
         ask = dataclasses.replace(held.prepared, stage="", claim=held.key)
         stream = at.cluster.within(GATEWAY, at.role.submit, ask)
-        machine = at.role._open[stream.request_id]
+        machine = at.role.current(stream.request_id, 1)
         assert machine.placement.prefill.instance_id == where
         for start in (0, 1):
             chunk = TokenChunk(

@@ -155,7 +155,7 @@ def says_late(one: Asked, index: int = 1, waited_s: float = 0.3, attempt: int = 
 
 def test_a_second_encoder_is_asked_and_the_first_is_not_done_with_it() -> None:
     with asked() as one:
-        former, books = one.machine.placement.encoders[1], one.at.role._dispatcher
+        former, books = one.machine.placement.encoders[1], one.at.whole.dispatcher
         before = books.books.at(former.instance_id).num_patches
         added, request = says_late(one)
         assert isinstance(request, EncodeRequest) and isinstance(added, RoomAdded)
@@ -186,7 +186,7 @@ def test_both_encoders_hear_of_an_attempt_that_was_given_up() -> None:
     with asked() as one:
         says_late(one)
         one.at.said.clear()
-        one.at.do(one.at.role._dispatcher.withdraw, one.machine)
+        one.at.do(one.at.whole.dispatcher.withdraw, one.machine)
         told = {m.room for m in one.at.messages() if isinstance(m, AbortEncode)}
         assert told == {one.room(0), one.room(1), f"{one.room(1)}.1"}
 

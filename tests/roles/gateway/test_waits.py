@@ -47,7 +47,8 @@ def test_what_was_computed_before_the_grant_leaves_when_it_comes() -> None:
         cluster.world.network.block("d0", "p0")
         record = cluster.ask(Image("one"), Image("two"), max_tokens=3)
         cluster.pass_time(0.01)
-        (machine,) = requests._requests.values()
+        machine = requests.get(f"{record.request_id}/1")
+        assert machine is not None
         while machine.num_computed < 8:
             cluster.pass_time(0.001)
         transfer = rooms.find(machine.kv_room)

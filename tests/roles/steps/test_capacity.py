@@ -24,7 +24,7 @@ def test_what_fits_just_so_fits_when_it_goes_on(topology: str, images: tuple[Ima
         record = cluster.ask(*images, max_tokens=max_tokens, stops_at_eos=False)
         while len(record.tokens) < ANSWER // 2:
             cluster.pass_time(0.001)
-        (machine,) = cluster.gateway.role._open.values()
+        (machine,) = cluster.gateway.role.open_ones()
         name = machine.placement.decode.instance_id
         cluster.world.kill(name)
         cluster.cluster.restart_later(name, 0.1)

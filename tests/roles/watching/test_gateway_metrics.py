@@ -132,7 +132,7 @@ def test_stages_and_hops_are_right_in_number_and_sum() -> None:
 def test_how_full_the_cluster_is() -> None:
     with simulated("1e1p1d") as at:
         for name, running, waiting, share in (("p0", 3, 5, 0.25), ("d0", 2, 0, 0.5)):
-            instance = at.gateway.registry._instances[name]
+            instance = at.registered(name)
             blocks = int(instance.info.num_kv_blocks * share)
             live = (("kv_blocks", blocks), ("running", running), ("waiting", waiting))
             instance.load = msgspec.structs.replace(instance.load, live=live)
