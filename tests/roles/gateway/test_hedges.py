@@ -18,13 +18,14 @@ from epd.messages import (
     RoomAdded,
     RoomWanted,
 )
-from epd.roles.gateway.elsewhere import HedgeBudget
+from epd.roles.gateway.elsewhere import Elsewhere, HedgeBudget
+from epd.roles.prefill.lateness import Lateness
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine.golden import Image
 from tests.roles.desk import desk, gateway
 from tests.roles.gateway.test_elsewhere import IMAGES, Asked, asked
-from tests.roles.prefill.test_embeddings import E0, Pool, dismissed, pool
+from tests.roles.prefill.test_embeddings import BIG, E0, Pool, dismissed, pool
 from tests.roles.simulated import DEFAULTS
 
 FLOOR_S = 0.25
@@ -32,9 +33,7 @@ FLOOR_S = 0.25
 
 def late(own: Pool, room: str = "a") -> None:
     """Its rows are wanted, and take longer than those of all the others did."""
-    usual = own.role._lateness._times
-    for _ in range(20):
-        usual.note("e0", 1, 0.001)
+    own.usual()
     own.want(room)
     own.at.cluster.pass_time(FLOOR_S + 0.01)
 
@@ -68,9 +67,10 @@ def test_the_first_wins_and_all_memory_of_the_other_comes_back(first: str, count
         assert own.heard == [("ready", "a")] and own.at.actor.counters[count] == 1
         assert own.role.live()["slot_promises"] == 0
         assert own.transfer(second).state is Room.CANCEL_PENDING
-        assert own.role._leases.num_stranded == 1, "its encoder may still write"
+        own.promise("big", BIG)
+        assert len(own.heard) == 1, "its encoder may still write"
         own.arrive(second)
-        assert own.heard == [("ready", "a")] and own.role.live()["slots"] == 0
+        assert own.heard == [("ready", "a"), "big"] and own.role.live()["slots"] == 0
         assert own.unwant("a") and own.role.live()["embedding_references"] == 0
 
 
@@ -78,12 +78,13 @@ def test_what_the_second_delivers_while_it_is_checked_comes_back() -> None:
     """PUBLISHING ends with its outcome, and nobody wants that any more."""
     with pool() as own:
         hedge(own)
-        embedding = own.role._embeddings[own.item("a").mm_hash]
+        embedding = own.embedding()
         own.arrive("a")
         delivered = own.transfer("a.1")
         own.at.do(own.role.concluded, delivered, None)
         assert embedding.state is S.RESIDENT and embedding.room == "a"
-        assert own.role.pool.num_leased == 1 and own.role._leases.num_stranded == 0
+        own.promise("big", BIG)
+        assert own.role.live()["slots"] == 0 and own.heard[-1] == "big"
 
 
 @pytest.mark.parametrize("lost", ["a", "a.1"])
@@ -103,7 +104,7 @@ def test_a_second_load_gets_only_slots_that_nobody_needs() -> None:
         item = own.item("a.1", encoder="e1")
         own.at.said.clear()
         own.at.do(lambda: own.role.add_room("a", item, is_rival=True))
-        assert dismissed(own) == ["a.1"] and own.role._rooms.find("a.1") is None
+        assert dismissed(own) == ["a.1"] and own.at.whole.incoming.find("a.1") is None
         own.arrive("a")
         assert ("ready", "a") in own.heard
 
@@ -132,9 +133,8 @@ def test_a_second_load_that_is_nobodys_is_stopped_for_those_who_follow() -> None
 
 def test_an_encoder_that_is_gone_does_not_say_what_is_late() -> None:
     with pool() as own:
-        for _ in range(20):
-            own.role._lateness._times.note("e0", 1, 0.001)
-        own.at.do(own.role._lateness.peer_lost, E0)
+        own.usual()
+        own.at.do(own.at.part(Lateness).peer_lost, E0)
         own.want("a", encoder="e1")
         own.at.cluster.pass_time(FLOOR_S + 0.01)
         assert not own.asked
@@ -165,8 +165,8 @@ def test_a_second_encoder_is_asked_and_the_first_is_not_done_with_it() -> None:
         assert books.offers.wants(one.machine, one.room(1))
         counters = one.at.actor.counters
         assert (one.machine.attempt, counters["hedges_asked"], counters["hedges"]) == (1, 1, 1)
-        one.at.do(one.at.role._elsewhere.peer_silent, former)
-        one.at.do(one.at.role._elsewhere.peer_silent, added.encoder)
+        one.at.do(one.at.part(Elsewhere).peer_silent, former)
+        one.at.do(one.at.part(Elsewhere).peer_silent, added.encoder)
         assert one.machine.placement.encoders[1] == added.encoder, "prefill tells which comes"
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as fsm
 from epd.fsm import incoming
 from epd.fsm.embedding import S
-from epd.fsm.room import PeerLost, PeerSilent
+from epd.fsm.room import PeerLost
 from epd.messages import Address, CancelTransfer, Grant, MediaItem
 from epd.roles.prefill.embeddings import Want, _load_outcome
 from epd_lab.sim.engine import golden
@@ -63,7 +65,19 @@ class Pool:
             lambda *asked: self.asked.append((room, *asked)),
         )
         self.at.do(self.role.want, want)
-        return self.role._embeddings.get(item.mm_hash)
+        return self.embedding(image)
+
+    def embedding(self, image: Image = ONE) -> Any:
+        return self.at.machine(fsm.Embedding, mm_hash_of(image))
+
+    def usual(self, num_loads: int = 20) -> None:
+        """Of an encoder whose rows come at once."""
+        for number in range(num_loads):
+            image = Image(f"usual{number}")
+            self.want(image.name, image)
+            self.arrive(image.name, image)
+            self.unwant(image.name, image)
+        self.heard.clear()
 
     def unwant(self, room: str, image: Image = ONE) -> bool:
         self.at.said.clear()
@@ -77,13 +91,13 @@ class Pool:
         self.at.do(self.role.promise, key, items, lambda: self.heard.append(key))
 
     def transfer(self, room: str) -> incoming.Incoming:
-        found = self.role._rooms.find(room)
+        found = self.at.whole.incoming.find(room)
         assert found is not None
         return found
 
     def hear(self, room: str, event: Any) -> None:
         self.at.said.clear()
-        self.at.do(self.role._rooms.fire, self.transfer(room), event)
+        self.at.do(self.at.whole.incoming.fire, self.transfer(room), event)
 
     def arrive(self, room: str, image: Image = ONE) -> None:
         """Its rows."""
@@ -92,8 +106,9 @@ class Pool:
 
 
 @contextmanager
-def pool() -> Iterator[Pool]:
-    with desk("2e1p1d", "p0", "embeddings") as at:
+def pool(**settings: Any) -> Iterator[Pool]:
+    prefill = msgspec.structs.replace(DEFAULTS.prefill, **settings)
+    with desk("2e1p1d", "p0", "embeddings", replace(DEFAULTS, prefill=prefill)) as at:
         yield Pool(at)
 
 
@@ -132,11 +147,10 @@ def test_nothing_is_asked_of_an_encoder_that_was_given_up() -> None:
     with pool() as own:
         own.want("a")
         own.want("b")
-        with mock.patch.object(own.role, "_is_given_up", lambda peer: peer == E0):
-            own.hear("a", PeerSilent())
+        own.at.fall_silent("e0", for_s=2 * DEFAULTS.timing.link_timeout_s + 0.01)
         silent = Failure(FailureKind.TRANSFER, "instance e0 does not answer")
         assert own.asked == [("a", E0, silent, 0.0), ("b", E0, silent, 0.0)] and not own.heard
-        assert own.role._rooms.find("b") is None
+        assert own.at.whole.incoming.find("b") is None
         assert own.add_room("a", "a.1")
         own.arrive("a.1")
         assert own.heard == [("ready", "a"), ("ready", "b")]
@@ -150,7 +164,7 @@ def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
             other = mock.MagicMock(ports=own.at.actor.ports)
             config = own.at.cluster.settings.prefill
             timing = own.at.cluster.settings.timing
-            made(other, own.role._rooms, golden.ROW_CONTRACT, config, timing, mock.Mock())
+            made(other, own.at.whole.incoming, golden.ROW_CONTRACT, config, timing, mock.Mock())
         nbytes = config.slot_nbytes
         allocate.assert_called_once_with("rows", 12, nbytes, by_reference=True)
 
@@ -161,14 +175,14 @@ def test_who_leaves_as_the_last_stops_the_load_and_as_another_only_its_room() ->
             own.want(room)
         assert not own.unwant("x") and not own.unwant("a", TWO)
         assert own.unwant("c") and dismissed(own) == ["c"]
-        embedding = own.role._embeddings[mm_hash_of(ONE)]
+        embedding = own.embedding()
         assert own.unwant("a"), "the load's own"
         assert dismissed(own) == ["a"]
-        assert own.role._leases.num_stranded == 1, "until the encoder's message"
-        assert embedding.room == "a"
+        own.promise("big", BIG)
+        assert embedding.room == "a" and not own.heard, "until the encoder's message"
         own.hear("a", incoming.CancelAcked())
         assert embedding.room == "b", "a follower's takes over"
-        assert own.role._leases.num_stranded == 0
+        assert own.heard == ["big"]
         assert own.unwant("b") and embedding.state is S.ABANDONED
 
 
@@ -179,13 +193,8 @@ def test_who_comes_back_to_a_load_that_was_given_up_promises_again() -> None:
         assert embedding.state is S.ABANDONED and own.role.live()["embeddings_loading"] == 1
         own.promise("big", BIG)
         assert not own.heard, "a slot may still be written"
-        with mock.patch.object(own.role, "_pump_budget") as pump:
-            own.want("b")
-            assert pump.call_count == 1
-            own.want("c")
-            assert pump.call_count == 1
-        assert embedding.state is S.LOADING
-        own.role._leases.rejoin("a")
+        own.want("b")
+        assert embedding.state is S.LOADING and own.heard == ["big"]
 
 
 def test_promises_are_for_all_or_nothing_in_order_and_one_that_breaks_holds_up_no_other() -> None:
@@ -208,7 +217,7 @@ def test_promises_are_for_all_or_nothing_in_order_and_one_that_breaks_holds_up_n
         own.at.do(own.role.give_up, "d")
         assert own.heard == ["a", "c", "e"]
         own.at.do(own.role.give_up, "e")
-        assert own.role.live()["slot_promises"] == 0 and not own.role._granted
+        assert own.role.live()["slot_promises"] == 0
 
 
 def test_rows_that_nobody_references_make_room_the_oldest_first() -> None:
@@ -221,8 +230,8 @@ def test_rows_that_nobody_references_make_room_the_oldest_first() -> None:
         own.want("c")  # used again, and let go
         own.unwant("c")
         own.want("big", Image("eleven", (1, 16, 11)))
-        assert mm_hash_of(TWO) not in own.role._embeddings
-        assert own.role._embeddings[mm_hash_of(ONE)].state is S.RESIDENT
+        assert own.embedding(TWO) is None
+        assert own.embedding().state is S.RESIDENT
         assert len(own.transfer("big").slots) == 11
 
 
@@ -245,7 +254,7 @@ def test_what_waits_for_slots_leaves_the_queue_with_its_room() -> None:
         own.want("a")
         own.unwant("a")
         assert own.role.live()["lease_queue"] == 0
-        assert mm_hash_of(ONE) not in own.role._embeddings
+        assert own.embedding() is None
 
 
 @pytest.mark.parametrize(("kind", "told"), [("media", "image 3: because"), ("engine", "because")])
@@ -258,7 +267,7 @@ def test_all_who_want_it_hear_why_it_failed(kind: str, told: str) -> None:
         assert not own.heard, "the follower's room is tried"
         own.hear("b", aborted)
         assert own.heard == [(room, Failure(FailureKind(kind), told, "e0")) for room in "ab"]
-        assert own.role.live()["slots"] == 0 and not own.role._embeddings
+        assert own.role.live()["slots"] == 0 and own.embedding() is None
 
 
 def test_an_encoder_that_was_lost_before_is_not_asked() -> None:
@@ -266,7 +275,7 @@ def test_an_encoder_that_was_lost_before_is_not_asked() -> None:
         own.at.actor.lost.add(("e0", 1))
         own.want("a")
         assert own.asked == [("a", E0, LOST, 0.0)] and not own.heard
-        assert own.role._rooms.find("a") is None
+        assert own.at.whole.incoming.find("a") is None
 
 
 def test_rows_of_the_lost_come_in_another_room_and_who_waits_hears_of_them() -> None:
@@ -333,12 +342,12 @@ def test_slots_of_the_lost_are_not_promised_until_it_is_fenced() -> None:
         own.want("a")
         with mock.patch.object(own.at.actor.ports.transfers, "fence", mock.AsyncMock()):
             own.hear("a", PeerLost())
-        embedding = own.role._embeddings[mm_hash_of(ONE)]
-        assert embedding.state is S.AWAITING_ROOM and own.role._leases.num_stranded == 1
+        embedding = own.embedding()
+        assert embedding.state is S.AWAITING_ROOM
         own.promise("big", BIG)
         own.heard.clear()
-        own.at.do(own.role._rooms.fire, own.transfer("a"), incoming.PeerFenced())
-        assert own.heard == ["big"] and own.role._leases.num_stranded == 0
+        own.at.do(own.at.whole.incoming.fire, own.transfer("a"), incoming.PeerFenced())
+        assert own.heard == ["big"]
 
 
 def test_the_end_of_a_room_that_another_has_followed_is_no_failure_of_the_load() -> None:
@@ -371,9 +380,8 @@ def test_why_a_load_ended(kind: str, outcome: Any, *, held: bool) -> None:
 
 @pytest.mark.parametrize("bounded", [True, False])
 def test_the_wait_for_rows_may_have_a_bound(*, bounded: bool) -> None:
-    with pool() as own:
-        own.role._rows_timeout_s = 0.5 if bounded else 0.0
-        with mock.patch.object(own.role._rooms, "bound_wait") as bound:
+    with pool(rows_timeout_s=0.5 if bounded else 0.0) as own:
+        with mock.patch.object(own.at.whole.incoming, "bound_wait") as bound:
             own.want("a")
         transfer = own.transfer("a")
         assert bound.call_args_list == ([mock.call(transfer, 0.5)] if bounded else [])
