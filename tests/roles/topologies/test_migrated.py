@@ -43,7 +43,7 @@ async def answer(gateway: Gateway, asked: Generation, *, moves: bool) -> tuple[l
     """Its tokens and its end; `moves`: where it is decoded is lost to it in its middle."""
     tokens: list[int] = []
     stream = gateway.role.submit(asked)
-    machine = gateway.role.current(stream.request_id, 1)
+    machine = gateway.role.current(stream.request_id, 0)
     assert machine is not None
     finish_reason = ""
     async for update in stream:
