@@ -99,6 +99,7 @@ class InstanceInfo(Record):
     transports: tuple[TransportOffer, ...] = ()
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
     rank_pids: tuple[Count, ...] = ()  # of a group's other ranks, which share its language model
+    attention: Name = ""  # what computes that of prompts and towers: torch, triton, or a library
     lineage: Name = ""  # of the parent that starts its lives, one after another; random
 
 

@@ -64,6 +64,7 @@ class Engines:
     leader: Leader | None = None  # of several ranks
     ranks: OtherRanks | None = None  # the others
     epoch: int = 0  # that they know
+    attention: str = ""  # what computes that of prompts and towers
 
     @property
     def num_ranks(self) -> int:
@@ -188,6 +189,7 @@ class Instance:
             transports=self.actor.ports.transfers.offers,
             finds_rows=self.encode is not None and vision is None,
             rank_pids=engines.ranks.pids if engines.ranks is not None else (),
+            attention=engines.attention,
             lineage=self.config.lineage,
         )
 

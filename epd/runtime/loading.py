@@ -63,11 +63,13 @@ def load_engines(
     `progress` gets the number of a stage's bytes that have been read.  `ranks`: those that share
     the language model with this process."""
     from epd.engine.factory import build_executor
+    from epd.engine.kernels import kernels_for
     from epd.engine.sharding import WHOLE
 
     executor = build_executor(config.engine, config.num_ranks)
     own = load_rank(config, executor, WHOLE if ranks is None else ranks.shard(), progress)
     engines = Engines(own.vision, close=executor.close)
+    engines.attention = kernels_for(config.engine.device.partition(":")[0]).attention
     if own.language is not None:
         engines.language = own.language.engine
     if ranks is not None:

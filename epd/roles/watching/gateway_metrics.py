@@ -106,7 +106,8 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
     """Samples of one instance, of its last heartbeat."""
     name = instance.info.address.instance_id
     up = (("instance", name), ("state", instance.state.name))
-    yield Metric("epd_instance_info", 1, up, "gauge", "registry")
+    info = (*up, ("attention", instance.info.attention))
+    yield Metric("epd_instance_info", 1, info, "gauge", "registry")
     if instance.present:
         load = instance.load
         yield from _by_kind("epd_in_use", name, load.live, "gauge", IN_USE)
