@@ -73,8 +73,6 @@ GROUP_DRILLS: tuple[Drill, ...] = (
             Fault("slow", "epd0.2", point=STEP, nth=5, factor=8.0, duration_s=0.6),
             Fault("kill", "e0.1", point="ENCODING:PREPARED>ENCODING", nth=3),
         ),
-        may_fail=Excuse(frozenset({"poison"}), refusals=False),
-        why="a rank that is slow ends its group, too: both ends can meet one image",
         fires=("group_lost",), mutants=("a_rank_sorts_its_images", "a_rank_counts_its_own_turns"),
     ),
     Drill(

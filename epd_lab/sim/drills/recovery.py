@@ -146,8 +146,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
     Drill(
         "signs-of-life-lost", ("F16", "F20"),
         work=Workload(24, image_share=0.0, max_tokens=60, spread_s=0.5),
-        # With more of it, no sign of a request comes through within the last clock by chance.
-        network=Conditions(loss=0.15),
+        network=Conditions(loss=0.3),
         settings=Settings(
             num_blocks=20, costs=Costs(step_base_s=0.1),
             timing=replace_timing(accept_timeout_s=0.4, stall_timeout_s=3.0, lost_after_s=4.0),
