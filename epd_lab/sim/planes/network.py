@@ -135,6 +135,7 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.counters: Counter[str] = Counter()
         self.on_message: list[Callable[[str, str, Message], None]] = []  # each is told who sends
+        self.on_loss: list[Callable[[str, str, Message], None]] = []  # of a single message
         self.on_hearing: list[Callable[[SimProcess, Received], None]] = []  # and who is told
         self.withheld: Withheld[tuple[Link, Parcel]] = Withheld()
         self._chances: dict[tuple[str, str], Chances] = {}
@@ -245,6 +246,8 @@ class Network:
         if conditions.loss and self._chance(conditions.loss, "loss", link, parcel):
             self.counters["lost"] += 1
             self.trace("lost", *link.name, parcel.text)
+            for look in self.on_loss:
+                look(*link.name, message)
             return True
         self._send(link, parcel, conditions)
         if conditions.duplication and self._chance(

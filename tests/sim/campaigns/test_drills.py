@@ -32,6 +32,7 @@ PAST = (  # seeds that once failed, the latest last
     901228, 901955, 7200126, 7300300, 7500062, 100010180, 100103045, 100113809,
 )
 # fmt: on
+PAST_OF_DRILLS = (("signs-of-life-lost", 500008),)
 each_drill = pytest.mark.parametrize("drill", drills.DRILLS, ids=lambda drill: drill.name)
 QUICK = {fault: d.name for d in reversed(drills.DRILLS) for fault in d.covers}
 
@@ -55,6 +56,12 @@ def test_drill(drill: drills.Drill) -> None:
         if report.fired:
             return
     pytest.fail(f"it happened in none of {seeds}")
+
+
+@pytest.mark.parametrize(("name", "seed"), PAST_OF_DRILLS)
+def test_drill_under_past_failing_seeds(name: str, seed: int) -> None:
+    report = execute(SimJob("drill", name, seed))
+    assert report.violations == (), report.job.command()
 
 
 @pytest.mark.long
