@@ -38,9 +38,10 @@ class Gather:
         await asyncio.shield(met)
         if number not in self._all_made:
             self._all_made[number] = asyncio.get_running_loop().create_future()
-        if len(parts) == self.size:
-            self._all_made[number].set_result(None)
-        await asyncio.shield(self._all_made[number])
+        all_made = self._all_made[number]  # set by the first of several that enter last
+        if len(parts) == self.size and not all_made.done():
+            all_made.set_result(None)
+        await asyncio.shield(all_made)
         each = [iter(parts[one]) for one in range(self.size)]
         return [next(each[its]) for its in ranks]
 
