@@ -85,6 +85,8 @@ LINK_DRILLS: tuple[Drill, ...] = (
             Fault("kill", "p0", point="MESSAGE:KvOffer", duration_s=0.1),
             Fault("kill", "here", point="OUTGOING:RetryDue", nth=6, duration_s=0.1),
         ),
+        may_fail=Excuse(frozenset({"poison"}), refusals=False),
+        why="both kills may hit one prompt that was in a step since the last heartbeat",
         mutants=("the_untold_are_fenced",),
         fires=("message_of_stranger", "INCOMING:QUARANTINED>FAILED"),
     ),

@@ -32,7 +32,11 @@ PAST = (  # seeds that once failed, the latest last
     901228, 901955, 7200126, 7300300, 7500062, 100010180, 100103045, 100113809,
 )
 # fmt: on
-PAST_OF_DRILLS = (("signs-of-life-lost", 500008), ("rank-dies-encoding", 500029))
+PAST_OF_DRILLS = (
+    ("signs-of-life-lost", 500008),
+    ("rank-dies-encoding", 500029),
+    ("lost-before-it-was-told-of", 500014),
+)
 each_drill = pytest.mark.parametrize("drill", drills.DRILLS, ids=lambda drill: drill.name)
 QUICK = {fault: d.name for d in reversed(drills.DRILLS) for fault in d.covers}
 
