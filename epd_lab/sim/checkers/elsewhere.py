@@ -5,12 +5,14 @@ gateway has just learnt that its encoder is lost or silent.  The rows must not h
 the same prompt that are there stay.  A second encoder is asked only if prefill has reported late
 rows, at most once for each report, and for a share of all images.  An attempt is not given up for
 an image while there is an encoder to which it has not been sent.  If another may be dead of it,
-only one that has it at hand counts.  Nor is it for lack of a room before prefill has asked again,
-and each question was answered.
+only one that has it at hand counts.  An image that was sent `timing.max_attempts` times, hedges
+included, may end its attempt.  Nor is an attempt given up for lack of a room before prefill has
+asked again, and each question was answered.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +46,7 @@ class Elsewhere(Checker):
         super().__init__(context)
         self._wanted: dict[Image, RoomWanted] = {}
         self._heard: tuple[float, RoomWanted] | None = None  # what was heard last, and when
+        self._max_attempts = context.cluster.settings.timing.max_attempts
         world = context.world
         world.watch(self._moved, generation.ImageMoved)
         world.watch(self._failed, generation.AttemptFailed)
@@ -52,6 +55,7 @@ class Elsewhere(Checker):
         self._avoided: dict[str, frozenset[str]] = {}  # when the attempt began, by generation
         self._late: dict[Image, RoomWanted] = {}
         self._num_sent = self._num_hedged = 0  # images, by all gateways
+        self._num_further: Counter[Image] = Counter()  # rooms behind its first
         world.watch(self._placed, generation.Placed)
         world.watch(self._hedged, generation.ImageHedged)
         self._failing_s: dict[str, float] = {}  # by gateway: when it learnt last that one fails
@@ -128,7 +132,9 @@ class Elsewhere(Checker):
         self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
     ) -> None:
         assert isinstance(machine, generation.Generation)
-        late = self._late.pop((machine.key, machine.attempt, event.index), None)
+        key = machine.key, machine.attempt, event.index
+        self._num_further[key] += 1
+        late = self._late.pop(key, None)
         which = f"image {event.index} of {machine.key}/{machine.attempt}"
         if late is None:
             self.violate(f"{which} goes to a second encoder, and nobody has said that it is late")
@@ -146,7 +152,9 @@ class Elsewhere(Checker):
         self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
     ) -> None:
         assert isinstance(machine, generation.Generation)
-        wanted = self._wanted.pop((machine.key, machine.attempt, event.index), None)
+        key = machine.key, machine.attempt, event.index
+        self._num_further[key] += 1
+        wanted = self._wanted.pop(key, None)
         if wanted is None and self._failing_s.get(process.name) == self.world.loop.now_s:
             return
         if wanted is None:
@@ -195,7 +203,9 @@ class Elsewhere(Checker):
             and machine.placement.prefill.instance_id not in taker.load.silent_peers
             and _may_take(gateway, machine.prompt.items[wanted.index].mm_hash, taker.info.address)
         ]
-        return prefill is not None and bool(others)
+        key = machine.key, machine.attempt, wanted.index
+        is_used_up = self._num_further[key] + 1 >= self._max_attempts
+        return prefill is not None and bool(others) and not is_used_up
 
 
 def _may_take(gateway: Gateway, mm_hash: str, encoder: Address) -> bool:

@@ -36,6 +36,7 @@ PAST_OF_DRILLS = (
     ("signs-of-life-lost", 500008),
     ("rank-dies-encoding", 500029),
     ("lost-before-it-was-told-of", 500014),
+    ("an-image-is-poison", 500098),
 )
 each_drill = pytest.mark.parametrize("drill", drills.DRILLS, ids=lambda drill: drill.name)
 QUICK = {fault: d.name for d in reversed(drills.DRILLS) for fault in d.covers}
