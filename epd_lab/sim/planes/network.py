@@ -250,9 +250,7 @@ class Network:
                 look(*link.name, message)
             return True
         self._send(link, parcel, conditions)
-        if conditions.duplication and self._chance(
-            conditions.duplication, "duplicate", link, parcel
-        ):
+        if (share := conditions.duplication) and self._chance(share, "duplicate", link, parcel):
             self.counters["duplicated"] += 1
             self._send(link, parcel, conditions, "again")
         return True
@@ -271,8 +269,7 @@ class Network:
             return
         delays = link.chances.delays
         if copy:
-            source, target = link.source.name, link.peer.instance_id
-            delays = self.random.stream("delay", copy, source, target)
+            delays = self.random.stream("delay", copy, link.source.name, link.peer.instance_id)
         drawn = delays.hashed(f"{parcel.text}\x1f{parcel.occurrence}")  # two draws in one
         delay_s = conditions.delay_s + conditions.jitter_s * ((drawn & 0xFFFFFF) / 0x1000000)
         if (drawn >> 24 & 0xFFFFFF) / 0x1000000 < conditions.slow_share:
