@@ -12,7 +12,8 @@ slice, of this run or the one before, is ahead of the device: a step waits for t
 How long a slice may be follows from what slices and the steps between them cost of late
 (`SliceCost`), at start on one image as large as a batch.  Slices of a run are of one size.
 
-Captured runs (`tower_graphs`) are recorded layer by layer, so that they can be cut anywhere.
+Captured runs (`tower_graphs`) of several slices are recorded layer by layer, so that they can be
+cut anywhere.
 
 In a group every rank runs a part of a batch, with collectives only ahead of and behind it
 (`shared_tower`).  So it does not matter where a rank's run is cut, but all must launch the same

@@ -222,9 +222,8 @@ class GraphRooms:
     def __iter__(self) -> Iterator[BatchShape]:
         """The largest first."""
         for tokens in reversed(self._tokens):
-            for decodes in sorted({min(tokens, room) for room in self._decodes}, reverse=True):
-                if tokens <= MIXED_TOKENS or not decodes:
-                    yield self._shape(tokens, decodes)
+            rooms = reversed(self._decodes) if tokens <= MIXED_TOKENS else [0]
+            yield from dict.fromkeys(self._shape(tokens, decodes) for decodes in rooms)
 
     def holding(self, needed: BatchShape) -> BatchShape | None:
         """The smallest that has room; None: there is none."""
@@ -232,10 +231,11 @@ class GraphRooms:
         decodes = _next(self._decodes, needed.num_decodes)
         if tokens is None or decodes is None or (tokens > MIXED_TOKENS and decodes):
             return None
-        room = self._shape(tokens, min(tokens, decodes))
+        room = self._shape(tokens, decodes)
         return room if all(a >= b for a, b in zip(room, needed, strict=True)) else None
 
     def _shape(self, tokens: int, decodes: int) -> BatchShape:
+        decodes = min(tokens, decodes)
         tiles = tokens // self._tile_size + MAX_CHUNKS  # each chunk may end in a tile of its own
         return BatchShape(tokens, decodes + MAX_CHUNKS, decodes, tiles, *self._of_all)
 

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels import triton_segments
+from epd.engine.kernels import torch_ops, triton_segments
 from epd.engine.kernels.fast import ANY_LENGTH
 
 HEAD_DIMS = range(64, 129, 8)  # those that are tested
@@ -53,10 +53,7 @@ def list_segments(
     count = len(bounds) - 1 if room is None else room[1]
     if head_dim not in HEAD_DIMS or (count > FEW and bounds[-1] < LEAST * count):
         return triton_segments.list_segments(bounds, head_dim, room)
-    if len(bounds) > count + 1:
-        return None
-    padded = bounds + bounds[-1:] * (count + 1 - len(bounds))
-    return torch.tensor(padded, dtype=torch.int32)
+    return torch_ops.list_segments(bounds, head_dim, room)
 
 
 def attend_segments(qkv: torch.Tensor, segments: torch.Tensor, scaling: float) -> torch.Tensor:
