@@ -181,7 +181,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_affinity: Annotated[str, about("CPUs of the process, such as 0-3,8; or 0-3|4-7 to give each instance of a topology the next; empty: those it was started with", "--cpu-affinity", "model", "CPUS")] = ""
     block_size: Annotated[Count, about("tokens of one KV block; the same in all instances")] = 16
     kv_nbytes: Annotated[NbytesOrNone, about("KV pool of each prefill and decode instance, such as 256MiB; 0: all that is free on a GPU", "--kv-nbytes", "model")] = 128 << 20
-    kv_layer_groups: Annotated[Count, fixed("a last chunk's KV is sent in so many parts; 1: behind its last layer", "both ends must agree on it, and it changes no answer; tests try more values")] = 4
+    kv_layer_groups: Annotated[int, msgspec.Meta(gt=0, le=256), about("a last chunk's KV is sent in so many parts, as layers are computed; 1: behind its last layer; the same in all instances")] = 4
     kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves; and its mirror on the device, at most a quarter of the memory that --gpu-memory-utilization leaves for KV")] = 4 << 30
     gpu_memory_utilization: Annotated[Share, about("of a GPU's memory, when its KV pool takes all that is free", "--gpu-memory-utilization", "model")] = 0.9
     cuda_graphs: Annotated[bool, about("on a GPU steps are captured and replayed")] = True

@@ -38,6 +38,7 @@ class Result(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_NOT_READY = NOT_READY
     CUDA_ERROR_LAUNCH_FAILED = 719
 
 
@@ -248,13 +249,13 @@ class StandIn:
         self._queued[stream] += self._behind[event]
         return 0
 
-    def _cuEventQuery(self, event: int) -> int:
+    def _cuEventQuery(self, event: int) -> Result | None:
         self._asked[event] = 1 + self._asked.get(event, 0)
         if self._asked[event] <= self.num_refusals:
-            return NOT_READY
+            return Result.CUDA_ERROR_NOT_READY
         for copy in self._behind[event]:
             copy.make()
-        return 0
+        return None
 
 
 NEED_NO_CONTEXT = {

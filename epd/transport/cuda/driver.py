@@ -23,7 +23,9 @@ UNTIMED = 2  # of an event
 UNTIED = 1  # of a stream: to the default one
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 POLL_S = 20e-6
-LINK_BYTES_PER_S = 450e9  # of NVLink 4, one way; who waits asks no sooner
+LINK_BYTES_PER_S = 450e9  # of NVLink 4, one way
+AWAKE_S = 150e-6  # before copies can have ended at best, who waits is awake
+LATE = 1.3  # times as long as at best: so late copies end as a rule
 BATCH = "cuMemcpyBatchAsync_v2"  # of CUDA 13
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
@@ -72,7 +74,6 @@ def installed() -> Driver:
     library = ctypes.PyDLL("libcuda.so.1")
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     library.cuCtxSetCurrent.argtypes = [pointer]
-    library.cuEventQuery.argtypes = [pointer]
     library.cuEventRecord.argtypes = [pointer, pointer]
     library.cuStreamWaitEvent.argtypes = [pointer, pointer, ctypes.c_uint]
     library.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, size, pointer]
@@ -187,9 +188,9 @@ def _unmap(driver: Any, handle: Any, address: int, nbytes: int) -> None:
 class CudaDevice:
     """See `Device`.  Raises DeviceError.
 
-    A waiting thread sleeps for as long as the copies take at best, then asks again and again: the
-    driver's own blocking wait ends later, for as much CPU time.  Each question takes the
-    interpreter's lock from the thread that queues the next write.
+    A waiting thread asks again and again while the copies are expected to end, without the
+    interpreter's lock, and sleeps before: to be woken by the end would take longer.  If they take
+    longer than that, it sleeps between two questions.
 
     Many copies are shared out to two streams, so that some begin while others end.
     """
@@ -289,16 +290,18 @@ class CudaDevice:
             self._is_split = False
         event = self._marks.pop() if self._marks else self._new_event()
         self._check(quick.cuEventRecord(event, self._first))
-        best_s = max(POLL_S, self._queued_nbytes / LINK_BYTES_PER_S)
+        best_s = self._queued_nbytes / LINK_BYTES_PER_S
         self._queued_nbytes = 0
 
         def passed() -> None:
             self._enter()
-            pause_s = best_s
-            while (code := quick.cuEventQuery(event)) == NOT_READY:
-                time.sleep(pause_s)
-                pause_s = POLL_S
-            self._check(code)
+            due_s = time.perf_counter() + LATE * best_s + AWAKE_S
+            if best_s > AWAKE_S:
+                time.sleep(best_s - AWAKE_S)
+            while int((code := self.driver.cuEventQuery(event))[0]) == NOT_READY:
+                if time.perf_counter() > due_s:
+                    time.sleep(POLL_S)
+            _ask(code)
             self._marks.append(event)
 
         return passed

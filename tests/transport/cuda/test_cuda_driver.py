@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,28 +81,41 @@ def test_a_call_that_fails_says_what_the_driver_says(call: str) -> None:
         device.mark()()
 
 
-def test_who_waits_sleeps_as_long_as_the_link_takes_then_asks_often(
+def test_who_waits_is_awake_while_copies_are_due_and_sleeps_before_and_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(cuda_driver, "LINK_BYTES_PER_S", 10)
+    """Time passes by sleeping, and by a second for each look at the clock."""
+    now_s, slept = 0.0, list[float]()
+
+    def sleep(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += pause_s
+        slept.append(pause_s)
+
+    def look() -> float:
+        nonlocal now_s
+        now_s += 1.0
+        return now_s
+
+    monkeypatch.setattr(cuda_driver, "time", SimpleNamespace(sleep=sleep, perf_counter=look))
+    for name, value in {"LINK_BYTES_PER_S": 10, "AWAKE_S": 3.0, "LATE": 1.5}.items():
+        monkeypatch.setattr(cuda_driver, name, value)
     device = FakeDevice()
     target, source = bytearray(ONE), address_of(memoryview(MEMORY))
     address = address_of(memoryview(target))
-    device.mark()()
-    device.copy(address, source, 40)
-    device.mark()()
-    device.copy_all(copies_of([(address, source, 30), (address, source, 20)]))
-    device.mark()()
-    device.copy(address, source, 10)
     device.copy(address, source, 20)
     device.mark()()
-    assert slept == [POLL_S, 4, 5, 3]
-    device.calls.num_refusals = 3
-    device.copy(address, source, 70)
+    assert not slept, "it is short: awake from the beginning"
+    device.copy_all(copies_of([(address, source, 90), (address, source, 10)]))
     device.mark()()
-    assert slept[4:] == [7, POLL_S, POLL_S]
+    device.copy(address, source, 30)
+    device.copy(address, source, 20)
+    device.mark()()
+    assert slept == [7, 2], "all that was queued since the last one"
+    device.calls.num_refusals = 20
+    device.copy(address, source, 40)
+    device.mark()()
+    assert slept[2:] == [1, *[POLL_S] * 12], "asked eight times until it is late"
 
 
 def test_events_are_used_again() -> None:
