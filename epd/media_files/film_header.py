@@ -36,6 +36,10 @@ class FilmHeader:
     # Frames outside of these are not shown: begin and end in units of the track, in order.
     shown: tuple[tuple[float, float], ...] = ()
 
+    def shows(self, time: float) -> bool:
+        """Whether its edits leave a frame of this time in the film."""
+        return not self.shown or any(begin <= time < end for begin, end in self.shown)
+
 
 Hide = Callable[[int, bytes], None]  # overwrites: at an offset of the file, with bytes
 

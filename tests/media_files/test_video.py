@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from epd.engine.adapter import adapter_for
+from epd.engine.vision import video_file
 from epd.engine.vision.image_ops import QwenImageOps
 from epd.engine.vision.preprocess import Preprocessor
 from epd.engine.vision.video_file import decode_clip
@@ -196,6 +197,61 @@ def test_times_are_those_of_transformers() -> None:
     found = metadata(61, 29.97)
     found.frames_indices = list(range(0, 60, 10))
     assert second_per_grid(settings, 6, 61, 29.97) == 2 / found.sampled_fps
+
+
+# --- which packets are decoded --------------------------------------------------------------------
+
+H264: dict[str, dict[str, str]] = {
+    "frames that nothing refers to": {"bf": "3", "b_strategy": "0"},
+    "a pyramid": {"bf": "5", "b_strategy": "0", "x264-params": "b-pyramid=normal"},
+    "short groups": {"bf": "0", "g": "10"},
+    "open groups": {"bf": "3", "g": "10", "x264-params": "open-gop=1"},
+    "interlaced": {"bf": "3", "x264-params": "tff=1"},
+    "several slices": {"bf": "2", "g": "12", "x264-params": "slices=3"},
+    "parameters in the packets": {"bf": "2", "g": "12", "x264-params": "repeat-headers=1"},
+}
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+@pytest.mark.parametrize("options", H264.values(), ids=H264)
+def test_frames_are_those_of_the_whole_film(options: dict[str, str], container: str) -> None:
+    data = film(3, 48, 64, 48, container=container, **options)
+    every = frames_of(data)
+    name = container_of(data)
+    for frames in ((0,), (47,), (3, 3, 31), (5, 15, 25), tuple(range(0, 48, 7)), tuple(range(48))):
+        found = decode_clip(data, Clip(container=name, frames=frames), 48, 64, MAX_PIXELS)
+        assert (found == every[list(frames)]).all(), frames
+
+
+# Frames that are decoded for those of a clip whose last one is the 36th of the film, at most.
+DECODED = {
+    "frames that nothing refers to": 24,
+    "a pyramid": 18,
+    "short groups": 22,
+    "several slices": 22,
+    "each refers to the one before": 36,
+}
+
+
+@pytest.mark.parametrize("kind", DECODED)
+def test_frames_that_the_clip_does_not_depend_on_are_not_decoded(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    decoded = video_file._decoded
+
+    def counted(*asked: Any) -> Iterator[Any]:
+        counts.append(0)
+        for one in decoded(*asked):
+            counts[-1] += 1
+            yield one
+
+    monkeypatch.setattr(video_file, "_decoded", counted)
+    data = film(3, 48, 64, 48, **H264.get(kind, {"bf": "0"}))
+    clip = Clip(container="mp4", frames=(0, 15, 25, 35))
+    found = decode_clip(data, clip, 48, 64, MAX_PIXELS)
+    assert (found == frames_of(data, clip.frames)).all()
+    assert len(counts) == 1 and DECODED[kind] - 8 < counts[0] <= DECODED[kind]
 
 
 # --- files that are not what they say -------------------------------------------------------------

@@ -36,10 +36,12 @@ def film(
     container: str = "mp4",
     *,
     rotation: int = 0,
+    **options: str,
 ) -> bytes:
-    """A video file; `rotation`: degrees by which a player turns it."""
+    """A video file; `rotation`: degrees by which a player turns it; `options`: of the encoder."""
     buffer = io.BytesIO()
-    options = {"deadline": "realtime", "cpu-used": "8"} if container == "webm" else {}
+    if container == "webm":
+        options |= {"deadline": "realtime", "cpu-used": "8"}
     with av.open(buffer, "w", format=container) as out:
         stream: Any = out.add_stream(CODECS[container], rate=rate, options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"

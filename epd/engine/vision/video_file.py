@@ -1,6 +1,7 @@
 """From a video's bytes to the frames that a model sees, on a pool thread.
 
 A video is a chain of differences, so frames are decoded in order up to the last one of the clip.
+Of H.264, frames that none of the clip depends on are left out (`needed_packets`).
 Each frame of the clip is resized at once: one full-sized frame is held at most.  transformers
 resizes frames with PyTorch's filter for bytes, which is Pillow's arithmetic in whole numbers; so
 does this.  A phone's video that lies on its side is turned upright.
@@ -8,7 +9,8 @@ does this.  A phone's video that lies on its side is turned upright.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +20,7 @@ from torch.nn.functional import interpolate
 
 from epd.engine.vision.image_ops import rgb_bytes
 from epd.engine.vision.image_pixels import decode_image
+from epd.engine.vision.needed_packets import NeededPackets, PacketNeed, needed_packets
 from epd.errors import MediaError
 from epd.media_files.container import open_container
 from epd.media_files.film_header import FilmHeader
@@ -77,34 +80,89 @@ def _images(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
 
 def _film(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
     """Frames of a file, each as often as the clip has it."""
-    wanted = iter(clip.frames)
-    index = next(wanted)
+    until_s = time.monotonic() + DECODE_TIMEOUT_S
+    num_taken = 0
+
+    def opened() -> tuple[InputContainer, FilmHeader]:
+        return open_container(data, clip.container, max_pixels, until_s - time.monotonic())
+
     try:
-        container, header = open_container(data, clip.container, max_pixels, DECODE_TIMEOUT_S)
+        container, header = opened()
         with container:
-            for number, frame in enumerate(_shown(container, header)):
-                if (frame.width, frame.height) != (header.width, header.height):
-                    raise MediaError(
-                        f"has frames of {frame.width} x {frame.height} pixels where its header "
-                        f"says {header.width} x {header.height}; encode it again"
-                    )
-                while index == number:
+            found = needed_packets(container, header, clip.frames)
+        if found is not None:
+            container, header = opened()
+            with container:
+                for frame in _apart(container, found):
+                    _check_size(frame, header)
                     yield _upright(frame, header)
-                    if (following := next(wanted, None)) is None:
-                        return
-                    index = following
+                    num_taken += 1
+        if num_taken == len(clip.frames):
+            return
+        container, header = opened()
+        with container:
+            for frame in _in_order(container, header, clip.frames[num_taken:]):
+                yield _upright(frame, header)
     except MediaError as error:
         raise MediaError(f"the video {error}") from error
     except Exception as error:  # damaged data: decoders raise many types
         raise MediaError("the video cannot be decoded; encode it again") from error
 
 
+def _apart(container: InputContainer, found: NeededPackets) -> Iterator[VideoFrame]:
+    """Frames of the clip, by their times; ends early where packets do not have the film's order."""
+    times = iter(found.times)
+    time = next(times)
+    for frame in _decoded(container, found.needs):
+        if frame.interlaced_frame or frame.pts is None or frame.pts > time:
+            return
+        while frame.pts == time:
+            yield frame
+            if (following := next(times, None)) is None:
+                return
+            time = following
+
+
+def _decoded(container: InputContainer, needs: Sequence[PacketNeed]) -> Iterator[VideoFrame]:
+    """Frames of the packets that are needed, in the order in which they are shown."""
+    stream = container.streams.video[0]
+    remaining = iter(needs)
+    for packet in container.demux(stream):
+        if packet.size and (need := next(remaining)) is not PacketNeed.NOTHING:
+            stream.codec_context.skip_frame = need.value
+            yield from packet.decode()
+    yield from stream.codec_context.decode(None)
+
+
+def _in_order(
+    container: InputContainer, header: FilmHeader, indices: Sequence[int]
+) -> Iterator[VideoFrame]:
+    """Frames of these indices, all before them decoded."""
+    wanted = iter(indices)
+    index = next(wanted)
+    for number, frame in enumerate(_shown(container, header)):
+        while index == number:
+            yield frame
+            if (following := next(wanted, None)) is None:
+                return
+            index = following
+
+
 def _shown(container: InputContainer, header: FilmHeader) -> Iterator[VideoFrame]:
     """Decoded frames, without those that are cut from the film by its edits."""
     for frame in container.decode(video=0):
-        time = frame.pts or 0
-        if not header.shown or any(begin <= time < end for begin, end in header.shown):
+        _check_size(frame, header)
+        if header.shows(frame.pts or 0):
             yield frame
+
+
+def _check_size(frame: VideoFrame, header: FilmHeader) -> None:
+    """Raises MediaError."""
+    if (frame.width, frame.height) != (header.width, header.height):
+        raise MediaError(
+            f"has frames of {frame.width} x {frame.height} pixels where its header "
+            f"says {header.width} x {header.height}; encode it again"
+        )
 
 
 def _upright(frame: VideoFrame, header: FilmHeader) -> Pixels:
