@@ -22,7 +22,7 @@ under the old one.  What cannot be kept exactly is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
@@ -32,7 +32,7 @@ from epd.api.schema.ends import Ends
 from epd.api.schema.members import JOINED, count_members, may_close, speaks_with_others
 from epd.api.schema.names import name_members
 from epd.api.schema.patterns import as_rust
-from epd.api.schema.references import NAMED
+from epd.api.schema.references import NAMED, target
 from epd.frontend import JsonObject
 
 _ANNOTATIONS = frozenset(
@@ -103,7 +103,21 @@ def exact(schema: object, *, closes: bool = True) -> object:
     ends = Ends(places)
     if not ends(schema):
         raise NotExact("nothing finite satisfies it")
-    return _rewritten(schema, _Place(narrows=narrows), joined, closes, ends)
+    found = _rewritten(schema, _Place(narrows=narrows), joined, closes, ends)
+    _check_references(places, schema, found, ends)
+    return found
+
+
+def _check_references(
+    places: Mapping[str, object], schema: object, found: object, ends: Ends
+) -> None:
+    """Raises NotExact where a reference is to a member that names have forbidden."""
+    for one in places.values():
+        reference = one.get("$ref") if isinstance(one, dict) else None
+        if not isinstance(reference, str) or target(found, reference) is not False:
+            continue
+        if ends(target(schema, reference)):
+            raise NotExact(f"{reference}: no member has that name; refer to a definition")
 
 
 def _all(schema: object, place: _Place, joined: set[str]) -> Iterator[tuple[_Place, object]]:

@@ -113,6 +113,17 @@ def test_a_name_that_must_come_does_not_lead_to_another() -> None:
     assert answers == {b'{"c": null, "a": null}'}
 
 
+@pytest.mark.parametrize("names", [{"enum": ["b"]}, {"not": {"const": "a"}}])
+def test_a_reference_to_a_member_that_may_not_be_is_refused(names: Any) -> None:
+    """The member was false, so that 1 was one of the two only."""
+    one_of = [{"type": "integer"}, {"$ref": "#/properties/a"}]
+    members = {"a": {}, "b": {"type": "number", "oneOf": one_of}}
+    asked = {"properties": members, "propertyNames": names}
+    assert not jsonschema_rs.is_valid(asked, {"b": 1})
+    with pytest.raises(ApiError, match="#/properties/a: no member has that name"):
+        grammar_of(asked, closes=False)
+
+
 def test_complements_of_complements_are_given_up_in_time() -> None:
     asked: Any = {"required": ["a"]}
     for _ in range(40):
