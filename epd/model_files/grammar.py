@@ -185,23 +185,30 @@ class Grammars:
         return next(filter(None, reasons), "")
 
     def _walk(self, matcher: Matcher, seed: int, count: int, avoids: Callable[[int], int]) -> str:
-        """Begin one answer of those that it admits, and go back in it; why that failed."""
-        draw, num_taken = random.Random(seed), 0
-        while num_taken < count and not matcher.is_stopped():
-            admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little"))
-            if not len(admitted):
-                return matcher.reason() or "an answer may come to where nothing can follow"
-            some = (
-                draw.sample(admitted.tolist(), min(8, len(admitted)))
-                if seed
-                else [int(admitted[0])]
-            )
+        """Begin one answer of those that it admits, and go back in it; why that failed.
+
+        One that avoids the end and comes to it goes on from the last place that had others: what
+        costs most may follow there alone."""
+        draw, others = random.Random(seed), list[list[int]]()  # of each token, those beside it
+        for _ in range(count):
+            if matcher.is_stopped():
+                behind = next((n for n, one in enumerate(reversed(others), 1) if one), 0)
+                if avoids != self._is_end or not behind or not matcher.rollback(behind):
+                    break
+                some = others[-behind]
+                del others[-behind:]
+            else:
+                admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little")).tolist()
+                if not admitted:
+                    return matcher.reason() or "an answer may come to where nothing can follow"
+                some = draw.sample(admitted, min(8, len(admitted))) if seed else admitted[:1]
             token = min(some, key=avoids)
             if not matcher.take(token):
                 return matcher.reason() or f"token {token} cannot follow, though it is admitted"
-            num_taken += 1
+            some.remove(token)
+            others.append(some)
         if not matcher.is_error():
-            matcher.rollback(num_taken // 2)
+            matcher.rollback(len(others) // 2)
             matcher.mask()
         return matcher.reason()
 

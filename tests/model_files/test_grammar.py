@@ -102,6 +102,15 @@ def test_counts_of_counts_are_refused_or_followed(count: int) -> None:
     assert found["followed"] and found["refused"] and len(found) == 2, found
 
 
+@pytest.mark.parametrize("count", [2, 20])
+def test_what_follows_few_answers_is_proved(count: int) -> None:
+    """Most ended before it, or did not come by it."""
+    grammar = to_grammar(Constraint("regex", f"((b+){{706,}}|[ab]?){{{count}}}", ""))
+    state = grammars()
+    assert not state.fault(grammar)
+    assert "too many expressions" in state.proof(grammar)
+
+
 def _followed(seed: int) -> str:
     draw, state = random.Random(seed), grammars()
     text: Any = counts(seed)
