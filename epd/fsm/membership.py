@@ -226,7 +226,7 @@ def _joined(known: S, rejoining: S, cut_off: S) -> tuple[Row, ...]:
 
 ROWS = (
     Row(S.OUTSIDE, JoinDue, S.JOINING, _ASK),
-    Row(S.JOINING, JoinDue, None, _ASK, note="there may be no gateway yet (F17, F18)"),
+    Row(S.JOINING, JoinDue, None, (Do.DOUBT, *_ASK), note="there may be no gateway yet (F17, F18), or the link to it is mute (F48)"),
     Row(_ASKING, Welcomed, S.MEMBER, (Do.TAKE_TIME, Do.TELL_SERVING, Do.ARM_SILENCE, Do.BEAT), keep_interval),
     Row(_ASKING, Refused, S.REJECTED, (Do.REJECT,), note="version, model or layout differ (F11), or its name is another's (F78)"),
     Row(_ASKING, DrainRequested, S.LEFT, note="it has no work; its welcome may be on its way"),

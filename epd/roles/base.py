@@ -30,7 +30,7 @@ from epd.engine.base import DeviceLost
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Machine
 from epd.fsm.membership import Membership
-from epd.messages import Address, InstanceInfo, Message, Span
+from epd.messages import Address, InstanceInfo, LinkProbe, Message, Span
 from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox, OutOfTurn
 from epd.roles.ports import Ports
@@ -140,7 +140,8 @@ class Actor:
             found(received)
         else:
             self.counters["message_of_stranger"] += 1
-            self._drops.note("stranger", type(received.message).__name__, received.source)
+            if not isinstance(received.message, LinkProbe):  # of one whose join is on its way
+                self._drops.note("stranger", type(received.message).__name__, received.source)
 
     def connect(self, peer: Address) -> None:
         """Learn how to reach a peer; from now on, messages for its earlier lives are dropped."""
@@ -371,8 +372,7 @@ class Component(Generic[M]):
 
     def arm(self, machine: M, delay_s: float, event: Event) -> None:
         """(Re)start its timer of this event; it ends with the states in which it runs."""
-        fire = partial(self.fire, machine, event)
-        self.actor.timers.arm(machine, type(event), delay_s, fire)
+        self.actor.timers.arm(machine, type(event), delay_s, partial(self.fire, machine, event))
 
     def _performed(self, machine: M, event: Event | None) -> None:
         if event is not None:

@@ -99,7 +99,9 @@ class Links(Component[Link]):
         if link.carries:
             self.actor.log.info("the link carries messages again", peer=link.key)
         else:
-            self.actor.log.warning("no answer; the link is opened anew", peer=link.key)
+            log = self.actor.log  # who joins may be there before its gateway
+            warn = log.warning if self.actor.knows_time else log.info
+            warn("no answer; the link is opened anew", peer=link.key)
 
     @performs(Do.GIVE_UP)
     def give_up(self, link: Link, event: Event) -> None:

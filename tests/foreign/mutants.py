@@ -73,6 +73,7 @@ UNSEEN = {
     "no_commit_retry": "a deadline ends it: the own search's mode `timers last` sees it",
     "no_grant_retry": "a deadline ends it: the own search's mode `timers last` sees it",
     "the_living_defend_no_name": "the other life is no part of the model",
+    "who_joins_trusts_the_link": "links are no part of the model",
 }
 # Of all, those that the own searches and walks do not notice.
 UNNOTICED = {

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from epd.messages import Address, LinkEcho, LinkProbe
+from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 
@@ -80,6 +81,16 @@ def test_who_is_silent_is_asked_again_and_its_link_opened_anew_and_then_given_up
                 echo(at)
             info.assert_called_once_with("the link carries messages again", peer="d0")
             assert "d0" not in at.role.silent() and "d0" not in at.role._doubts
+
+
+def test_who_waits_for_its_gateway_is_told_once_and_not_warned() -> None:
+    with links() as at, mock.patch.object(at.actor, "membership", mock.Mock(was_welcomed=False)):
+        with mock.patch.object(at.actor.log, "info") as info:
+            doubt(at, Address(GATEWAY, 0, ""))
+            at.cluster.pass_time(5.1 * TIMING.link_timeout_s)
+        info.assert_called_once_with("no answer; the link is opened anew", peer=GATEWAY)
+        assert at.cluster.node("p0").warnings == []
+        assert at.actor.counters["links_opened_anew"] == 5
 
 
 @pytest.mark.parametrize("is_mute", [True, False])

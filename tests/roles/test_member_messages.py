@@ -92,7 +92,9 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
         in_state(role.membership, S.OUTSIDE)
         at.actor.timers.cancel_call(at.role._beat)
         at.said.clear()
+        at.actor.doubt = doubt = mock.Mock()
         at.do(role.start)
+        doubt.assert_not_called()
         at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
         join = Join(
             protocol_version=PROTOCOL_VERSION,
@@ -101,6 +103,7 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
             was_member=False,
         )
         assert at.said == [(GATEWAY, join)] * 2
+        doubt.assert_called_once_with(role._gateway)
         role.on_welcome = mock.Mock()
         (beat,) = welcome(at, cluster_s=77.0)
         assert isinstance(beat, Heartbeat) and beat.version == role._version

@@ -63,9 +63,12 @@ def test_an_instance_hears_its_gateway_and_lives_that_a_registry_told_of() -> No
 
 def test_a_gateway_hears_of_strangers_that_they_would_join() -> None:
     with simulated("1e1p1d") as at:
+        warnings = at.node(GATEWAY).warnings
         assert hear(at, GATEWAY, "e0", Heartbeat(load=Load())) == 0
-        assert hear(at, GATEWAY, "e0", Heartbeat(load=Load()), epoch=2) == 1
-        assert hear(at, GATEWAY, "stranger", LinkProbe(is_mute=True)) == 2
+        assert hear(at, GATEWAY, "stranger", LinkProbe(is_mute=True)) == 1
+        assert warnings == [], "it asks for its welcome"
+        assert hear(at, GATEWAY, "e0", Heartbeat(load=Load()), epoch=2) == 2
+        assert len(warnings) == 1
         info = at.gateway.registry.instances[0].info
         info = msgspec.structs.replace(info, address=Address("stranger", 1, "sim://stranger"))
         join = Join(protocol_version=PROTOCOL_VERSION, model_fingerprint=FINGERPRINT, info=info)

@@ -67,6 +67,15 @@ LINK_DRILLS: tuple[Drill, ...] = (
         mutants=("no_link_is_doubted",), fires=("LINK:MUTE>CARRIES", "links_opened_anew"),
     ),
     Drill(
+        "mute-before-the-welcome", ("F16", "F17", "F48"), topology="2e1p1d",
+        work=Workload(16, image_share=0.5, spread_s=2.0),
+        faults=(
+            Fault("mute", "here", point="MESSAGE:Join", nth=4, other="gateway"),
+            Fault("mute", "gateway", point="MESSAGE:Welcome", nth=4, other="peer"),
+        ),
+        mutants=("who_joins_trusts_the_link",), fires=("links_opened_anew",),
+    ),
+    Drill(
         "mute-while-in-doubt", ("F8", "F48"), topology="1e2p2d",
         work=Workload(4, image_share=0.0, max_tokens=4, spread_s=0.1),
         data=DataConditions(kind="rdma", unknown=0.3, linger_s=2.0),

@@ -24,6 +24,12 @@ def a_join_is_said_once() -> Planted:
 
 
 @mutant
+def who_joins_trusts_the_link() -> Planted:
+    """F48: joins are said again and again over a link that carries none (swarm 1796000003421)."""
+    return row(MEMBERSHIP, m.S.JOINING, m.JoinDue, None, (m.Do.SEND_JOIN, m.Do.ARM_JOIN))
+
+
+@mutant
 def whoever_has_the_name_is_the_next_life() -> Planted:
     """F78: who joins under the name of a living one takes its place."""
 
