@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
 from epd.config import Timing
-from epd.failure import Failure
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import (
     CancelReceived,
@@ -30,6 +30,7 @@ from epd.fsm.outgoing import (
     WriteSettled,
     WriteSucceeded,
 )
+from epd.fsm.room import DeadlinePassed
 from epd.groups.asks import WritePart
 from epd.messages import (
     Address,
@@ -110,7 +111,10 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         deadline_s: float,
     ) -> Outgoing:
         """A room that we will fill; adopts a machine whose grant or cancel came first."""
-        outgoing = self.find(room) or self._open(room, attempt, peer, deadline_s)
+        if (outgoing := self.find(room)) is None:
+            outgoing = self._open(room, attempt, peer, deadline_s)
+        elif not outgoing.terminal:
+            self.arm(outgoing, self.actor.until(deadline_s), DeadlinePassed())
         self._owners[room] = producer
         self.post(outgoing, Requested(owner, manifest))
         if manifest.offer is not None:
@@ -151,13 +155,24 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             if self._num_unasked() >= MAX_UNASKED:
                 self.actor.counters["grants_not_asked_for"] += 1
                 return
-            due_s = self.actor.cluster_s() + self._timing.request_timeout_s
-            due_s = min(message.deadline_s, due_s)
-            outgoing = self._open(message.room, message.attempt, peer, due_s)
+            outgoing = self._open(message.room, message.attempt, peer, message.deadline_s)
+            self._await_request(outgoing, message)
         if self._is_from_peer(outgoing, received):
             self.fire(outgoing, GrantReceived(message))
             if (producer := self._owners.get(message.room)) is not None:
                 producer.granted(outgoing)
+
+    def _await_request(self, outgoing: Outgoing, grant: Grant) -> None:
+        """In that time a link is opened anew, or its peer given up.  A grant that was held up for
+        longer than a tombstone stands opens a room that is over: nobody will ask for it."""
+
+        def give_up() -> None:
+            self.actor.counters["grants_not_asked_for"] += 1
+            why = Failure(FailureKind.TRANSFER, "the producer was not asked for it")
+            self.fire(outgoing, SourceFailed(why))
+
+        delay_s = min(self.actor.until(grant.deadline_s), 3 * self._timing.link_timeout_s)
+        self.actor.timers.arm(outgoing, DeadlinePassed, delay_s, give_up)
 
     @receives(CancelTransfer)
     def on_cancel(self, received: Received) -> None:

@@ -48,10 +48,28 @@ def test_a_grant_that_is_faster_than_its_request_is_kept_for_it() -> None:
         assert at.role.find("r") is opened and opened.owner == "key"
         hear(at, grant(at))
         owner.granted.assert_called_once_with(opened)
-        at.cluster.pass_time(0.49)
+        at.cluster.pass_time(24.9)
         assert not opened.terminal
-        at.cluster.pass_time(0.02)
-        assert opened.state is S.EXPIRED, "its deadline is the grant's"
+        at.cluster.pass_time(0.2)
+        assert opened.state is S.EXPIRED, "its deadline is the request's"
+
+
+@pytest.mark.parametrize("left_s", [0.5, 20.0])
+def test_a_grant_without_a_request_ends_however_often_it_is_repeated(left_s: float) -> None:
+    """One that a link held up opens a room that is over, and whose consumer may have forgotten."""
+    with rooms() as at:
+        for _ in range(4):
+            hear(at, grant(at, left_s=left_s))
+            at.cluster.pass_time(min(left_s, 3 * TIMING.link_timeout_s) / 4 - 0.001)
+        opened = at.role.find("r")
+        assert opened.state is S.GRANTED
+        at.said.clear()
+        at.cluster.pass_time(0.01)
+        assert opened.state is S.FAILED and at.role.live() == {"outgoing": 0}
+        (aborted,) = at.messages()
+        assert isinstance(aborted, TransferAborted)
+        assert aborted.failure.kind == FailureKind.TRANSFER
+        assert at.actor.counters["grants_not_asked_for"] == 1
 
 
 @pytest.mark.parametrize("why", ["lost", "no time"])

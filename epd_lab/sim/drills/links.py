@@ -139,5 +139,12 @@ LINK_DRILLS: tuple[Drill, ...] = (
         settings=Settings(timing=replace_timing(tombstone_s=3.0)),
         mutants=("the_forgotten_is_not_acknowledged",), fires=("LINK:MUTE>UNREACHABLE",),
     ),
+    Drill(
+        "granted-after-it-was-forgotten", ("F42", "F43"), topology="1e1p1d",
+        work=Workload(24, image_share=1.0, num_images=24, broken_share=0.5, spread_s=1.0),
+        faults=(Fault("block", "p0", point="MESSAGE:Grant", nth=4, other="e0", duration_s=0.7),),
+        settings=Settings(timing=replace_timing(tombstone_s=0.3), prefill=ROOMY),
+        mutants=("grants_are_kept_until_their_deadline",), fires=("grants_not_asked_for",),
+    ),
 )  # fmt: skip
 # fmt: on

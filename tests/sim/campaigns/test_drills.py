@@ -30,9 +30,9 @@ PAST = (  # seeds that once failed, the latest last
     288, 384, 413, 473, 1022, 1451, 7158, 11918,
     42828, 71480, 100223, 100719, 106449, 300221, 601001, 900314,
     901228, 901955, 7200126, 7300300, 7500062, 100010180, 100103045, 100113809,
-    1796000003421,
 )
 # fmt: on
+PAST_VARIED = (1796000003421, 1797000002512)  # of plans in which time-outs are drawn, too
 PAST_OF_DRILLS = (
     ("signs-of-life-lost", 500008),
     ("rank-dies-encoding", 500029),
@@ -124,6 +124,12 @@ def test_all_faults_and_all_signs_make_a_drill() -> None:
 )
 def test_seeds_that_once_failed(seed: int) -> None:
     assert run(draw_plan(seed)).violations == []
+
+
+@pytest.mark.parametrize("seed", PAST_VARIED)
+def test_varied_seeds_that_once_failed(seed: int) -> None:
+    report = execute(SimJob("swarm", "", seed))
+    assert report.violations == (), report.job.command()
 
 
 @pytest.mark.parametrize("topology", ["1e1p1d", "1epd"])

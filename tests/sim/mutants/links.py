@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from epd.fsm import link
+from epd.fsm.outgoing import Outgoing
 from epd.fsm.room import RetryDue, Room
-from epd.messages import Address, LinkEcho
+from epd.messages import Address, Grant, LinkEcho
 from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.rooms import Rooms
 from epd.transport.base import Received
 from tests.sim.mutants.planting import Planted, mutant, patched, row
@@ -66,3 +68,14 @@ def only_the_own_direction_is_opened() -> Planted:
 def the_silent_are_waited_for() -> Planted:
     """F48: a peer that does not answer over a new link either is waited for until the deadline."""
     return row(LINK, L.MUTE, link.EchoMissed, L.UNREACHABLE, (link.Do.SEND_PROBE,))
+
+
+@mutant
+def grants_are_kept_until_their_deadline() -> Planted:
+    """F42, F43: a grant that a link held up opens a room that is over, and that nobody ends before
+    its deadline (swarm 1797000002512)."""
+
+    def wait(self: OutgoingRooms, outgoing: Outgoing, grant: Grant) -> None:
+        return
+
+    return patched(OutgoingRooms, "_await_request", wait)
