@@ -2,8 +2,8 @@
 
 A card's file, such as h200.json, has rows in the form of gpu.json (`epd bench gpu`), each with its
 date and its number of runs (`repeats`).  It names the reports that stand beside it whole.  Names of
-figures carry their units.  A report of `epd bench probe` is a table of its own.  `epd diagrams`
-writes the tables, `epd diagrams --check` compares them.
+figures carry their units.  A report of `epd bench probe` or `peer` is a table of its own.  `epd
+diagrams` writes the tables, `epd diagrams --check` compares them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from epd.topology import parse_topology
+from epd_lab.bench import peer_table
 from epd_lab.bench.costs import probe_table
 from epd_lab.bench.servers.figures import stream_name
 from epd_lab.bench.workload import NAMED
@@ -38,6 +39,8 @@ def with_tables(document: str, folder: Path) -> str:
 def table(path: Path) -> str:
     """By number of GPUs, shape and workload; topologies in the order in which they came."""
     report = msgspec.json.decode(path.read_bytes())
+    if "sides" in report:
+        return peer_table.table(report)
     if "reports" not in report:
         return probe_table.table(report)
     rows = list(_rows(report, path.parent))

@@ -43,7 +43,7 @@ async def measure_all(
     broken: dict[str, str] = {}
     found: dict[str, Any] = {
         "gpus": gpus(),
-        "versions": {name: _version(name) for name in VERSIONS},
+        "versions": {name: version(name) for name in VERSIONS},
         "machine": describe(),
         "repeats": plan.repeats,
         "broken": broken,
@@ -137,7 +137,7 @@ def _write(found: dict[str, Any], out: Path) -> None:
     (out / "gpu.svg").write_text(plots.bars(found))
 
 
-def _version(name: str) -> str:
+def version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

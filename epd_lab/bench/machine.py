@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -29,6 +30,23 @@ def gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [", driver ".join(line.split(", ")) for line in told.stdout.splitlines() if line]
+
+
+def energy_j() -> float:
+    """What all GPUs here took since their driver was loaded; 0 where none counts it."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0.0
+    total, count = 0, ctypes.c_uint()
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return 0.0
+    for index in range(count.value):
+        card, mj = ctypes.c_void_p(), ctypes.c_ulonglong()
+        if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card)):
+            nvml.nvmlDeviceGetTotalEnergyConsumption(card, ctypes.byref(mj))
+        total += mj.value
+    return total / 1e3
 
 
 def counted(names: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure.options import size
-from epd_lab.bench.verbs import accuracy, gpu, isolation, probe, reuse, serve
+from epd_lab.bench.verbs import accuracy, gpu, isolation, peer, probe, reuse, serve
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -24,6 +24,7 @@ EXAMPLES = (
     ("epd bench isolation", "text streams beside bursts of images; three minutes"),
     ("epd bench overlap", "encoding beside prefill; a minute"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
+    ("epd bench peer a=URL b=URL --save peer.json", "servers on one card, each loaded alone"),
     ("epd bench accuracy questions.jsonl 1epd 1e1p1d", "right answers of two topologies"),
     ("epd bench probe --device cuda", "models of true size, by few of their layers; minutes"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_repeats(sim)
     sim.add_argument("--hours", type=int, default=24, metavar="N", help="of the day; default 24")
     serve.add_to(kinds)
+    peer.add_to(kinds)
     accuracy.add_to(kinds)
     gpu.add_to(kinds)
     probe.add_to(kinds)
@@ -93,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         return accuracy.run(args)
     if args.what == "serve":
         return serve.run(args)
+    if args.what == "peer":
+        return peer.run(args)
     if args.what == "gpu":
         return gpu.run(args)
     if args.what == "probe":

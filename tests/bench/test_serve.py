@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,17 @@ class FakeServer:
     """
 
     def __init__(self) -> None:
-        self.url = ""
+        self.url, self.name = "", "fake"
         self.bodies: list[dict[str, Any]] = []
         self.open: Counter[bool] = Counter()  # by whether there is an image
         self.most_open = self.most_with_images = 0
         self.peers: set[object] = set()  # connections
 
     async def models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "fake"}]})
+        return web.json_response({"data": [{"id": self.name}]})
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": "1.0"})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -103,10 +107,11 @@ def _sse(event: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeServer]:
+@asynccontextmanager
+async def serving_fake() -> AsyncIterator[FakeServer]:
     server = FakeServer()
     app = web.Application(client_max_size=1 << 24)
+    app.router.add_get("/version", server.version)
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/chat/completions", server.chat)
     runner = web.AppRunner(app)
@@ -117,6 +122,12 @@ async def fake() -> AsyncIterator[FakeServer]:
     server.url = f"http://127.0.0.1:{port}"
     yield server
     await runner.cleanup()
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeServer]:
+    async with serving_fake() as server:
+        yield server
 
 
 def workload(*streams: Stream) -> Workload:

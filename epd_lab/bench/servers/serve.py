@@ -25,6 +25,7 @@ from epd.runtime.lag import watch_lag
 from epd_lab.bench import plots
 from epd_lab.bench.machine import describe
 from epd_lab.bench.servers.figures import (
+    Figures,
     Slo,
     by_stream,
     figures,
@@ -36,7 +37,7 @@ from epd_lab.bench.servers.figures import (
 )
 from epd_lab.bench.servers.openai_load import Sample, Server, connected, send_all
 from epd_lab.bench.servers.trace import chrome_trace
-from epd_lab.bench.workload import Workload, bodies
+from epd_lab.bench.workload import Stream, Wording, Workload, bodies
 
 PROGRESS_S = 1.0
 LAG_PERIOD_S = 0.01
@@ -132,35 +133,57 @@ async def _measure_one(
         repeats = [figures(run[stream.name], plan.slo, late_s) for run, late_s in runs]
         if plan.trace is not None:
             traced += [(f"{name} {stream.name}", s) for one in samples for s in one]
-        rows.append(
-            {
-                "workload": workload.name,
-                "stream": stream.name,
-                "server": name,
-                "arrival": str(stream.arrival),
-                "figures": median_of(repeats),
-                "spread": spread_of(repeats),
-                "stages_ms": stages_ms(sample for one in samples for sample in one),
-                "errors": sorted({s.error for one in samples for s in one if s.error})[:5],
-            }
-        )
+        rows.append(row_of(name, workload, stream, samples, repeats))
     return rows
+
+
+def row_of(
+    name: str,
+    workload: Workload,
+    stream: Stream,
+    samples: Sequence[Sequence[Sample]],
+    repeats: Sequence[Figures],
+) -> dict[str, Any]:
+    """What the repeats of a server's stream came to: of each its samples, and its figures."""
+    return {
+        "workload": workload.name,
+        "stream": stream.name,
+        "server": name,
+        "arrival": str(stream.arrival),
+        "figures": median_of(repeats),
+        "spread": spread_of(repeats),
+        "stages_ms": stages_ms(sample for one in samples for sample in one),
+        "errors": sorted({s.error for one in samples for s in one if s.error})[:5],
+    }
 
 
 async def run_once(
     server: Server, title: str, workload: Workload, repeat: int
 ) -> tuple[dict[str, list[Sample]], list[float]]:
     """One repeat: make the bodies, then send all streams at once; also how late this loop was."""
-    wording = await server.wording()
+    requests = await requests_of(workload, await server.wording(), title, repeat)
+    return await send(server, title, workload, requests)
+
+
+async def requests_of(
+    workload: Workload, wording: Wording, title: str, repeat: int
+) -> list[list[bytes]]:
+    """The bodies of each stream."""
 
     def made(count: int) -> None:
         if count % 64 == 0:
             print(f"{title}: {count} requests made", file=sys.stderr, flush=True)
 
-    requests = [
+    return [
         await asyncio.to_thread(bodies, workload, stream, wording, repeat, made)
         for stream in workload.streams
     ]
+
+
+async def send(
+    server: Server, title: str, workload: Workload, requests: Sequence[Sequence[bytes]]
+) -> tuple[dict[str, list[Sample]], list[float]]:
+    """All streams at once; the samples of each, and how late this loop was."""
     progress = ServeProgress(title, sum(map(len, requests)))
     late_s: list[float] = []
     watching = asyncio.create_task(watch_lag(late_s.append, LAG_PERIOD_S))
@@ -182,10 +205,10 @@ def arranged(rows: Rows, plan: ServePlan) -> Rows:
     """By workload, as they were asked for, and behind them each other server by the first."""
     order = [workload.name for workload in plan.workloads]
     ordered = sorted(rows, key=lambda row: order.index(row["workload"]))
-    return ordered + _compared(ordered)
+    return ordered + compared(ordered)
 
 
-def _compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each other server by the first, per workload and stream."""
     return [
         {

@@ -82,14 +82,18 @@ def target_of(args: argparse.Namespace, text: str) -> Target:
 
     if text.startswith(("http://", "https://")):
         return Target(text, url=text)
-    from epd.cli.start.plan import plan_topology
+    from epd.cli.start.plan import StartPlan, plan_topology
     from epd.cli.start.ports import settle_port
     from epd.topology import parse_groups
 
     parse_groups(text)  # before anything is measured
-    settings = settle_port(options.settings_of(args), wanted=args.port)
+    settings = options.settings_of(args)
     placing, log = options.placing_of(args), options.log_of(args, "warning")
-    return Target(text, cluster=lambda: plan_topology(text, settings, placing, log))
+
+    def cluster() -> StartPlan:
+        return plan_topology(text, settle_port(settings, wanted=args.port), placing, log)
+
+    return Target(text, cluster=cluster)
 
 
 def _workload(args: argparse.Namespace, name: str) -> Workload:
