@@ -1,9 +1,10 @@
 """`epd bench peer`: servers side by side on the same cards, of which one is loaded at a time.
 
 All serve from the beginning to the end.  Each repeat sends the same bytes to each of them, with
-images that none has seen, and begins with another one; so does what warms them up.  Then come open
-arrivals at a share of the capacity of the slowest.  What the cards take from one side's first
-request to its last answer is that side's energy: the others are idle, and so in both figures.
+images that none has seen, and another one begins; so does what warms them up.  Open arrivals, at a
+share of the rate of the slowest, follow the first repeat of all workloads: a run that is cut short
+has something of each.  What the cards take from one side's first request to its last answer is that
+side's energy: the others are idle, and so in both figures.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Beside:
     flags: dict[str, str]  # of each server, for the report
     share: float  # of the least capacity arrives in the open loop
     open_s: float  # for how long; 0: there is none
-    seconds: float  # begin no repeat that would end later
+    seconds: float  # begin no repeat that would end later, except the first ones
 
 
 Sides = Sequence[tuple[str, Server]]
@@ -46,8 +47,8 @@ Run = tuple[list[Sample], Figures]  # of one stream and server
 
 
 async def measure(plan: ServePlan, beside: Beside, known: Callable[[Any], None]) -> dict[str, Any]:
-    """Everything; `known` gets the report so far after each workload.  Raises ServerError."""
-    began_s = time.monotonic()
+    """Everything; `known` gets the report so far after each repeat.  Raises ServerError."""
+    until_s = time.monotonic() + beside.seconds
     async with AsyncExitStack() as stack:
         sides = []
         for target in plan.targets:
@@ -55,11 +56,19 @@ async def measure(plan: ServePlan, beside: Beside, known: Callable[[Any], None])
             server = await stack.enter_async_context(connected(url, plan.request_timeout_s))
             sides.append((target.name, server))
         found = await _report(sides, beside)
-        wording = await sides[0][1].wording()
-        for index, workload in enumerate(plan.workloads, 1):
-            until_s = began_s + beside.seconds * index / len(plan.workloads)
-            found["rows"] += await _workload(plan, beside, sides, workload, wording, until_s)
-            known(found)
+        rounds = Rounds(plan, beside, sides, await sides[0][1].wording())
+        for workload in plan.workloads:
+            await rounds.warm(workload)
+        for repeat in range(plan.repeats):
+            for workload in plan.workloads:
+                if not repeat or time.monotonic() + rounds.took_s[workload.name] <= until_s:
+                    await rounds.closed(workload, repeat)
+                    found["rows"] = rounds.rows()
+                    known(found)
+            for workload in () if repeat or not beside.open_s else plan.workloads:
+                await rounds.opened(workload)
+                found["rows"] = rounds.rows()
+                known(found)
     return found
 
 
@@ -88,49 +97,65 @@ async def _report(sides: Sides, beside: Beside) -> dict[str, Any]:
     }
 
 
-async def _workload(
-    plan: ServePlan, beside: Beside, sides: Sides, workload: Workload, wording: Wording,
-    until_s: float,
-) -> Rows:  # fmt: skip
-    """The rows of each server in the closed loop, and those in the open one."""
-    (stream,) = workload.streams
-    assert isinstance(stream.arrival, Closed)
-    until_s -= beside.open_s * len(sides)
-    few = replace(stream, name="warm", count=max(1, stream.arrival.concurrency // WARM_SHARE))
-    await _round(plan.slo, sides, _only(workload, few), wording, 0)
-    runs: list[list[Run]] = []
-    took_s = 0.0
-    while len(runs) < plan.repeats and (not runs or time.monotonic() + took_s <= until_s):
+class Rounds:
+    """Runs in turns, and what they came to."""
+
+    def __init__(self, plan: ServePlan, beside: Beside, sides: Sides, wording: Wording) -> None:
+        self._plan, self._beside, self._sides, self._wording = plan, beside, sides, wording
+        self._runs: dict[Workload, list[list[Run]]] = {}
+        self.took_s: dict[str, float] = {}  # the latest repeat of each workload
+
+    async def warm(self, workload: Workload) -> None:
+        (stream,) = workload.streams
+        assert isinstance(stream.arrival, Closed)
+        count = max(1, stream.arrival.concurrency // WARM_SHARE)
+        await self._round(_only(workload, replace(stream, name="warm", count=count)), 0)
+
+    async def closed(self, workload: Workload, repeat: int) -> None:
         began_s = time.monotonic()
-        runs.append(await _round(plan.slo, sides, workload, wording, len(runs)))
-        took_s = time.monotonic() - began_s
-    rows = _rows(sides, workload, runs)
-    rate = round(beside.share * min(row["figures"]["req_per_s"] for row in rows), 2)
-    if count := math.ceil(rate * beside.open_s):
-        opened = replace(stream, name="open", arrival=Poisson(rate), count=count)
-        alone = _only(workload, opened)
-        rows += _rows(sides, alone, [await _round(plan.slo, sides, alone, wording, 0)])
-    return rows
+        self._runs.setdefault(workload, []).append(await self._round(workload, repeat))
+        self.took_s[workload.name] = time.monotonic() - began_s
 
+    async def opened(self, workload: Workload) -> None:
+        """Of a workload with a closed run, by whose rate it goes."""
+        (stream,), (first, *_) = workload.streams, self._runs[workload]
+        rate = round(self._beside.share * min(told["req_per_s"] for _, told in first), 2)
+        count = math.ceil(rate * self._beside.open_s)
+        if count:
+            opened = _only(
+                workload, replace(stream, name="open", arrival=Poisson(rate), count=count)
+            )
+            self._runs[opened] = [await self._round(opened, 0)]
 
-async def _round(
-    slo: Slo, sides: Sides, workload: Workload, wording: Wording, repeat: int
-) -> list[Run]:
-    """The same requests to one server after the other; the runs in the order of `sides`."""
-    (stream,) = workload.streams
-    title = f"{workload.name} {stream.name} {repeat + 1}"
-    requests = await requests_of(workload, wording, title, repeat)
-    runs: dict[str, Run] = {}
-    for name, server in sides if repeat % 2 == 0 else sides[::-1]:
-        before_j = energy_j()
-        by_stream, late_s = await send(server, f"{name} {title}", workload, requests)
-        after_j = energy_j()
-        samples = by_stream[stream.name]
-        told = figures(samples, slo, late_s) | _goodput(samples, slo)
-        if before_j and after_j:
-            told["j_per_req"] = (after_j - before_j) / len(samples)
-        runs[name] = samples, told
-    return [runs[name] for name, _ in sides]
+    def rows(self) -> Rows:
+        """Of each workload and server, in the order of the workloads."""
+        order = [workload.name for workload in self._plan.workloads]
+        runs = sorted(self._runs.items(), key=lambda pair: order.index(pair[0].name))
+        return [
+            row_of(
+                name, workload, workload.streams[0], *zip(*(run[i] for run in done), strict=True)
+            )
+            | {"repeats": len(done)}
+            for workload, done in runs
+            for i, (name, _) in enumerate(self._sides)
+        ]
+
+    async def _round(self, workload: Workload, repeat: int) -> list[Run]:
+        """The same requests to one server after the other; the runs in the order of the sides."""
+        (stream,) = workload.streams
+        title = f"{workload.name} {stream.name} {repeat + 1}"
+        requests = await requests_of(workload, self._wording, title, repeat)
+        runs: dict[str, Run] = {}
+        for name, server in self._sides if repeat % 2 == 0 else self._sides[::-1]:
+            before_j = energy_j()
+            by_stream, late_s = await send(server, f"{name} {title}", workload, requests)
+            after_j = energy_j()
+            samples = by_stream[stream.name]
+            told = figures(samples, self._plan.slo, late_s) | _goodput(samples, self._plan.slo)
+            if before_j and after_j:
+                told["j_per_req"] = (after_j - before_j) / len(samples)
+            runs[name] = samples, told
+        return [runs[name] for name, _ in self._sides]
 
 
 def _goodput(samples: Sequence[Sample], slo: Slo) -> Figures:
@@ -140,21 +165,12 @@ def _goodput(samples: Sequence[Sample], slo: Slo) -> Figures:
     return {peer_table.goodput_name(ms): per_s for ms, per_s in found.items()}
 
 
-def _rows(sides: Sides, workload: Workload, runs: Sequence[Sequence[Run]]) -> Rows:
-    (stream,) = workload.streams
-    return [
-        row_of(name, workload, stream, *zip(*(run[index] for run in runs), strict=True))
-        | {"repeats": len(runs)}
-        for index, (name, _) in enumerate(sides)
-    ]
-
-
 def _only(workload: Workload, stream: Stream) -> Workload:
     return replace(workload, streams=(stream,))
 
 
 def run(plan: ServePlan, beside: Beside, save: Path) -> int:
-    """Measure, write after each workload, and print; 1 if a request failed."""
+    """Measure, write after each repeat, and print; 1 if a request failed."""
 
     def known(found: dict[str, Any]) -> None:
         save.write_text(json.dumps(found, indent=1) + "\n")

@@ -28,7 +28,7 @@ def add_to(kinds: Any) -> None:
     parser.add_argument("servers", nargs="+", metavar="SERVER", help="NAME=URL or NAME=TOPOLOGY")
     parser.add_argument(
         "--save", type=Path, required=True, metavar="FILE",
-        help="the JSON, written after each workload; epd diagrams makes a table of it",
+        help="the JSON, written after each repeat; epd diagrams makes a table of it",
     )  # fmt: skip
     parser.add_argument(
         "--workload", dest="workloads", action="append", metavar="NAME", help="may be repeated"
@@ -41,7 +41,7 @@ def add_to(kinds: Any) -> None:
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, metavar="S",
-        help="for all workloads, in equal parts: fewer repeats, but one of each; default: no limit",
+        help="begin no repeat but the first that would end later; default: no limit",
     )  # fmt: skip
     parser.add_argument(
         "--open-share", type=float, default=0.67, metavar="X",
