@@ -36,11 +36,27 @@ def product_of_few(
     return functional.linear(x, weight, bias)
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, fp8: bool = False
+def norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    fp8: bool = False,
 ) -> torch.Tensor | Scaled:
-    """`[..., H]`: x over its root mean square (in fp32), times the weight, in whose precision."""
-    normed = _rms_norm(x, weight, eps)
+    """`[..., H]`: the norm of x, or of the sum `residual += x`, which is made in place and rounded.
+
+    Without a bias an RMS norm: rows have the weight's precision before they are multiplied by it.
+    With one a layer norm, rounded once.
+    """
+    if residual is not None:
+        residual += x
+        x = residual
+    if bias is None:
+        normed = _rms_norm(x, weight, eps)
+    else:
+        normed = functional.layer_norm(x, weight.shape, weight, bias, eps)
     return scaled(normed) if fp8 else normed
 
 
@@ -48,19 +64,6 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (weight * (wide * scale).to(weight.dtype)).to(x.dtype)
-
-
-def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    fp8: bool = False,
-) -> torch.Tensor | Scaled:
-    """`residual += x` in place; the norm of the sum."""
-    residual += x
-    return rms_norm(residual, weight, eps, fp8=fp8)
 
 
 def silu_mul(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Scaled:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _rms_norm(
-    x, residual, weight, out, scales, size, eps,
-    ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+def _norm(
+    x, residual, weight, bias, out, scales, size, eps,
+    ADD: tl.constexpr, CENTRED: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
@@ -37,49 +37,39 @@ def _rms_norm(
         value = (value.to(tl.float32) + before.to(tl.float32)).to(value.dtype)
         tl.store(residual + row + at, value, mask=inside)
     wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    normed = (wide * scale).to(weight.dtype.element_ty).to(tl.float32)
+    if CENTRED:
+        wide = tl.where(inside, wide - tl.sum(wide, axis=0) / size, 0.0)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    normed = (normed * gain).to(value.dtype)
+    if CENTRED:
+        normed = normed * gain + tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        normed = normed.to(weight.dtype.element_ty).to(tl.float32) * gain
+    normed = normed.to(value.dtype)
     if FP8:
         store_scaled(normed, out + row + at, scales + tl.program_id(0), inside)
     else:
         tl.store(out + row + at, normed, mask=inside)
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, fp8: bool = False
-) -> torch.Tensor | Scaled:
-    return _normed(x, x, weight, eps, add=False, fp8=fp8)
-
-
-def add_rms_norm(
+def norm(
     x: torch.Tensor,
-    residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
+    bias: torch.Tensor | None = None,
     *,
+    residual: torch.Tensor | None = None,
     fp8: bool = False,
-) -> torch.Tensor | Scaled:
-    return _normed(x, residual, weight, eps, add=True, fp8=fp8)
-
-
-def _normed(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    add: bool,
-    fp8: bool,
 ) -> torch.Tensor | Scaled:
     out = empty(x.shape, x) if fp8 else Scaled(torch.empty_like(x), x)
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
     warps = min(16, max(1, block // 512))
-    _rms_norm[(x.numel() // size,)](
-        x, residual, weight, *out, size, eps, ADD=add, FP8=fp8, BLOCK=block, num_warps=warps
-    )
+    _norm[(x.numel() // size,)](
+        x, x if residual is None else residual, weight, weight if bias is None else bias, *out,
+        size, eps, ADD=residual is not None, CENTRED=bias is not None, FP8=fp8, BLOCK=block,
+        num_warps=warps,
+    )  # fmt: skip
     return out if fp8 else out.values
 
 

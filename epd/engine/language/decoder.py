@@ -82,10 +82,10 @@ class FusedDecoder:
         step = Step(batch, pool, cos, sin)
         residual = embeds
         first = self._layers[0]
-        x = ops.rms_norm(residual, *first.input_norm, fp8=first.mixer.takes_fp8)
+        x = ops.norm(residual, *first.input_norm, fp8=first.mixer.takes_fp8)
         for index, layer in enumerate(self._layers):
             x = layer.mixer(x, step)
-            x = ops.add_rms_norm(x, residual, *layer.mlp_norm, fp8=layer.mlp_takes_fp8)
+            x = ops.norm(x, *layer.mlp_norm, residual=residual, fp8=layer.mlp_takes_fp8)
             x = layer.mlp(x, batch.slots)
             for addition in added:
                 if index < len(addition.rows):
@@ -94,8 +94,8 @@ class FusedDecoder:
             if index + 1 < len(self._layers):
                 following = self._layers[index + 1]
                 norm, fp8 = following.input_norm, following.mixer.takes_fp8
-                x = ops.add_rms_norm(x, residual, *norm, fp8=fp8)
-        hidden: torch.Tensor = ops.add_rms_norm(x, residual, *self._norm)
+                x = ops.norm(x, *norm, residual=residual, fp8=fp8)
+        hidden: torch.Tensor = ops.norm(x, *self._norm, residual=residual)
         return hidden
 
     def _fuse(self, layer: Any) -> _Layer:

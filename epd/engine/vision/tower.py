@@ -6,6 +6,9 @@ transformers derives positions, interpolation weights and segment bounds from th
 forward, and reads the bounds back from the device in every layer.  Here they are computed on the
 host, which has the grids, and handed in; attention has its segments as numbers.
 
+A layer's residual sums are one kernel with the norm behind each.  The second sum has the next
+layer's first norm with it, so a layer leaves that beside its rows, which it changes in place.
+
 The patch embedding is a convolution whose kernel covers a patch exactly: a matrix product.  Where
 the activation is the matrix library's GELU, it is applied as the product is written, not in a pass
 of its own over the widest activations.
@@ -91,6 +94,49 @@ class GeluMlp(nn.Module):
         return self.linear_fc2(wide)
 
 
+class FusedLayer(nn.Module):
+    """A layer with its modules; changes the rows that it is given."""
+
+    def __init__(self, layer: nn.Module, following: FusedLayer | None) -> None:
+        super().__init__()
+        self.norm1, self.attn = layer.norm1, layer.attn
+        self.norm2, self.mlp = layer.norm2, layer.mlp
+        # A method, since a module would be a part of this one.
+        self._give = None if following is None else following.take
+        self._normed: torch.Tensor | None = None  # its rows, if the layer before gave them
+
+    def forward(self, hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
+        normed, self._normed = self._normed, None
+        if normed is None:
+            normed = _norm(self.norm1, hidden_states)
+        x = self.mlp(_norm(self.norm2, self.attn(normed, **given), hidden_states))
+        if self._give is None:
+            return hidden_states.add_(x)
+        self._give(x, hidden_states)
+        return hidden_states
+
+    def take(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """Rows that come next are `residual += x`."""
+        self._normed = _norm(self.norm1, x, residual)
+
+
+def _norm(norm: nn.Module, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """Of x `[T, H]`, or of `residual += x`."""
+    eps, bias = getattr(norm, "eps", None), getattr(norm, "bias", None)
+    if eps is None:  # an RMS norm of transformers
+        eps = norm.variance_epsilon
+    ops = kernels_for(x.device.type)
+    normed: torch.Tensor = ops.norm(x, norm.weight, eps, bias, residual=residual)
+    return normed
+
+
+def fuse(layers: nn.ModuleList) -> None:
+    """Layers of two norms, attention and MLP, in order, become such ones."""
+    following = None
+    for index in reversed(range(len(layers))):
+        layers[index] = following = FusedLayer(layers[index], following)
+
+
 def adopt(visual: Any) -> None:
     """Give a loaded tower these modules instead of its own."""
     visual.patch_embed = LinearPatchEmbed(visual.patch_embed)
@@ -99,6 +145,7 @@ def adopt(visual: Any) -> None:
         block.attn = PackedAttention(block.attn, attend)
         if GeluMlp.fits(block.mlp):
             block.mlp = GeluMlp(block.mlp)
+    fuse(visual.blocks)
 
 
 def run(

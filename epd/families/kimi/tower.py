@@ -15,7 +15,7 @@ import torch
 from epd.engine.device.copies import upload
 from epd.engine.language.products import side_by_side
 from epd.engine.vision.segments import SegmentAttention
-from epd.engine.vision.tower import Grid, LinearPatchEmbed, PackedAttention, joined
+from epd.engine.vision.tower import Grid, LinearPatchEmbed, PackedAttention, fuse, joined
 
 _POSITIONS = ("position_ids", "interp_indices", "interp_weights", "frame_index")
 
@@ -27,6 +27,7 @@ def adopt(tower: Any) -> None:
     for layer in tower.layers:
         layer.attn.qkv = side_by_side(layer.attn.q_proj, layer.attn.k_proj, layer.attn.v_proj)
         layer.attn = PackedAttention(layer.attn, attend)
+    fuse(tower.layers)
 
 
 def run(model: Any, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from epd.engine.vision.tower import GeluMlp, PackedAttention
+from epd.engine.vision.tower import FusedLayer, GeluMlp, PackedAttention
 from tests.engine.driver import Driver
 
 
@@ -23,6 +23,7 @@ async def test_which_modules_are_exchanged(
     vision = driver(family).vision
     assert vision is not None
     blocks: Any = vision.model.model.visual.blocks
+    assert all(isinstance(block, FusedLayer) for block in blocks)
     assert all(isinstance(block.attn, PackedAttention) for block in blocks)
     assert all(isinstance(block.mlp, GeluMlp) is is_gelu for block in blocks)
 

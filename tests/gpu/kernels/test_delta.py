@@ -150,5 +150,5 @@ def test_heads_with_gates(
         gated = SPECIFIED.gate_heads(expected, qkv.double())
         assert relative(ops.gate_heads(found, qkv), gated) < 3 * limit
         weight = norms[0]
-        normed = SPECIFIED.rms_norm(qkv[:, :dim].double(), weight.double(), 1e-6)
-        assert relative(ops.rms_norm(qkv[:, :dim].contiguous(), weight, 1e-6), normed) < limit
+        normed = SPECIFIED.norm(qkv[:, :dim].double(), weight.double(), 1e-6)
+        assert relative(ops.norm(qkv[:, :dim].contiguous(), weight, 1e-6), normed) < limit
