@@ -40,17 +40,19 @@ def cluster_of(executor: Any, vision: Any, speculative: SpeculativeConfig) -> Cl
 
 
 async def answer(gateway: Gateway, asked: Generation, *, moves: bool) -> tuple[list[int], str]:
-    """Its tokens and its end; `moves`: where it is decoded is lost to it in its middle."""
+    """Its tokens and its end; `moves`: where it is decoded is lost to it in its middle, once: a
+    reader that is late finds several updates before the loss is handled."""
     tokens: list[int] = []
     stream = gateway.role.submit(asked)
     machine = gateway.role.current(stream.request_id, 0)
     assert machine is not None
-    finish_reason = ""
+    finish_reason, is_due = "", moves
     async for update in stream:
         assert update.error is None, update.error
         tokens += update.token_ids
         finish_reason = update.finish_reason
-        if moves and machine.attempt == 1 and len(tokens) >= MOVES_AFTER:
+        if is_due and len(tokens) >= MOVES_AFTER:
+            is_due = False
             assert machine.placed is not None
             gateway.role.attempt_failed(machine, {machine.placed.decode.instance_id}, LOST)
     assert machine.attempt == 1 + moves
