@@ -34,16 +34,17 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def add_settings(parser: argparse.ArgumentParser, name: str, title: str) -> _Group:
-    """A group of flags: all that name it where settings are defined."""
+def add_settings(parser: argparse.ArgumentParser, name: str, title: str, **defaults: str) -> _Group:
+    """A group of flags: all that name it where settings are defined.  `defaults`: of this verb."""
     group = parser.add_argument_group(title)
     for setting in leaves().values():
         if setting.extra.get("group") == name:
-            _add_setting(group, setting)
+            default = defaults.get(setting.key) or setting.in_words(setting.default)
+            _add_setting(group, setting, default)
     return group
 
 
-def _add_setting(group: _Group, setting: Setting) -> None:
+def _add_setting(group: _Group, setting: Setting, default: str) -> None:
     form: dict[str, Any] = {"type": size if setting.unit == "bytes" else setting.type}
     if setting.type is bool:
         form = {"action": "store_const", "const": True}
@@ -51,7 +52,6 @@ def _add_setting(group: _Group, setting: Setting) -> None:
         form = {"nargs": "+", "action": "extend"}
     if setting.type is not bool:
         form["metavar"] = setting.extra["metavar"]
-    default = setting.in_words(setting.default)
     text = f"{setting.text}; default {default}" if default else setting.text
     if setting.key in CUDA_DEFAULTS:
         text += f", on a GPU {setting.in_words(CUDA_DEFAULTS[setting.key])}"
@@ -91,8 +91,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_place_flags(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser, "where", "where").add_argument(
+def add_place_flags(parser: argparse.ArgumentParser, port: str = "any that is free") -> None:
+    """`port`: its default; a temporary server leaves the settings' own to one that stays."""
+    add_settings(parser, "where", "where", port=port).add_argument(
         "--run-dir", default="", metavar="DIR",
         help="parent of the private directory for ipc sockets; default $XDG_RUNTIME_DIR/epd",
     )  # fmt: skip

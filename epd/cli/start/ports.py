@@ -37,7 +37,7 @@ def any_free(host: str) -> int:
 
 def check_free(host: str, port: int) -> None:
     """Raises ConfigError when a gateway could not listen on this port."""
-    if port and not is_free(host, port):
+    if not is_free(host, port):
         raise ConfigError(
             f"port {port} of {host} is in use; stop what listens there or choose another: --port "
             f"{any_free(host)}"
@@ -45,13 +45,12 @@ def check_free(host: str, port: int) -> None:
 
 
 def settle_port(settings: Settings, wanted: int | None) -> Settings:
-    """Settings whose port is free now: the one asked for, or, if none was, the default or any.
+    """Settings of a temporary server: the port that was asked for, by flag (`wanted`) or by a
+    setting other than the default. Else any free one, since several such commands may run at once.
 
-    Raises ConfigError when the port that was asked for is in use.
+    Raises ConfigError when the port that was asked for is in use, or the host is not this one.
     """
-    if wanted:
-        check_free(settings.host, wanted)
-        return settings
-    if settings.port and is_free(settings.host, settings.port):
-        return settings
-    return msgspec.structs.replace(settings, port=any_free(settings.host))
+    is_asked_for = wanted is not None or settings.port != Settings().port
+    port = settings.port if is_asked_for else 0
+    check_free(settings.host, port)
+    return msgspec.structs.replace(settings, port=port or any_free(settings.host))

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what names of instances begin with; default with --join: this host's name (and its "
         "address, and a number from its second command on)",
     )  # fmt: skip
-    options.add_place_flags(parser)
+    options.add_place_flags(parser, port="")
     options.add_settings(parser, "watch", "for what watches it")
     net = options.add_settings(parser, "hosts", "between hosts")
     net.add_argument("--join", default="", metavar="ENDPOINT", help="the gateway's tcp:// endpoint")

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
-import msgspec
 import torch
 
 from epd.cli.ask.client import Client
 from epd.cli.ask.temporary import with_server
 from epd.cli.start.plan import Placing, plan_topology
-from epd.cli.start.ports import any_free
+from epd.cli.start.ports import settle_port
 from epd.cli.verify import questions
 from epd.cli.verify.findings import FACTOR, Apart, Finding, judged, parting
 from epd.cli.verify.sides import Sides
@@ -145,8 +144,7 @@ def _compared(said: Sequence[Sequence[int]], sides: Sides) -> Finding:
 def processes(sides: Sides) -> Finding:
     """The same questions, when nothing else is in memory."""
     sides.unload()
-    # Not the default port: several of these commands may run at once.
-    settings = msgspec.structs.replace(sides.settings, port=any_free(sides.settings.host))
+    settings = settle_port(sides.settings, wanted=None)
     topology = "1e1p1d" if sides.sees else "1p1d"
     said: list[list[int]] = []
 
