@@ -41,15 +41,16 @@ MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
 MAX_BUILD_S = 0.15  # of a processor: steps of others wait as long, at prefill and at decode
 NUM_BUILDS = 3  # the shortest counts: on a busy machine the same work takes up to twice as long
 NUM_WALKS, MAX_WALK_TOKENS = 5, 32  # answers that a proof begins
-NUM_LONG, MAX_LONG_TOKENS = 2, 512  # under counts of counts each token may cost more than the last
+NUM_LONG, MAX_LONG_TOKENS = 2, 512  # under a count each token may cost more than the last
 NUM_DIGITS, MAX_DIGIT_TOKENS = 6, 128  # among multiples a step may search every remainder
 # A choice of thousands is one row.  A lexer's state has 1 to 2 KiB, and a few thousand are many.
 _limits = partial(
     LLParserLimits, max_items_in_row=32_000, max_lexer_states=32_000, verbose_errors=False
 )
-LIMITS = _limits()
-PROOF_LIMITS = _limits(step_lexer_fuel=LIMITS.step_lexer_fuel // 2)
-_COUNTED = re.compile(r"[)}]\??\{\d")  # a group, or what is counted already
+LIMITS = _limits(step_lexer_fuel=400_000)
+# A quarter: an answer may become longer than those of a proof, and come by dearer places.
+PROOF_LIMITS = _limits(step_lexer_fuel=LIMITS.step_lexer_fuel // 4)
+_COUNTED = re.compile(r"\{\d")
 _ENDS = frozenset(b'"]}')
 
 
@@ -178,7 +179,8 @@ class Grammars:
             return f"to compile it takes more than {MAX_BUILD_S:g} s of a processor; simplify it"
         walks: list[tuple[int, Callable[[int], int]]] = [(MAX_WALK_TOKENS, _alike)] * NUM_WALKS
         if _COUNTED.search(grammar):  # a long one stays in its strings
-            walks += [(MAX_LONG_TOKENS, self._is_end)] * NUM_LONG
+            named = partial(self._is_unnamed, frozenset(grammar.encode()))
+            walks += [(MAX_LONG_TOKENS, self._is_end), (MAX_LONG_TOKENS, named)] * NUM_LONG
         if '"multipleOf"' in grammar:
             walks += [(MAX_DIGIT_TOKENS, self._behind_digits)] * NUM_DIGITS
         reasons = (self._walk(matcher.deep_copy(), n, *each) for n, each in enumerate(walks))
@@ -187,21 +189,22 @@ class Grammars:
     def _walk(self, matcher: Matcher, seed: int, count: int, avoids: Callable[[int], int]) -> str:
         """Begin one answer of those that it admits, and go back in it; why that failed.
 
-        One that avoids the end and comes to it goes on from the last place that had others: what
+        A long one that comes to the end goes on from the last place that had others: what
         costs most may follow there alone."""
         draw, others = random.Random(seed), list[list[int]]()  # of each token, those beside it
         for _ in range(count):
             if matcher.is_stopped():
                 behind = next((n for n, one in enumerate(reversed(others), 1) if one), 0)
-                if avoids != self._is_end or not behind or not matcher.rollback(behind):
+                if count != MAX_LONG_TOKENS or not behind or not matcher.rollback(behind):
                     break
                 some = others[-behind]
                 del others[-behind:]
             else:
-                admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little")).tolist()
-                if not admitted:
+                admitted = np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little"))
+                if not len(admitted):
                     return matcher.reason() or "an answer may come to where nothing can follow"
-                some = draw.sample(admitted, min(8, len(admitted))) if seed else admitted[:1]
+                places = draw.sample(range(len(admitted)), min(8, len(admitted))) if seed else [0]
+                some = admitted[places].tolist()
             token = min(some, key=avoids)
             if not matcher.take(token):
                 return matcher.reason() or f"token {token} cannot follow, though it is admitted"
@@ -215,6 +218,12 @@ class Grammars:
     def _is_end(self, token_id: int) -> bool:
         text = self._tokenizer.decode_bytes([token_id])
         return token_id in self._tokenizer.eos_tokens or not _ENDS.isdisjoint(text)
+
+    def _is_unnamed(self, named: frozenset[int], token_id: int) -> int:
+        """Ends last, ahead of them what has bytes that are not `named`: those of the grammar's text
+        lead into more of its parts than most do."""
+        is_named = named.issuperset(self._tokenizer.decode_bytes([token_id]))
+        return 2 if self._is_end(token_id) else not is_named
 
     def _behind_digits(self, token_id: int) -> int:
         """Ends come next, lest a walk stay in a text before its number."""

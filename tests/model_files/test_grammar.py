@@ -21,7 +21,7 @@ from epd.model_files import grammar as module
 from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT
 from tests.answers import may_follow
-from tests.hostile.forked import outcomes
+from tests.hostile.forked import forked, outcomes
 from tests.hostile.grammars import counts
 
 VOCAB_SIZE = 272
@@ -109,6 +109,12 @@ def test_what_follows_few_answers_is_proved(count: int) -> None:
     state = grammars()
     assert not state.fault(grammar)
     assert "too many expressions" in state.proof(grammar)
+
+
+@pytest.mark.parametrize("seed", [794, 1295, pytest.param(2876, marks=pytest.mark.long)])
+def test_what_costs_more_with_each_token_is_refused_or_followed(seed: int) -> None:
+    """Each was accepted, and ended its answer: it has no counted group, or texts that few take."""
+    assert forked(lambda: _followed(seed)) in ("followed", "refused")
 
 
 def _followed(seed: int) -> str:
