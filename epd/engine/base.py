@@ -293,6 +293,11 @@ class LanguageEngine(Protocol):
     def attach_rows(self, memory: RowMemory) -> None:
         """Where embedding rows arrive, so that the device reads it itself.  Once."""
 
+    def lift_rows(self, rows: object) -> object:
+        """Rows have arrived (in a form of `RowSpan.rows`): begin to copy them to the device, if
+        they are in host memory and there is room.  Gives the form that a step is to read, which is
+        to be dropped with the last step."""
+
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
     ) -> Sequence[Buffer]:

@@ -91,6 +91,7 @@ class GroupLanguageEngine:
         self.num_landing_blocks = own.num_landing_blocks
         self.rope_positions = own.rope_positions
         self.attach_kv, self.attach_rows = own.attach_kv, own.attach_rows
+        self.lift_rows = own.lift_rows
         self.fetch_kv, self.fetch_state = own.fetch_kv, own.fetch_state
         self.land_kv, self.land_state = own.land_kv, own.land_state
 

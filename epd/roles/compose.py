@@ -138,6 +138,7 @@ class Instance:
                     config.prefill,
                     config.timing,
                     self.links.is_given_up,
+                    engine.lift_rows,
                     ranks,
                 )
                 engine.attach_rows(self.embeddings.ranks.own)

@@ -45,13 +45,17 @@ def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:
 
 
 def mirrored(config: InstanceConfig, row_nbytes: int) -> Mirrored:
-    """Device memory that the data plane takes when the instance starts, behind the plan."""
-    from epd.engine.device.memory_plan import Mirrored
+    """Device memory for what arrives, taken when the instance starts, behind the plan."""
+    from epd.engine.device.memory_plan import LIFTED_NBYTES, Mirrored
 
-    if not any(backend.on_device for backend in backends_of(config)):
-        return Mirrored()
-    rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
-    rows_nbytes = rows if "prefill" in config.roles else 0
+    rows_nbytes = 0
+    on_device = any(backend.on_device for backend in backends_of(config))
+    if row_nbytes and "prefill" in config.roles:
+        rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
+        lifted = min(rows, LIFTED_NBYTES) if config.num_ranks == 1 else 0
+        rows_nbytes = lifted + (rows if on_device else 0)
+    if not on_device:
+        return Mirrored(rows_nbytes)
     return Mirrored(rows_nbytes, has_landing="decode" in config.roles)
 
 

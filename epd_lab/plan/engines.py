@@ -158,6 +158,10 @@ class PlannedLanguage(AlikeRanks):
     def attach_rows(self, memory: RowMemory) -> None:
         """Nothing is computed."""
 
+    def lift_rows(self, rows: object) -> object:
+        """They are read where they are."""
+        return rows
+
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
     ) -> list[memoryview]:

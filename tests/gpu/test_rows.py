@@ -15,6 +15,7 @@ from epd.config import EncodeConfig, EngineConfig, PrefillConfig
 from epd.engine.base import MediaLayout, Rows, RowSpan, StepSequence
 from epd.engine.device.streams import DeviceStreams
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.language.row_splice import LiftedRows
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.tiny import CHECKPOINT
@@ -139,7 +140,7 @@ def watch_steps(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], l
     """The rows that steps read, and bytes of rows that go up for them."""
     read: list[Any] = []
     uploads: list[int] = []
-    step, upload = gpu.language.step, gpu.streams.upload
+    step, upload, lift = gpu.language.step, gpu.streams.upload, gpu.streams.lift
 
     def watched(batch: Sequence[StepSequence], on_layers: Any = None) -> Any:
         read.extend(span.rows for sequence in batch for span in sequence.spans)
@@ -150,8 +151,13 @@ def watch_steps(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], l
             uploads.append(sum(piece.nbytes for piece in pieces))
         return upload(*pieces)
 
+    def lifted(target: torch.Tensor, pieces: Sequence[torch.Tensor]) -> torch.cuda.Event:
+        uploads.append(target.nbytes)
+        return lift(target, pieces)
+
     monkeypatch.setattr(gpu.language, "step", watched)
     monkeypatch.setattr(gpu.streams, "upload", counted)
+    monkeypatch.setattr(gpu.streams, "lift", lifted)
     return read, uploads
 
 
@@ -172,10 +178,10 @@ async def test_a_hand_over_within_a_process_is_a_reference(
     assert all(isinstance(rows, Rows) and gpu.streams.rows.holds(rows.tensor) for rows in read)
 
 
-async def test_rows_of_another_instance_go_up_beside_the_step(
+async def test_rows_of_another_instance_go_up_when_they_arrive(
     gpu: Gpu, questions: list[Question], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They come down once for the write, land in registered memory, and go up from there."""
+    """They come down once for the write, land in registered memory, and go up once from there."""
     monkeypatch.setattr(RoutingTransferEngine, "takes_references", lambda self, target: False)
     cluster = cluster_of(gpu, {"e0": ("encode",), "pd0": ("prefill", "decode")})
     read, uploads = watch_steps(gpu, monkeypatch)
@@ -183,7 +189,8 @@ async def test_rows_of_another_instance_go_up_beside_the_step(
         said = await asyncio.gather(*(ids(gateway, one) for one in questions))
         await cluster.settle()
     assert said == [one.token_ids for one in questions]
-    assert read and not any(isinstance(rows, Rows) for rows in read)
+    assert any(isinstance(rows, LiftedRows) for rows in read)
+    assert not any(isinstance(rows, Rows) for rows in read)
     assert sum(uploads) == sum(one.generation.items[0].num_rows for one in questions) * (
         gpu.vision.contract.row_nbytes
     )

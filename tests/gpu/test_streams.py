@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from epd.engine.device.pinned import register
 from epd.engine.device.streams import DOWNLOAD, DeviceStreams
 from epd.engine.language.kv_hop import KvHop
 from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.row_splice import LiftedRows
 from epd.messages import KvLayout
 
 DELAY_CYCLES = 200_000_000  # about a tenth of a second
@@ -129,6 +131,30 @@ async def test_a_step_waits_for_its_upload(device: Device) -> None:
     with without("wait_stream"):
         wrong = float(await device.executor.launch(land_slowly, device, host))
     assert wrong != expected, "without the edge the sum is of what lay there before"
+    await device.executor.close()
+
+
+def lift_slowly(device: Device, host: torch.Tensor, *, waits: bool) -> Deferred[torch.Tensor]:
+    """Rows that are held up on their way, then a step that reads them."""
+    lifted = LiftedRows()
+    lifted.tensor = torch.zeros(host.shape, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(device.streams.lift_stream):
+        torch.cuda._sleep(DELAY_CYCLES)
+    lifted.passed = device.streams.lift(lifted.tensor, [host])
+    rows = lifted.on_device() if waits else lifted.tensor
+    assert rows is not None
+    answer = device.streams.download(rows.sum())
+    return Deferred(lambda: answer, DOWNLOAD)
+
+
+async def test_a_step_waits_for_rows_that_were_on_their_way(device: Device) -> None:
+    """F23: they went up when they arrived, and the step that reads them does not copy them."""
+    host = torch.full((1 << 20,), 3.0).pin_memory()
+    lift = partial(lift_slowly, device, host)
+    assert float(await device.executor.launch(partial(lift, waits=True))) == 3.0 * (1 << 20)
+    wrong = float(await device.executor.launch(partial(lift, waits=False)))
+    assert wrong == 0.0, "without the edge the sum is of what lay there before"
     await device.executor.close()
 
 

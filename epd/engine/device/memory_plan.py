@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 # Captured graphs, workspaces of libraries, fragments, and sums of decodes' parts: some MiB, however
 # many sequences there are.
 RESERVE_NBYTES = 2 << 30
+LIFTED_NBYTES = 256 << 20  # for rows ahead of the steps that read them
 SMALL_POOL = 8  # steps of prompts; a smaller one is told of
 LANDING_SHARE = 4  # of what is left for KV, one part is where it arrives, at most
 

@@ -10,8 +10,9 @@ large moves beside them: host to device on *upload*, device to host on *download
 
 So a download waits for the kernels that fill its source (fault F2), which is not given out again
 before the copy has passed.  An upload's target is fresh memory, and compute waits for the upload
-before the first kernel that reads it (faults F23, F28).  A download is over, for the host, when an
-event of *its* stream has passed: the call that queued it returns a `Deferred` with the lane
+before the first kernel that reads it (faults F23, F28).  Rows that go up ahead of their step have a
+stream of their own (`LIFT`), so that no upload waits for them.  A download is over, for the host,
+when an event of *its* stream has passed: the call that queued it returns a `Deferred` with the lane
 `DOWNLOAD`.
 
 Rows stay in an arena on the device (`rows`).  The source of moves between it and pinned memory is
@@ -27,6 +28,8 @@ behind the end of its last step, and the next one decodes after the host has see
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from epd.engine.device.pinned import Arena
@@ -34,6 +37,7 @@ from epd.engine.device.pinned import Arena
 DOWNLOAD = "download"
 KV_OUT = "kv-out"
 KV_IN = "kv-in"
+LIFT = "lift"
 
 
 class DeviceStreams:
@@ -42,6 +46,7 @@ class DeviceStreams:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.upload_stream = torch.cuda.Stream(device)
+        self.lift_stream = torch.cuda.Stream(device)
         self.download_stream = torch.cuda.Stream(device)
         self.kv_out_stream = torch.cuda.Stream(device)
         self.kv_in_stream = torch.cuda.Stream(device)
@@ -56,6 +61,7 @@ class DeviceStreams:
             DOWNLOAD: self.download_stream,
             KV_OUT: self.kv_out_stream,
             KV_IN: self.kv_in_stream,
+            LIFT: self.lift_stream,
         }
 
     def works(self) -> bool:
@@ -76,13 +82,21 @@ class DeviceStreams:
         shape = (sum(len(piece) for piece in pieces), *pieces[0].shape[1:])
         with torch.cuda.stream(self.upload_stream):
             tensor = torch.empty(shape, dtype=pieces[0].dtype, device=self.device)
-            at = 0
-            for piece in pieces:
-                tensor[at : at + len(piece)].copy_(piece, non_blocking=True)
-                at += len(piece)
+            for part, piece in zip(tensor.split([len(p) for p in pieces]), pieces, strict=True):
+                part.copy_(piece, non_blocking=True)
         compute.wait_stream(self.upload_stream)
         tensor.record_stream(compute)
         return tensor
+
+    def lift(self, target: torch.Tensor, pieces: Sequence[torch.Tensor]) -> torch.cuda.Event:
+        """As `upload`, into memory that no kernel uses, and no upload waits for it: for kernels
+        that wait for the event, and the host behind the lane LIFT."""
+        with torch.cuda.stream(self.lift_stream):
+            for part, piece in zip(target.split([len(p) for p in pieces]), pieces, strict=True):
+                part.copy_(piece, non_blocking=True)
+            passed = torch.cuda.Event()
+            passed.record()
+        return passed
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in pinned memory of what the kernels launched so far leave in `tensor`.

@@ -58,6 +58,7 @@ from epd.model_files.grammar import Grammars
 
 if TYPE_CHECKING:
     from epd.engine.language.kv_hop import KvHop
+    from epd.engine.language.row_lift import RowLift
     from epd.engine.language.scoring import Scores
 
 
@@ -101,6 +102,8 @@ class TorchLanguageEngine:
             self.row_contract,
         )
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
+        self._dtype = dtype
+        self._lift: RowLift | None = None
         self._last = _Sampled()
 
     @property
@@ -128,6 +131,16 @@ class TorchLanguageEngine:
             from epd.engine.device.pinned import register
 
             register(memory.buffer, self)
+            if self.row_contract is not None and self._shard.size == 1:
+                from epd.engine.language.row_lift import RowLift
+
+                at = self._executor, self._executor.streams
+                self._lift = RowLift(self.row_contract, self._dtype, *at, memory.buffer.nbytes)
+
+    def lift_rows(self, rows: object) -> object:
+        if self._lift is None or not isinstance(rows, list):
+            return rows
+        return self._lift(rows)
 
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None

@@ -2,9 +2,9 @@
 
 Rows wider than the hidden size have deepstack levels side by side.  Level d is added to the hidden
 states behind decoder layer d, at the places of the chunk's rows.  Rows that are on the device are
-read there.  Others go up beside the step that still runs: from pinned host memory, which the device
-reads itself, or staged by the driver.  Either way they stay leased until the step's future has
-ended."""
+read there, or where they went when they arrived (`row_lift`).  Others go up beside the step that
+still runs: from pinned host memory, which the device reads itself, or staged by the driver.  All
+stay leased until the step's future has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from epd.engine.base import Rows, RowSpan, StepSequence
+from epd.engine.base import Buffer, Rows, RowSpan, StepSequence
 from epd.engine.device.row_memory import read_bytes, tensor_of
 from epd.messages import RowContract
 
@@ -28,6 +28,20 @@ class AddedRows:
 
     at: int
     rows: torch.Tensor  # [levels, count, H]
+
+
+class LiftedRows(list[Buffer]):
+    """Views of an item's rows in host memory, and where they go when they arrive (`row_lift`)."""
+
+    tensor: torch.Tensor  # [num_rows, row_width], on the device
+    passed: torch.cuda.Event | None = None  # behind the copy; None behind its turn: it failed
+
+    def on_device(self) -> torch.Tensor | None:
+        """For kernels that the current stream gets from now on; None: read the views."""
+        if self.passed is None:
+            return None
+        self.passed.wait()
+        return self.tensor
 
 
 class RowSplicer:
@@ -74,6 +88,9 @@ class RowSplicer:
         stop = span.row_start + span.count
         if isinstance(span.rows, Rows):
             yield tensor_of(span.rows, self._dtype)[span.row_start : stop]
+            return
+        if isinstance(span.rows, LiftedRows) and (lifted := span.rows.on_device()) is not None:
+            yield lifted[span.row_start : stop]
             return
         first = 0  # index of the first row of the view among the item's rows
         for view in span.rows:

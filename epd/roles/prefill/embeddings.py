@@ -56,13 +56,15 @@ class Embeddings(Component[Embedding]):
         config: PrefillConfig,
         timing: Timing,
         is_given_up: Callable[[Address], bool],
+        lift: Callable[[object], object],
         ranks: OtherRanks | None = None,
     ) -> None:
-        """`is_given_up`: whether an encoder does not answer this instance.  `ranks`: the others of
-        a group."""
+        """`is_given_up`: whether an encoder does not answer this instance.  `lift`: rows that have
+        arrived go to the device.  `ranks`: the others of a group."""
         super().__init__(actor)
         self._rooms = incoming
         self._is_given_up = is_given_up
+        self._lift = lift
         self.contract = contract
         self._rows_timeout_s = config.rows_timeout_s
         self._lateness = Lateness(actor, self, incoming, config, timing)
@@ -288,14 +290,15 @@ class Embeddings(Component[Embedding]):
 
     @performs(Do.NOTIFY_READY)
     def notify_ready(self, embedding: Embedding, event: Event) -> None:
+        rows = self._lift(embedding.rows)  # once for all of them, and while they have it
         for want in list(embedding.waiters.values()):
-            want.ready(want.item.room, embedding.rows)
+            want.ready(want.item.room, rows)
 
     @performs(Do.NOTIFY_ONE)
     def notify_one(self, embedding: Embedding, event: Wanted) -> None:
         self._cache.touch(embedding.key)
         self.dismiss(event.item.item, event.item.attempt)
-        event.item.ready(event.room, embedding.rows)
+        event.item.ready(event.room, self._lift(embedding.rows))
 
     @performs(Do.NOTIFY_FAILED)
     def notify_failed(self, embedding: Embedding, event: Event) -> None:

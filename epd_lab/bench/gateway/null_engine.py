@@ -86,6 +86,10 @@ class NullLanguage(AlikeRanks):
     def attach_rows(self, memory: RowMemory) -> None:
         """Nothing is ever read."""
 
+    def lift_rows(self, rows: object) -> object:
+        """They are read where they are."""
+        return rows
+
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
     ) -> list[memoryview]:

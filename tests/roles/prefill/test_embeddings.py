@@ -160,11 +160,11 @@ def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
     with pool() as own:
         with mock.patch.object(own.at.actor.ports.transfers, "allocate") as allocate:
             allocate.return_value = own.role.region
-            made = type(own.role)
+            made, both = type(own.role), (mock.Mock(), mock.Mock())
             other = mock.MagicMock(ports=own.at.actor.ports)
             config = own.at.cluster.settings.prefill
             timing = own.at.cluster.settings.timing
-            made(other, own.at.whole.incoming, golden.ROW_CONTRACT, config, timing, mock.Mock())
+            made(other, own.at.whole.incoming, golden.ROW_CONTRACT, config, timing, *both)
         nbytes = config.slot_nbytes
         allocate.assert_called_once_with("rows", 12, nbytes, by_reference=True)
 
