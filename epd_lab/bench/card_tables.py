@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and topologies.md, from the measurements under docs/bench.
+"""The tables of docs/performance.md, peers.md and topologies.md, from the reports under docs/bench.
 
 A card's file, such as h200.json, has rows in the form of gpu.json (`epd bench gpu`), each with its
 date and its number of runs (`repeats`).  It names the reports that stand beside it whole.  Names of

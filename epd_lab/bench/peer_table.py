@@ -12,7 +12,7 @@ GAP_MS = 50
 HEADER = [
     *("workload", "server", "req/s", "TTFT p50 / p99, ms", "TPOT p50, ms", "ITL p50 / p99, ms"),
     *("E2E p50 / p99, ms", "J a request", "n"),
-    f"of open arrivals a second: first token in time, p99 gap below {GAP_MS} ms",
+    f"of open arrivals a second (n 1): first token in time, p99 gap below {GAP_MS} ms",
 ]
 
 

@@ -56,7 +56,7 @@ def others() -> dict[Path, str]:
     from epd_lab.diagrams import drawings, models_page, modules_page, settings_page
 
     docs = default_out("docs")
-    pages = [docs / name for name in ("performance.md", "topologies.md")]
+    pages = [docs / name for name in ("performance.md", "peers.md", "topologies.md")]
     return {
         docs / "settings.md": settings_page.page(),
         docs / "drills" / "models.md": models_page.page(),

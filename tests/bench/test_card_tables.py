@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md are those of the files under docs/bench."""
+"""The tables of the pages on performance are those of the files under docs/bench."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from epd_lab.bench.workload import NAMED
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
 CARDS = ("h100.json", "h200.json")
+TABLES = {
+    "performance.md": list(CARDS),
+    "peers.md": ["peer_h200_bf16.json", "peer_h200_fp8.json"],
+    "topologies.md": ["probes_h200.json"],
+}
 
 
-def test_the_tables_are_those_of_the_files() -> None:
-    document = PAGE.read_text(encoding="utf-8")
-    assert sorted(found[1] for found in PLACE.findall(document)) == list(CARDS)
+@pytest.mark.parametrize("page", TABLES)
+def test_the_tables_are_those_of_the_files(page: str) -> None:
+    document = (DOCS / page).read_text(encoding="utf-8")
+    assert sorted(found[1] for found in PLACE.findall(document)) == TABLES[page]
     assert with_tables(document, DOCS / "bench") == document, "run: python -m epd diagrams"
 
 
