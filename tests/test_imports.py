@@ -213,8 +213,8 @@ AREAS = {
     "epd_lab": Area(()),
     **dict.fromkeys(
         (
-            *("epd_lab.diagrams.models_page", "epd_lab.diagrams.settings_page"),
-            "epd_lab.diagrams.verb",
+            *("epd_lab.diagrams.families_page", "epd_lab.diagrams.models_page"),
+            *("epd_lab.diagrams.settings_page", "epd_lab.diagrams.verb"),
             *("epd_lab.sim.cli.replay", "epd_lab.sim.reports.page", "epd_lab.sim.verb"),
         ),
         Area(("epd", "epd_lab"), packages("msgspec")),

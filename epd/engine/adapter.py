@@ -194,6 +194,9 @@ class ModelAdapter:
 
     def adopt_language(self, model: Any) -> None:
         """Exchange modules of a loaded decoder stack for the engine's own."""
+        rotary = self.language_model(model).rotary_emb
+        if getattr(rotary, "rope_type", "") == "dynamic":  # the same up to `max_context`
+            rotary.rope_type = "default"
 
     def adopt_shard(self, model: nn.Module, shard: Shard) -> None:
         """Give modules of a language model on meta, whose weights are a rank's, their sizes."""

@@ -1,7 +1,9 @@
 """From a checkpoint's `model_type` to the folder of its family.
 
-Each folder names the adapters of its model types.  Its modules are imported when one of them is
-used: `adapter.py` computes, with torch, and `sizes.py` is for all that needs none.
+Each folder names the adapters of its model types, and published checkpoints of these, with spaces
+between them: those whose layout tests make, and others that declare it.  Its modules are imported
+when one of them is used: `adapter.py` computes, with torch, and `sizes.py` is for all that needs
+none.
 """
 
 from __future__ import annotations
@@ -17,10 +19,16 @@ from epd.model_files.checkpoint import ModelError, Settings
 if TYPE_CHECKING:
     from epd.model_files.family import Family
 
-ADAPTERS: dict[str, str] = {}  # of each model type
+# Of each model type.
+ADAPTERS: dict[str, str] = {}
+CHECKPOINTS: dict[str, str] = {}
+DECLARED: dict[str, str] = {}
 for _folder in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
     if _folder.ispkg:
-        ADAPTERS |= importlib.import_module(_folder.name).ADAPTERS
+        _named = importlib.import_module(_folder.name)
+        ADAPTERS |= _named.ADAPTERS
+        CHECKPOINTS |= _named.CHECKPOINTS
+        DECLARED |= getattr(_named, "DECLARED", {})
 
 
 @cache

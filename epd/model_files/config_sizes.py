@@ -59,6 +59,7 @@ class Sizes:
 
     def __init__(self, path: Any, config: Settings, family: Family) -> None:
         self._path, self._family = path, family
+        config = family.plain(config)
         is_flat = not family.vision or (family.is_flat and "text_config" not in config)
         self.text: Settings = config if is_flat else config.get("text_config") or {}
         self.vision: Settings = config.get("vision_config") or {}
@@ -76,6 +77,8 @@ class Sizes:
             return sum(map(self, _SUMS[word]))
         if word == "tiles":
             return (self("image") // self("patch")) ** 2
+        if word == "positions":  # and one for the whole
+            return self("tiles") + 1
         if found := self.config.get(_TOP_WORDS.get(word, "")):
             return int(found)
         section, words = ("text_config", _TEXT_WORDS)
@@ -95,6 +98,9 @@ class Sizes:
 
     def range(self, name: str) -> Sequence[int]:
         """The indices that a pattern has in braces."""
+        if name in self._family.ranges:
+            of, is_so = self._family.ranges[name]
+            return self.range(of) if is_so(self.config) else ()
         if name == "blocks":
             return range(self(name))
         if name == "levels":

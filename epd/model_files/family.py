@@ -80,6 +80,12 @@ class Family:
     text_types: tuple[str, ...] = ()  # of `text_config`; empty: the family's own
     is_flat: bool = False  # older releases have no `text_config`
     is_tied: bool = False  # head and embedding, where config.json does not say
+    # config.json with what this family says in a way of its own under the common names, and what is
+    # wrong with fields that it alone has; empty: nothing.
+    plain: Callable[[Settings], Settings] = lambda config: config
+    fault: Callable[[Settings], str] = lambda config: ""
+    # Ranges of its own: the range that each is, where config.json is so, and else nothing.
+    ranges: Mapping[str, tuple[str, Callable[[Settings], bool]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if bool(self.vision) != bool(self.images):

@@ -36,6 +36,7 @@ _ROPES = {
     "default": (),
     "mrope": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),  # by default up to the length that the model was trained for
     "yarn": ("factor",),
     "llama3": (
         *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -50,7 +51,7 @@ def check_config(checkpoint: Checkpoint) -> None:
     directory, config = checkpoint.directory, checkpoint.config
     path = directory / "config.json"
     family = family_of(directory, config)
-    if wrong := fault(config, CONFIG):
+    if wrong := fault(family.plain(config), CONFIG) or family.fault(config):
         raise ModelError(f"{path}: {wrong}; restore the file")
     sizes = Sizes(path, config, family)
     _check_supported(directory, family, sizes)
@@ -80,7 +81,7 @@ def _check_supported(directory: Path, family: Family, sizes: Sizes) -> None:
     if kind not in _ROPES:
         raise ModelError(
             f"{directory} uses {kind!r} rope, which this engine "
-            "lacks; use a checkpoint with default, linear, yarn or llama3 rope"
+            "lacks; use a checkpoint with default, linear, dynamic, yarn or llama3 rope"
         )
     for needed in _ROPES[kind]:
         if rope.get(needed) is None:

@@ -31,7 +31,7 @@ from epd.config import EngineConfig, Settings
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.model_files.first_layers import cut
 from epd.tiny import CHECKPOINT
-from tests.engine.tiny_models import FAMILIES, cached_model
+from tests.engine.tiny_models import FAMILIES, SECOND_SIZES, cached_model
 
 NAMES = [row.name for row in ROWS[:-1]]
 Tensors = dict[str, torch.Tensor]
@@ -98,7 +98,7 @@ sys.exit(main(["verify", directory, "--json", report]))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", [*FAMILIES, "smolvlm", "embedded"])
+@pytest.mark.parametrize("family", [*FAMILIES, *SECOND_SIZES, "smolvlm", "embedded"])
 def test_each_family_is_proved_through_processes(family: str, tmp_path: Path) -> None:
     """As a command."""
     directory = CHECKPOINT if family == "embedded" else cached_model(family)

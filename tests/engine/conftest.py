@@ -14,7 +14,7 @@ from PIL import Image
 from epd.config import EngineConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from tests.engine.driver import Driver
-from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, cached_model
+from tests.engine.tiny_models import EMBEDDED, SECOND_SIZES, VISION_FAMILIES, cached_model
 
 torch.set_num_threads(1)
 CONFIG = EngineConfig(threads=1, kv_nbytes=4 << 20)
@@ -34,7 +34,7 @@ def driver(model_dir: Callable[[str], Path]) -> Callable[[str], Driver]:
     @cache
     def make(family: str) -> Driver:
         directory = model_dir(family)
-        sees = family in VISION_FAMILIES or family == "embedded"
+        sees = family in (*VISION_FAMILIES, *SECOND_SIZES, "embedded")
         vision = build_vision(directory, CONFIG, executor) if sees else None
         return Driver(directory, vision, build_language(directory, CONFIG, executor))
 

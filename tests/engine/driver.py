@@ -19,7 +19,7 @@ from epd.engine.vision.engine import TorchVisionEngine
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.geometry import image_geometry, images_of
-from tests.engine.reference import Messages, image_token, render
+from tests.engine.reference import Messages, image_token, placeholder, render
 
 
 def png(image: Any) -> bytes:
@@ -114,7 +114,10 @@ def expand(
     config, settings = read_config(model_dir), read_preprocessor(model_dir)
     found = [image_geometry(config, settings, *image.size) for image in images]
     tile_text = kinds.tile_text if (kinds := images_of(config)) else None
-    texts = [tile_text(geometry.tiles, "<image>") for geometry in found] if tile_text else []
+    texts = []
+    if tile_text:
+        place = placeholder(model_dir)
+        texts = [tile_text(geometry.tiles, place) for geometry in found]
     ids = render(model_dir, prompt, images=texts) if chat else list(prompt)  # type: ignore[arg-type]
     runs = [(i, geometry) for geometry in found for i in range(geometry.num_runs)]
     expanded: list[int] = []

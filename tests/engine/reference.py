@@ -48,6 +48,12 @@ def reference_processor(model_dir: Path) -> Any:
     settings = json.loads((model_dir / "preprocessor_config.json").read_text())
     if settings["image_processor_type"].startswith("Kimi"):
         return kimi_image_processor(settings)
+    if settings["image_processor_type"].startswith("GotOcr2"):  # as the processor of prompts asks
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+            GotOcr2ImageProcessorPil,
+        )
+
+        return GotOcr2ImageProcessorPil(**settings | {"crop_to_patches": True})
     if settings["image_processor_type"].startswith("Idefics3"):
         from transformers.models.idefics3.image_processing_pil_idefics3 import (
             Idefics3ImageProcessorPil as Processor,
@@ -85,10 +91,11 @@ def render(
     first, *pieces = text.split("<|video_pad|>")
     assert len(pieces) == len(videos)
     text = first + "".join(video + piece for video, piece in zip(videos, pieces, strict=True))
+    place = placeholder(model_dir) if images else "\0"
     for image in images:
-        before, _, behind = text.partition("<image>")
-        text = before + image.replace("<image>", "\0") + behind
-    text = text.replace("\0", "<image>")
+        before, _, behind = text.partition(place)
+        text = before + image.replace(place, "\0") + behind
+    text = text.replace("\0", place)
     return list(tokenizer(model_dir).encode(text, add_special_tokens=False).ids)
 
 
@@ -146,13 +153,23 @@ def video_features(
 def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
     """Of each image with the names of its tiles, by transformers' own code; else nothing."""
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
 
     config = json.loads((model_dir / "config.json").read_text())
+    if config["model_type"] == "internvl":
+        writer: Any = SimpleNamespace(
+            start_image_token="<img>",
+            end_image_token="</img>",
+            image_token=placeholder(model_dir),
+            image_seq_length=config["image_seq_length"],
+        )
+        found = reference_processor(model_dir)(images=list(images))
+        return [InternVLProcessor.replace_image_token(writer, found, i) for i in range(len(images))]
     if "scale_factor" not in config:
         return []
     vision = config["vision_config"]
     side = vision["image_size"] // vision["patch_size"]
-    writer: Any = SimpleNamespace(
+    writer = SimpleNamespace(
         fake_image_token="<fake_token_around_image>",
         global_image_tag="<global-img>",
         image_token="<image>",
@@ -160,6 +177,11 @@ def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
     )
     found = reference_processor(model_dir)(images=[list(images)], return_row_col_info=True)
     return [Idefics3Processor.replace_image_token(writer, found, i) for i in range(len(images))]
+
+
+def placeholder(model_dir: Path) -> str:
+    """The text of the token that stands for an image."""
+    return tokenizer(model_dir).id_to_token(image_token(model_dir)) or ""
 
 
 def image_token(model_dir: Path) -> int:
@@ -181,7 +203,10 @@ def reference_inputs(
     if not images and not videos:
         return {"input_ids": torch.tensor([ids])}
     if tiles:
-        found = reference_processor(model_dir)(images=[list(images)], return_tensors="pt")
+        flat = "num_patches" in reference_processor(model_dir)(images=images[:1])
+        nested = list(images) if flat else [list(images)]
+        found = reference_processor(model_dir)(images=nested, return_tensors="pt")
+        found.pop("num_patches", None)
         return {"input_ids": torch.tensor([ids]), **found}
     features, counts = _image_features(model_dir, images) if images else ({}, [])
     token = image_token(model_dir)

@@ -13,11 +13,12 @@ from epd.engine.base import Rows
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver, Request
 from tests.engine.reference import reference_generate, reference_logits
-from tests.engine.tiny_models import FAMILIES, VISION_FAMILIES
+from tests.engine.tiny_models import FAMILIES, SECOND_SIZES, VISION_FAMILIES
 
 ALL = (*FAMILIES, "embedded")
 SLOWEST = pytest.param("embedded", marks=pytest.mark.long)  # of the family of qwen3_vl
 SEEING = (*VISION_FAMILIES, "embedded")
+SECOND = [pytest.param(family, marks=pytest.mark.long) for family in SECOND_SIZES]
 NEW_TOKENS = 10
 Case = tuple[list[dict[str, object]], list[Any]]
 
@@ -29,7 +30,7 @@ def cases(family: str) -> list[Case]:
         (chat("hello there"), []),
         ([*system, *chat("What is 2 + 2?", "4", "and 3 + 3?")], []),
     ]
-    if family not in SEEING:
+    if family not in (*SEEING, *SECOND_SIZES):
         return text
     same = drawn_image(7, 80, 61)
     return [
@@ -44,7 +45,7 @@ def cases(family: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("chunks", [(5,), pytest.param((4096, 16, 33), marks=pytest.mark.long)])
-@pytest.mark.parametrize("family", [*FAMILIES, SLOWEST])
+@pytest.mark.parametrize("family", [*FAMILIES, SLOWEST, *SECOND])
 async def test_greedy_equals_generate_in_any_chunks(
     family: str, chunks: tuple[int, ...], driver: Callable[[str], Driver]
 ) -> None:
@@ -64,7 +65,7 @@ async def test_greedy_equals_generate_in_any_chunks(
         assert answers == golden, f"chunks of {chunk}"
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", [*ALL, *SECOND])
 async def test_logits_equal(family: str, driver: Callable[[str], Driver]) -> None:
     """Whole prompts: of two turns, of four images, of an image that was there before."""
     serving = driver(family)

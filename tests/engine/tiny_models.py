@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.engine import tiny_internvl
+
 FAMILIES = (
     "qwen2_vl",
     "qwen2_5_vl",
@@ -29,9 +31,11 @@ FAMILIES = (
     "qwen3_5",
     "qwen3_5_moe",
     "idefics3",
+    "internvl",
 )
-VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25", "qwen3_5", "qwen3_5_moe", "idefics3")
-WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25", "idefics3", "smolvlm")
+VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
+SECOND_SIZES = ("internvl_moe",)  # of families above, for tests marked long
+WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe")
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
 
@@ -205,6 +209,7 @@ def _kimi_k25() -> dict[str, Any]:
     } | _TOKENS
 
 
+_INTERNVL = "InternVLConfig", "InternVLForConditionalGeneration"
 _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", _qwen2_vl()),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl()),
@@ -222,6 +227,8 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLMConfig", "SmolVLMForConditionalGeneration", _idefics3()),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _TEXT | {"head_dim": 16}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", dict(_TEXT)),
+    "internvl": (*_INTERNVL, tiny_internvl.config(_IMAGE, _TEXT, _RANGE)),
+    "internvl_moe": (*_INTERNVL, tiny_internvl.config_moe(_IMAGE, _TEXT, _RANGE)),
 }
 
 
@@ -265,7 +272,7 @@ def _shake(model: Any) -> None:
 
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or not parameter.any():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
@@ -307,6 +314,8 @@ def _write_companions(family: str, directory: Path) -> None:
             "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64},
             "max_image_size": {"longest_edge": 32},
         }  # fmt: skip
+    elif family in ("internvl", "internvl_moe"):
+        settings = tiny_internvl.write_companions(directory, _CONFIGS[family][2])
     elif family == "kimi_k25":
         settings = {
             "image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 8, "merge_size": 2,

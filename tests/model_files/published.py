@@ -45,7 +45,7 @@ _EXPERTS = {
     "mlp.experts.gate_up_proj": "experts hidden 2*moe",  # multiplied the other way round today
     "mlp.experts.down_proj": "experts moe hidden",
 }
-_BIASES = {
+BIASES = {
     f"self_attn.{name}_proj.bias": size for name, size in {"q": "q", "k": "kv", "v": "kv"}.items()
 }
 HEAD_NORMS = {"self_attn.q_norm.weight": "head", "self_attn.k_norm.weight": "head"}
@@ -58,6 +58,18 @@ def stack(prefix: str, *layer: Mapping[str, str]) -> dict[str, str]:
         f"{prefix}embed_tokens.weight": "vocab hidden",
         f"{prefix}norm.weight": "hidden",
         **{f"{prefix}layers.{{layers}}.{name}": shape for name, shape in parts.items()},
+    }
+
+
+def text_of(hidden: int, ffn: int, layers: int, heads: int, kv: int, **more: Any) -> dict[str, Any]:
+    """Sizes of a language model in config.json."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        **more,
     }
 
 
@@ -191,7 +203,7 @@ class Layout:
 
 LAYOUTS = {
     "qwen2_vl": Layout(
-        {**stack("model.", ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_TOWER},
+        {**stack("model.", ATTENTION, NORMS, MLP, BIASES), **_QWEN2_TOWER},
         {
             "model_type": "qwen2_vl",
             "architectures": ["Qwen2VLForConditionalGeneration"],
@@ -211,7 +223,7 @@ LAYOUTS = {
         },
     ),
     "qwen2_5_vl": Layout(
-        {**stack("model.", ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_5_TOWER},
+        {**stack("model.", ATTENTION, NORMS, MLP, BIASES), **_QWEN2_5_TOWER},
         {
             "model_type": "qwen2_5_vl",
             "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -258,7 +270,7 @@ LAYOUTS = {
     ),
     "llava_onevision": Layout(
         {
-            **stack("language_model.model.", ATTENTION, NORMS, MLP, _BIASES),
+            **stack("language_model.model.", ATTENTION, NORMS, MLP, BIASES),
             **_SIGLIP,
         },
         {

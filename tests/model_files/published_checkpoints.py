@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.model_files import published as record
-from tests.model_files.published import Layout
+from tests.model_files.published import Layout, text_of
+from tests.model_files.published_internvl import CHECKPOINTS as OF_INTERNVL
+from tests.model_files.published_internvl import INTERNVL
 from tests.model_files.published_kimi import KIMI
 from tests.model_files.published_qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from tests.model_files.published_smolvlm import IDEFICS3, SMOLVLM
 
 Shape = tuple[int, ...]
 LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI, "qwen3_5": QWEN3_5, "qwen3_5_moe": QWEN3_5_MOE}
-LAYOUTS |= {"idefics3": IDEFICS3, "smolvlm": SMOLVLM}
+LAYOUTS |= {"idefics3": IDEFICS3, "smolvlm": SMOLVLM, "internvl": INTERNVL}
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,14 @@ class Published:
         return LAYOUTS[self.family]
 
 
-def _text(hidden: int, ffn: int, layers: int, heads: int, kv: int, **more: Any) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        **more,
-    }
-
-
 def _qwen2(vocab: int, tie: bool, *text: int) -> dict[str, Any]:
     vision = {"hidden_size": text[0]}
-    return _text(*text, vocab_size=vocab, tie_word_embeddings=tie) | {"vision_config": vision}
+    return text_of(*text, vocab_size=vocab, tie_word_embeddings=tie) | {"vision_config": vision}
 
 
 def _qwen2_5(tower_ffn: int, vocab: int, tie: bool, *text: int) -> dict[str, Any]:
     vision = {"intermediate_size": tower_ffn, "out_hidden_size": text[0]}
-    return _text(*text, vocab_size=vocab, tie_word_embeddings=tie) | {"vision_config": vision}
+    return text_of(*text, vocab_size=vocab, tie_word_embeddings=tie) | {"vision_config": vision}
 
 
 def _qwen3_vl(tie: bool, *text: int, **more: Any) -> dict[str, Any]:
@@ -66,7 +57,7 @@ def _qwen3_vl(tie: bool, *text: int, **more: Any) -> dict[str, Any]:
     levels = [5, 11, 17] if small else [8, 16, 24]
     return {
         "tie_word_embeddings": tie,
-        "text_config": _text(*text, tie_word_embeddings=tie, **more),
+        "text_config": text_of(*text, tie_word_embeddings=tie, **more),
         "vision_config": {
             "hidden_size": tower, "intermediate_size": ffn, "depth": depth,
             "out_hidden_size": text[0], "deepstack_visual_indexes": levels,
@@ -79,7 +70,7 @@ def _qwen3_5(tie: bool, value_heads: int, *text: int, **experts: int) -> dict[st
     more = {"layer_types": types, "linear_num_value_heads": value_heads}
     return {
         "tie_word_embeddings": tie,
-        "text_config": _text(*text, tie_word_embeddings=tie, **more, **experts),
+        "text_config": text_of(*text, tie_word_embeddings=tie, **more, **experts),
         "vision_config": {"out_hidden_size": text[0]},
     }
 
@@ -87,19 +78,19 @@ def _qwen3_5(tie: bool, value_heads: int, *text: int, **experts: int) -> dict[st
 def _llava(vocab: int, tie: bool, *text: int) -> dict[str, Any]:
     return {
         "tie_word_embeddings": False,  # the text part alone says it
-        "text_config": _text(*text, vocab_size=vocab, tie_word_embeddings=tie),
+        "text_config": text_of(*text, vocab_size=vocab, tie_word_embeddings=tie),
     }
 
 
 def _smolvlm(*text: int) -> dict[str, Any]:
-    found = _text(*text)
+    found = text_of(*text)
     if text[2] == 32:  # the default
         del found["num_hidden_layers"]
     return {"text_config": found}
 
 
 def _llama(vocab: int, tie: bool, *text: int, **more: Any) -> dict[str, Any]:
-    return _text(*text, vocab_size=vocab, tie_word_embeddings=tie, **more)
+    return text_of(*text, vocab_size=vocab, tie_word_embeddings=tie, **more)
 
 
 _LLAMA3_ROPE = {
@@ -235,6 +226,7 @@ PUBLISHED = {
         723, 70553706496,
     ),
     "moonshotai/Kimi-K2.5": Published("kimi_k25", {}, 70310, 1026879376368),
+    **{name: Published("internvl", *row) for name, row in OF_INTERNVL.items()},
 }  # fmt: skip
 _REDUCED_VISION = {
     "depth": 3, "embed_dim": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8,
@@ -242,7 +234,7 @@ _REDUCED_VISION = {
     "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "hidden_size": 32,
     "out_hidden_size": 64, "num_position_embeddings": 64,
 }  # fmt: skip
-_REDUCED_TEXT = _text(64, 96, 2, 4, 2, vocab_size=272, head_dim=16, num_experts=4)
+_REDUCED_TEXT = text_of(64, 96, 2, 4, 2, vocab_size=272, head_dim=16, num_experts=4)
 _REDUCED_TEXT |= {"moe_intermediate_size": 48, "max_position_embeddings": 2048}
 _REDUCED_TEXT |= {"bos_token_id": 257, "eos_token_id": 258}
 _REDUCED_TEXT |= {
@@ -319,12 +311,12 @@ def _is_there(name: str, layer_types: Sequence[str] | None) -> bool:
 def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
     hidden, heads = text["hidden_size"], text["num_attention_heads"]
     head = text.get("head_dim") or hidden // heads
-    patch = vision.get("patch_size", 0)
+    patch, image = (_side(vision.get(name)) for name in ("patch_size", "image_size"))
     keys = text.get("linear_num_key_heads", 0) * text.get("linear_key_head_dim", 0)
     value_heads, value_head = (
         text.get(name, 0) for name in ("linear_num_value_heads", "linear_value_head_dim")
     )
-    places = (vision["image_size"] // patch) ** 2 if "image_size" in vision else 0
+    places = (image // patch) ** 2 if image else 0
     return {
         "vocab": text["vocab_size"],
         "hidden": hidden,
@@ -351,7 +343,13 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "levels": len(vision.get("deepstack_visual_indexes", ())),
         "patch": patch,
         "places": vision.get("num_position_embeddings") or places,
+        "places_and_one": places + 1,
     }
+
+
+def _side(size: int | list[int] | None) -> int:
+    """Of a square."""
+    return size[0] if isinstance(size, list) else size or 0
 
 
 def _latent_sizes(text: Mapping[str, Any]) -> dict[str, int]:

@@ -153,6 +153,26 @@ def test_idefics3_tiles_equal_the_processor(tile: int, longest: int) -> None:
         assert {one.shape[1:] for one in tiles} == {(tile, tile)}
 
 
+@pytest.mark.parametrize(("tile", "least", "most"), [(448, 1, 12), (448, 1, 1), (32, 2, 6)])
+def test_internvl_tiles_equal_the_processor(tile: int, least: int, most: int) -> None:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    settings = {
+        "size": {"height": tile, "width": tile}, "min_patches": least, "max_patches": most,
+    }  # fmt: skip
+    processor = GotOcr2ImageProcessorPil(**settings, crop_to_patches=True)
+    vision = {"image_size": [tile, tile], "patch_size": [8, 8]}
+    config = {"model_type": "internvl", "downsample_ratio": 0.5, "vision_config": vision}
+    exact = [
+        (tile * i, tile * j) for i in range(1, 7) for j in range(1, 7)
+    ]  # where grids are equal
+    for width, height in [*exact, *((w // 3, h // 3) for w, h in exact), *sizes("internvl")]:
+        geometry = image_geometry(config, settings, width, height)
+        expected = processor.get_number_of_image_patches(height, width)
+        assert geometry.num_patches == expected * (tile // 8) ** 2, (width, height)
+        assert geometry.num_rows * 4 == geometry.num_patches
+
+
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[str], Path]) -> None:
     """Through the real processor and, for LLaVA, the model, whose packing defines the rows."""
@@ -173,6 +193,9 @@ def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[st
             assert geometry.num_rows == len(rows), (width, height)
             assert geometry.grid_thw == (1, height, width)
             num_patches = features["pixel_values"].shape[1] * 16
+        elif family == "internvl":
+            num_patches = len(features["pixel_values"]) * 16
+            assert geometry.num_rows * 4 == num_patches
         elif family == "idefics3":
             num_patches = features["pixel_values"].shape[1] * 16
             assert geometry.num_rows * 4 == num_patches

@@ -22,7 +22,9 @@ from epd.engine.weights.loading import DTYPES
 from epd.model_files.checkpoint import read_config, read_optional
 
 logger = logging.getLogger(__name__)
-_NOT_OF_MODELS = ("attention_mask", "batch_num_images", "mm_token_type_ids", "rows", "cols")
+_NOT_OF_MODELS = frozenset(
+    "attention_mask batch_num_images mm_token_type_ids num_patches rows cols".split()
+)
 _MODELS = ("AutoModelForImageTextToText", "AutoModelForCausalLM")
 
 
@@ -67,11 +69,7 @@ class Theirs:
     @cached_property
     def processor(self) -> Foreign:
         """Of texts with pictures; its processor of videos, which needs torchvision, is left out."""
-        from transformers import AutoConfig
-        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-
-        config = AutoConfig.from_pretrained(self.directory)
-        of_family: Foreign = PROCESSOR_MAPPING[type(config)]
+        config, of_family = self._config, self._of_family
         names = vars(sys.modules[of_family.__module__])
         if not names.get("num2words", True):  # which it needs for videos alone
             names["num2words"] = str
@@ -87,6 +85,19 @@ class Theirs:
         found.image_token_id = next(filter(None, token_ids))
         found.image_token = self.tokenizer.convert_ids_to_tokens(found.image_token_id)
         return found
+
+    @cached_property
+    def _config(self) -> Foreign:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.directory)
+
+    @property
+    def _of_family(self) -> Foreign:
+        """The class of processors."""
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+        return PROCESSOR_MAPPING[type(self._config)]
 
     # --- text -------------------------------------------------------------------------------------
 
@@ -134,7 +145,9 @@ class Theirs:
         return inputs
 
     def pixels(self, image: Foreign) -> Body:
-        found = self.image_processor(images=[image], return_tensors="pt")
+        """With the arguments that the processor of prompts gives to that of pictures."""
+        asked = getattr(self._of_family, "images_kwargs", {})
+        found = self.image_processor(images=[image], return_tensors="pt", **asked)
         return {name: v for name, v in found.items() if name not in _NOT_OF_MODELS}
 
     # --- the model --------------------------------------------------------------------------------

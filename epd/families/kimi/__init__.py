@@ -3,3 +3,6 @@
 ADAPTERS = {
     "kimi_k25": "epd.families.kimi.adapter:KimiK25",
 }
+CHECKPOINTS = {
+    "kimi_k25": "moonshotai/Kimi-K2.5",
+}

@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM in the gateway: the prompt of an image is transformers' to the token."""
+"""Tiles in the gateway: the prompt of an image is transformers' to the token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from epd.api.http.errors import ApiError
 from epd.api.prompts.prepare import Preparer
@@ -34,37 +35,47 @@ SIZES = (
 )
 PROMPTS = {
     **{f"{width} x {height}": ([(1, "?")], [(width, height)]) for width, height in SIZES},
-    "three": ([(3, "which <row_1_col_1>\n\n?")], SIZES[5:8]),
+    "three": ([(3, "which <row_1_col_1></img>\n\n?")], SIZES[5:8]),
     "two turns": ([(1, "first"), "yes", (2, "second")], SIZES[9:12]),
 }
 
 
-@pytest.fixture(scope="module")
-def processor() -> Any:
-    directory = cached_model("idefics3")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+def processor(family: str) -> Any:
+    directory = cached_model(family)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     template = (directory / "chat_template.jinja").read_text()
     images = reference_processor(directory)
-    return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
+    if family == "idefics3":
+        return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
+    # Without a processor of videos, which needs torchvision.
+    unchecked = {"check_argument_for_proper_class": lambda *_: None}
+    plain = type("InternVLProcessor", (InternVLProcessor,), unchecked)
+    return plain(images, tokenizer, image_seq_length=4, chat_template=template)
 
 
 @pytest.mark.parametrize("how", ["keep", "escape"])
-async def test_prompts_are_the_processor_s(how: Any, processor: Any) -> None:
-    directory = cached_model("idefics3")
+@pytest.mark.parametrize("family", ["idefics3", "internvl"])
+async def test_prompts_are_the_processor_s(family: str, how: Any) -> None:
+    directory, theirs = cached_model(family), processor(family)
     preprocess = Preprocessor(adapter_for(read_checkpoint(directory)))
     preparer = Preparer(GatewayConfig(model_dir=str(directory), special_tokens_in_content=how))
     for name, (turns, sizes) in list(PROMPTS.items())[-2 if how == "escape" else 0 :]:
         images = [drawn_image(i, *size) for i, size in enumerate(sizes)]
         messages = chat(*turns)
         prompt = await preparer.chat(sent(messages, images))  # type: ignore[arg-type]
-        text = processor.apply_chat_template(messages, add_generation_prompt=True)
-        expected = processor(text=[text], images=[images], return_tensors="pt")
+        text = theirs.apply_chat_template(messages, add_generation_prompt=True)
+        nested = [images] if family == "idefics3" else images
+        expected = theirs(text=[text], images=nested, return_tensors="pt")
         equal = list(prompt.token_ids) == expected["input_ids"][0].tolist()
-        assert equal is (how == "keep" or name != "three"), name  # that spells the name of a tile
+        assert equal is (how == "keep" or name != "three"), name  # that spells a special token
         tiles = [preprocess(item.image, item.grid_thw).pixels for item in prompt.items]
-        assert torch.equal(torch.cat(tiles), expected["pixel_values"][0])
-        places = [at for item in prompt.items for at in item.offsets or (item.offset,)]
-        rows = [at + i for at in places for i in range(4)]
+        assert torch.equal(torch.cat(tiles), expected["pixel_values"].flatten(0, -4))
+        rows = [
+            at + i
+            for item in prompt.items
+            for at in item.offsets or (item.offset,)
+            for i in range(item.num_rows // max(1, len(item.offsets)))
+        ]
         assert rows == [at for at, token in enumerate(prompt.token_ids) if token == IMAGE]
         assert len(rows) == sum(item.num_rows for item in prompt.items)
     await preparer.close()
@@ -87,24 +98,39 @@ async def test_what_is_not_taken_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "wrong"),
+    ("family", "file", "change", "wrong"),
     [
-        ("config.json", {"scale_factor": 3}, "scale_factor: 3 does not divide"),
-        ("config.json", {"text_config": {"model_type": "mistral"}}, "is not one of llama"),
-        ("preprocessor_config.json", {"max_image_size": {"longest_edge": 64}}, "image size is 64"),
-        ("preprocessor_config.json", {"size": {"height": 64, "width": 64}}, "longest_edge"),
-        ("preprocessor_config.json", {"max_image_size": 3}, "max_image_size: Expected object"),
-        ("preprocessor_config.json", {"do_resize": False}, "do_resize"),
+        ("idefics3", "config", {"scale_factor": 3}, "scale_factor: 3 does not divide"),
+        ("idefics3", "config", {"text_config": {"model_type": "mistral"}}, "is not one of llama"),
+        ("idefics3", "preprocessor_config", {"max_image_size": {"longest_edge": 64}}, "size is 64"),
+        ("idefics3", "preprocessor_config", {"size": {"height": 64, "width": 64}}, "longest_edge"),
+        ("idefics3", "preprocessor_config", {"max_image_size": 3}, "size: Expected object"),
+        ("idefics3", "preprocessor_config", {"do_resize": False}, "do_resize"),
+        ("internvl", "config", {"downsample_ratio": 0.3}, "0.3 is not one by"),
+        (
+            "internvl",
+            "config",
+            {"downsample_ratio": "half"},
+            "downsample_ratio: .half. is not one",
+        ),
+        ("internvl", "config", {"text_config": {"model_type": "gpt_oss"}}, "is not one of qwen2"),
+        ("internvl", "config", {"vision_config": {"image_size": [32, 48]}}, "size: Expected int"),
+        ("internvl", "config", {"vision_config": {"patch_size": [8, 8, 8]}}, "size: Expected int"),
+        ("internvl", "config", {"vision_config": {"use_mask_token": True}}, "use_mask_token"),
+        ("internvl", "config", {"vision_feature_select_strategy": "full"}, "select_strategy"),
+        ("internvl", "preprocessor_config", {"size": {"height": 64, "width": 64}}, "size is 64"),
+        ("internvl", "preprocessor_config", {"size": {"height": 32, "width": 64}}, "no square"),
+        ("internvl", "preprocessor_config", {"min_patches": "few"}, "no image can be prepared"),
     ],
 )
 def test_what_tiles_cannot_be_cut_by(
-    file: str, change: dict[str, Any], wrong: str, tmp_path: Path
+    family: str, file: str, change: dict[str, Any], wrong: str, tmp_path: Path
 ) -> None:
-    shutil.copytree(cached_model("idefics3"), tmp_path / "model")
-    path = tmp_path / "model" / file
+    shutil.copytree(cached_model(family), tmp_path / "model")
+    path = tmp_path / "model" / f"{file}.json"
     found = json.loads(path.read_text())
-    if "text_config" in change:
-        change = {"text_config": found["text_config"] | change["text_config"]}
+    inner = {name: v for name, v in change.items() if file == "config" and isinstance(v, dict)}
+    change = change | {name: found[name] | v for name, v in inner.items()}
     path.write_text(json.dumps(found | change))
     checkpoint = read_checkpoint(tmp_path / "model")
     with pytest.raises(ModelError, match=wrong):

@@ -102,10 +102,11 @@ async def test_kill_of_the_only_one(server: Server, name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["kimi_k25", "qwen3_5"])
+@pytest.mark.parametrize("family", ["kimi_k25", "qwen3_5", "internvl"])
 @pytest.mark.parametrize("name", ["p0", "d0"])
 async def test_kill_with_other_state(name: str, family: str) -> None:
-    """Latent rows, states of sequences: answers go on with the very next token there, too."""
+    """Latent rows, states of sequences, tiles: answers go on with the very next token there,
+    too."""
     with serving("1e1p1d", model=cached_model(family), **PATIENT) as server:
         entry = server.instances()[name]
         epoch, pid = entry["epoch"], entry["pid"]

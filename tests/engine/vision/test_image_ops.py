@@ -63,7 +63,7 @@ def processor(model_dir: Callable[[str], Path]) -> tuple[Any, Any, QwenImageOps]
     return adapter, processor, QwenImageOps(processor)
 
 
-def check_images(parts: tuple[Any, Any, QwenImageOps], count: int, device: str) -> float:
+def check_images(parts: tuple[Any, Any, Any], count: int, device: str) -> float:
     """The largest difference in steps of a byte."""
     adapter, processor, ops = parts
     step = (processor.rescale_factor / torch.tensor(processor.image_std)).min().item()
@@ -84,6 +84,13 @@ def check_images(parts: tuple[Any, Any, QwenImageOps], count: int, device: str) 
 def test_equals_the_processor(processor: tuple[Any, Any, QwenImageOps]) -> None:
     """To the byte; the rest is fp32."""
     assert check_images(processor, NUM_IMAGES, "cpu") < 1e-3
+
+
+def test_tiles_equal_the_processor_s(model_dir: Callable[[str], Path]) -> None:
+    """Of InternVL: each tile in its place, and the whole image behind them."""
+    adapter = adapter_for(read_checkpoint(model_dir("internvl")))
+    processor = adapter.image_processor()
+    assert check_images((adapter, processor, adapter.image_ops(processor)), 200, "cpu") < 1e-3
 
 
 @pytest.mark.parametrize("high", [2, 256])

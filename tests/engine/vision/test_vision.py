@@ -104,7 +104,8 @@ def test_the_largest_image_of_a_batch(family: str, driver: Callable[[str], Drive
         )
         assert found <= most
         assert smaller < found or scale == 1, "of those with as many patches it is the smallest"
-        assert larger > most or family in ("llava_onevision", "idefics3")  # no image has more
+        # Of tiles an image has so many at most.
+        assert larger > most or family in ("llava_onevision", "idefics3", "internvl")
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)

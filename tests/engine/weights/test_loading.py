@@ -212,7 +212,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model_type": (lambda d: edit_config(d, model_type=None), "names no model_type"),
     "another family": (
         lambda d: edit_config(d, model_type="gpt2"),
-        "'gpt2' model; supported are idefics3, kimi_k25, llama, llava_onevision",
+        "'gpt2' model; supported are idefics3, internvl, kimi_k25, llama, llava_onevision",
     ),
     "absurd size": (lambda d: edit_config(d, text_config__hidden_size="x"), "config.json"),
     "impossible size": (lambda d: edit_config(d, vision_config__num_heads=0), "config.json"),
@@ -334,10 +334,27 @@ def test_sliding_window_attention_is_refused(tmp_path: Path, model_dir: Any) -> 
 
 def test_rope_that_couples_sequences_is_refused(tmp_path: Path, model_dir: Any) -> None:
     directory = shutil.copytree(model_dir("llama"), tmp_path / "model")
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    rope = {"rope_type": "longrope", "factor": 2.0, "rope_theta": 10000.0}
     edit_config(directory, rope_parameters=rope)
-    with pytest.raises(ModelError, match="'dynamic' rope"):
+    with pytest.raises(ModelError, match="'longrope' rope"):
         build_language(directory, CONFIG)
+
+
+def test_dynamic_rope_is_the_default_one_up_to_the_context(tmp_path: Path, model_dir: Any) -> None:
+    """In transformers, too, whose frequencies change with the first token behind it."""
+    directory = shutil.copytree(model_dir("llama"), tmp_path / "model")
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    edit_config(directory, rope_parameters=rope, max_position_embeddings=64)
+    stack = build_language(directory, CONFIG).model.model
+    theirs = reference_model(directory).model.rotary_emb
+    last = torch.arange(64)[None]
+    for _ in range(2):
+        for ours, expected in zip(
+            stack.rotary_emb(torch.ones(1), last), theirs(torch.ones(1), last), strict=True
+        ):
+            assert torch.equal(ours, expected)
+    theirs(torch.ones(1), last + 1)
+    assert not torch.equal(theirs.inv_freq, stack.rotary_emb.inv_freq)
 
 
 def test_a_pool_without_a_block_is_refused(model_dir: Any) -> None:

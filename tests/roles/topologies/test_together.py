@@ -28,6 +28,7 @@ from epd.engine.language.engine import TorchLanguageEngine
 from epd.roles.compose import Engines
 from tests.engine.tiny_models import (
     EMBEDDED,
+    SECOND_SIZES,
     VISION_FAMILIES,
     WITH_STATES,
     WITHOUT_VIDEOS,
@@ -50,7 +51,10 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "ahead": (False, True),
     "drafting": (False, True),  # speculative decoding by prompt lookup
 }
-FAMILIES = [f for f in VISION_FAMILIES if f not in WITH_STATES]  # those: test_states.py
+FAMILIES = [
+    *(f for f in VISION_FAMILIES if f not in WITH_STATES),  # those: test_states.py
+    *SECOND_SIZES,
+]
 WHOLE = {**DIMENSIONS, "chunk": (1, 7, 16, 64, 1024), "family": ("embedded", *FAMILIES)}
 MORE = {**WHOLE, "chunk": (7, 16, 64, 1024)}  # chunks of one token: test_exactness
 IS_WHOLE = os.environ.get("EPD_EXACTNESS") == "whole"
