@@ -205,7 +205,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_name: Annotated[str, about("in the API (--served-model-name); empty: the directory's name")] = ""
     model_aliases: Annotated[Texts, about("other names that requests may give (--served-model-name)")] = ()
     chat_template: Annotated[str, about("jinja template; empty: the model's own", "--chat-template", "model", "FILE")] = ""
-    reasoning_parser: Annotated[Literal["", "qwen3"], about("qwen3: text between <think> and </think> is kept apart from the answer; empty: it is text", "--reasoning-parser", "model", "NAME")] = ""
+    reasoning_parser: Annotated[Literal["", "gemma4", "glm41v", "glm45", "kimi", "kimi_k2", "mistral", "qwen3"], about("whose marks keep reasoning apart from the answer, as <think> and </think> (qwen3); empty: it is text", "--reasoning-parser", "model", "NAME")] = ""
     special_tokens_in_content: Annotated[Literal["keep", "escape"], about("text of special tokens in a chat request: keep, it becomes these tokens, as in transformers; escape, ordinary tokens, so that no text ends a message or begins another", "--special-tokens-in-content", "model", "HOW")] = "keep"
     additional_properties: Annotated[Literal["closed", "letter"], about("of objects whose schema lists properties, and no rule for further ones: closed, there are none, as in OpenAI's strict mode; letter: any, as in the standard", "--additional-properties", "model", "HOW")] = "closed"
     host: Annotated[str, about("HTTP address", "--host", "where", "ADDRESS")] = "127.0.0.1"

@@ -187,6 +187,7 @@ class FakePreparer:
     defaults: dict[str, Any] = {}  # noqa: RUF012
     reasoning = Place.BEHIND
     reasoning_parser = "qwen3"
+    call_form = "hermes"
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []

@@ -12,15 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from epd.api.answers.detokenize import Detokenizer
 from epd.api.answers.echo import Echo
 from epd.api.answers.placing import Placed, Placing
+from epd.api.asked.calls.registry import form_named
 from epd.api.asked.reasoning import ReasoningParser
 from epd.api.asked.stop import StopMatcher
-from epd.api.asked.tools import CallParser, CallPiece, ToolUse, merged
+from epd.api.asked.tools import CallPiece, ToolUse, merged
 from epd.frontend import GenerationStream, GenerationUpdate, Leave
+from epd.later import later
 from epd.messages import TokenLogprobs
+
+if TYPE_CHECKING:
+    from epd.api.asked.calls.parser import CallParser
+
+call_parser = later("epd.api.asked.calls.parser:CallParser")
 
 
 @dataclass(slots=True)
@@ -91,9 +99,14 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.tool_use is not None:
-            names = frozenset(tool["function"]["name"] for tool in self.tool_use.tools)
-            limit = 0 if self.tool_use.parallel else 1
-            self._parser = CallParser(names, limit, is_forced=bool(self.tool_use.forced))
+            use = self.tool_use
+            functions = (tool["function"] for tool in use.tools)
+            self._parser = call_parser(
+                {function["name"]: function.get("parameters") for function in functions},
+                0 if use.parallel else 1,
+                is_forced=bool(use.forced),
+                form=form_named(use.form),
+            )
         if self.stop:
             self._matcher = StopMatcher(self.stop)
 

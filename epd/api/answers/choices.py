@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from epd.api.answers.choice import Choice
 from epd.api.answers.echo import Echo
 from epd.api.asked.asked import Asked
+from epd.api.asked.calls.registry import REASONING, THINK
 from epd.api.asked.reasoning import Place, ReasoningParser
 from epd.api.prompts.prepare import Preparer, Prompt
 from epd.frontend import GenerationStream
@@ -22,6 +23,7 @@ def make_choices(
 ) -> list[Choice]:
     """One for each stream, prompt after prompt; `tells_reasoning`: apart from the text."""
     # What a grammar shapes begins with its first token.
+    marks = REASONING.get(model.reasoning_parser, THINK)
     parses_reasoning = tells_reasoning and asked.grammar_source is None
     choices = []
     for i, stream in enumerate(streams):
@@ -38,7 +40,7 @@ def make_choices(
             asked.min_tokens,
             asked.include_stop_str_in_output,
             tool_use=asked.tool_use,
-            reasoning=None if place is Place.BEHIND else ReasoningParser(place),
+            reasoning=None if place is Place.BEHIND else ReasoningParser(place, marks),
             prompt_index=which,
             hides_reasoning=not asked.include_reasoning,
             prompt_token_ids=prompt.token_ids,

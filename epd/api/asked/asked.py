@@ -32,6 +32,7 @@ class ModelFacts(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     reasoning_parser: str  # empty: reasoning is text like any
+    call_form: str  # of `calls.registry.FORMS`; empty: its template writes calls in none of these
     defaults: Mapping[str, object]  # of fields of `Asked`, as the model's publisher wants them
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from llguidance import LLMatcher
 
+from epd.api.asked.calls.registry import form_named
 from epd.api.asked.structured import MAX_CHARS, Constraint
-from epd.api.asked.tools import CLOSE, OPEN, ToolUse
+from epd.api.asked.tools import ToolUse
 from epd.api.http.errors import ApiError, bad_request
 from epd.api.schema.complement import MANY
 from epd.api.schema.references import moved
@@ -191,8 +192,11 @@ def _of_tools(use: ToolUse, fault: Fault, watch: Watch, closes: bool) -> str:
         text_rule = f" | {_as_rule(use.otherwise, own)}"
     rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
     # As one token where the vocabulary has it, else spelled out.
-    special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
-    spelled = f'{rules}call: "{OPEN}\\n" body "\\n{CLOSE}"\n'
+    form = form_named(use.form)
+    special = f'{rules}call: {form.open} "\\n" body "\\n" {form.close}\n'
+    spelled = (
+        f"{rules}call: {json.dumps(form.open + chr(10))} body {json.dumps(chr(10) + form.close)}\n"
+    )
     watch("tools")
     grammar = spelled if fault(special) else special
     return checked_grammar(Constraint("grammar", grammar, "tools"), fault, watch)

@@ -44,7 +44,11 @@ def read_chat(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     asked.messages = read_messages(request.messages, asks)
     asked.include_reasoning = _include_reasoning(request, asked, model)
     said = cast("list[JsonObject]", body.get("tools") or [])
-    asked.tool_use = read_tools(said, request.tool_choice, parallel=request.parallel_tool_calls)
+    use = read_tools(said, request.tool_choice, parallel=request.parallel_tool_calls)
+    if use is not None:
+        # A template without one refuses tools.
+        use = replace(use, form=model.call_form or use.form, otherwise=asked.constraint)
+    asked.tool_use = use
     asked.template_flags = read_flags(
         request.chat_template_kwargs,
         request.reasoning_effort,
@@ -52,11 +56,9 @@ def read_chat(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
         is_continued=request.continue_final_message,
     )
     if asked.template_flags.is_continued:
-        check_continued(asked.messages, finds_calls=asked.tool_use is not None)
-    if asked.tool_use is not None:
-        asked.tool_use = replace(asked.tool_use, otherwise=asked.constraint)
-        if asked.tool_use.forced:
-            _check_unshaped(asked, "tool_choice")
+        check_continued(asked.messages, asked.tool_use)
+    if use is not None and use.forced:
+        _check_unshaped(asked, "tool_choice")
     return asked
 
 

@@ -59,6 +59,7 @@ class ChatRenderer:
             self._template = ChatTemplate(source, named) if source else None
         except TemplateFault as fault:
             raise ModelError(f"the chat template of {template or directory} {fault}") from fault
+        self.call_form = self._template.call_form if self._template is not None else ""
         self._escaper: Escaper | None = None
         self._check_tokens(directory)
         self.end_token_ids = self._ends(directory, named.get("eos_token", ""))

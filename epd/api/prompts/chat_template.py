@@ -15,9 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from epd.api.asked.calls.registry import FORMS, form_of
 from epd.api.asked.chat_message import ChatMessage
 from epd.api.asked.template_flags import NO_FLAGS, TemplateFlags
-from epd.api.asked.tools import CLOSE, OPEN, Tool
+from epd.api.asked.tools import Tool
 from epd.api.http.errors import bad_request
 from epd.api.prompts.continued import cut, marked
 from epd.model_files.checkpoint import ModelError, is_there, read_json, read_text, reason
@@ -41,7 +42,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template, self._names = _compile(source)
         self._special_tokens = dict(special_tokens)
-        self._tool_fault = _tool_fault(source)
+        self.call_form = form_of(source)  # a name of `FORMS`; empty: calls are not found
+        self._tool_fault = _tool_fault(source, self.call_form)
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._takes_strings = not self._takes_parts or self._shows(_PROBE)
         if not self._takes_parts:
@@ -140,12 +142,12 @@ class ChatTemplate:
         return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
-def _tool_fault(source: str) -> str:
+def _tool_fault(source: str, form: str) -> str:
     """Why calls cannot be made through this template; empty if they can."""
     if "tools" not in source:
         return "its chat template does not show them to it"
-    if OPEN not in source:
-        return f"its chat template does not write calls between {OPEN} and {CLOSE}"
+    if not form:
+        return f"its chat template writes calls in none of these forms: {', '.join(sorted(FORMS))}"
     return ""
 
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from epd.api.asked.calls.registry import form_named
 from epd.api.asked.chat_message import ChatMessage
 from epd.api.asked.template_flags import CONTINUED
-from epd.api.asked.tools import CLOSE, OPEN
+from epd.api.asked.tools import ToolUse
 from epd.api.http.errors import ApiError, bad_request
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # that of transformers: templates see the same
 
 
-def check_continued(messages: Sequence[ChatMessage], *, finds_calls: bool) -> None:
+def check_continued(messages: Sequence[ChatMessage], use: ToolUse | None) -> None:
     """Raises ApiError 400 for a conversation whose last message cannot go on.
 
-    `finds_calls`: in the answer.
+    `use`: the tools that its answer may call.
     """
     last = messages[-1]
     if last["role"] != "assistant":
@@ -29,8 +30,8 @@ def check_continued(messages: Sequence[ChatMessage], *, finds_calls: bool) -> No
     if "tool_calls" in last:
         raise _refused("the last message has tool calls, behind which no text can go on")
     said = begun(messages)
-    if finds_calls and said.rfind(OPEN) > said.rfind(CLOSE):
-        raise _refused(f"the last message ends within a tool call; end it ahead of {OPEN}")
+    if use is not None and (form := form_named(use.form)).is_within(said):
+        raise _refused(f"the last message ends within a tool call; end it ahead of {form.open}")
 
 
 def begun(messages: Sequence[ChatMessage]) -> str:

@@ -108,6 +108,7 @@ class Preparer:
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
         self.reasoning_parser: str = config.reasoning_parser
+        self.call_form = self._renderer.call_form
         self._proofs: GrammarProofs | None = None  # with the first grammar
         self._config = config
         if self.takes_images:

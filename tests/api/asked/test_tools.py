@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.api.asked.calls.parser import CallParser
 from epd.api.asked.grammar import checked_grammar
-from epd.api.asked.tools import CallParser, whole_calls
+from epd.api.asked.tools import whole_calls
 from epd.api.http.errors import ApiError
 from epd.api.openai.validation import read_chat
 from epd.api.prompts.chat import ChatRenderer
@@ -49,7 +50,7 @@ def tool(name: str, parameters: Any = None) -> dict[str, Any]:
 TOOLS = [tool("weather", WEATHER), tool("now")]
 CALL = '{"name": "weather", "arguments": {"city": "Bern}", "days": 2}}'
 TEXT = f"Let me look.<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}</tool_call>"
-NAMES = frozenset({"weather", "now"})
+NAMES = {"weather": WEATHER, "now": None}
 
 
 def cut(text: str, edges: list[int]) -> list[str]:

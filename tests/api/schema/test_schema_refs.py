@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.api.asked.calls.parser import CallParser
 from epd.api.asked.grammar import checked_grammar
-from epd.api.asked.tools import CallParser
 from epd.api.schema.references import moved
 from epd.model_files.grammar import Grammars
 from epd.tiny import CHECKPOINT

@@ -19,6 +19,7 @@ class JsonWalk:
 
     depth: int = 0  # of brackets
     is_broken: bool = False  # what comes is no JSON
+    broken_at: int = 0  # in the text that was walked last
     _is_quoted: bool = False
     _is_escaped: bool = False
 
@@ -39,7 +40,7 @@ class JsonWalk:
             elif mark == '"':
                 self._is_quoted = not self._is_quoted
             elif mark == "<":
-                self.is_broken = True
+                self.is_broken, self.broken_at = True, at - 1
                 break
             elif mark in "{[":
                 self.depth += 1
