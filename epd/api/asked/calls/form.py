@@ -60,6 +60,8 @@ class JsonArguments:
                 return end, told
         end = self._walk.end(held, len(told), depth=0)
         self.is_done = end >= 0
+        if self.is_broken:
+            return self._walk.broken_at, told
         return len(held) if end < 0 else end, told
 
     def closing(self) -> str:

@@ -82,6 +82,7 @@ WRITERS: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "qwen3_coder": qwen3_coder,
 }
 CALLED = '{"name": "now", "arguments": {}, "id": "abc123def"}'
+HERMES = f"<tool_call>{CALLED}</tool_call>"
 # What may stand in a text of an argument: of each form but what ends such a text there.
 MARKS = (
     *("<tool_call>", "</tool_call>", "<|tool_call>", "<tool_call|>", "[TOOL_CALLS]", "[ARGS]"),
@@ -176,6 +177,7 @@ def test_what_is_no_call_stays_text(form: str, text: str) -> None:
         ("mistral", '[TOOL_CALLS]now{"a": 1}', [("now", {"a": 1})]),
         ("gemma4", '<|tool_call>call:put{ text: two words , n: 03,"k": "x\\""}<tool_call|>',
          [("put", {"text": "two words", "n": "03", "k": 'x"'})]),
+        ("hermes", f"<tool_call>{CALLED[:32]}<{HERMES}{HERMES}", [("now", {})] * 2),
         *((form, f"{form_named(form).open}{CALLED}{form_named(form).close}", [("now", {})])
           for form in FORMS),
     ],
