@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
+from PIL import Image
 from torch import nn
 
 from epd.config import ConfigError, EngineConfig
@@ -21,6 +22,7 @@ from epd.engine.weights import fp8
 from epd.engine.weights.fp8 import Fp8Linear
 from epd.engine.weights.loading import load_stage
 from epd.model_files.checkpoint import read_checkpoint
+from epd.tiny import CHECKPOINT, RECEIPT, SAMPLES
 from tests.engine.driver import Driver
 from tests.engine.language.test_decoder import fuse
 from tests.engine.test_equality import NEW_TOKENS, SLOWEST, cases
@@ -256,3 +258,30 @@ def test_latent_rows_are_not_kept_in_eight_bits(model_dir: Callable[[str], Path]
     config = EngineConfig(threads=1, kv_nbytes=16 << 20, kv_cache_dtype="fp8")
     with pytest.raises(ConfigError, match="kimi_k25 keeps latent rows"):
         build_language(model_dir("kimi_k25"), config)
+
+
+def test_a_tower_stays_as_it_is() -> None:
+    """Eight bits would take its rows more than twice as far from float32 as bfloat16 does: each of
+    a layer's four products by itself, and all together more than five times."""
+    picture = Image.open(SAMPLES / RECEIPT).convert("RGB")
+    engines = {
+        dtype: build_vision(CHECKPOINT, config, build_executor(config))
+        for dtype in ("float32", "bfloat16")
+        for config in (EngineConfig(dtype=dtype, threads=1, quantization="fp8"),)
+    }
+    patches = engines["float32"]._preprocess.patches(picture)
+
+    def rows(dtype: str) -> torch.Tensor:
+        (launched,) = engines[dtype]._run([patches])
+        return launched[0].double()
+
+    expected = rows("float32")
+    usual = float((rows("bfloat16") - expected).norm())
+    blocks = engines["bfloat16"].model.model.visual.blocks
+    plain = {path: module for path, module in blocks.named_modules() if type(module) is nn.Linear}
+    assert len(plain) == 4 * len(blocks)
+    for ends, least in ("qkv", 2), ("proj", 2), ("linear_fc1", 2), ("linear_fc2", 2), ("", 5):
+        for path, module in plain.items():
+            exchanged = eight_bits_of(module) if path.endswith(ends) else module
+            blocks.set_submodule(path, exchanged)
+        assert float((rows("bfloat16") - expected).norm()) > least * usual, ends
