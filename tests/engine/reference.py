@@ -58,6 +58,12 @@ def reference_processor(model_dir: Path) -> Any:
         from transformers.models.idefics3.image_processing_pil_idefics3 import (
             Idefics3ImageProcessorPil as Processor,
         )
+    elif settings["image_processor_type"].startswith("Pixtral"):
+        from transformers.models.pixtral.image_processing_pil_pixtral import (
+            PixtralImageProcessorPil as Processor,
+        )
+
+        settings["patch_size"] *= 2  # as PixtralProcessor does, by the merge
     elif settings["image_processor_type"].startswith("Llava"):
         from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
             LlavaOnevisionImageProcessorPil as Processor,
@@ -165,6 +171,8 @@ def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
         )
         found = reference_processor(model_dir)(images=list(images))
         return [InternVLProcessor.replace_image_token(writer, found, i) for i in range(len(images))]
+    if config["model_type"] == "mistral3":
+        return _line_texts(model_dir, images)
     if "scale_factor" not in config:
         return []
     vision = config["vision_config"]
@@ -177,6 +185,16 @@ def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
     )
     found = reference_processor(model_dir)(images=[list(images)], return_row_col_info=True)
     return [Idefics3Processor.replace_image_token(writer, found, i) for i in range(len(images))]
+
+
+def _line_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
+    """As PixtralProcessor, whose module needs torchvision."""
+    processor = reference_processor(model_dir)
+    sizes, side = processor(images=list(images))["image_sizes"], processor.patch_size
+    return [
+        "[IMG_BREAK]".join(["[IMG]" * (width // side)] * (height // side)) + "[IMG_END]"
+        for height, width in sizes
+    ]
 
 
 def placeholder(model_dir: Path) -> str:
@@ -203,7 +221,8 @@ def reference_inputs(
     if not images and not videos:
         return {"input_ids": torch.tensor([ids])}
     if tiles:
-        flat = "num_patches" in reference_processor(model_dir)(images=images[:1])
+        asked = reference_processor(model_dir)(images=images[:1])
+        flat = not {"num_patches", "image_sizes"}.isdisjoint(asked)
         nested = list(images) if flat else [list(images)]
         found = reference_processor(model_dir)(images=nested, return_tensors="pt")
         found.pop("num_patches", None)

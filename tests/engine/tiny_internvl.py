@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.engine.tiny_tokens import name_tokens
+
 # InternVL3's, without videos.
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -54,7 +56,7 @@ def config_moe(image: int, text: dict[str, Any], spread: float) -> dict[str, Any
 def write_companions(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Template, tokens and settings of prompts; gives those of images."""
     (directory / "chat_template.jinja").write_text(_TEMPLATE)
-    name_tokens(directory)
+    _name_tokens(directory)
     rows = settings["image_seq_length"]
     (directory / "processor_config.json").write_text(json.dumps({"image_seq_length": rows}))
     side = settings["vision_config"]["image_size"][0]
@@ -65,16 +67,9 @@ def write_companions(directory: Path, settings: dict[str, Any]) -> dict[str, Any
     }  # fmt: skip
 
 
-def name_tokens(directory: Path) -> None:
+def _name_tokens(directory: Path) -> None:
     """The bundled tokenizer, with the tokens of InternVL."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (directory / name).read_text().replace("<|image_pad|>", "<IMG_CONTEXT>")
-        (directory / name).write_text(text)
-    found = json.loads((directory / "tokenizer.json").read_text())
-    like = found["added_tokens"][-1]
-    for token_id, content in enumerate(("<img>", "</img>"), like["id"] + 1):
-        found["added_tokens"].append(like | {"id": token_id, "content": content})
-    (directory / "tokenizer.json").write_text(json.dumps(found))
+    name_tokens(directory, "<IMG_CONTEXT>", ("<img>", "</img>"))
     path = directory / "tokenizer_config.json"
     names = {"start_image": "<img>", "end_image": "</img>", "context_image": "<IMG_CONTEXT>"}
     named = {f"{name}_token": token for name, token in names.items()}

@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.engine import tiny_internvl
+from tests.engine import tiny_internvl, tiny_mistral
+from tests.engine.tiny_tokens import name_tokens
 
 FAMILIES = (
     "qwen2_vl",
@@ -32,10 +33,14 @@ FAMILIES = (
     "qwen3_5_moe",
     "idefics3",
     "internvl",
+    "mistral3",
 )
 VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
-SECOND_SIZES = ("internvl_moe",)  # of families above, for tests marked long
-WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe")
+SECOND_SIZES = ("internvl_moe", "ministral3")  # of families above, for tests marked long
+WITHOUT_VIDEOS = (
+    *("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe"),
+    *("mistral3", "ministral3"),
+)
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
 
@@ -210,6 +215,7 @@ def _kimi_k25() -> dict[str, Any]:
 
 
 _INTERNVL = "InternVLConfig", "InternVLForConditionalGeneration"
+_MISTRAL3 = "Mistral3Config", "Mistral3ForConditionalGeneration"
 _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", _qwen2_vl()),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl()),
@@ -227,6 +233,8 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLMConfig", "SmolVLMForConditionalGeneration", _idefics3()),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _TEXT | {"head_dim": 16}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", dict(_TEXT)),
+    "mistral3": (*_MISTRAL3, tiny_mistral.config(_IMAGE, _TEXT, _RANGE)),
+    "ministral3": (*_MISTRAL3, tiny_mistral.config_ministral(_IMAGE, _TEXT, _RANGE)),
     "internvl": (*_INTERNVL, tiny_internvl.config(_IMAGE, _TEXT, _RANGE)),
     "internvl_moe": (*_INTERNVL, tiny_internvl.config_moe(_IMAGE, _TEXT, _RANGE)),
 }
@@ -308,7 +316,7 @@ def _write_companions(family: str, directory: Path) -> None:
         }
     elif family in ("idefics3", "smolvlm"):
         (directory / "chat_template.jinja").write_text(_IDEFICS3_TEMPLATE)
-        name_tiles(directory)
+        name_tokens(directory, "<image>", _TILE_TOKENS)
         (directory / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
         settings = {
             "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64},
@@ -316,6 +324,8 @@ def _write_companions(family: str, directory: Path) -> None:
         }  # fmt: skip
     elif family in ("internvl", "internvl_moe"):
         settings = tiny_internvl.write_companions(directory, _CONFIGS[family][2])
+    elif family in ("mistral3", "ministral3"):
+        settings = tiny_mistral.write_companions(directory)
     elif family == "kimi_k25":
         settings = {
             "image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 8, "merge_size": 2,
@@ -327,18 +337,6 @@ def _write_companions(family: str, directory: Path) -> None:
     else:
         return
     (directory / "preprocessor_config.json").write_text(json.dumps(settings, indent=1))
-
-
-def name_tiles(directory: Path) -> None:
-    """The bundled tokenizer, with the tokens of SmolVLM."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (directory / name).read_text().replace("<|image_pad|>", "<image>")
-        (directory / name).write_text(text)
-    found = json.loads((directory / "tokenizer.json").read_text())
-    like = found["added_tokens"][-1]
-    for token_id, content in enumerate(_TILE_TOKENS, like["id"] + 1):
-        found["added_tokens"].append(like | {"id": token_id, "content": content})
-    (directory / "tokenizer.json").write_text(json.dumps(found))
 
 
 @cache

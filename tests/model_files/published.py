@@ -176,7 +176,7 @@ _QWEN3_VISION = {
     "num_position_embeddings": 2304, "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
 HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-_CLIP = {
+CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
@@ -216,7 +216,7 @@ LAYOUTS = {
         },
         files={
             "preprocessor_config.json": {
-                "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, **_PATCHES, **_CLIP,
+                "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, **_PATCHES, **CLIP,
                 "image_processor_type": "Qwen2VLImageProcessor",
                 "processor_class": "Qwen2VLProcessor",
             }
@@ -237,7 +237,7 @@ LAYOUTS = {
         },
         files={
             "preprocessor_config.json": {
-                "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, **_PATCHES, **_CLIP,
+                "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, **_PATCHES, **CLIP,
                 "image_processor_type": "Qwen2_5_VLImageProcessor",
                 "processor_class": "Qwen2_5_VLProcessor",
             }

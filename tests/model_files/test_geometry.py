@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.image_utils import SizeDict
+from transformers.image_utils import ChannelDimension, SizeDict
 from transformers.models.idefics3.image_processing_pil_idefics3 import get_resize_output_image_size
 
 from epd.errors import MediaError
@@ -173,14 +173,38 @@ def test_internvl_tiles_equal_the_processor(tile: int, least: int, most: int) ->
         assert geometry.num_rows * 4 == geometry.num_patches
 
 
+@pytest.mark.parametrize(("patch", "longest"), [(14, 1540), (16, 1000)])
+def test_mistral_sizes_equal_the_processor(patch: int, longest: int) -> None:
+    from transformers.models.pixtral import image_processing_pil_pixtral as theirs
+
+    settings = {"size": {"longest_edge": longest}, "patch_size": patch}
+    config = {
+        "model_type": "mistral3", "spatial_merge_size": 2, "vision_config": {"patch_size": patch},
+    }  # fmt: skip
+    for width, height in sizes(f"mistral {patch}"):
+        image = np.broadcast_to(np.uint8(0), (height, width, 3))
+        expected = theirs.get_resize_output_image_size(
+            image, longest, 2 * patch, ChannelDimension.LAST
+        )
+        if not math.prod(expected):
+            with pytest.raises(MediaError, match=f"{width} x {height}.* crop it"):
+                image_geometry(config, settings, width, height)
+            continue
+        geometry = image_geometry(config, settings, width, height)
+        assert tuple(n * patch for n in geometry.grid_thw[1:]) == expected, (width, height)
+        assert geometry.num_patches == 4 * geometry.num_rows == math.prod(geometry.grid_thw)
+        assert geometry.num_runs == expected[0] // (2 * patch)
+
+
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[str], Path]) -> None:
     """Through the real processor and, for LLaVA, the model, whose packing defines the rows."""
     directory = model_dir(family)
     config = json.loads((directory / "config.json").read_text())
     settings = json.loads((directory / "preprocessor_config.json").read_text())
-    some = [(w, h) for w, h in sizes(family) if w * h < 200_000][:25]
-    for width, height in [(1, 1), (200, 1), (3, 600), *some]:
+    ratio = 120 if family == "mistral3" else 200  # beyond it, nothing of the shorter side is left
+    some = [(w, h) for w, h in sizes(family) if w * h < 200_000 and max(w, h) <= ratio * min(w, h)]
+    for width, height in [(1, 1), (ratio, 1), (3, 3 * ratio), *some[:25]]:
         geometry = image_geometry(config, settings, width, height)
         features = reference_processor(directory)(
             images=[drawn_image(0, width, height)], return_tensors="pt"
@@ -196,6 +220,11 @@ def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[st
         elif family == "internvl":
             num_patches = len(features["pixel_values"]) * 16
             assert geometry.num_rows * 4 == num_patches
+        elif family == "mistral3":
+            height, width = features["image_sizes"][0].tolist()
+            assert geometry.grid_thw == (1, height // 8, width // 8)
+            assert geometry.num_runs == height // 16
+            num_patches = geometry.num_rows * 4
         elif family == "idefics3":
             num_patches = features["pixel_values"].shape[1] * 16
             assert geometry.num_rows * 4 == num_patches

@@ -6,6 +6,7 @@ family has them, so that torchvision is needed only for families that have no ot
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import sys
@@ -60,7 +61,11 @@ class Theirs:
 
         for backend in ({"backend": "pil"}, {}):  # some families have none for Pillow
             with suppress(ImportError, ValueError):
-                return AutoImageProcessor.from_pretrained(self.directory, **backend)
+                found = AutoImageProcessor.from_pretrained(self.directory, **backend)
+                said = read_optional(self.directory / "processor_config.json")
+                if "spatial_merge_size" in said:  # by which the processor of texts asks for more
+                    found.patch_size = said["patch_size"] * said["spatial_merge_size"]
+                return found
         raise LeftOut(
             f"transformers prepares pictures of {read_config(self.directory)['model_type']} "
             "only with torchvision: pip install torchvision"
@@ -70,7 +75,7 @@ class Theirs:
     def processor(self) -> Foreign:
         """Of texts with pictures; its processor of videos, which needs torchvision, is left out."""
         config, of_family = self._config, self._of_family
-        names = vars(sys.modules[of_family.__module__])
+        names = sys.modules[of_family.__module__].__dict__
         if not names.get("num2words", True):  # which it needs for videos alone
             names["num2words"] = str
         unchecked = {"check_argument_for_proper_class": lambda *_: None}
@@ -97,7 +102,8 @@ class Theirs:
         """The class of processors."""
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-        return PROCESSOR_MAPPING[type(self._config)]
+        kind: Foreign = PROCESSOR_MAPPING[type(self._config)]
+        return getattr(_processing(kind.__module__), kind.__name__)
 
     # --- text -------------------------------------------------------------------------------------
 
@@ -146,8 +152,8 @@ class Theirs:
 
     def pixels(self, image: Foreign) -> Body:
         """With the arguments that the processor of prompts gives to that of pictures."""
-        asked = getattr(self._of_family, "images_kwargs", {})
-        found = self.image_processor(images=[image], return_tensors="pt", **asked)
+        asked = {**getattr(self._of_family, "images_kwargs", {}), "return_tensors": "pt"}
+        found = self.image_processor(images=[image], **asked)
         return {name: v for name, v in found.items() if name not in _NOT_OF_MODELS}
 
     # --- the model --------------------------------------------------------------------------------
@@ -224,6 +230,20 @@ class Theirs:
             if isinstance(v, torch.Tensor) else v
             for name, v in inputs.items()
         }  # fmt: skip
+
+
+def _processing(name: str) -> Foreign:
+    """The module of a processor of texts: for its import torchvision's form of the processor of
+    images may give way to Pillow's."""
+    with suppress(ImportError):
+        return importlib.import_module(name)
+    package, _, family = name.rpartition(".processing_")
+    of_images = f"{package}.image_processing_{family}"
+    sys.modules[of_images] = importlib.import_module(f"{package}.image_processing_pil_{family}")
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.modules[of_images]
 
 
 def _joined(rows: Foreign) -> torch.Tensor:

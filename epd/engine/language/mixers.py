@@ -112,10 +112,14 @@ class PagedAttention:
         ops, layer = self._kernels, step.pool.layer(self._index)
         qkv, place = self._qkv(x), (step.cos, step.sin, step.batch.slots, layer)
         query = ops.rope_and_store(qkv, self._head_norms, self._eps, *place, gated=self.is_gated)
-        attended = ops.attend(query, layer, step.batch, self._scaling)
+        attended = ops.attend(self.scaled(query, step), layer, step.batch, self._scaling)
         rows = ops.gate_heads(attended, qkv) if self.is_gated else attended.flatten(1)
         out: torch.Tensor = self._output(rows)
         return out
+
+    def scaled(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+        """Queries `[T, num_heads, D]` with what a family gives them besides."""
+        return query
 
 
 class GatedAttention(PagedAttention):

@@ -332,6 +332,16 @@ def test_sliding_window_attention_is_refused(tmp_path: Path, model_dir: Any) -> 
         build_language(directory, CONFIG)
 
 
+@pytest.mark.parametrize("window", [8, "the default"])
+def test_a_window_of_all_layers_is_refused(window: Any, tmp_path: Path, model_dir: Any) -> None:
+    directory = shutil.copytree(model_dir("mistral3"), tmp_path / "model")
+    text = json.loads((directory / "config.json").read_text())["text_config"]
+    del text["sliding_window"]
+    edit_config(directory, text_config=text | ({"sliding_window": 8} if window == 8 else {}))
+    with pytest.raises(ModelError, match="sliding_attention"):
+        build_language(directory, CONFIG)
+
+
 def test_rope_that_couples_sequences_is_refused(tmp_path: Path, model_dir: Any) -> None:
     directory = shutil.copytree(model_dir("llama"), tmp_path / "model")
     rope = {"rope_type": "longrope", "factor": 2.0, "rope_theta": 10000.0}

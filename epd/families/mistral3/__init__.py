@@ -1,0 +1,10 @@
+"""Mistral 3: Mistral Small 3.1 and 3.2, Ministral 3."""
+
+ADAPTERS = {
+    "mistral3": "epd.families.mistral3.adapter:Mistral3",
+}
+CHECKPOINTS = {
+    "mistral3": (
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503 mistralai/Ministral-3-8B-Instruct-2512-BF16"
+    ),
+}

@@ -1,0 +1,79 @@
+"""Mistral 3: names and shapes; an image keeps its ratio, and only a longer one is made smaller.
+
+Both sides become multiples of a patch's side times the merge.  In a prompt the rows of each line
+stand apart: a mark follows each, another one the last.
+"""
+
+from __future__ import annotations
+
+from epd.errors import MediaError
+from epd.model_files import tensors
+from epd.model_files.checkpoint import Settings
+from epd.model_files.family import Family, Geometry, Images
+
+_BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
+_TOWER, _PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
+_BLOCK = {
+    "attention_norm": "tower", "ffn_norm": "tower",
+    **{f"attention.{name}_proj": "tower tower" for name in "qkvo"},
+    "feed_forward.gate_proj": "tower_ffn tower", "feed_forward.up_proj": "tower_ffn tower",
+    "feed_forward.down_proj": "tower tower_ffn",
+}  # fmt: skip
+
+
+def side(model_config: Settings) -> int:
+    """Pixels of an embedding row's square."""
+    patch = int(model_config["vision_config"]["patch_size"])
+    return patch * int(model_config.get("spatial_merge_size") or 2)
+
+
+def _geometry(model_config: Settings, settings: Settings, width: int, height: int) -> Geometry:
+    longest = int((settings.get("size") or {}).get("longest_edge") or 1024)
+    ratio = max(1.0, height / longest, width / longest)
+    row = side(model_config)
+    columns, lines = ((int(pixels / ratio) - 1) // row + 1 for pixels in (width, height))
+    if not columns * lines:
+        raise MediaError(
+            f"the image is {width} x {height} pixels; made {longest} long, nothing of its other "
+            "side is left: crop it"
+        )
+    merge = row // int(model_config["vision_config"]["patch_size"])
+    grid_thw = (1, lines * merge, columns * merge)
+    return Geometry(grid_thw, lines * columns, lines * columns * merge**2, (lines - 1, 1))
+
+
+def _lines_text(tiles: tuple[int, int], placeholder: str) -> str:
+    return _BREAK.join([placeholder] * (tiles[0] + 1)) + _END
+
+
+def _processor(settings: Settings) -> dict[str, int] | str:
+    if (edges := settings.get("size")) and not edges.get("longest_edge"):
+        return "size: images are resized to a longest_edge, which it lacks"
+    return {"patch": settings.get("patch_size") or 16}
+
+
+FAMILIES = {
+    "mistral3": Family(
+        tensors.stack(layers=tensors.LAYER | tensors.MLP)
+        | {f"{_TOWER}.transformer.layers.{{blocks}}.{n}.weight": w for n, w in _BLOCK.items()}
+        | {
+            f"{_TOWER}.patch_conv.weight": "tower 3 patch patch",
+            f"{_TOWER}.ln_pre.weight": "tower",
+            f"{_PROJECTOR}.norm.weight": "tower",
+            f"{_PROJECTOR}.patch_merger.merging_layer.weight": "tower merged",
+            f"{_PROJECTOR}.linear_1.weight": "hidden tower",
+            f"{_PROJECTOR}.linear_2.weight": "hidden hidden",
+        },
+        (_TOWER, _PROJECTOR),
+        Images(_geometry, _processor, tile_text=_lines_text),
+        (
+            (r"^language_model\.lm_head", "lm_head"),
+            (r"^language_model\.(model\.)?", "model.language_model."),
+            (r"^(vision_tower|multi_modal_projector)", r"model.\1"),
+        ),
+        sizes={"merge": 2},
+        text_types=("mistral", "ministral3"),
+        windows={"mistral": 4096, "ministral3": None},
+        is_tied=True,
+    ),
+}  # fmt: skip

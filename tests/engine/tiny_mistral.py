@@ -1,0 +1,55 @@
+"""Mistral 3 in small: with the language model of Mistral Small 3.1, and with Ministral 3's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.engine.tiny_tokens import name_tokens
+
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}[IMG]{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def config(image: int, text: dict[str, Any], spread: float) -> dict[str, Any]:
+    vision = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 2, "image_size": 64, "patch_size": 8, "initializer_range": spread,
+    }  # fmt: skip
+    return {
+        "text_config": text | {"model_type": "mistral", "sliding_window": None, "head_dim": 16},
+        "vision_config": vision,
+        "image_token_index": image,
+        "tie_word_embeddings": False,
+    }
+
+
+def config_ministral(image: int, text: dict[str, Any], spread: float) -> dict[str, Any]:
+    """Queries grow from the 32nd token on."""
+    rope = {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    found = config(image, text, spread)
+    found["text_config"] |= {"model_type": "ministral3", "rope_parameters": rope}
+    return found
+
+
+def write_companions(directory: Path) -> dict[str, Any]:
+    """Template, tokens and settings of prompts; gives those of images."""
+    (directory / "chat_template.jinja").write_text(_TEMPLATE)
+    name_tokens(directory, "[IMG]", ("[IMG_BREAK]", "[IMG_END]"))
+    prompts = {"patch_size": 8, "spatial_merge_size": 2}
+    (directory / "processor_config.json").write_text(json.dumps(prompts))
+    return {
+        "image_processor_type": "PixtralImageProcessor", "patch_size": 8,
+        "size": {"longest_edge": 128},
+    }  # fmt: skip
