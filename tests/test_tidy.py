@@ -269,6 +269,25 @@ def test_each_rule_can_fail(name: str) -> None:
     assert not list(check(parse(f"{where[0]}fine.py", '"""A fine module."""\n\nx = 1\n')))
 
 
+def reaches(source: Source) -> int:
+    """Private names of objects other than self, read or patched."""
+    own = {"self", "cls", "super"}
+    read = sum(
+        isinstance(node, ast.Attribute)
+        and re.match(r"_[a-z]", node.attr) is not None
+        and dotted(node.value.func if isinstance(node.value, ast.Call) else node.value) not in own
+        for node in source.walk()
+    )
+    patched = re.findall(r"(?:patch\.object|setattr)\([^\"]*,\s*\"_[a-z]", source.text)
+    return read + len(patched)
+
+
+def test_tests_of_roles_look_at_what_a_role_shows() -> None:
+    assert not [s.path for s in sources() if s.path.startswith("tests/roles/") and reaches(s)]
+    broken = 'a._b\nself._c\nsuper()._d\npatch.object(a.b, "_e")\n'
+    assert reaches(parse("tests/roles/broken.py", broken)) == 2
+
+
 @pytest.mark.parametrize("where", ANY)
 def test_any_does_not_spread(where: str) -> None:
     most, _ = ANY[where]

@@ -80,7 +80,7 @@ class Member(Component[MembershipMachine]):
         self._fingerprint = fingerprint
         self._timing = timing
         self._load = load
-        self._version = 0
+        self.version = 0  # of the list that it has
         self._registry_epoch = 0  # whose registry `_listed` is of
         self._listed: set[tuple[str, int]] = set()
         self.on_rejected: Callable[[str], None] = lambda reason: None
@@ -142,7 +142,7 @@ class Member(Component[MembershipMachine]):
         message: HeartbeatAck = received.message
         if not message.known:
             self._fire(Forgotten(message.cluster_s))
-        elif self._version < message.version:
+        elif self.version < message.version:
             self._fire(NewsMissed(message.cluster_s))
         else:
             self._fire(Acknowledged(message.cluster_s))
@@ -159,7 +159,7 @@ class Member(Component[MembershipMachine]):
         """Of a new gateway: it counts anew."""
         former = self.membership.gateway_epoch
         if former not in (0, received.epoch):
-            self._version = 0
+            self.version = 0
             self._fire(GatewayReplaced(former, received.epoch))
 
     # --- effects ----------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Member(Component[MembershipMachine]):
 
     def _beat(self) -> None:
         beat = Heartbeat(
-            load=self._load(), version=self._version, is_draining=self.membership.is_draining
+            load=self._load(), version=self.version, is_draining=self.membership.is_draining
         )
         self.actor.send(self._gateway, beat)
         self.actor.timers.call_later(self.membership.beat_s, self._beat)
@@ -264,12 +264,12 @@ class Member(Component[MembershipMachine]):
     @receives(Membership)
     def on_membership(self, received: Received) -> None:
         message: Membership = received.message
-        if not self._hears(received) or message.version <= self._version:
+        if not self._hears(received) or message.version <= self.version:
             return
         if received.epoch != self._registry_epoch:
             self._registry_epoch, self._listed = received.epoch, set()
             self._fire(RegistryBegan())
-        self._version = message.version
+        self.version = message.version
         own = self._info.address.instance_id
         for info in message.instances:
             address = info.address

@@ -52,7 +52,7 @@ class Rooms(Component[R], Generic[R, Owner]):
         return self._rooms.get(room)
 
     def live(self) -> dict[str, int]:
-        return {self.end: len(self._rooms) - len(self._ended)}
+        return {self.end: max(len(self._rooms), len(self._owners)) - len(self._ended)}
 
     def _add(self, room: R, deadline_s: float) -> R:
         self._rooms[room.key] = room

@@ -110,8 +110,8 @@ class World:
         self._digest = hashlib.blake2b(digest_size=16)
         self._undigested: list[Entry] = []
         self._next_pid = 1000
-        self._epochs: Counter[str] = Counter()
-        self._set_s: defaultdict[str, float] = defaultdict(float)  # by how much clocks were set
+        self.epochs: Counter[str] = Counter()
+        self.set_s: defaultdict[str, float] = defaultdict(float)  # by how much clocks were set
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -120,13 +120,13 @@ class World:
     ) -> SimProcess:
         """Start a process: `main(process)` runs in its context at the loop's next turn.  A stranger
         is beside the one that has its name."""
-        self._epochs[instance_id] += 1
+        self.epochs[instance_id] += 1
         self._next_pid += 1
-        epoch = self._epochs[instance_id]
+        epoch = self.epochs[instance_id]
         process = SimProcess(instance_id, epoch, self._next_pid, is_stranger=is_stranger)
         offset = self.random.uniform("clock", process.name)
         process.clock_offset_s = CLOCK_SPREAD_S * offset
-        process.wall_skew_s = self._set_s[instance_id]
+        process.wall_skew_s = self.set_s[instance_id]
         if not is_stranger:
             self.processes[instance_id] = process
         self.trace("spawn", process.name)
@@ -142,7 +142,7 @@ class World:
     def set_clock(self, process: SimProcess, by_s: float) -> None:
         """The wall clock of its host: of later lives, too."""
         process.wall_skew_s += by_s
-        self._set_s[process.instance_id] += by_s
+        self.set_s[process.instance_id] += by_s
 
     def kill(self, instance_id: str) -> bool:
         """`kill -9`; False if it is dead already."""

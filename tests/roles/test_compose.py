@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,8 @@ import pytest
 
 from epd.failure import Failure, FailureKind
 from epd.messages import InstanceInfo
-from epd.roles.compose import IDLE_CHECK_S
+from epd.roles.compose import IDLE_CHECK_S, Engines
+from epd.roles.prefill.held_prompts import HeldPrompts
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine import golden
 from epd_lab.sim.engine.golden import Image
@@ -25,7 +27,7 @@ STORED = dataclasses.replace(
 
 
 def info_of(cluster: Simulated, name: str) -> InstanceInfo:
-    return cluster.instance(name).member._info
+    return cluster.registered(name).info
 
 
 def test_what_an_instance_says_of_itself_when_it_joins() -> None:
@@ -52,8 +54,7 @@ def test_who_finds_rows_in_storage_says_so() -> None:
     with simulated("1e1p1d1epd", STORED) as cluster:
         found = {name: info_of(cluster, name).finds_rows for name in ("e0", "p0", "d0", "epd0")}
         assert found == {"e0": False, "p0": True, "d0": False, "epd0": False}
-        encode = cluster.instance("p0").encode
-        assert encode is not None and not encode._encodes
+        assert cluster.instance("p0").encode is not None
         assert cluster.instance("d0").encode is None
 
 
@@ -113,14 +114,15 @@ def test_who_drains_waits_for_what_is_open_and_then_leaves() -> None:
         record = cluster.ask(IMAGE, max_tokens=30, stops_at_eos=False)
         cluster.pass_time(0.02)
         assert instance.is_busy()
-        with mock.patch.object(instance.member, "leave", wraps=instance.member.leave) as leave:
+        let_go = mock.patch.object(HeldPrompts, "drained")
+        leaves = mock.patch.object(instance.member, "leave", wraps=instance.member.leave)
+        with leaves as leave, let_go as lets_go:
             told = drained(cluster, "epd0")
             cluster.pass_time(0.01)
-            assert instance.member.membership.is_draining
+            assert instance.member.membership.is_draining and lets_go.called
             for role in ("encode", "prefill", "decode"):
                 refusal = instance.actor.refusal(role, 0, 1)
                 assert refusal == Failure(FailureKind.AWAY, f"the {role} instance is draining")
-            assert instance.prefill is not None and instance.prefill.held._max_blocks == 0
             while not record.ended:
                 assert not told and not leave.called
                 cluster.pass_time(0.01)
@@ -168,17 +170,12 @@ def test_a_doubt_keeps_nobody_busy() -> None:
 def test_an_instance_ends_its_roles_its_device_its_storage_and_then_its_memory(
     *, stored: bool
 ) -> None:
-    with simulated("1e1p1d", STORED if stored else DEFAULTS) as cluster:
+    closes = mock.AsyncMock()
+    engines = mock.patch("epd_lab.sim.cluster.Engines", partial(Engines, close=closes.engines))
+    with engines, simulated("1e1p1d", STORED if stored else DEFAULTS) as cluster:
         instance = cluster.instance("e0")
-        closes = mock.Mock(
-            actor=mock.AsyncMock(),
-            engines=mock.AsyncMock(),
-            storage=mock.AsyncMock(),
-            memory=mock.AsyncMock(),
-        )
         ports: Any = instance.actor.ports
         instance.actor.close = closes.actor  # type: ignore[method-assign]
-        instance._close_engines = closes.engines
         ports.transfers.close = closes.memory
         if stored:
             ports.storage.close = closes.storage

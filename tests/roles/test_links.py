@@ -80,7 +80,8 @@ def test_who_is_silent_is_asked_again_and_its_link_opened_anew_and_then_given_up
             with mock.patch.object(at.actor.log, "info") as info:
                 echo(at)
             info.assert_called_once_with("the link carries messages again", peer="d0")
-            assert "d0" not in at.role.silent() and "d0" not in at.role._doubts
+            assert "d0" not in at.role.silent()
+            assert not [name for name in at.actor.timers if name.startswith("LINK d0")]
 
 
 def test_who_waits_for_its_gateway_is_told_once_and_not_warned() -> None:
@@ -131,10 +132,11 @@ def test_a_gateway_is_doubted_whatever_its_life() -> None:
 
 def test_who_is_known_and_not_listed_is_absent() -> None:
     with links() as at:
-        assert not at.role._is_absent(PEER)
+        for name in ("d0", "e0", "nobody"):
+            doubt(at, Address(name, 1, ""))
         at.actor.listed.discard(("d0", 1))
-        assert at.role._is_absent(PEER)
-        assert not at.role._is_absent(Address("nobody", 1, "")), "it was never met"
+        at.cluster.pass_time(2 * TIMING.link_timeout_s + 0.01)
+        assert at.role.silent() == ("e0", "nobody"), "it was never met"
 
 
 def test_a_doubt_ends_with_a_life_that_was_never_listed() -> None:
@@ -143,7 +145,7 @@ def test_a_doubt_ends_with_a_life_that_was_never_listed() -> None:
         unlisted = Address("e9", 1, "")
         doubt(at, unlisted)
         at.cluster.pass_time(2.1 * TIMING.link_timeout_s)
-        assert at.role.silent() == ("e9",) and not at.role._is_absent(unlisted)
+        assert at.role.silent() == ("e9",)
         at.do(at.actor.connect, Address("e9", 2, ""))
         at.cluster.pass_time(TIMING.link_timeout_s)
         assert "e9" not in at.role.silent()

@@ -143,17 +143,18 @@ def test_fire_has_taken_its_event_to_its_end_when_it_returns(asks: str) -> None:
     """Whoever calls, an item or a look: the effects are performed, and those of the events that
     they cause, and of those that these cause; so an item that fires twice overtakes nothing."""
     port = Port()
-    role, seen = Sample(port.actor), list[str]()
+    seen = list[str]()
     machines = [machine(Do.FIRST) for _ in range(3)]
     after = dict(zip(map(id, machines), [*machines[1:], None], strict=True))
 
-    def first(subject: Any, event: Any) -> None:
-        seen.append(f"{machines.index(subject)} begins")
-        if (caused := after[id(subject)]) is not None:
-            role.post(caused, event)
-        seen.append("ends")
+    class Causes(Sample):
+        def first(self, subject: Any, event: Any) -> None:
+            seen.append(f"{machines.index(subject)} begins")
+            if (caused := after[id(subject)]) is not None:
+                self.post(caused, event)
+            seen.append("ends")
 
-    role._perform[Do.FIRST] = first
+    role = Causes(port.actor)
     whole = ["0 begins", "ends", "1 begins", "ends", "2 begins", "ends"]
 
     def handler() -> None:
@@ -202,7 +203,6 @@ def test_a_performer_does_not_fire_and_nobody_outside_the_inbox_does() -> None:
             self.fire(other, event)
 
     role = Fires(port.actor)
-    role._perform[Do.FIRST] = role.first
     other = machine(Do.SECOND)
     with pytest.raises(OutOfTurn, match="Mock is to be posted"):
         role.fire(other, mock.Mock())
@@ -219,17 +219,18 @@ async def test_a_performer_that_is_a_coroutine_does_not_fire_either(*, eager: bo
     """Whenever it begins: in the loop's next turn, or within the item that has caused it."""
     port = Port()
     if eager:
-        port.actor.ports.start_task = begun
-    role, other = Sample(port.actor), machine(Do.SECOND)
+        port.start_task = begun
+    other = machine(Do.SECOND)
 
-    async def fires(subject: Any, event: Any) -> None:
-        role.fire(other, event)
+    class Fires(Sample):
+        async def first(self, subject: Any, event: Any) -> None:  # type: ignore[override]
+            self.fire(other, event)
 
-    role._perform[Do.FIRST] = fires
+    role = Fires(port.actor)
     role.post(machine(Do.FIRST, Do.SECOND), mock.Mock())
     await turns()
     assert "OutOfTurn" in port.log.warning.call_args.kwargs["error"]
-    assert not other.fire.called and not port.actor._tasks and not port.actor.mailbox.may_fire
+    assert not other.fire.called and not port.num_tasks and not port.actor.mailbox.may_fire
 
 
 def begun(work: Any, name: str) -> Any:
@@ -249,7 +250,6 @@ def test_a_performer_posts_and_nothing_is_done_inside_it() -> None:
             seen.append("first is done")
 
     role = Posts(port.actor)
-    role._perform[Do.FIRST] = role.first
     other = machine(Do.SECOND)
     other.fire.side_effect = lambda event: seen.append(event) or (Do.SECOND,)
     role.post(machine(Do.FIRST, Do.SECOND), mock.Mock())

@@ -11,6 +11,7 @@ import pytest
 from epd.config import DecodeConfig, EncodeConfig, PrefillConfig
 from epd.fsm.membership import S
 from epd.messages import (
+    AbortRequest,
     Address,
     AtHand,
     CancelTransfer,
@@ -24,8 +25,10 @@ from epd.messages import (
     RequestFailed,
     SamplingParams,
 )
+from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY, Settings
 from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.engines import SimLanguageEngine
 from epd_lab.sim.engine.golden import BLOCK_SIZE, Image
 from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk
@@ -62,6 +65,11 @@ def item(room: str, image: Image = IMAGE) -> MediaItem:
     )
 
 
+def bury(desk: Desk) -> None:
+    """The first attempt of r is called off before it comes."""
+    desk.do(desk.actor.take, Received(GATEWAY, 1, AbortRequest(request_id="r", attempt=1)))
+
+
 def drains(desk: Desk) -> None:
     in_state(desk.actor.membership, S.DRAINING)
 
@@ -94,7 +102,7 @@ def refused(desk: Desk, message: PrefillRequest) -> tuple[str, bool] | None:
     """Kind, and whether it may be tried again; None: it is at work."""
     answers = desk.tell("on_prefill_request", message, GATEWAY)
     failed = [answer for answer in answers if isinstance(answer, RequestFailed)]
-    assert len(failed) == (desk.role._requests.get(f"{message.request_id}/1") is None)
+    assert len(failed) == (desk.whole.requests.get(f"{message.request_id}/1") is None)
     for one in failed:
         assert (one.request_id, one.attempt) == (message.request_id, 1) and one.failure.reason
         assert desk.said[-1][0] == GATEWAY
@@ -117,8 +125,8 @@ def test_a_prefill_instance_has_so_many_open() -> None:
 
 
 def test_a_text_only_model_takes_no_images() -> None:
-    with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
-        at.role._embeddings = None
+    text_only = mock.patch.object(SimLanguageEngine, "row_contract", None)
+    with text_only, desk("1p1d", "p0", "prefill", SETTINGS) as at:
         answers = at.tell("on_prefill_request", prompt(at, "r", 8, items=(item("r/1/0"),)), GATEWAY)
         (failed,) = answers
         assert isinstance(failed, RequestFailed)
@@ -160,21 +168,21 @@ def test_what_was_said_already_needs_no_place() -> None:
 
 def test_a_prompt_that_ended_here_is_not_begun_again() -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
-        at.role._requests._bury("r/1")
+        bury(at)
         answers = at.tell("on_prefill_request", prompt(at, "r", 8, items=(item("r/1/0"),)), GATEWAY)
         assert answers == [
             CancelTransfer(room="r/1/0", attempt=1),
             RequestAborted(request_id="r", attempt=1),
         ]
-        assert at.role._requests.get("r/1") is None
+        assert at.whole.requests.get("r/1") is None
 
 
 def test_a_prompt_that_is_repeated_is_begun_once() -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         assert refused(at, prompt(at, "r")) is None
-        begun = at.role._requests.get("r/1")
+        begun = at.whole.requests.get("r/1")
         assert at.tell("on_prefill_request", prompt(at, "r"), GATEWAY) == []
-        assert at.role._requests.get("r/1") is begun
+        assert at.whole.requests.get("r/1") is begun
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -201,7 +209,7 @@ def offer(desk: Desk, request_id: str, num_tokens: int = 3, **other: Any) -> KvO
 def declined(desk: Desk, message: KvOffer) -> tuple[str, bool] | None:
     answers = desk.tell("on_kv_offer", message, "p0")
     cancels = [answer for answer in answers if isinstance(answer, CancelTransfer)]
-    assert len(cancels) == (desk.role._requests.get(f"{message.request_id}/1") is None)
+    assert len(cancels) == (desk.whole.requests.get(f"{message.request_id}/1") is None)
     for one in cancels:
         assert one.room == message.room and one.failure is not None
         assert one.failure.reason and desk.said == [("p0", one)]
@@ -245,7 +253,7 @@ def test_kv_that_the_pool_never_holds_is_refused_for_good(
 
 def test_kv_that_landing_memory_never_holds_is_refused_for_good() -> None:
     with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
-        engine = at.role._requests.engine
+        engine = at.whole.requests.engine
         with mock.patch.object(engine, "num_landing_blocks", 2):
             assert declined(at, offer(at, "a", 2 * BLOCK_SIZE)) is None
             assert declined(at, offer(at, "b", 2 * BLOCK_SIZE + 1)) == ("capacity", False)
@@ -254,21 +262,21 @@ def test_kv_that_landing_memory_never_holds_is_refused_for_good() -> None:
 def test_an_offer_of_the_lost_or_of_what_is_open_is_not_answered() -> None:
     with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
         assert declined(at, offer(at, "r")) is None
-        begun = at.role._requests.get("r/1")
+        begun = at.whole.requests.get("r/1")
         assert at.tell("on_kv_offer", offer(at, "r"), "p0") == []
-        assert at.role._requests.get("r/1") is begun
+        assert at.whole.requests.get("r/1") is begun
         at.role.actor.lost.add(("p0", 1))
         assert at.tell("on_kv_offer", offer(at, "s"), "p0") == []
-        assert at.role._requests.get("s/1") is None
+        assert at.whole.requests.get("s/1") is None
 
 
 def test_an_offer_for_what_has_ended_here_is_not_wanted() -> None:
     with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
-        at.role._requests._bury("r/1")
+        bury(at)
         assert at.tell("on_kv_offer", offer(at, "r"), "p0") == [
             CancelTransfer(room="r/1/kv", attempt=1)
         ]
-        assert at.role._requests.get("r/1") is None
+        assert at.whole.requests.get("r/1") is None
 
 
 # --- encode ---------------------------------------------------------------------------------------

@@ -87,54 +87,49 @@ async def test_a_write_is_settled_or_asked_after_again(answer: Any) -> None:
     assert actor.fault.called == isinstance(answer, OSError)
 
 
-async def test_of_the_lost_nobody_settles_anything() -> None:
-    made, plane, _, _ = doubts(True, lost=True)
+async def test_who_is_lost_and_not_listed_is_fenced_and_settles_nothing() -> None:
+    made, plane, later, _ = doubts(True, lost=True)
     assert await made.settle_write(room(), None) == PeerFenced()
-    assert not plane.settle.called
-
-
-async def test_who_is_not_listed_is_fenced() -> None:
-    made, plane, later, _ = doubts(True)
-    assert await made._fence(room(), PeerFenced()) == PeerFenced()
     plane.fence.assert_awaited_once_with(PEER, "h", 7)
-    assert not later.called
+    assert not later.called and not plane.settle.called
 
 
 async def test_to_whom_no_registry_has_told_of_nothing_is_written() -> None:
     """F7: where it runs is not known, so a doubt about it could never end; there is none."""
-    made, plane, later, _ = doubts(True, known=False)
+    made, plane, later, actor = doubts(True, known=False)
     plane.write = mock.AsyncMock()
     transfer = room()
     transfer.grant = SimpleNamespace(parts=("of rank 1",))
     outcome = await made.start_write(transfer, None)
     assert isinstance(outcome, WriteRefused) and "no registry" in outcome.reason
-    assert await made._fence(transfer, PeerFenced()) == PeerFenced()
     assert await made.settle_write(transfer, None) == WriteSettled()
+    actor.is_lost.return_value = True
+    assert await made.settle_write(transfer, None) == PeerFenced()
     assert not (plane.write.called or plane.fence.called or plane.settle.called or later.called)
 
 
 async def test_of_a_group_every_rank_is_fenced() -> None:
-    made, plane, later, actor = doubts(True)
+    made, plane, later, actor = doubts(True, lost=True)
     actor.peer_info.return_value.rank_pids = (8, 9)
     plane.fence.side_effect = [True, True, False]
-    assert await made._fence(room(), PeerFenced()) is None and later.called
+    assert await made.settle_write(room(), None) is None and later.called
     asked = [(one.args[0].instance_id, one.args[2]) for one in plane.fence.await_args_list]
     name = PEER.instance_id
     assert asked == [(name, 7), (f"{name}.1", 8), (f"{name}.2", 9)]
 
 
 async def test_who_is_listed_is_never_fenced() -> None:
-    made, plane, later, _ = doubts(True, listed=True)
+    made, plane, later, _ = doubts(True, listed=True, lost=True)
     transfer = room()
-    assert await made._fence(transfer, PeerFenced()) is None
+    assert await made.settle_write(transfer, None) is None
     assert not plane.fence.called
     later.assert_called_once_with(transfer, RetryDue, 3.0, mock.ANY)
 
 
 @pytest.mark.parametrize("answer", [True, False])
 async def test_a_room_that_has_ended_meanwhile_asks_no_more(*, answer: bool) -> None:
-    made, _, later, _ = doubts(answer)
-    assert await made._fence(room(terminal=True), PeerFenced()) is None
+    made, _, later, _ = doubts(answer, lost=True)
+    assert await made.settle_write(room(terminal=True), None) is None
     assert not later.called
 
 
@@ -159,7 +154,8 @@ def test_open_rooms_are_told_of_now_and_then() -> None:
         for name in "ab":
             at.do(askers.closed, name)
         at.cluster.pass_time(0.3)
-        assert len(at.said) == 4 and not at.actor.timers.will_call(askers._tell) and not len(askers)
+        assert len(at.said) == 4 and not len(askers)
+        assert "Askers._tell" not in [*at.actor.timers]
 
 
 def test_who_wants_a_timeline_is_told_how_a_room_went() -> None:

@@ -22,6 +22,7 @@ from epd.messages import (
     Grant,
     Heartbeat,
     Join,
+    LinkEcho,
     LinkProbe,
     Load,
     Message,
@@ -33,6 +34,7 @@ from epd.transport.base import Received, Unsendable
 from epd_lab.sim.client import Record
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
 from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.engines import SimVisionEngine
 from epd_lab.sim.engine.golden import Image
 from tests.roles.simulated import Simulated, simulated
 
@@ -90,8 +92,8 @@ def test_what_another_models_instance_says_of_others_does_not_count() -> None:
             )
             hear(at, GATEWAY, name, join)
         assert {i.key: i.state for i in registry.instances} == members
-        bus = at.world.network.buses[GATEWAY]
-        assert len(bus._peers) == MAX_OUTSIDE + 3, "no connection is kept for each who asks"
+        lines = [at.gateway.actor.send(f"s{n}", LinkEcho()) for n in range(MAX_OUTSIDE + 9)]
+        assert sum(lines) == MAX_OUTSIDE, "no connection is kept for each who asks"
 
 
 def test_request_ids_cannot_be_foreseen() -> None:
@@ -167,17 +169,16 @@ def test_one_whose_part_of_a_step_cannot_be_made_fails_alone() -> None:
 
 def test_an_image_that_no_batch_can_have_fails_alone() -> None:
     with simulated("1e1pd") as at:
-        engine: Any = at.instance("e0")._vision
-        preprocess = engine.preprocess
+        preprocess = SimVisionEngine.preprocess
 
-        async def broken(image: Any, *args: Any) -> Any:
-            patches = await preprocess(image, *args)
+        async def broken(engine: Any, image: Any, *args: Any) -> Any:
+            patches = await preprocess(engine, image, *args)
             is_it = golden.Image.parse(bytes(image)).name == "odd"
             return SimpleNamespace(num_patches=None) if is_it else patches
 
-        engine.preprocess = broken
-        records = [at.ask(Image(name), max_tokens=3) for name in ("one", "odd", "two")]
-        at.pass_time(30.0)
+        with mock.patch.object(SimVisionEngine, "preprocess", broken):
+            records = [at.ask(Image(name), max_tokens=3) for name in ("one", "odd", "two")]
+            at.pass_time(30.0)
         odd = records.pop(1)
         assert odd.error is not None and odd.error.kind is FailureKind.ENGINE, odd
         assert [record.finish_reason for record in records] == ["length"] * 2
@@ -187,8 +188,8 @@ def test_an_image_that_no_batch_can_have_fails_alone() -> None:
 @pytest.mark.parametrize(("error", "num_faults"), [(RankLost("gone"), 0), (OSError("x"), 1)])
 def test_the_loss_of_a_group_is_no_fault_of_its_encoder(error: Exception, num_faults: int) -> None:
     """F13, F29: images may be due in the instant in which the group has ended."""
-    with simulated("1epd") as at:
-        at.instance("epd0")._vision.encode = mock.AsyncMock(side_effect=error)
+    fails = mock.patch.object(SimVisionEngine, "encode", mock.AsyncMock(side_effect=error))
+    with simulated("1epd") as at, fails:
         at.ask(Image("one"), max_tokens=2)
         at.pass_time(0.5)
         assert min(at.instance("epd0").actor.counters["faults"], 1) == num_faults

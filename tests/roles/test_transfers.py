@@ -11,7 +11,7 @@ from epd.fsm.outgoing import Manifest, S
 from epd.messages import Address, Grant
 from tests.roles.desk import desk
 from tests.roles.prefill.test_hand_over import offered
-from tests.roles.simulated import simulated
+from tests.roles.simulated import DEFAULTS, simulated
 
 
 @pytest.mark.parametrize("happens", ["peer_lost", "peer_silent"])
@@ -34,15 +34,15 @@ def test_who_is_lost_before_a_registry_told_of_it_was_granted_nothing() -> None:
     """F7: where to fence it nobody can tell, so it has to need no fence."""
     with desk("1e1p1d", "d0", "decode") as at:
         rooms = at.cluster.instance("d0").incoming
-        num_free = at.role._requests.pool.num_free
+        num_free = at.whole.requests.pool.num_free
         _, room = offered(at, source="p7")
-        at.cluster.pass_time(3 * rooms._timing.retry_interval_s)
+        at.cluster.pass_time(3 * DEFAULTS.timing.retry_interval_s)
         assert "p7" not in dict(at.said) and room.state is incoming.S.RESERVED
         fence = mock.AsyncMock(return_value=False)
         with mock.patch.object(at.actor.ports.transfers, "fence", fence):
             at.do(rooms.peer_lost, room.peer)
         assert room.state is incoming.S.FAILED and not fence.called
-        assert at.role._requests.pool.num_free == num_free
+        assert at.whole.requests.pool.num_free == num_free
 
 
 def test_who_is_told_of_later_is_granted_memory_by_the_transport_of_the_pair() -> None:
@@ -51,6 +51,6 @@ def test_who_is_told_of_later_is_granted_memory_by_the_transport_of_the_pair() -
         _, room = offered(at, source="p7")
         assert at.said == [] and rooms.transport_of(room) == ""
         at.actor.peers["p7", 1] = next(iter(at.actor.peers.values()))
-        at.cluster.pass_time(1.5 * rooms._timing.retry_interval_s)
+        at.cluster.pass_time(1.5 * DEFAULTS.timing.retry_interval_s)
         assert [type(said) for to, said in at.said if to == "p7"] == [Grant]
         assert rooms.transport_of(room) == "sim"

@@ -81,7 +81,7 @@ class Registry(Component[Instance]):
         self._lost: deque[Address] = deque(maxlen=MAX_LOST)
         self._strangers: dict[tuple[str, int], Instance] = {}  # lives that wait for a name
         self._refused: deque[Outsider] = deque()
-        self._version = 0
+        self.version = 0  # of what is published
         self._started_s = actor.clock.now_s()
         self.on_lost: Callable[[Address, bool], None] = lambda address, left: None
         self.on_heard: Callable[[Address], None] = lambda address: None
@@ -244,13 +244,13 @@ class Registry(Component[Instance]):
             self.fire(instance, DrainAnnounced())
         self.on_heartbeat_of(instance)
         due_s = self._acked_s[received.source] + self._timing.lost_after_s / ACKS_BEFORE_LOST
-        if instance.seen_s >= due_s or message.version != self._version:
+        if instance.seen_s >= due_s or message.version != self.version:
             self._acked_s[received.source] = instance.seen_s
             self._acknowledge(received.source, known=True)
 
     def _acknowledge(self, name: str, *, known: bool) -> None:
         self.actor.send(
-            name, HeartbeatAck(known=known, version=self._version, cluster_s=self.actor.cluster_s())
+            name, HeartbeatAck(known=known, version=self.version, cluster_s=self.actor.cluster_s())
         )
 
     @receives(Leave)
@@ -310,7 +310,7 @@ class Registry(Component[Instance]):
                 self.actor.counters["join_not_heard"] += 1
                 return  # it asks again
             self._strangers[life] = self._instance(event.info)
-        self.post(self._strangers[life], NameHeld(self._version, holder.info, self.clock.now_s()))
+        self.post(self._strangers[life], NameHeld(self.version, holder.info, self.clock.now_s()))
 
     @performs(Do.TELL_HELD)
     def tell_held(self, stranger: Instance, event: NameHeld) -> None:
@@ -358,7 +358,7 @@ class Registry(Component[Instance]):
 
     @performs(Do.PUBLISH)
     def publish(self, instance: Instance, event: Event) -> None:
-        self._version += 1
+        self.version += 1
         membership = self._membership()
         for other in self.instances:
             if other.present:
@@ -367,7 +367,7 @@ class Registry(Component[Instance]):
 
     def _membership(self) -> Membership:
         present = tuple(i.info for i in self.instances if i.present)
-        return Membership(version=self._version, instances=present, lost=tuple(self._lost))
+        return Membership(version=self.version, instances=present, lost=tuple(self._lost))
 
     @performs(Do.FAIL_ATTEMPTS)
     def fail_attempts(self, instance: Instance, event: Event) -> None:

@@ -85,10 +85,10 @@ class Embeddings(Component[Embedding]):
 
     def live(self) -> dict[str, int]:
         return {
-            "embeddings_loading": sum(not e.at_rest for e in self._busy.values()),
-            "embedding_references": sum(len(e.waiters) for e in self._busy.values()),
+            "embeddings_loading": len(self._embeddings) - len(self._cache),
+            "embedding_references": sum(len(e.waiters) or e.terminal for e in self._busy.values()),
             "slots": self.pool.num_leased - self._cache.used,
-            "slot_promises": len(self._budget),
+            "slot_promises": max(len(self._budget), len(self._granted)),
             "lease_queue": len(self._leases),
         }
 

@@ -144,9 +144,10 @@ def test_who_waits_for_memory_to_land_in_is_woken(how: str) -> None:
         )
         waits = incoming.S.AWAITING_LANDING
         assert [room.state is waits for room in (first, line, last)] == [False, True, True]
+        num_leased = at.whole.requests.pool.num_leased
         if how == "arrived":
             first.kv = kv_state()
-            with mock.patch.object(at.role._requests, "fire"):
+            with mock.patch.object(at.whole.requests, "fire"):
                 at.do(lambda: at.role.concluded(first, None))
         elif how == "failed":
             failure = Failure(FailureKind.ENGINE, "because")
@@ -155,8 +156,9 @@ def test_who_waits_for_memory_to_land_in_is_woken(how: str) -> None:
             at.do(rooms.fire, first, incoming.CancelRequested())
             at.do(rooms.fire, first, incoming.CancelAcked())
         else:
-            at.do(at.role._requests.fire, second, fsm.AbortReceived())
+            at.do(at.whole.requests.fire, second, fsm.AbortReceived())
         assert line.state is not waits and last.state is not waits
+        assert how != "failed" or at.whole.requests.pool.num_leased == num_leased - 4
 
 
 async def test_answers_are_exact_over_the_memory_of_devices(

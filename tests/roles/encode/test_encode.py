@@ -12,6 +12,7 @@ import pytest
 
 from epd.config import EncodeConfig
 from epd.errors import MediaError
+from epd.failure import FailureKind
 from epd.fsm import encoding as fsm
 from epd.fsm.encoding import S
 from epd.messages import (
@@ -27,9 +28,11 @@ from epd.messages import (
 )
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.engine.golden import ROW_NBYTES, Image
+from epd_lab.sim.engine.engines import SimVisionEngine
+from epd_lab.sim.engine.golden import ROW_CONTRACT, ROW_NBYTES, Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
+from tests.roles.rooms import REGION, grant
 from tests.roles.simulated import DEFAULTS
 
 PREFILL = Address("p0", 1, "")
@@ -38,6 +41,7 @@ NBYTES = IMAGE.num_rows * ROW_NBYTES
 LIMIT_S = 0.4  # of an image
 QUICK = msgspec.structs.replace(DEFAULTS.timing, first_token_timeout_s=LIMIT_S)
 IMPATIENT = dataclasses.replace(DEFAULTS, timing=QUICK)
+SHARED = EncodeConfig(cache_dir="/rows", send_buffer_nbytes=4096)
 
 
 def ask(at: Desk, room: str, image: Image = IMAGE, *, kept: bool = False, **other: Any) -> None:
@@ -145,18 +149,18 @@ def test_what_is_said_of_a_video_or_of_bounds_goes_to_the_engine() -> None:
     clip, bounds = Clip(container="webm", frames=(1, 2)), PixelBounds(min_pixels=3, max_pixels=4)
     with desk("1e1p1d", "e0", "encode") as at:
         broken = MediaError("broken")
-        with mock.patch.object(at.role._engine, "preprocess", side_effect=broken) as preprocess:
+        with mock.patch.object(SimVisionEngine, "preprocess", side_effect=broken) as preprocess:
             ask(at, "a", clip=clip, bounds=bounds)
         given = preprocess.call_args.args[:4]
         assert given == (IMAGE.image(), IMAGE.grid_thw, clip, bounds)
 
 
 def test_an_engine_that_answers_for_fewer_images_than_it_was_given_is_a_fault() -> None:
-    async def none(batch: Any) -> list[Any]:
+    async def none(engine: Any, batch: Any) -> list[Any]:
         return []
 
     with desk("1e1p1d", "e0", "encode") as at:
-        with mock.patch.object(at.role._engine, "encode", none):
+        with mock.patch.object(SimVisionEngine, "encode", none):
             ask(at, "a")
             at.cluster.pass_time(0.1)
         assert at.actor.counters["faults"] == 1
@@ -169,32 +173,30 @@ NARROW = dataclasses.replace(
 )
 
 
-def grant(at: Desk, room: str) -> None:
-    """As if it had come; the message itself is `outgoing`'s business."""
-    transfer = at.cluster.instance("e0").outgoing.find(room)
-    assert transfer is not None
-    transfer.grant = SimpleNamespace(num_held=0)
+def hear(at: Desk, room: str) -> None:
+    """p0 has memory for its rows."""
+    region = msgspec.structs.replace(REGION, instance_id="p0")
+    word = msgspec.structs.replace(grant(at, room), region=region, contract=ROW_CONTRACT)
+    at.do(at.whole.outgoing.on_grant, Received("p0", 1, word))
 
 
-def test_any_of_its_rooms_may_have_the_grant_that_lets_an_image_begin() -> None:
-    with desk("1e1p1d", "e0", "encode") as at:
-        for room in "abc":
-            ask(at, room)
-        encoding = at.role.encodings[mm_hash_of(IMAGE)]
-        assert not at.role._is_granted(encoding)
-        grant(at, "b")
-        assert at.role._is_granted(encoding)
+@pytest.mark.parametrize("room", "bcd")
+def test_any_of_its_rooms_may_have_the_grant_that_lets_an_image_begin(room: str) -> None:
+    with desk("1e1p1d", "e0", "encode", NARROW) as at:
+        ask(at, "a")
+        for name in "bcd":
+            ask(at, name, OTHER)
+        assert at.role.live()["encodes_deferred"] == 1
+        hear(at, room)
+        assert at.role.live()["encodes_deferred"] == 0
 
 
 def test_a_grant_that_was_faster_than_its_request_lets_the_image_begin() -> None:
     with desk("1e1p1d", "e0", "encode", NARROW) as at:
         ask(at, "a")
         ask(at, "b", OTHER)
+        hear(at, "c")
         assert at.role.live()["encodes_deferred"] == 1
-        outgoing = at.cluster.instance("e0").outgoing
-        due_s = at.cluster.gateway.actor.cluster_s() + 30.0
-        opened = outgoing._open("c", 1, PREFILL, due_s)
-        opened.grant = SimpleNamespace(num_held=0)
         ask(at, "c", OTHER)
         assert at.role.live()["encodes_deferred"] == 0
 
@@ -220,32 +222,13 @@ def test_rows_that_are_wanted_again_count_as_begun() -> None:
         assert at.role.live()["encode_run_ahead"] == NBYTES
 
 
-def test_who_only_finds_rows_has_no_memory_to_send_them_from() -> None:
-    with desk("1e1p1d", "e0", "encode") as at:
-        instance = at.cluster.instance("e0")
-        made = type(at.role)(
-            mock.MagicMock(),
-            instance.outgoing,
-            at.role._engine,
-            EncodeConfig(send_buffer_nbytes=4096),
-            DEFAULTS.timing,
-            at.role.events,
-            encodes=False,
-        )
-        assert made.producer.ring is None
-
-
-@pytest.mark.parametrize("nbytes", [0, 8])
-def test_a_room_that_fails_is_closed_when_its_source_is_released(nbytes: int) -> None:
-    """Without a source at once."""
-    with desk("1e1p1d", "e0", "encode") as at:
-        transfer: Any = SimpleNamespace(key="a", owner="nobody", nbytes=nbytes)
-        producer = at.role.producer
-        with mock.patch.object(producer, "_on_closed") as close:
-            producer.concluded(transfer, None)
-            assert close.call_count == (not nbytes)
-            producer.release_source(transfer)
-            assert close.call_args == mock.call(transfer)
+def test_who_only_finds_rows_makes_none_and_has_no_memory_to_send_them_from() -> None:
+    with desk("1e1p1d", "p0", "encode", dataclasses.replace(DEFAULTS, encode=SHARED)) as at:
+        assert at.role.producer.ring is None
+        ask(at, "a", kept=True)
+        at.cluster.pass_time(0.3)
+        (failed,) = [message for message in at.messages() if isinstance(message, RequestFailed)]
+        assert failed.failure.kind is FailureKind.ABSENT
 
 
 def test_a_room_that_is_closed_already_is_not_closed_again() -> None:
@@ -254,9 +237,10 @@ def test_a_room_that_is_closed_already_is_not_closed_again() -> None:
         ask(at, "a", kept=True)
         at.cluster.pass_time(0.3)
         for owner in (mm_hash_of(IMAGE), "nobody"):
-            with mock.patch.object(at.role, "fire") as fire:
-                at.do(at.role._close_room, SimpleNamespace(key="a", owner=owner))
-            fire.assert_not_called()
+            closed = SimpleNamespace(key="a", owner=owner, nbytes=0)
+            with mock.patch.object(at.role, "post") as post:
+                at.do(at.role.producer.concluded, closed, None)
+            post.assert_not_called()
 
 
 def test_a_late_outcome_of_what_has_ended_changes_no_book() -> None:
@@ -265,9 +249,9 @@ def test_a_late_outcome_of_what_has_ended_changes_no_book() -> None:
         at.cluster.pass_time(0.3)
         (encoding,) = at.role.encodings.values()
         at.do(at.role.fire, encoding, fsm.EvictionRequested())
-        assert encoding.terminal and not at.role.encodings and not at.role._busy
+        assert encoding.terminal and not at.role.encodings and not at.role.live()["encoding_rooms"]
         ask(at, "b", kept=True)
         (again,) = at.role.encodings.values()
         at.do(at.role.fire, encoding, fsm.EvictionRequested())
         assert at.role.encodings[encoding.key] is again
-        assert at.role._busy[encoding.key] is again
+        assert at.role.live()["encodings"] == 1

@@ -20,10 +20,11 @@ ROWS = Rows(b"12345678", 2, 8)
 def made(ring: Any, *, by_reference: bool = False) -> tuple[RowProducer, Any]:
     transfers = SimpleNamespace(takes_references=lambda region: by_reference)
     actor: Any = SimpleNamespace(
-        ports=SimpleNamespace(transfers=transfers), counters=Counter[str]()
+        ports=SimpleNamespace(transfers=transfers), counters=Counter[str](), rooms=mock.Mock()
     )
-    engine = mock.Mock(to_host=mock.AsyncMock(return_value=ROWS))
-    producer = RowProducer(actor, mock.Mock(), engine, ring, mock.Mock(), mock.Mock())
+    actor.closed = mock.Mock()
+    actor.engine = mock.Mock(to_host=mock.AsyncMock(return_value=ROWS))
+    producer = RowProducer(actor, actor.rooms, actor.engine, ring, mock.Mock(), actor.closed)
     producer.sources["a"] = ROWS
     return producer, actor
 
@@ -62,20 +63,19 @@ def test_slots_are_told_when_its_turn_comes(*, granted: bool) -> None:
     assert producer.lease(one)
     assert producer.ring is not None
     producer.ring.join.assert_called_once_with("a", "p0", 8)  # type: ignore[attr-defined]
-    find, post = producer._rooms.find, producer._rooms.post
-    told = [mock.call(find.return_value, SlotsLeased((0, 1)))]  # type: ignore[attr-defined]
-    assert post.call_args_list == told * granted  # type: ignore[attr-defined]
+    told = [mock.call(actor.rooms.find.return_value, SlotsLeased((0, 1)))]
+    assert actor.rooms.post.call_args_list == told * granted
     assert actor.counters == ({} if granted else {"send_ring_deferred": 1})
 
 
 def test_slots_are_released_and_handed_on() -> None:
-    producer, _ = made(ring())
+    producer, actor = made(ring())
     one = room()
     one.slots = (5, 6)
     producer.release_slots(one)
     assert producer.ring is not None
     producer.ring.release.assert_called_with("a", (5, 6))  # type: ignore[attr-defined]
-    assert producer._rooms.post.call_count == 1  # type: ignore[attr-defined]
+    assert actor.rooms.post.call_count == 1
     made(None)[0].release_slots(one)
 
 
@@ -85,11 +85,22 @@ async def test_where_the_bytes_are_that_are_written() -> None:
     staged = await producer.stage(one, one.grant)
     assert isinstance(staged.views[0], Reference) and staged.slots == (3, 4)
     one.slots = (0, 1)
-    producer, _ = made(ring())
+    producer, actor = made(ring())
     assert (await producer.stage(one, one.grant)).views == ["views"]
     one.slots = ()
     assert bytes((await producer.stage(one, one.grant)).views[0]) == b"12345678"
     device: Any = mock.Mock(spec=Rows, on_host=False)
     producer.sources["a"] = device
     await producer.stage(one, one.grant)
-    producer._engine.to_host.assert_awaited_once_with(device)  # type: ignore[attr-defined]
+    actor.engine.to_host.assert_awaited_once_with(device)
+
+
+@pytest.mark.parametrize("nbytes", [0, 8])
+def test_a_room_that_fails_is_closed_when_its_source_is_released(nbytes: int) -> None:
+    """Without a source at once."""
+    producer, actor = made(None)
+    transfer: Any = SimpleNamespace(key="a", nbytes=nbytes)
+    producer.concluded(transfer, None)
+    assert actor.closed.call_count == (not nbytes)
+    producer.release_source(transfer)
+    assert actor.closed.call_args == mock.call(transfer)

@@ -11,6 +11,7 @@ from epd.fsm.encoding import S
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drills.tiers import MEMORY_ONLY
+from epd_lab.sim.engine.engines import SimVisionEngine
 from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import Simulated, simulated
@@ -33,12 +34,12 @@ def test_a_copy_that_hangs_is_given_up(
         assert role is not None
         begun: list[Any] = []
 
-        async def hangs(rows: Any) -> Any:
+        async def hangs(engine: Any, rows: Any) -> Any:
             begun.append(rows)
             await asyncio.get_running_loop().create_future()
 
         clients = Clients(cluster.cluster, ())
-        monkeypatch.setattr(role._engine, copy, hangs)
+        monkeypatch.setattr(SimVisionEngine, copy, hangs)
         names = [f"image{n}" for n in range(12)]
         for name in [*names, *names]:
             seen(cluster, clients, name)

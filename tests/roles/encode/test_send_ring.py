@@ -81,4 +81,5 @@ def test_what_is_larger_than_the_ring_does_not_fit() -> None:
 
 def test_a_ring_has_a_slot_and_each_peer_may_have_one() -> None:
     assert Ring(0).ring.pool.size == 1
-    assert Ring(4, 0.1).ring._queue._max_per_peer == 1
+    made = Ring(4, 0.1)
+    assert [made.join(room, "p0", 1) for room in "ab"] == [{"a": (0,)}, {}]

@@ -155,7 +155,8 @@ def test_a_conversation_goes_back_to_where_it_was() -> None:
         held = affinity.shares(long.machine, at.whole.dispatcher.candidates())
         assert held[long.prefill] == 1.0
         at.do(affinity.peer_lost, Address(decode, 1, ""))
-        assert affinity.record.num_tracked(decode) == 0
+        again.tokens(0, *answer, finish_reason="stop")
+        assert affinity.record.num_tracked(decode) == 0, "of the lost nothing is noted"
 
 
 def test_what_is_held_is_no_work_that_waits() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from epd.api.prompts.chat_template import ChatTemplate
 from epd.api.prompts.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
@@ -45,7 +44,7 @@ Plant = Callable[[pytest.MonkeyPatch, Preparer, Cluster], None]
 STAGES: dict[str, tuple[Plant, int, str]] = {
     "preparation": (lambda patch, p, c: patch.setattr(p, "chat", broken), 500, "failed"),
     "template": (
-        lambda patch, p, c: patch.setattr(ChatTemplate, "_render", broken),
+        lambda patch, p, c: patch.setattr("jinja2.Template.render", broken),
         400,
         "rejected",
     ),
@@ -73,11 +72,11 @@ STAGES: dict[str, tuple[Plant, int, str]] = {
 
 
 def vision(cluster: Cluster) -> Any:
-    return cluster.instances["e0"].encode._engine
+    return cluster.engines["e0"].vision
 
 
 def steps(cluster: Cluster, name: str) -> Any:
-    return cluster.instances[name].requests._loop._engine
+    return cluster.engines[name].language
 
 
 def writer(cluster: Cluster, name: str) -> Any:

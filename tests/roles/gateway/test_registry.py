@@ -61,7 +61,7 @@ def test_a_cut_makes_one_line_and_a_new_life_joins() -> None:
 def set_back(world: World, cluster: Cluster, name: str) -> None:
     """Its next life is numbered below this one: the clock of its host was set back."""
     world.kill(name)
-    world._epochs[name] = 5
+    world.epochs[name] = 5
     cluster.restart_later(name, 0.5)
 
 
@@ -70,7 +70,7 @@ def test_a_life_that_was_numbered_lower_is_a_member(name: str) -> None:
     world = World(1)
     cluster = Cluster(world, "1e1pd", Settings())
     for instance_id in (GATEWAY, "e0", "pd0"):
-        world._epochs[instance_id] = 1000
+        world.epochs[instance_id] = 1000
     cluster.start()
     world.loop.run_until(1.0)
     set_back(world, cluster, name)

@@ -37,7 +37,7 @@ TIMING = DEFAULTS.timing
 
 def info_of(at: Desk, name: str = "e0", epoch: int = 1, **other: Any) -> InstanceInfo:
     """Of a life of this instance, as it would say it; a name that is new is like e0."""
-    known = at.role._instances.get(name, at.role._instances["e0"]).info
+    known = (lives(at, name) or lives(at, "e0"))[0].info
     return msgspec.structs.replace(known, address=Address(name, epoch, "there"), **other)
 
 
@@ -59,7 +59,7 @@ def states(at: Desk) -> dict[str, S]:
 def test_who_joins_is_welcomed_and_told_of_all_and_all_of_it() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         at.cluster.pass_time(0.7)
-        version = at.role._version
+        version = at.role.version
         info = info_of(at, "e7", 3)
         welcome, membership, news = join(at, info)
         cluster_s = at.actor.cluster_s()
@@ -71,7 +71,7 @@ def test_who_joins_is_welcomed_and_told_of_all_and_all_of_it() -> None:
         assert info in news.instances and len(news.instances) == 4
         for name in ("e0", "p0", "d0"):
             assert (name, news) in at.said
-        assert at.actor._connected["e7"] == 3
+        assert at.actor.is_lost(Address("e7", 2, "")), "an earlier life would be over"
         at.cluster.pass_time(0.9 * TIMING.suspect_after_s)
         assert states(at)["e7:3"] is S.HEALTHY
         at.cluster.pass_time(0.2 * TIMING.suspect_after_s)
@@ -144,15 +144,15 @@ def test_a_later_life_ends_the_earlier_which_is_answered_on_a_line_of_its_own() 
         assert [call.args[0].instance_id for call in connect.call_args_list] == ["e0:1"]
         ((name, refused),) = at.said
         assert name == "e0:1" and refused.epoch == 1 and "given this epoch up" in refused.reason
-        assert states(at)["e0:2"] is S.HEALTHY and at.actor._connected["e0"] == 2
+        assert states(at)["e0:2"] is S.HEALTHY and not at.actor.is_lost(Address("e0", 2, ""))
 
 
 def test_a_stranger_under_a_living_name_is_refused_and_the_living_goes_on() -> None:
     """F78: at both ends, with what to do; a heartbeat that may be late decides nothing."""
     with desk("1e1p1d", GATEWAY, "registry") as at:
         stranger, (member,) = info_of(at, "e0", 2, lineage="b"), lives(at, "e0")
-        before = at.role._version
-        assert join(at, stranger) == [at.said[0][1]] and at.role._version == before + 1
+        before = at.role.version
+        assert join(at, stranger) == [at.said[0][1]] and at.role.version == before + 1
         assert ("e0:2", JoinDeferred(epoch=2, holder=member.info)) in at.said
         (waits,) = at.role.outside
         assert (waits.info, waits.state) == (stranger, "AWAITING_NAME")
@@ -165,7 +165,7 @@ def test_a_stranger_under_a_living_name_is_refused_and_the_living_goes_on() -> N
         (told,) = at.role.outside
         assert (told.info, told.state, told.reason) == (stranger, "REFUSED", refused.reason)
         assert sum("join refused" in one for one in at.cluster.node(GATEWAY).warnings) == 1
-        assert lives(at, "e0") == [member] and member.takes_work and not at.role._strangers
+        assert lives(at, "e0") == [member] and member.takes_work
 
 
 def test_a_stranger_has_the_name_when_the_other_is_lost_has_left_or_is_known_to_be_gone() -> None:
@@ -189,8 +189,8 @@ def test_who_asks_for_a_name_and_dies_is_forgotten_and_so_many_may_ask() -> None
             join(at, info_of(at, "e0", epoch, lineage="b"))
         assert len(at.role.outside) == MAX_OUTSIDE
         assert at.actor.counters["join_not_heard"] == 1
-        for stranger in tuple(at.role._strangers.values()):
-            at.do(at.role.fire, stranger, HeartbeatsEnded())
+        for epoch in range(2, MAX_OUTSIDE + 2):
+            at.do(at.role.fire, at.machine(Instance, f"e0:{epoch}"), HeartbeatsEnded())
         assert not at.role.outside and states(at)["e0:1"] is S.HEALTHY
 
 
@@ -200,7 +200,7 @@ def lives(at: Desk, name: str) -> list[Instance]:
 
 def test_who_joins_twice_is_welcomed_twice_and_is_no_news() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
-        version = at.role._version
+        version = at.role.version
         welcome, membership = join(at, info_of(at))
         assert isinstance(welcome, Welcome) and membership.version == version
         assert [to for to, _ in at.said] == ["e0", "e0"]
@@ -209,7 +209,7 @@ def test_who_joins_twice_is_welcomed_twice_and_is_no_news() -> None:
 @pytest.mark.parametrize(("was_member", "late"), [(True, True), (True, False), (False, True)])
 def test_who_was_given_up_by_its_peers_is_refused(*, was_member: bool, late: bool) -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
-        at.role._started_s = at.actor.clock.now_s() - absent_after_s(TIMING) - (1.0 if late else 0)
+        at.cluster.pass_time(absent_after_s(TIMING) - (0.0 if late else 1.1))
         answer = join(at, info_of(at, "e7"), was_member=was_member)[0]
         assert isinstance(answer, JoinRefused if was_member and late else Welcome)
         assert ("e7:1" in states(at)) == isinstance(answer, Welcome)
@@ -217,7 +217,7 @@ def test_who_was_given_up_by_its_peers_is_refused(*, was_member: bool, late: boo
 
 def beat(at: Desk, name: str = "e0", epoch: int = 1, **said: Any) -> list[Any]:
     message = msgspec.structs.replace(
-        Heartbeat(load=Load(open_requests=5), version=at.role._version), **said
+        Heartbeat(load=Load(open_requests=5), version=at.role.version), **said
     )
     at.said.clear()
     at.do(at.role.on_heartbeat, SimpleNamespace(source=name, epoch=epoch, message=message))
@@ -229,7 +229,7 @@ def test_who_is_not_a_member_is_told_so_by_its_heartbeat() -> None:
         for name, epoch in (("e7", 1), ("e0", 2)):
             (answer,) = beat(at, name, epoch)
             assert answer == HeartbeatAck(
-                known=False, version=at.role._version, cluster_s=at.actor.cluster_s()
+                known=False, version=at.role.version, cluster_s=at.actor.cluster_s()
             )
         at.do(at.role.on_leave, SimpleNamespace(source="e0", epoch=1, message=Leave()))
         (answer,) = beat(at)
@@ -240,21 +240,17 @@ def test_a_heartbeat_is_acknowledged_a_few_times_and_when_news_were_missed() -> 
     with desk("1e1p1d", GATEWAY, "registry") as at:
         beats = []
         at.role.on_heartbeat_of = beats.append
-        (instance,) = (i for i in at.role.instances if i.key == "e0:1")
-        acked_s = at.role._acked_s
-        acked_s["e0"] = at.actor.clock.now_s()
-        assert beat(at) == []
-        assert instance.load == Load(open_requests=5) and beats == [instance]
-        version = at.role._version
-        assert beat(at, version=version - 1) == [
+        join(at, info_of(at, "e7"))
+        (instance,), answers = lives(at, "e7"), beat(at, "e7")
+        assert answers == [] and instance.load == Load(open_requests=5) and beats == [instance]
+        version = at.role.version
+        assert beat(at, "e7", version=version - 1) == [
             HeartbeatAck(known=True, version=version, cluster_s=at.actor.cluster_s())
         ]
-        acked_s["e0"] -= TIMING.lost_after_s / ACKS_BEFORE_LOST
-        assert len(beat(at)) == 1
-        assert acked_s["e0"] == at.actor.clock.now_s()
-        assert beat(at) == []
+        at.cluster.pass_time(TIMING.lost_after_s / ACKS_BEFORE_LOST)
+        assert [len(beat(at, "e7")) for _ in range(2)] == [1, 0]
         assert instance.takes_work
-        beat(at, is_draining=True)
+        beat(at, "e7", is_draining=True)
         assert instance.state is S.DRAINING and not instance.takes_work
 
 
@@ -267,7 +263,7 @@ def test_who_leaves_is_forgotten_and_only_its_own_life_can() -> None:
         with mock.patch.object(at.actor.bus, "disconnect") as disconnect:
             at.do(at.role.on_leave, SimpleNamespace(source="e0", epoch=1, message=Leave()))
         disconnect.assert_called_once_with("e0")
-        address = at.role._instances["e0"].info.address
+        address = at.cluster.registered("e0").info.address
         for role in roles:
             role.peer_lost.assert_called_once_with(address)
         news = [message for to, message in at.said if to == "p0"]
@@ -286,14 +282,14 @@ def test_that_an_instance_is_lost_is_a_warning_and_its_successor_stays_connected
         ):
             join(at, info_of(at, "e0", 2))
         assert [name for name, *_ in bus.mock_calls] == ["disconnect", "connect"]
-        assert at.actor._connected["e0"] == 2
+        assert not at.actor.is_lost(Address("e0", 2, ""))
         assert any("instance is gone" in line for line in at.cluster.node(GATEWAY).warnings)
 
 
 def test_what_is_asked_of_the_members() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         registry = at.role
-        e0, p0 = (registry._instances[name].info.address for name in ("e0", "p0"))
+        e0, p0 = (at.cluster.registered(name).info.address for name in ("e0", "p0"))
         stranger = Address("x", 1, "")
         assert registry.transport_between(e0, e0) == "local"
         assert registry.transport_between(stranger, stranger) == "local"
@@ -303,13 +299,13 @@ def test_what_is_asked_of_the_members() -> None:
         assert registry.is_present("e0", 1)
         assert not registry.is_present("e0", 2) and not registry.is_present("x", 1)
         assert registry.has_known("encode") and not registry.has_known("a role of tomorrow")
-        used = registry.transports_of(registry._instances["p0"])
+        used = registry.transports_of(at.cluster.registered("p0"))
         assert set(used) == {"e0", "d0"} and all(used.values())
-        assert set(registry.transports_of(registry._instances["e0"])) == {"p0"}
+        assert set(registry.transports_of(at.cluster.registered("e0"))) == {"p0"}
         at.do(registry.on_leave, SimpleNamespace(source="e0", epoch=1, message=Leave()))
         assert not registry.is_present("e0", 1) and registry.has_known("encode")
-        assert set(registry.transports_of(registry._instances["p0"])) == {"d0"}
-        assert registry.transports_of(registry._instances["e0"]) == {}
+        assert set(registry.transports_of(at.cluster.registered("p0"))) == {"d0"}
+        assert registry.transports_of(at.cluster.registered("e0")) == {}
         assert [i.key for i in registry.takers()] == ["d0:1", "p0:1"]
 
 
@@ -343,16 +339,15 @@ def test_two_lives_of_one_name_in_a_join_are_both_over() -> None:
 
 def test_so_many_who_are_gone_lost_or_refused_are_remembered() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
-        at.role._lost.extend(range(MAX_LOST + 1))
-        assert len(at.role._lost) == MAX_LOST
         for epoch in range(2, MAX_OUTSIDE + 4):
             with mock.patch.object(at.actor.bus, "disconnect") as disconnect:
-                at.do(at.role._refuse, info_of(at, "e0", epoch), "because")
+                join(at, info_of(at, "e8", epoch), model_fingerprint="another")
         assert at.role.outside[0].info.address.epoch == 4
-        disconnect.assert_called_once_with("e0:3")
-        for number in range(MAX_GONE + 3):
+        assert mock.call("e8:3") in disconnect.call_args_list
+        for number in range(MAX_LOST + 1):
             name = f"e{9 + number}"
             join(at, info_of(at, name))
             at.do(at.role.on_leave, SimpleNamespace(source=name, epoch=1, message=Leave()))
+        assert len(at.messages()[-1].lost) == MAX_LOST
         gone = [key for key, state in states(at).items() if state is S.LEFT]
         assert len(gone) == MAX_GONE + 1 and "e9:1" not in gone

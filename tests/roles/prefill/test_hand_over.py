@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,10 +28,13 @@ from epd.messages import (
     SamplingParams,
     TokenLogprobs,
 )
+from epd.roles.decode.landing import Landing
+from epd.roles.prefill.kv_producer import KvProducer
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine.golden import BLOCK_SIZE, KV_LAYOUT
 from tests.roles.desk import Desk, desk
+from tests.roles.simulated import DEFAULTS
 
 DECODE, FRONT = Address("d0", 1, ""), Address(GATEWAY, 1, "")
 NUM_TOKENS = 2 * BLOCK_SIZE + 1
@@ -89,19 +93,10 @@ def test_what_decode_is_offered() -> None:
         transfer = at.cluster.instance("p0").outgoing.find("r/1/kv")
         assert transfer is not None and transfer.owner == "r/1"
         assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes
-        kv = at.role._kv
-        assert kv.find(request) is transfer
-        assert kv.live() == {"kv_parts_held": 0}
+        kv = at.part(KvProducer)
+        assert kv.find(request) is transfer and kv.live() == {"kv_parts_held": 0}
         assert transfer.kv.blocks == request.block_table
-        assert transfer.kv.state == KvState(
-            num_tokens=NUM_TOKENS,
-            first_token=request.output[0],
-            rope_delta=0,
-            num_layers=KV_LAYOUT.num_layers,
-            num_blocks=3,
-            num_whole=3,
-            num_cached=0,
-        )
+        assert transfer.kv.state == kv_state(first_token=request.output[0])
 
 
 def test_the_last_token_of_an_answer_is_said_where_its_prompt_was_computed() -> None:
@@ -117,9 +112,10 @@ def test_the_last_token_of_an_answer_is_said_where_its_prompt_was_computed() -> 
 @pytest.mark.parametrize(("caching", "states"), [(True, False), (False, False), (True, True)])
 def test_a_lease_is_of_use_where_blocks_can_be_found(*, caching: bool, states: bool) -> None:
     """And where they are all that is needed."""
-    with desk("1e1p1d", "p0", "prefill") as at:
-        requests, holds = at.role._requests, caching and not states
-        requests.caching, requests._has_states = caching, states
+    holds = caching and not states
+    engine = msgspec.structs.replace(DEFAULTS.engine, prefix_caching=caching)
+    settings = replace(DEFAULTS, engine=engine, has_state=states)
+    with desk("1e1p1d", "p0", "prefill", settings) as at:
         request = prefill(at, sampling=SamplingParams(max_tokens=1), lease_s=3.0)
         assert (request.lease_s, request.state) == ((3.0, S.HELD) if holds else (0.0, S.FINISHED))
         assert at.role.held.live() == {"held_prompts": int(holds)}
@@ -142,40 +138,54 @@ def test_an_offer_that_is_refused_fails_the_request_with_its_reason() -> None:
         at.cluster.pass_time(0.1)
         requests = at.cluster.instance("p0").requests
         assert requests is not None and requests.pool.num_leased == 0
-        assert at.role._kv.live() == {"kv_parts_held": 0}
+        assert at.part(KvProducer).live() == {"kv_parts_held": 0}
 
 
 def test_who_is_called_off_withdraws_its_offer() -> None:
     with desk("1e1p1d", "p0", "prefill") as at:
         request = prefill(at)
-        at.do(at.role._requests.fire, request, fsm.AbortReceived())
-        transfer = at.role._kv.find(request)
+        at.do(at.whole.requests.fire, request, fsm.AbortReceived())
+        transfer = at.part(KvProducer).find(request)
         assert transfer.failure == Failure(FailureKind.WITHDRAWN, "prefill ended the request")
-        at.do(at.role._kv.withdraw_offer, SimpleNamespace(kv_room="never offered"), None)
+        at.do(at.part(KvProducer).withdraw_offer, SimpleNamespace(kv_room="never offered"), None)
         assert at.actor.counters["faults"] == 0
 
 
 def test_what_is_ready_of_whom_has_left_stays_held() -> None:
     with desk("1e1p1d", "p0", "prefill") as at:
-        kv = at.role._kv
-        kv._held["r"] = {0: 5}
-        kv.hold_part(SimpleNamespace(key="r", owner="nobody", kv=None))
-        assert kv._held == {"r": {0: 5}}
+        request, kv = prefill(at), at.part(KvProducer)
+        held, block = hold(at, request)
+        held.owner, held.kv = "nobody", None
+        kv.hold_part(held)
+        with mock.patch.object(at.whole.requests, "return_blocks") as back:
+            kv.release_source(held)
+        back.assert_called_once_with((block,))
         assert kv.granted(SimpleNamespace(key="r", owner="nobody")) is None
         kv.concluded(SimpleNamespace(key="r", owner="nobody"), None)
-        assert at.actor.counters["faults"] == 0
+        assert at.actor.counters["faults"] == 0 and kv.live() == {"kv_parts_held": 0}
+
+
+def hold(at: Desk, request: Request) -> tuple[Any, int]:
+    """The first part of its KV is ready, in a block that it has no more."""
+    (block,) = at.whole.requests.pool.take(1)
+    room = at.part(KvProducer).find(request)
+    room.kv = KvSource((block, *request.block_table[1:]), room.kv.state)
+    room.grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
+    room.written_nbytes, room.ready_nbytes = 0, KV_LAYOUT.block_nbytes
+    at.part(KvProducer).hold_part(room)
+    return room, block
 
 
 def stage(at: Desk, request: Request, layout: KvLayout, num_blocks: int) -> Any:
     """So many blocks of its KV are taken from where they are, for a decode instance like that."""
     slots = range(6 * layout.slots_per_block)
     grant: Any = SimpleNamespace(num_held=0, slots=slots, layout=layout, region=None)
-    known = at.role._kv.find(request).kv
+    known = at.part(KvProducer).find(request).kv
     source = KvSource(request.block_table, known.state)
     one = {"key": request.kv_room, "kv": source, "peer": DECODE, "grant": grant}
     part = {"written_nbytes": 0, "part_nbytes": num_blocks * layout.block_nbytes}
     outgoing: Any = SimpleNamespace(**one, **part)
-    work = at.role._kv.stage(outgoing, grant)
+    work = at.part(KvProducer).stage(outgoing, grant)
     at.cluster.within("p0", at.cluster.world.loop.create_task, work)
     at.cluster.pass_time(0.0)
     return outgoing
@@ -184,46 +194,47 @@ def stage(at: Desk, request: Request, layout: KvLayout, num_blocks: int) -> Any:
 def test_what_was_ready_is_sent_from_the_blocks_that_are_held() -> None:
     """Its request may have given way meanwhile, and have others, which are not computed yet."""
     with desk("1e1p1d", "p0", "prefill") as at:
-        request, kv, size = prefill(at), at.role._kv, KV_LAYOUT.slots_per_block
-        kv._held[request.kv_room] = {0: 9}
+        request, size = prefill(at), KV_LAYOUT.slots_per_block
+        _, block = hold(at, request)
         with (
-            mock.patch.object(at.role._requests.engine, "fetch_kv", mock.AsyncMock()) as fetch,
+            mock.patch.object(at.whole.requests.engine, "fetch_kv", mock.AsyncMock()) as fetch,
             mock.patch.object(at.actor.ports.transfers, "takes_references"),
         ):
             stage(at, request, KV_LAYOUT, 2)
-        blocks = (9, request.block_table[1])
+        blocks = (block, request.block_table[1])
         assert fetch.call_args.args == ([b * size + n for b in blocks for n in range(size)],)
 
 
 def test_what_was_sent_whole_stays_so_when_it_is_computed_again() -> None:
     """Who gave way begins before what was sent, and decode counts what it has got."""
     with desk("1e1p1d", "p0", "prefill") as at:
-        request, kv = prefill(at), at.role._kv
-        record, nbytes = at.role._requests.record(request), 2 * KV_LAYOUT.block_nbytes
+        request, kv = prefill(at), at.part(KvProducer)
+        record, nbytes = at.whole.requests.record(request), 2 * KV_LAYOUT.block_nbytes
         grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
         outgoing = SimpleNamespace(key="r", peer=DECODE, grant=grant, ready_nbytes=nbytes)
         record.num_whole = None
         found = mock.patch.object(kv, "find", return_value=outgoing)
-        with found, mock.patch.object(kv._rooms, "post"):
+        with found, mock.patch.object(at.whole.outgoing, "post"):
             at.do(kv.push_kv, request, fsm.LayersComputed(BLOCK_SIZE, 0))
         assert record.num_whole == 2
 
 
 def test_a_state_goes_whole_whatever_blocks_decode_has_for_it() -> None:
     """Groups of other sizes: two blocks of it here, and three there."""
-    with desk("1e1p1d", "p0", "prefill") as at:
-        request, kv, size = prefill(at), at.role._kv, KV_LAYOUT.slots_per_block
-        kv._layout = msgspec.structs.replace(KV_LAYOUT, most_state_blocks=2)
+    layout = msgspec.structs.replace(KV_LAYOUT, most_state_blocks=2)
+    ours = mock.patch("epd_lab.sim.engine.engines.layout_of", return_value=layout)
+    with ours, desk("1e1p1d", "p0", "prefill") as at:
+        request, kv, size = prefill(at), at.part(KvProducer), KV_LAYOUT.slots_per_block
         theirs = msgspec.structs.replace(KV_LAYOUT, most_state_blocks=3, ranks=((0, 1), (1, 1)))
         request.block_table = (7, 8, 1, 2, 3)
-        with mock.patch.object(at.role._requests.kv, "writes", return_value=[]) as writes:
+        with mock.patch.object(at.whole.requests.kv, "writes", return_value=[]) as writes:
             outgoing = stage(at, request, theirs, 6)
         sent = writes.call_args.args[0]
         assert list(sent.slots) == list(range(size, 4 * size))
         assert (list(sent.state), list(sent.targets)) == ([7, 8], list(range(3 * size)))
         assert list(sent.state_targets) == list(range(3 * size, 6 * size))
         found = mock.patch.object(kv, "find", return_value=outgoing)
-        with found, mock.patch.object(kv._rooms, "post") as post:
+        with found, mock.patch.object(at.whole.outgoing, "post") as post:
             at.do(kv.hand_over_kv, request, None)
         ((room, ready),) = (call.args for call in post.call_args_list)
         assert room is outgoing and ready == BytesReady(outgoing.part_nbytes, outgoing.kv)
@@ -251,7 +262,7 @@ def offered(
         first_token_deadline_s=due - 5.0,
     )
     at.tell("on_kv_offer", message, source)
-    request = at.role._requests.get(f"{key}/1")
+    request = at.whole.requests.get(f"{key}/1")
     return request, at.cluster.instance("d0").incoming.find(f"{key}/1/kv")
 
 
@@ -267,12 +278,12 @@ def test_what_prefill_is_granted() -> None:
         assert (grant.deadline_s, grant.num_held) == (pytest.approx(due - 5.0), 0)
         assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes and transfer.num_rows == NUM_TOKENS
         assert request.state is S.WAITING_FOR_REMOTE_KV and request.decode_here
-        assert at.role._transfer_of(request) == [transfer]
+        assert at.whole.requests.reports.related[0](request) == [transfer]
 
 
 def test_states_that_cannot_come_here_are_refused_with_the_reason() -> None:
     with desk("1e1p1d", "d0", "decode") as at:
-        with mock.patch.object(at.role._requests.kv, "objection", return_value="of other ranks"):
+        with mock.patch.object(at.whole.requests.kv, "objection", return_value="of other ranks"):
             request, transfer = offered(at)
         assert request is None and transfer is None
         refusal = Failure(FailureKind.CONTRACT, "of other ranks")
@@ -326,19 +337,17 @@ def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         _, transfer = offered(at)
         transfer.kv, transfer.parts = kv_state(num_whole=num_whole), ((transfer.nbytes, 0),)
-        own = at.role._requests.kv.own
-        with (
-            mock.patch.object(own.region, "_take_in") as look,
-            mock.patch.object(own, "land", mock.AsyncMock(wraps=own.land)) as land,
-        ):
+        own, inbox = at.whole.requests.kv.own, mock.Mock()
+        own.region.inboxes.append(inbox)
+        with mock.patch.object(own, "land", mock.AsyncMock(wraps=own.land)) as land:
             assert published(at, transfer) == incoming.Published()
-            look.assert_called_once_with()
-            transport = at.role._rooms.transport_of(transfer)
+            inbox.take_in.assert_called_once_with(own.region)
+            transport = at.whole.incoming.transport_of(transfer)
             asked = LandKv(transport=transport, slots=transfer.slots, blocks=transfer.blocks)
             land.assert_awaited_once_with(asked)
             transfer.parts = ((1, 0),)
             assert isinstance(published(at, transfer), incoming.PublishFailed)
-            assert look.call_count == land.await_count == 1
+            assert inbox.take_in.call_count == land.await_count == 1
 
 
 OUTCOMES = [
@@ -352,7 +361,7 @@ def test_why_no_kv_comes_is_the_requests_event(kind: str, outcome: Any) -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         request, transfer = offered(at)
         failure = Failure(FailureKind(kind), "because")
-        with mock.patch.object(at.role._requests, "post") as post:
+        with mock.patch.object(at.whole.requests, "post") as post:
             at.do(lambda: at.role.concluded(transfer, failure))
         post.assert_called_once_with(request, outcome)
 
@@ -361,7 +370,7 @@ def test_kv_that_arrived_is_decoded_in_its_blocks() -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         request, transfer = offered(at)
         transfer.kv = kv_state()
-        with mock.patch.object(at.role._requests, "post") as post:
+        with mock.patch.object(at.whole.requests, "post") as post:
             at.do(lambda: at.role.concluded(transfer, None))
         (one, event) = post.call_args.args
         assert one is request and event.kv == kv_state()
@@ -370,7 +379,7 @@ def test_kv_that_arrived_is_decoded_in_its_blocks() -> None:
 
 def test_an_offer_that_is_called_off_in_line_leaves_it() -> None:
     with desk("1e1p1d", "d0", "decode") as at:
-        requests = at.role._requests
+        requests = at.whole.requests
         with mock.patch.object(requests, "pump"):
             request, transfer = offered(at)
         assert sum(requests.live()[kind] for kind in ("running", "waiting")) == 1
@@ -383,18 +392,9 @@ def test_an_offer_that_is_called_off_in_line_leaves_it() -> None:
 
 def test_who_is_called_off_waits_for_no_memory_to_land_in() -> None:
     with desk("1e1p1d", "d0", "decode") as at:
-        with mock.patch.object(at.role, "_let_land"):
+        with mock.patch.object(Landing, "grants", return_value=()):
             request, transfer = offered(at)
             assert transfer.state is incoming.S.AWAITING_LANDING
-            at.do(at.role._requests.fire, request, fsm.AbortReceived())
+            at.do(at.whole.requests.fire, request, fsm.AbortReceived())
         assert transfer.state is incoming.S.CANCELLED and at.role.live() == {"kv_landing": 0}
-        assert at.role._requests.pool.num_leased == 0
-
-
-def test_blocks_of_a_room_that_failed_are_free() -> None:
-    with desk("1e1p1d", "d0", "decode") as at:
-        _, transfer = offered(at)
-        assert at.role._requests.pool.num_leased == 3
-        aborted = incoming.AbortReceived(Failure(FailureKind.ENGINE, "because"))
-        at.do(at.cluster.instance("d0").incoming.fire, transfer, aborted)
-        assert at.role._requests.pool.num_leased == 0
+        assert at.whole.requests.pool.num_leased == 0

@@ -18,6 +18,7 @@ from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine.golden import Image
 from tests.fsm.tables import at as in_state
 from tests.roles.simulated import Simulated, simulated
+from tests.roles.test_member import told
 
 
 def test_all_who_wait_for_an_image_get_it_when_it_is_encoded() -> None:
@@ -54,7 +55,7 @@ def test_only_who_still_lacks_rows_calls_its_rooms_off(missing: bool) -> None:
         item = SimpleNamespace(mm_hash="h", room="r/1/0")
         request: Any = SimpleNamespace(message=SimpleNamespace(items=(item,)), key="r/1", attempt=1)
         request.missing = {item.room} if missing else set()
-        its = mock.patch.object(prefill._requests, "record")
+        its = mock.patch.object(cluster.instance("p0").requests, "record")
         with its, mock.patch.object(embeddings, "dismiss") as dismiss:
             cluster.within("p0", prefill.release_embeddings, request, AbortReceived())
         assert dismiss.called == missing
@@ -95,8 +96,18 @@ def loses_decode(cluster: Simulated) -> Record:
     prefill = cluster.instance("p0")
     while not prefill.outgoing.live()["outgoing"]:
         cluster.pass_time(1e-4)
-    cluster.within("p0", prefill.member._note_lost, Address("d0", 1, ""))
+    told(cluster, "p0", (Address("d0", 1, ""),))
     return record
+
+
+def told_of(cluster: Simulated, record: Record) -> list[Any]:
+    """What p0 tells who asks after a request that is no more there."""
+    requests, epoch = cluster.instance("p0").requests, cluster.gateway.actor.address.epoch
+    assert requests is not None and requests.get(f"{record.request_id}/1") is None
+    asked = Received(GATEWAY, epoch, RequestInquiry(request_id=record.request_id, attempt=1))
+    with mock.patch.object(requests.actor, "send") as send:
+        cluster.within("p0", requests.on_inquiry, asked)
+    return [call.args[1] for call in send.call_args_list]
 
 
 @pytest.mark.parametrize(
@@ -108,28 +119,15 @@ def test_what_has_failed_at_prefill_goes_on_nowhere(fails: Callable[[Simulated],
         cluster.world.network.block("p0", GATEWAY)  # or the gateway would call it off
         record = fails(cluster)
         cluster.pass_time(0.5)
-        requests = cluster.instance("p0").requests
-        assert requests is not None
-        epoch, key = cluster.gateway.actor.address.epoch, record.request_id
-        assert requests.get(f"{key}/1") is None
-        asked = Received(GATEWAY, epoch, RequestInquiry(request_id=key, attempt=1))
-        with mock.patch.object(requests.actor, "send") as send:
-            cluster.within("p0", requests.on_inquiry, asked)
-        (told,) = send.call_args_list
-        assert isinstance(told.args[1], RequestFailed) and told.args[1].failure.retryable
+        (word,) = told_of(cluster, record)
+        assert isinstance(word, RequestFailed) and word.failure.retryable
 
 
 def test_what_goes_on_at_decode_is_not_over_at_prefill() -> None:
     with simulated("1e1p1d") as cluster:
         record = cluster.ask(max_tokens=3)
         cluster.pass_time(0.5)
-        requests = cluster.instance("p0").requests
-        assert requests is not None
-        epoch = cluster.gateway.actor.address.epoch
-        asked = Received(GATEWAY, epoch, RequestInquiry(request_id=record.request_id, attempt=1))
-        with mock.patch.object(requests.actor, "send") as send:
-            cluster.within("p0", requests.on_inquiry, asked)
-        send.assert_not_called()
+        assert told_of(cluster, record) == []
 
 
 @pytest.mark.parametrize("flaw", ["broken", "unencodable"])

@@ -29,6 +29,7 @@ from epd.roles.steps.reports import MAX_CHUNKS
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.engine import golden
+from epd_lab.sim.engine.engines import SimLanguageEngine
 from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.fsm.tables import at as in_state
@@ -80,13 +81,13 @@ def begin(at: Desk, request_id: str = "r", *names: str, **other: Any) -> Request
     )
     at.said.clear()
     at.do(at.role.on_prefill_request, Received(GATEWAY, 1, message, ()))
-    request: Request = at.role._requests.get(f"{request_id}/1")
+    request: Request = at.whole.requests.get(f"{request_id}/1")
     return request
 
 
 def wanted(at: Desk) -> list[Any]:
     """What its embeddings were asked for."""
-    return [call.args[0] for call in at.role._embeddings.want.call_args_list]
+    return [call.args[0] for call in at.whole.embeddings.want.call_args_list]
 
 
 def images() -> Any:
@@ -94,13 +95,13 @@ def images() -> Any:
 
 
 def record(at: Any, request: Request) -> Record:
-    found: Record = at.role._requests.record(request)
+    found: Record = at.whole.requests.record(request)
     return found
 
 
 def test_all_images_are_wanted_once_all_are_promised() -> None:
     with images() as at:
-        embeddings = at.role._embeddings
+        embeddings = at.whole.embeddings
         with (
             mock.patch.object(embeddings, "promise") as promise,
             mock.patch.object(embeddings, "want"),
@@ -128,13 +129,13 @@ def test_all_images_are_wanted_once_all_are_promised() -> None:
 
 def test_who_has_ended_wants_nothing_more() -> None:
     with images() as at:
-        embeddings = at.role._embeddings
+        embeddings = at.whole.embeddings
         with (
             mock.patch.object(embeddings, "promise") as promise,
             mock.patch.object(embeddings, "want") as want,
         ):
             request = begin(at)
-            want.side_effect = lambda one: at.role._requests.fire(
+            want.side_effect = lambda one: at.whole.requests.fire(
                 request, fsm.EmbeddingFailed(Failure(FailureKind.MEDIA, "because", "e0"))
             )
             at.do(promise.call_args.args[2])
@@ -143,7 +144,7 @@ def test_who_has_ended_wants_nothing_more() -> None:
 
 def test_a_request_lets_go_of_what_it_has_and_calls_off_what_it_lacks() -> None:
     with images() as at:
-        embeddings = at.role._embeddings
+        embeddings = at.whole.embeddings
         request = begin(at)
         request.missing, record(at, request).rows = {"r/1/1"}, {"r/1/0": "rows"}
         with (
@@ -175,7 +176,8 @@ def test_who_is_turned_away_has_its_images_dismissed() -> None:
         begin(at)
         rooms = [(to, m.room) for to, m in at.said if isinstance(m, CancelTransfer)]
         assert rooms == [("e0", "r/1/0"), ("e0", "r/1/1")]
-        at.role._embeddings = None
+    text_only = mock.patch.object(SimLanguageEngine, "row_contract", None)
+    with text_only, desk("1p1d", "p0", "prefill") as at:
         begin(at, "s")
         assert not [m for m in at.messages() if isinstance(m, CancelTransfer)]
 
@@ -192,7 +194,7 @@ def test_positions_of_images_are_those_of_the_model() -> None:
         )
         assert record(at, request).positions == rope.positions
         assert request.rope_delta == rope.delta != 0
-        related = at.role._transfers_of(request)
+        related = at.whole.requests.reports.related[0](request)
         assert len(related) == 3 and [t.key for t in related[:2]] == ["r/1/0", "r/1/1"]
         assert related[2].key == "r/1/kv"
 
@@ -219,14 +221,16 @@ def test_a_prompt_that_is_computed_again_is_scored_again() -> None:
 
 def test_chunks_are_noted_for_who_wants_a_timeline_and_so_many() -> None:
     with images() as at:
-        reports = at.role._requests.reports
+        reports = at.whole.requests.reports
         request, other = begin(at, "r", reports=True), begin(at, "s")
         reports.note_chunk(other, 0.1, 4)
         assert reports.live() == {"chunk_logs": 0}
         now_s = at.actor.clock.wall_s()
         for _ in range(MAX_CHUNKS + 1):
             reports.note_chunk(request, 0.1, 4)
-        spans = reports._spans(request)
+        at.said.clear()
+        at.do(reports.send_aborted, request, None)
+        spans = at.messages()[0].spans
         chunks = [span for span in spans if span.machine == "CHUNK"]
         assert (
             chunks
@@ -244,8 +248,6 @@ def test_chunks_are_noted_for_who_wants_a_timeline_and_so_many() -> None:
         )
         machines = {span.machine for span in spans}
         assert {"REQUEST", "INCOMING"} <= machines
-        at.said.clear()
-        at.do(reports.send_aborted, request, None)
         assert at.said == [
             (GATEWAY, StageReport(request_id="r", attempt=1, spans=spans)),
             (GATEWAY, RequestAborted(request_id="r", attempt=1)),

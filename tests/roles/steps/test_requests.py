@@ -29,8 +29,8 @@ from epd.messages import (
 from epd.roles.steps import requests as roles_requests
 from epd.roles.steps.record import PRIORITY_S, TOKEN_S
 from epd.roles.steps.speculation import Speculation
-from epd.roles.steps.step_loop import Part
-from epd.scheduling.batching import RECEIVED_BONUS_S, Admission
+from epd.roles.steps.step_loop import Part, StepLoop
+from epd.scheduling.batching import Admission, BatchScheduler
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import Desk, desk
@@ -101,8 +101,8 @@ def test_who_is_called_off_ends() -> None:
 def test_tombstones_are_bounded_and_the_oldest_goes() -> None:
     with requests() as at, mock.patch.object(roles_requests, "MAX_TOMBSTONES", 2):
         for name in "abc":
-            at.role._bury(name)
-        assert [at.role.has_ended(name) for name in "abc"] == [False, True, True]
+            abort(at, name)
+        assert [at.role.has_ended(f"{name}/1") for name in "abc"] == [False, True, True]
 
 
 def inquiry(at: Desk, request_id: str) -> list[Any]:
@@ -121,8 +121,6 @@ def test_who_inquires_is_told_what_waits_and_what_has_ended_and_else_nothing() -
         assert inquiry(at, "a") == [lost], "for its client it has"
         abort(at, "b")
         assert inquiry(at, "b") == [RequestFailed(request_id="b", attempt=1, failure=LOST)]
-        at.role._bury("c/1", ended_here=False)
-        assert inquiry(at, "c") == [], "it goes on at decode"
         assert at.actor.counters["last_message_lost"] == 2
 
 
@@ -144,28 +142,19 @@ def test_who_is_silent_says_that_it_is_there() -> None:
         hang(at)
         request = begin(at)
         here = [RequestAccepted(request_id="r", attempt=1)]
-
-        def tells() -> list[Any]:
-            at.said.clear()
-            at.do(at.role._tell_alive, "r/1")
-            return at.messages()
-
-        assert tells() == here and at.said[0][0] == GATEWAY
+        assert inquiry(at, "r") == here and at.said[0][0] == GATEWAY
         request.output.append(TokenLogprobs(5, 0.0))
-        (tokens,) = tells()
+        (tokens,) = inquiry(at, "r")
         assert isinstance(tokens, Tokens) and tokens.chunks[0].token_ids == (5,)
-        assert tells() == [], "its next token will say so"
-        with mock.patch.object(at.role._scheduler, "waits", return_value=True):
-            assert tells() == here
+        assert inquiry(at, "r") == [], "its next token will say so"
+        with mock.patch.object(BatchScheduler, "waits", return_value=True):
+            assert inquiry(at, "r") == here
         request.decode_here, at.role.record(request).num_sent = False, 0
-        assert tells() == here, "its first token is decode's to say"
-        abort(at, "r")
-        assert tells() == []
+        assert inquiry(at, "r") == here, "its first token is decode's to say"
 
 
 def test_a_request_that_nothing_is_heard_of_is_ended_by_its_deadline() -> None:
-    with requests() as at:
-        at.role._scheduler.admissions = lambda: ()
+    with requests() as at, mock.patch.object(BatchScheduler, "admissions", return_value=()):
         due_s = at.cluster.gateway.actor.cluster_s() + 0.5
         request = begin(at, deadline_s=due_s)
         at.cluster.pass_time(0.49)
@@ -186,6 +175,7 @@ def test_an_abort_that_a_hung_device_holds_up_is_told_of_again_and_again() -> No
         for count in (1, 2):
             at.cluster.pass_time(TIMING.abort_timeout_s + 0.01)
             assert at.actor.counters["device_hangs"] == count
+        assert not at.messages()[1:], "who is called off shows no sign of life"
         assert any("waits for its step" in line for line in at.cluster.node(HERE).warnings)
         assert request.state is S.ABORTING and request.block_table
         at.cluster.node(HERE).devices[0].release()
@@ -216,7 +206,7 @@ def test_which_blocks_a_request_may_find() -> None:
             ("a", SamplingParams(max_tokens=8), 2),
             ("b", SamplingParams(max_tokens=8, num_prompt_logprobs=0), 0),
         ):
-            with mock.patch.object(at.role._scheduler, "add") as add:
+            with mock.patch.object(BatchScheduler, "add") as add:
                 request = begin(at, name, sampling=sampling, token_ids=long)
             assert add.call_args.args[0] is request and len(add.call_args.args[1]) == num_keys
 
@@ -226,12 +216,12 @@ def test_kv_that_will_be_received_goes_before_prompts() -> None:
         hang(at)
         request = begin(at, token_ids=tuple(range(20, 29)))
         at.role.on_reserved = granted = mock.Mock()
-        with mock.patch.object(at.role, "pump") as pump:
+        pump, reserve = mock.patch.object(at.role, "pump"), BatchScheduler.reserve
+        spied = mock.patch.object(BatchScheduler, "reserve", autospec=True, side_effect=reserve)
+        with pump as pumped, spied as reserved:
             at.do(at.role.reserve, request)
-        assert pump.called
-        waiting = at.role._scheduler._reservations.waiting["r/1"]
-        assert waiting.place[0] == request.rank - RECEIVED_BONUS_S
-        assert waiting.entry is request and len(waiting.keys) == 2
+        _, one, keys = reserved.call_args.args
+        assert pumped.called and one is request and len(keys) == 2
         before = Counter(at.role.totals)
         at.do(at.role.pump)
         one, blocks, num_held = granted.call_args.args
@@ -248,7 +238,7 @@ def test_who_leaves_the_queue_lets_the_next_one_in(*, stood: bool) -> None:
     with requests() as at:
         hang(at)
         request = begin(at)
-        at.role._scheduler.remove("r/1")
+        at.do(at.role.leave_queue, "r/1")
         with mock.patch.object(at.role, "pump") as pump:
             if stood:
                 at.do(at.role.reserve, request)
@@ -263,24 +253,35 @@ def test_blocks_that_come_back_let_the_next_one_in() -> None:
         assert pump.called and at.role.pool.num_leased == 0
 
 
+def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> None:
+    with requests() as at:
+        request = begin(at)
+        record = at.role.record(request)
+        record.drafts = (5, 6, 7)
+        for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
+            with mock.patch.object(roles_requests, "sequence_of") as made:
+                at.role.sequence(request, 3, decoding=decoding)
+            made.assert_called_once_with(request, record, known, drafts)
+
+
 def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
     with requests() as at:
         hang(at)
         request = begin(at)
         assert request.steps
-        with mock.patch.object(at.role._scheduler, "victim", return_value=request) as victim:
-            assert not at.do(at.role._make_room)
+        victims = mock.patch.object(BatchScheduler, "victim", return_value=request)
+        with victims as victim, mock.patch.object(BatchScheduler, "plan") as plan:
+            assert at.do(lambda: at.role.plan(alone=False)) == [] and not plan.called
             assert victim.call_count == 1
-            with mock.patch.object(at.role._scheduler, "plan") as plan:
-                assert at.do(lambda: at.role.plan(alone=False)) == [] and not plan.called
-                at.do(lambda: at.role.plan(alone=True))
-                assert plan.called
+            at.do(lambda: at.role.plan(alone=True))
+            victim.return_value = None
+            at.do(lambda: at.role.plan(alone=False))
+            assert plan.call_count == 2, "nobody lacks a block"
         assert at.role.totals["preemptions"] == 0
-        assert at.do(at.role._make_room), "nobody lacks a block"
 
 
 def test_who_leaves_before_its_first_token_gives_back_all_blocks_of_states() -> None:
-    with requests() as at, mock.patch.object(at.role._loop, "wake"):
+    with requests() as at, mock.patch.object(StepLoop, "wake"):
         request, pool = begin(at), at.role.pool
         at.do(at.role.pump)
         found, kept = pool.take(2), pool.take(2)
@@ -299,7 +300,7 @@ def launched(at: Desk, request: Request, count: int, *, decoding: bool) -> Part:
 
 def settled(at: Desk, *outcomes: Any) -> list[Request]:
     """A step of as many requests is over so; it is the only one."""
-    with mock.patch.object(at.role._loop, "wake"):
+    with mock.patch.object(StepLoop, "wake"):
         made = [begin(at, f"s{n}") for n in range(len(outcomes))]
         at.do(at.role.pump)
         at.said.clear()
@@ -310,12 +311,14 @@ def settled(at: Desk, *outcomes: Any) -> list[Request]:
 
 def test_tokens_of_one_step_leave_in_one_message() -> None:
     with requests() as at:
-        settled(at, TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0))
+        first, _ = settled(at, TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0))
         chunks = (
             TokenChunk(request_id=f"s{n}", attempt=1, start=0, token_ids=(21 + n,)) for n in (0, 1)
         )
         assert at.said == [(GATEWAY, Tokens(chunks=tuple(chunks)))]
-        assert not at.role._outbox._chunks and not at.role._outbox.is_settling
+        first.output.append(TokenLogprobs(23, 0.0))
+        (late,) = inquiry(at, "s0")
+        assert [(one.start, one.token_ids) for one in late.chunks] == [(1, (23,))], "at once"
 
 
 def test_an_outcome_fails_its_own_request_alone() -> None:
@@ -330,7 +333,7 @@ def test_what_a_step_computed_for_whom_has_left_only_lets_go() -> None:
         hang(at)
         request = begin(at)
         at.said.clear()
-        with mock.patch.object(at.role._loop, "wake"):
+        with mock.patch.object(StepLoop, "wake"):
             part = Part(request, 3, decoding=False)
             at.do(at.role.fire, request, fsm.AbortReceived())
             at.said.clear()
@@ -342,10 +345,9 @@ def test_all_who_decode_may_draft_and_are_told_what_came_of_it() -> None:
     with requests() as at:
         said = TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0)
         both = settled(at, *said)
-        speculation = at.role._outcomes._speculation
         on = mock.patch.object(Speculation, "is_on", True)
-        drafts = mock.patch.object(speculation, "draft", return_value=False)
-        with on, drafts as draft, mock.patch.object(at.role._loop, "wake"):
+        drafts = mock.patch.object(Speculation, "draft", return_value=False)
+        with on, drafts as draft, mock.patch.object(StepLoop, "wake"):
             at.do(lambda: at.role.plan(alone=True))
         assert draft.call_args_list == [
             mock.call(request, at.role.record(request), has_room=True) for request in both
@@ -354,8 +356,8 @@ def test_all_who_decode_may_draft_and_are_told_what_came_of_it() -> None:
             (launched(at, both[0], 3, decoding=True), said),
             (launched(at, both[1], 1, decoding=True), said[0]),
         ]
-        verifies = mock.patch.object(speculation, "verified")
-        with verifies as verified, mock.patch.object(at.role._loop, "wake"):
+        verifies = mock.patch.object(Speculation, "verified")
+        with verifies as verified, mock.patch.object(StepLoop, "wake"):
             at.do(at.role.settle, step, 0.1)
         verified.assert_called_once_with(at.role.record(both[0]), 2, said)
 
@@ -369,7 +371,7 @@ def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
         at.role.on_reserved = granted = mock.Mock()
         found = [Admission(request, (1, 2, 3), 5, received)]
         with (
-            mock.patch.object(at.role._scheduler, "admissions", return_value=found),
+            mock.patch.object(BatchScheduler, "admissions", return_value=found),
             mock.patch.object(at.role, "fire") as fire,
         ):
             at.do(at.role.pump)
@@ -383,7 +385,7 @@ def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
 def test_the_step_loop_is_woken_while_somebody_runs() -> None:
     with requests() as at:
         hang(at)
-        with mock.patch.object(at.role._loop, "wake") as wake:
+        with mock.patch.object(StepLoop, "wake") as wake:
             at.do(at.role.pump)
             assert not wake.called
             begin(at)

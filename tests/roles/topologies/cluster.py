@@ -40,6 +40,7 @@ class Cluster:
         self.memory = LocalMemory()
         self.clock = SystemClock()
         self.instances: dict[str, Instance] = {}
+        self.engines: dict[str, Engines] = {}
         self.gateway = Gateway(
             self._ports("gateway", 1),
             GatewayConfig(timing=FAST, placement=placement),
@@ -59,11 +60,14 @@ class Cluster:
         )
 
     def add(self, name: str, roles: tuple[str, ...], engines: Engines, **settings: Any) -> Instance:
+        """`settings`: its configuration, and `offers` of other transports than it has."""
+        ports: Any = self._ports(name, 1)
+        ports.transfers.offers = settings.pop("offers", ports.transfers.offers)
         config = InstanceConfig(
             instance_id=name, roles=roles, model_dir="", timing=FAST, **settings
         )
         instance = Instance(
-            self._ports(name, 1),
+            ports,
             config,
             engines,
             self.gateway.actor.address,
@@ -71,7 +75,7 @@ class Cluster:
             "this-host",
             1,
         )
-        self.instances[name] = instance
+        self.instances[name], self.engines[name] = instance, engines
         return instance
 
     @asynccontextmanager

@@ -101,7 +101,8 @@ async def measure(num_streams: int, *, ahead: bool) -> float:
         requests.open(request)
         requests.post(request, fsm.TextOnly())
     await asyncio.sleep(0.01)
-    while any(not request.output for request in requests._requests.values()):
+    opened = [requests.get(f"r{number}/1") for number in range(num_streams)]
+    while any(one is not None and not one.output for one in opened):
         await engine.finish_one()
     started_s = time.thread_time()
     for _ in range(STEPS):

@@ -27,12 +27,6 @@ def language(**layout: Any) -> Engines:
     return Engines(language=engine)
 
 
-def reach(instance: Instance, *offers: TransportOffer) -> None:
-    """Let it say that it can be reached so."""
-    member = instance.member
-    member._info = msgspec.structs.replace(member._info, transports=offers)
-
-
 async def answer_to(cluster: Cluster, instance: Instance) -> str:
     """Join: the reason of the refusal, or "welcome"."""
     heard: asyncio.Queue[str] = asyncio.Queue()
@@ -77,10 +71,8 @@ async def test_other_rows_are_refused_with_both_contracts() -> None:
 async def test_a_pair_without_a_common_transport_is_refused_with_both_lists() -> None:
     cluster = Cluster()
     cluster.gateway.start()
-    prefill = cluster.add("p0", ("prefill",), language())
-    reach(prefill, HERE)
-    encode = cluster.add("e0", ("encode",), Engines(NullVision()))
-    reach(encode, THERE, FAR)
+    prefill = cluster.add("p0", ("prefill",), language(), offers=(HERE,))
+    encode = cluster.add("e0", ("encode",), Engines(NullVision()), offers=(THERE, FAR))
     assert await answer_to(cluster, prefill) == "welcome"
     reason = await answer_to(cluster, encode)
     assert "p0 offers shm (host-a); e0 offers shm (host-b), tcp" in reason
@@ -93,8 +85,7 @@ async def test_each_pair_has_a_transport_of_its_own_and_ready_shows_it() -> None
     for name, offers in (("e0", (HERE, FAR)), ("e1", (THERE, FAR)), ("p0", (HERE, FAR))):
         role = "encode" if name[0] == "e" else "prefill"
         engines = Engines(NullVision()) if role == "encode" else language()
-        instance = cluster.add(name, (role,), engines)
-        reach(instance, *offers)
+        instance = cluster.add(name, (role,), engines, offers=offers)
         assert await answer_to(cluster, instance) == "welcome"
     shown = {i["instance"]: i["transports"] for i in cluster.gateway.role.ready().instances}
     assert shown == {

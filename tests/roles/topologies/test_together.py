@@ -134,24 +134,30 @@ def num_tokens(asked: Question) -> int:
     return len(asked.generation.token_ids) + len(asked.token_ids)
 
 
-def watch(engine: TorchLanguageEngine, seen: Seen) -> None:
-    """Note the logits of every position that it samples."""
-    compute = engine._logits
+class Watched:
+    """A forward, and the logits of every position that is sampled."""
 
-    def watching(batch: Sequence[StepSequence], *sampled: Any) -> tuple[torch.Tensor, Any]:
-        logits, scores = compute(batch, *sampled)
+    def __init__(self, forward: Any, seen: Seen) -> None:
+        self.__dict__.update(forward=forward, seen=seen)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.forward, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.forward, name, value)
+
+    def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> Any:
+        logits, scores = self.forward(batch, sources)
         rows = iter(logits)
         for sequence in batch:
             if sequence.sample is None:
                 continue
             request, drafts = sequence.request_id.rpartition("/")[0], tuple(sequence.drafts)
             for at in range(1 + sequence.num_drafts):
-                position = seen[request, sequence.output_index + at]
+                position = self.seen[request, sequence.output_index + at]
                 position.append((next(rows).clone(), drafts[:at]))
         assert next(rows, None) is None
         return logits, scores
-
-    engine._logits = watching  # type: ignore[method-assign]
 
 
 class Served:
@@ -171,7 +177,7 @@ class Served:
             engines = Engines(vision=(tower or vision(model_dir)) if "encode" in roles else None)
             if "prefill" in roles or "decode" in roles:
                 engines.language = build_language(model_dir, config, executor())
-                watch(engines.language, self.seen)
+                engines.language.forward = Watched(engines.language.forward, self.seen)
             if "prefill" in roles:
                 send_kv(engines.language)
             self.cluster.add(

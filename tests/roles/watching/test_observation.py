@@ -180,7 +180,9 @@ async def test_as_many_as_there_are_places_for_may_look() -> None:
     for call in actor.timers.call_later.call_args_list:
         call.args[1]()  # nobody answers in time
     assert [(await one)[1] for one in looking] == [["silent"]] * MAX_OPEN
-    assert observatory._poll.num_open == 0
+    again = asyncio.ensure_future(observatory.ask(Query()))
+    await asyncio.sleep(0)
+    assert not again.done() and again.cancel(), "there are places again"
 
 
 def test_an_instance_that_is_gone_is_counted_and_found_and_lost_is_late() -> None:

@@ -71,9 +71,9 @@ def a_list_outlives_its_registry() -> Planted:
     follow = Member._follow
 
     def keeping(self: Member, received: Received) -> None:
-        version = self._version
+        version = self.version
         follow(self, received)
-        self._version = version
+        self.version = version
 
     return patched(Member, "_follow", keeping)
 
