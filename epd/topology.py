@@ -42,12 +42,13 @@ def parse_topology(text: str) -> list[Roles]:
     return [roles for roles, _ in instances]
 
 
-def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
+def parse_groups(text: str, num_ranks: int = 1, *, whole: bool = True) -> list[tuple[Roles, int]]:
     """The roles and the number of ranks of each instance, in the order of the text: "1e1pd:tp2"
     gives [(("encode",), 1), (("prefill", "decode"), 2)].
 
-    `num_ranks`: of instances with prefill or decode that have none in the text.  Raises ConfigError
-    as `parse_topology`, and where ranks cannot share what an instance does."""
+    `num_ranks`: of instances with prefill or decode that have none in the text.  Not `whole`: the
+    rest is on other hosts.  Raises ConfigError as `parse_topology`, and where ranks cannot share
+    what an instance does."""
     parts = _PART.findall(text)
     if not parts or "".join(found[0] for found in _PART.finditer(text)) != text:
         raise ConfigError(
@@ -67,7 +68,7 @@ def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
             "one command: start more of them on other hosts with --join"
         )
     for role in ("prefill", "decode"):
-        if not any(role in roles for roles in instances):
+        if whole and not any(role in roles for roles in instances):
             raise ConfigError(
                 f"topology {text!r} has no {role} instance and could answer nothing: add 1{role[0]}"
             )

@@ -50,6 +50,13 @@ def test_what_is_no_topology_is_said_in_a_sentence(text: str, said: str) -> None
         parse_topology(text)
 
 
+def test_a_part_is_one_whose_rest_is_elsewhere() -> None:
+    assert parse_groups("1e1p", whole=False) == [(E, 1), (P, 1)]
+    assert parse_groups("1d:tp2", whole=False) == [(D, 2)]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse_groups("1e1", whole=False)
+
+
 @pytest.mark.parametrize(
     ("text", "num_ranks", "groups"),
     [

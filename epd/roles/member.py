@@ -6,7 +6,7 @@ and lost epochs, which every role gets to fence them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epd.config import Timing
 from epd.fsm.kernel import Event
@@ -87,6 +87,7 @@ class Member(Component[MembershipMachine]):
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[InstanceInfo], None] = lambda holder: None
+        self.on_list: Callable[[Sequence[InstanceInfo]], None] = lambda members: None
         self.is_gone: Callable[[InstanceInfo], bool] = lambda other: False
         """Whether that process of this host has ended, by the host's kernel."""
         actor.admits = self._admits
@@ -286,6 +287,7 @@ class Member(Component[MembershipMachine]):
         self._forget_old(present)
         self._listed |= present
         self.actor.listed |= present
+        self.on_list(message.instances)
         if present & self.actor.lost:
             self._fire(LostOneListed())
 

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from epd.config import InstanceConfig
@@ -29,9 +29,11 @@ from epd.runtime.lag import watch_lag
 from epd.runtime.loading import backends_of
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
+from epd.scheduling.placement import lacking
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Bus, DataPlane, Storage
 from epd.transport.bus.zmq import ZmqBus
+from epd.transport.endpoint import is_tcp
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.routing import RoutingTransferEngine, data_host
@@ -192,7 +194,7 @@ async def serve_instance(
     instance.member.on_rejected = on_rejected
     instance.member.on_expelled = on_expelled
     end_with_device(instance, ending, status)
-    instance.member.on_welcome = lambda: status("serving", "")
+    show_cluster(instance, config.gateway_endpoint, ending, status)
     status("joining", config.gateway_endpoint)
     watching = asyncio.create_task(watch_lag(instance.actor.times.note_lag))
     try:
@@ -206,6 +208,24 @@ async def serve_instance(
         watching.cancel()
         await instance.close()
     return ending.exit_status
+
+
+def show_cluster(instance: Instance, gateway: str, ending: Ending, status: Status) -> None:
+    """Have an instance show that it serves; where its gateway may be on another host, also which
+    that is, and the roles that the cluster still lacks."""
+    lacks = ""
+
+    def show() -> None:
+        status("serving", "; ".join(filter(None, (gateway, lacks))) if is_tcp(gateway) else "")
+
+    def on_list(members: Sequence[InstanceInfo]) -> None:
+        nonlocal lacks
+        sees = any(member.row_contract is not None for member in members)
+        before, lacks = lacks, lacking(members, with_images=sees, finds=True)
+        if is_tcp(gateway) and lacks != before and not ending.drain.is_set():
+            show()
+
+    instance.member.on_welcome, instance.member.on_list = show, on_list
 
 
 def end_with_device(instance: Instance, ending: Ending, status: Status) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from epd.transport.base import TransportError
 
+WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
 MAX_IPC_PATH_NBYTES = 100  # the kernel's sockaddr_un holds 107
 
 
@@ -33,6 +34,17 @@ def split_tcp(endpoint: str) -> tuple[str, str]:
     if not is_tcp(endpoint) or not colon or not host or not (numeric or port == "*"):
         raise TransportError(
             f"endpoint {endpoint!r} cannot be used: write tcp://HOST:PORT or ipc:///PATH/NAME.sock"
+        )
+    return host, port
+
+
+def split_own(endpoint: str) -> tuple[str, str]:
+    """Of one to listen on: it names an address that peers can dial.  Raises TransportError."""
+    host, port = split_tcp(endpoint)
+    if host in WILDCARD_HOSTS:
+        raise TransportError(
+            f"{endpoint} listens everywhere, and peers are told one address: name that by "
+            f"which other hosts reach this one, tcp://ADDRESS:{port}"
         )
     return host, port
 

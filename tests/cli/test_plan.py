@@ -23,6 +23,7 @@ from epd.cli.configure.names import default_prefix
 from epd.cli.configure.settings import build_settings
 from epd.cli.main import main
 from epd.cli.start.plan import LogOptions, Placing, StartPlan, plan_role, plan_topology
+from epd.cli.start.ports import check_listen
 from epd.cli.verbs import run
 from epd.config import ConfigError, Settings
 from epd.model_files.checkpoint import ModelError, read_config
@@ -85,6 +86,30 @@ def test_joining_brings_no_gateway(tmp_path: Path) -> None:
     assert plan.gateway is None
     assert {i.endpoint for i in plan.instances} == {"tcp://127.0.0.1:*"}
     assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]  # no socket lies here
+
+
+@pytest.mark.parametrize("part", ["1e1p", "2d", "1e"])
+def test_a_part_of_a_topology_joins_or_can_be_joined(part: str, tmp_path: Path) -> None:
+    endpoint = "tcp://127.0.0.1:7000"
+    assert topology(part, tmp_path, join=endpoint).gateway is None
+    gateway = topology(part, tmp_path, listen=endpoint).gateway
+    assert gateway is not None and gateway.endpoint == endpoint and gateway.starts_instances
+    for listen in ("", f"ipc://{tmp_path}/8000/gateway.sock"):
+        with pytest.raises(ConfigError, match="could answer nothing"):
+            topology(part, tmp_path, listen=listen)
+
+
+def test_where_a_process_cannot_listen_is_found_before_it_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"{endpoint} is in use.*--listen tcp://127.0.0.1:"):
+            check_listen(endpoint)
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.7 is no address of this host"):
+        check_listen("tcp://203.0.113.7:*")
+    with pytest.raises(TransportError, match="tcp://ADDRESS:7000"):
+        check_listen("tcp://0.0.0.0:7000")
+    for fine in ("tcp://127.0.0.1:*", "tcp://localhost:0", "ipc:///nowhere/gateway.sock"):
+        check_listen(fine)
 
 
 def test_between_hosts_the_instances_listen_where_the_gateway_does(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 from epd.engine.base import DeviceLost, EngineError
 from epd.messages import Address, InstanceInfo
+from epd.records import RowContract
 from epd.roles.compose import Engines
-from epd.runtime.worker import EXIT_DEVICE_LOST, Ending, end_with_device, is_gone
+from epd.runtime.worker import EXIT_DEVICE_LOST, Ending, end_with_device, is_gone, show_cluster
 from epd.transport.host import this_host_id
 from epd_lab.bench.gateway.null_engine import NullLanguage
 from tests.patience import PATIENCE_S
@@ -35,6 +37,42 @@ async def test_it_ends_with_its_device() -> None:
     assert told == [("device lost", "an illegal memory access")]
     await instance.close()
     await cluster.gateway.close()
+
+
+def test_who_joins_shows_its_gateway_and_the_roles_that_are_missing() -> None:
+    contract = RowContract(hidden=8, row_width=8, num_deepstack=0, dtype="float32", row_nbytes=32)
+    infos = {
+        role: InstanceInfo(
+            address=Address(role, 1, ""), roles=(role,), host_id="", pid=1,
+            row_contract=contract if role != "decode" else None,
+        )
+        for role in ("encode", "prefill", "decode")
+    }  # fmt: skip
+    told: list[tuple[str, str]] = []
+
+    def status(state: str, detail: str) -> None:
+        told.append((state, detail))
+
+    instance, ending = mock.Mock(), Ending()
+    show_cluster(instance, "tcp://gw:7000", ending, status)
+    instance.member.on_welcome()
+    assert told.pop() == ("serving", "tcp://gw:7000")
+    for roles, lacks in (
+        (("decode",), "; no healthy instance has the role prefill"),
+        (("decode", "prefill"), "; no healthy instance has the role encode"),
+        (("decode", "prefill", "encode"), ""),
+    ):
+        for _ in range(2):
+            instance.member.on_list([infos[role] for role in roles])
+        assert told == [("serving", f"tcp://gw:7000{lacks}")]
+        told.clear()
+    ending.drain.set()
+    instance.member.on_list([infos["decode"]])
+    assert told == [], "it is draining"
+    show_cluster(instance, "ipc:///run/gateway.sock", Ending(), status)
+    instance.member.on_list([infos["decode"]])
+    instance.member.on_welcome()
+    assert told == [("serving", "")], "its gateway's console is the same"
 
 
 async def test_a_terminal_that_closes_drains_however_often_it_says_so() -> None:

@@ -74,8 +74,10 @@ class Placing:
 
 
 def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptions) -> StartPlan:
-    """A process per instance, and a gateway unless one is joined.  Raises what `_plan` raises."""
-    groups = parse_groups(text, settings.engine.tensor_parallel_size)
+    """A process per instance, and a gateway unless one is joined.  The rest of the topology may be
+    on other hosts, if these join or can be joined by them.  Raises what `_plan` raises."""
+    is_whole = not (placing.join or is_tcp(placing.listen))
+    groups = parse_groups(text, settings.engine.tensor_parallel_size, whole=is_whole)
     instances = name_instances([roles for roles, _ in groups])
     named = [(placing.named(name), roles) for name, roles in instances]
     ranks = [num_ranks for _, num_ranks in groups]

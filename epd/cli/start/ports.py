@@ -7,6 +7,7 @@ import socket
 import msgspec
 
 from epd.config import ConfigError, Settings
+from epd.transport.endpoint import is_tcp, split_own
 
 
 def is_free(host: str, port: int) -> bool:
@@ -24,7 +25,7 @@ def is_free(host: str, port: int) -> bool:
             raise ConfigError(f"host {host!r} is unknown; give an address of this host") from None
         except OSError as error:
             if error.errno == 99:  # EADDRNOTAVAIL
-                raise ConfigError(f"{host} is no address of this host; try 127.0.0.1") from None
+                raise ConfigError(f"{host} is no address of this host; give its own") from None
             return False
     return True
 
@@ -42,6 +43,18 @@ def check_free(host: str, port: int) -> None:
             f"port {port} of {host} is in use; stop what listens there or choose another: --port "
             f"{any_free(host)}"
         )
+
+
+def check_listen(endpoint: str) -> None:
+    """Raises ConfigError or TransportError when an endpoint of the control plane cannot be had."""
+    if is_tcp(endpoint):
+        name, port = split_own(endpoint)
+        host = name.strip("[]")
+        if not is_free(host, 0 if port == "*" else int(port)):
+            raise ConfigError(
+                f"{endpoint} is in use; stop what listens there or choose another: "
+                f"--listen tcp://{name}:{any_free(host)}"
+            )
 
 
 def settle_port(settings: Settings, wanted: int | None) -> Settings:

@@ -14,7 +14,7 @@ from pathlib import Path
 from epd.cli.boundary import CommandFailed
 from epd.cli.start.leftovers import take_over
 from epd.cli.start.plan import StartPlan
-from epd.cli.start.ports import check_free
+from epd.cli.start.ports import check_free, check_listen
 from epd.cli.start.preflight import check_host
 from epd.cli.start.rundir import remove_if_empty
 from epd.config import GatewayConfig, InstanceConfig
@@ -98,6 +98,9 @@ async def running(
         await asyncio.to_thread(take_over, Path(plan.run_dir), [spec.name for spec in specs])
         if plan.gateway is not None:
             check_free(plan.gateway.host, plan.gateway.port)
+            check_listen(plan.gateway.endpoint)
+        for instance in plan.instances:
+            check_listen(instance.endpoint)
         check_host(plan.instances, in_one=any(spec.gateway and spec.instance for spec in specs))
         supervisor = Supervisor(list(specs), shown.changed)
         await supervisor.start()
@@ -131,8 +134,10 @@ async def _stop_whole(supervisor: Supervisor) -> None:
 
 
 def run_topology(plan: StartPlan) -> int:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status."""
-    return _run_supervised(plan, specs_of(plan), START_TIMEOUT_S)
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.  A gateway of another host is
+    waited for without a limit."""
+    limit_s = START_TIMEOUT_S if plan.gateway is not None else None
+    return _run_supervised(plan, specs_of(plan), limit_s)
 
 
 def run_role(plan: StartPlan) -> int:

@@ -24,6 +24,7 @@ behind after Ctrl-C or SIGTERM: open requests are finished first.
 
 Processes of one host that use the same --port find each other. To join from another host, name the
 gateway's endpoint with --join, an own address with --listen, and the same --cluster-key everywhere.
+Then a topology may be a part, such as 1e1p here and 1d there.
 A name that a living instance has is refused; one whose process is dead or lost is taken over.
 Each pair of instances moves embeddings and KV over the best transport that both offer.
 """
@@ -198,7 +199,7 @@ def _roles_of(args: argparse.Namespace) -> tuple[str, ...]:
     from epd.topology import ROLES, parse_groups, parse_roles
 
     if args.topology:
-        played = {role for roles, _ in parse_groups(args.topology) for role in roles}
+        played = {role for roles, _ in parse_groups(args.topology, whole=False) for role in roles}
         return tuple(role for role in ROLES if role in played)
     if args.role in {"all", "gateway"}:
         return ROLES if args.role == "all" else ()

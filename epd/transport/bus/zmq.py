@@ -39,7 +39,7 @@ from epd.messages import Address, Message
 from epd.transport.base import Buffer, Received, TransportError, Unsendable
 from epd.transport.bus.zmq_sockets import MessageReader, Outbox
 from epd.transport.codec import FrameLimits, FrameRejected, check_instance_id, frames_of, unpack
-from epd.transport.endpoint import check_reach, ipc_path, is_tcp, prepare_ipc, split_tcp
+from epd.transport.endpoint import check_reach, ipc_path, is_tcp, prepare_ipc, split_own
 
 if TYPE_CHECKING:
     from epd.transport.bus.curve import ClusterKey, PeerAdmission
@@ -50,7 +50,6 @@ MAX_MESSAGES_PER_WAKE = 256
 MAX_FRAMES_PER_WAKE = 1024
 CLOSE_LINGER_MS = 300
 CLOSE_TIMEOUT_S = 0.9
-WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")
 
 
 class ZmqBus:
@@ -286,12 +285,7 @@ def _bind(router: zmq.Socket[bytes], endpoint: str) -> str:
     if path:
         prepare_ipc(path)
     else:
-        host, port = split_tcp(endpoint)
-        if host in WILDCARD_HOSTS:
-            raise TransportError(
-                f"{endpoint} listens everywhere, and peers are told one address: name that by "
-                f"which other hosts reach this one, tcp://ADDRESS:{port}"
-            )
+        host, port = split_own(endpoint)
         router.setsockopt(zmq.IPV6, int("[" in host))
         endpoint = f"tcp://{host}:{'*' if port in ('0', '*') else port}"
     try:
@@ -301,4 +295,4 @@ def _bind(router: zmq.Socket[bytes], endpoint: str) -> str:
             f"cannot listen on {endpoint}: {error.strerror}; choose another port or host"
         ) from None
     bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-    return bound if path else f"tcp://{host}:{split_tcp(bound)[1]}"
+    return bound if path else f"tcp://{host}:{bound.rpartition(':')[2]}"

@@ -119,6 +119,23 @@ def all_joined(server: Server) -> bool:
     return server.get("/ready")[0] == 200 and len(server.instances()) == 2
 
 
+def test_two_commands_are_one_cluster() -> None:
+    """A part of the topology each, as on two hosts.  Consoles show what is missing meanwhile, and
+    that of the one that joins its gateway, and the transport of each pair."""
+    endpoint = f"tcp://127.0.0.1:{any_free('127.0.0.1')}"
+    with DiscardingAll() as started:
+        server = started(Server("1e1p", "--listen", endpoint))
+        server.says(f"{endpoint}; no healthy instance has the role decode", READY_S)
+        rest = started(Command("run", "--topology", "1d", "--join", endpoint, "--threads", "1"))
+        server.wait_ready()
+        assert content(ask(server, RECEIPT)) == ANSWER
+        rest.says("serving", READY_S)
+        rest.says("rows and KV move over", READY_S)
+        assert endpoint in rest.text
+        for command in (rest, server):
+            assert command.stop(signal.SIGINT) == 130, command.text
+
+
 @pytest.mark.long
 def test_join_over_tcp_with_a_key(tmp_path: Path) -> None:
     """As between hosts: who has the key is a member, who has another one is not heard."""
