@@ -182,7 +182,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: Annotated[Count, about("tokens of one KV block; the same in all instances")] = 16
     kv_nbytes: Annotated[NbytesOrNone, about("KV pool of each prefill and decode instance, such as 256MiB; 0: all that is free on a GPU", "--kv-nbytes", "model")] = 128 << 20
     kv_layer_groups: Annotated[int, msgspec.Meta(gt=0, le=256), about("a last chunk's KV is sent in so many parts, as layers are computed; 1: behind its last layer; the same in all instances")] = 4
-    kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves; and its mirror on the device, at most a quarter of the memory that --gpu-memory-utilization leaves for KV")] = 4 << 30
+    kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves, over a transport that does not reach the device")] = 4 << 30
     gpu_memory_utilization: Annotated[Share, about("of a GPU's memory, when its KV pool takes all that is free", "--gpu-memory-utilization", "model")] = 0.9
     cuda_graphs: Annotated[bool, about("on a GPU steps are captured and replayed")] = True
     max_captured_tokens: Annotated[CountOrNone, about("steps with prompts are captured up to so many, rounded up, with decodes up to 2048; 0: none")] = 4096

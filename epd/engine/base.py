@@ -273,6 +273,13 @@ class MediaLayout:
     second_per_grid: float = 1.0  # time between two of the grid's frames
 
 
+class KvMemory(Protocol):
+    """Of a device, as the data plane has made it."""
+
+    @property
+    def whole(self) -> Buffer: ...
+
+
 class LanguageEngine(Protocol):
     """The language model of one device with its paged KV pool."""
 
@@ -281,14 +288,15 @@ class LanguageEngine(Protocol):
     row_contract: RowContract | None  # None: a text-only model
     max_context: int
     kv_in_place: bool  # host memory: KV from elsewhere lands in the pool's own blocks
-    num_landing_blocks: int  # registered memory, in blocks, that KV from elsewhere lands in
+    kv_memory: KvMemory | None  # where a device's pool lies, if the data plane has made that
+    num_landing_blocks: int  # registered memory, in blocks, that KV lands in where it is no pool's
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """Pure and cheap."""
 
-    def attach_kv(self, buffer: Buffer) -> None:
+    def attach_kv(self, buffer: memoryview) -> None:
         """The registered memory, `num_landing_blocks` blocks: the KV pool itself where it is in
-        place, else what `land_kv` reads, of the host and of the device.  Once each."""
+        place, else what `land_kv` reads.  Once."""
 
     def attach_rows(self, memory: RowMemory) -> None:
         """Where embedding rows arrive, so that the device reads it itself.  Once."""
@@ -323,13 +331,14 @@ class LanguageEngine(Protocol):
         blocks: Sequence[int],
         pieces: Sequence[tuple[range, int]],
     ) -> None:
-        """What landed in `slots` (blocks) of the attached memory becomes the state in `blocks`;
+        """What landed in `slots` (blocks) of this memory becomes the state in `blocks`;
         `pieces`: heads, and where behind the first byte their own begin."""
 
     async def land_kv(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
     ) -> None:
-        """Copy `slots` (blocks) of the attached memory into blocks of a pool elsewhere.
+        """Copy `slots` (blocks) of the attached memory into blocks of a pool elsewhere.  `memory`:
+        that, or the pool's.
         `by_head`: what landed has one head of a transfer's slot behind the other; also in place."""
 
     def step(

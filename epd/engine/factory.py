@@ -17,9 +17,9 @@ import torch
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine.adapter import ModelAdapter, adapter_for
-from epd.engine.base import Progress, StepSequence, no_progress
+from epd.engine.base import KvMemory, Progress, StepSequence, no_progress
 from epd.engine.device.executor import DeviceExecutor
-from epd.engine.device.memory_plan import Mirrored, held_nbytes, kv_plan, log_table
+from epd.engine.device.memory_plan import held_nbytes, kv_plan, log_table
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8
 from epd.engine.language import (
@@ -133,7 +133,9 @@ def build_language(
     executor: DeviceExecutor | None = None,
     max_running: int = 256,
     kv_leaving_nbytes: int = 0,
-    mirrored: Callable[[int], Mirrored] = lambda row_nbytes: Mirrored(),
+    mirrored_nbytes: Callable[[int], int] = lambda row_nbytes: 0,
+    kv_memory: Callable[[int], KvMemory] | None = None,
+    has_landing: bool = True,
     progress: Progress = no_progress,
     shard: Shard = WHOLE,
     vision: TorchVisionEngine | None = None,
@@ -143,10 +145,11 @@ def build_language(
     `shard`: what this rank of a group computes; all ranks must be at it at the same time.
 
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
-    way from a GPU to another instance, reserved here.  `mirrored`: what the data plane will take of
-    the device if a row has so many bytes.  `vision`: of the same process, whose largest batch needs
-    memory beside the KV pool.  Raises ModelError and ConfigError, also when `kv_nbytes` has room
-    for no block."""
+    way from a GPU to another instance, reserved here.  `mirrored_nbytes`: what the data plane will
+    take of the device if a row has so many bytes.  `kv_memory`: makes so much for the KV pool, that
+    peers can write to.  `has_landing`: KV may come through host memory.  `vision`: of the same
+    process, whose largest batch needs memory beside the KV pool.  Raises ModelError and
+    ConfigError, also when `kv_nbytes` has room for no block."""
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
@@ -158,7 +161,7 @@ def build_language(
     attention.register()
     _check_states(layout, engine_config)
     if engine_config.kv_nbytes:
-        kv_plan(engine_config, layout, Mirrored())  # refuse before loading
+        kv_plan(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
     _adopt(adapter, model, shard)
     small = KvPool(layout, 1, kv_dtype, device)
@@ -170,16 +173,16 @@ def build_language(
         if vision is not None:
             vision.touch()
     row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
-    plan = kv_plan(engine_config, layout, mirrored(row_nbytes) if on_gpu else Mirrored())
+    plan = kv_plan(engine_config, layout, mirrored_nbytes(row_nbytes) if on_gpu else 0)
     num_blocks = shard.least(plan.num_blocks, device)
-    forward.pool = KvPool(layout, num_blocks, kv_dtype, device)
+    forward.pool = KvPool(layout, num_blocks, kv_dtype, device, kv_memory if on_gpu else None)
     engine = TorchLanguageEngine(
         adapter,
         model,
         forward,
         executor,
         dtype,
-        max(1, shard.least(plan.num_landing_blocks, device)),
+        max(1, shard.least(plan.num_landing_blocks, device)) if has_landing else 1,
         kv_leaving_nbytes,
         shard,
     )
@@ -190,7 +193,7 @@ def build_language(
 
             most = min(engine_config.max_captured_tokens, engine_config.max_step_tokens)
             forward.capture(CudaRecorder(), max_running, most)
-        _log_memory(engine_config, model, forward.pool, executor.streams)
+        _log_memory(engine_config, engine, executor.streams)
     return engine
 
 
@@ -209,10 +212,17 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard) -> None:
     adapter.adopt_language(model)
 
 
-def _log_memory(config: EngineConfig, model: Any, pool: KvPool, streams: DeviceStreams) -> None:
-    tokens, step = pool.num_blocks * pool.layout.block_size, config.max_step_tokens
-    rows_nbytes = streams.rows.nbytes
-    log_table(config.device, held_nbytes(model), pool.nbytes, tokens, step, rows_nbytes)
+def _log_memory(config: EngineConfig, engine: TorchLanguageEngine, streams: DeviceStreams) -> None:
+    pool, step = engine.pool, config.max_step_tokens
+    log_table(
+        config.device,
+        held_nbytes(engine.model),
+        pool.nbytes,
+        pool.num_blocks * pool.layout.block_size,
+        step,
+        streams.rows.nbytes,
+        kv_is_torchs=engine.kv_memory is None,
+    )
 
 
 def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

@@ -62,12 +62,17 @@ class RankKv:
         num_slots = engine.num_landing_blocks * layout.slots_per_block
         self.region = transfers.allocate("kv", num_slots, layout.slot_nbytes)
         engine.attach_kv(self.region.buffer)
+        self._pool: Region | None = None  # of a device, by the transport that reaches it
 
     def take_in(self) -> None:
-        """Others may write to it: in a device's memory, too, where they can."""
-        mirror = self._transfers.mirror(self.region)
-        if mirror is not None:
-            self._engine.attach_kv(mirror.buffer)
+        """Others may write to it: to a device's pool, where they can."""
+        if self._engine.kv_memory is not None:
+            self._pool = self._transfers.mirror(self.region, self._engine.kv_memory)
+
+    def is_pool(self, transport: str) -> bool:
+        """Whether slots are those of the pool, where bytes come over this transport."""
+        pool = self._pool
+        return self._engine.kv_in_place or (pool is not None and pool.remote.backend == transport)
 
     def written(self, *, by_head: bool) -> Region:
         """What others write to."""
@@ -93,7 +98,7 @@ class RankKv:
         sums = [await self._sum(region, slots, ask.heads, apart, pieces) for slots in ask.summed]
         memory = region.buffer  # a look: where it lands in place, the engine reads it alone
         slots = [slot // size for slot in ask.slots[::size]]
-        if last and (by_head or not self._engine.kv_in_place):
+        if last and (by_head or not self.is_pool(ask.transport)):
             await self._engine.land_kv(memory, slots[:last], ask.blocks[:last], by_head=by_head)
         if pieces:
             at = [(one.heads, one.run.start * region.remote.slot_nbytes) for one in pieces]

@@ -87,7 +87,7 @@ class GroupLanguageEngine:
         self.num_blocks = own.num_blocks
         self.row_contract = own.row_contract
         self.max_context = own.max_context
-        self.kv_in_place = own.kv_in_place
+        self.kv_in_place, self.kv_memory = own.kv_in_place, own.kv_memory
         self.num_landing_blocks = own.num_landing_blocks
         self.rope_positions = own.rope_positions
         self.attach_kv, self.attach_rows = own.attach_kv, own.attach_rows

@@ -142,12 +142,15 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     def descriptor(self, region: Region, incoming: Incoming) -> RemoteRegion:
         """How the peer reaches an own region, over the transport of the pair; a grant that is
         repeated names the same."""
-        data_plane, info = self.actor.ports.transfers, self.actor.peer_info(incoming.peer)
         if incoming.key not in self._transports:
-            assert info is not None  # or nothing would be granted to it
-            names = common(data_plane.offers, info.transports)
-            self._transports[incoming.key] = names[0] if names else ""
-        return data_plane.descriptor(region, self.transport_of(incoming))
+            self._transports[incoming.key] = self.transport_with(incoming.peer)
+        return self.actor.ports.transfers.descriptor(region, self.transport_of(incoming))
+
+    def transport_with(self, peer: Address) -> str:
+        """Of the pair; empty: they have none, or no registry has listed that life of the peer."""
+        info = self.actor.peer_info(peer)
+        names = common(self.actor.ports.transfers.offers, info.transports if info else ())
+        return names[0] if names else ""
 
     def transport_of(self, incoming: Incoming) -> str:
         """Over which it was granted slots; empty: none, or not yet."""

@@ -19,8 +19,8 @@ from epd.transport.backend import Backend
 from epd.transport.backends import chosen
 
 if TYPE_CHECKING:
+    from epd.engine.base import KvMemory
     from epd.engine.device.executor import DeviceExecutor
-    from epd.engine.device.memory_plan import Mirrored
     from epd.engine.language.engine import TorchLanguageEngine
     from epd.engine.sharding import Shard
     from epd.engine.vision.engine import TorchVisionEngine
@@ -44,19 +44,21 @@ def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:
     return chosen(config.transport, *where)
 
 
-def mirrored(config: InstanceConfig, row_nbytes: int) -> Mirrored:
-    """Device memory for what arrives, taken when the instance starts, behind the plan."""
-    from epd.engine.device.memory_plan import LIFTED_NBYTES, Mirrored
+def mirrored_nbytes(config: InstanceConfig, row_nbytes: int) -> int:
+    """Device memory for rows that arrive, taken when the instance starts, behind the plan."""
+    from epd.engine.device.memory_plan import LIFTED_NBYTES
 
-    rows_nbytes = 0
-    on_device = any(backend.on_device for backend in backends_of(config))
-    if row_nbytes and "prefill" in config.roles:
-        rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
-        lifted = min(rows, LIFTED_NBYTES) if config.num_ranks == 1 else 0
-        rows_nbytes = lifted + (rows if on_device else 0)
-    if not on_device:
-        return Mirrored(rows_nbytes)
-    return Mirrored(rows_nbytes, has_landing="decode" in config.roles)
+    if not row_nbytes or "prefill" not in config.roles:
+        return 0
+    rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
+    lifted = min(rows, LIFTED_NBYTES) if config.num_ranks == 1 else 0
+    return lifted + (rows if any(one.on_device for one in backends_of(config)) else 0)
+
+
+def kv_memory(config: InstanceConfig) -> Callable[[int], KvMemory] | None:
+    """What makes a device's memory to which peers can write, where KV comes from these."""
+    makers = [b.memory for b in backends_of(config) if b.memory and "decode" in config.roles]
+    return partial(makers[0], config.engine.device) if makers else None
 
 
 def load_engines(
@@ -160,13 +162,16 @@ def _load_language(
     from epd.engine.factory import build_language
 
     sends = "decode" not in config.roles  # what it prefills is decoded elsewhere
+    by_host = any(not backend.on_device for backend in backends_of(config))
     return build_language(
         config.model_dir,
         config.engine,
         executor,
         config.decode.max_running,
-        kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends else 0,
-        mirrored=partial(mirrored, config),
+        kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends and by_host else 0,
+        mirrored_nbytes=partial(mirrored_nbytes, config),
+        kv_memory=kv_memory(config),
+        has_landing=by_host and not sends,
         progress=progress,
         shard=shard,
         vision=vision,

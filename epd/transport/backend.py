@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import RemoteRegion
 from epd.transport.base import Region, TransferEngine
 from epd.transport.region import SlotRegion
+
+if TYPE_CHECKING:
+    from epd.transport.cuda.device import DeviceMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,14 @@ class Exposes(Protocol):
 
 
 @runtime_checkable
-class Recuts(Protocol):
-    """A backend of a device whose regions can be reached in finer slots, too."""
+class OnDevice(Protocol):
+    """A backend whose regions lie in a device's memory, which it reads, too."""
 
-    def recut(self, region: Region, num_parts: int) -> Region: ...
+    def register(self, name: str, memory: object, slot_nbytes: int) -> Region:
+        """Memory that `Backend.memory` has made, as a region."""
+
+    def recut(self, region: Region, num_parts: int) -> Region:
+        """The same memory in finer slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +77,10 @@ class Backend:
     domain: str  # what an engine's domain names, in words
     offered: str  # and when it is offered
     lacks: Callable[[], str] = str
-    on_device: bool = False  # its regions lie in a device's memory, which it reads, too
+    # So many bytes of this device, for `OnDevice.register`; `whole` is a buffer of all.  Raises
+    memory: Callable[[str, int], DeviceMemory] | None = None  # TransportError
+
+    @property
+    def on_device(self) -> bool:
+        """Its engine is `OnDevice`."""
+        return self.memory is not None

@@ -29,8 +29,9 @@ def _can_use_mooncake(endpoint: str, directory: str) -> bool:
 
 _ALL = (
     Backend(
-        "cuda", rank=8, leaves_host=False, on_device=True,
+        "cuda", rank=8, leaves_host=False,
         make=later("epd.transport.cuda.backend:make"),
+        memory=later("epd.transport.cuda.backend:memory"),
         is_offered=lambda endpoint, directory: not _cuda_lacks(),
         domain="this boot of the host, its user's sockets, and the GPUs that reach each other",
         offered="if the instance computes on a GPU that can export memory",

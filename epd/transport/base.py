@@ -237,9 +237,10 @@ class DataPlane(TransferEngine, Protocol):
     def recut(self, region: Region, num_parts: int) -> Region:
         """The memory of an own region once more, as a region in which each slot is so many."""
 
-    def mirror(self, region: Region) -> Region | None:
-        """The same slots once more, in the device's memory, for peers that can write there; None:
-        no transport of this instance can."""
+    def mirror(self, region: Region, memory: object = None) -> Region | None:
+        """A region of a device's memory in the place of an own one, for peers that can write there.
+        `memory`: that the backend has made; else new, with the same slots.  None: no transport of
+        this instance can."""
         return None
 
     def landing(self, region: Region, transport: str) -> Region:

@@ -9,8 +9,8 @@ backend allocated the region.  So the hop of two stages in one instance is local
 the role to decide.  Every other write goes to the backend named in the descriptor.
 
 A backend that can also expose memory of another one has the methods of `Exposes`.  One whose
-regions lie on a device cannot: it makes a mirror of the same slots there (`mirror`).  The transport
-of the pair decides which of the two a slot is filled in."""
+regions lie on a device (`OnDevice`) cannot: it has a mirror there, of the same slots, or another
+memory in their place (`mirror`).  The transport of the pair decides which of the two is filled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from epd.messages import Address, RemoteRegion, TransportOffer
-from epd.transport.backend import Backend, BackendEngine, BackendSettings, Exposes, Recuts
+from epd.transport.backend import Backend, BackendEngine, BackendSettings, Exposes, OnDevice
 from epd.transport.base import Buffer, Region, TransferEngine, WriteFailed, WriteOutcome
 from epd.transport.checksum import is_summed
 from epd.transport.endpoint import is_tcp, split_tcp
@@ -107,15 +107,19 @@ class RoutingTransferEngine:
             fine = self._cuts[key] = recut(region, num_parts)
             self._expose(fine)
             mirror = self._mirrors.get(key)
-            if mirror is not None and isinstance(self._device, Recuts):
+            if mirror is not None and isinstance(self._device, OnDevice):
                 self._mirrors[key_of(fine.remote)] = self._device.recut(mirror, num_parts)
         return self._cuts[key]
 
-    def mirror(self, region: Region) -> Region | None:
-        if self._device is None:
+    def mirror(self, region: Region, memory: object = None) -> Region | None:
+        device, its = self._device, region.remote
+        if device is None:
             return None
-        its = region.remote
-        mirror = self._device.allocate(its.region_id, its.num_slots, its.slot_nbytes)
+        if memory is None:
+            mirror = device.allocate(its.region_id, its.num_slots, its.slot_nbytes)
+        else:
+            assert isinstance(device, OnDevice)
+            mirror = device.register(its.region_id, memory, its.slot_nbytes)
         self._mirrors[key_of(its)] = mirror
         return mirror
 

@@ -14,6 +14,7 @@ from functools import partial
 from epd.config import EngineConfig
 from epd.engine.base import (
     EncodeFailure,
+    KvMemory,
     MediaLayout,
     OnLayers,
     Outcome,
@@ -136,6 +137,7 @@ class PlannedLanguage(AlikeRanks):
 
     max_context = MAX_CONTEXT
     kv_in_place = False
+    kv_memory: KvMemory | None = None
 
     def __init__(self, costs: Costs, device: PlannedDevice, config: EngineConfig) -> None:
         block_size = config.block_size

@@ -39,9 +39,9 @@ from epd_lab.sim.engine.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.engine.own_memory import OnFound
 from epd_lab.sim.planes import strangers
+from epd_lab.sim.planes.near import transfers_of
 from epd_lab.sim.planes.network import SimBus
 from epd_lab.sim.planes.storage import Disk, DiskConditions, SimStorage
-from epd_lab.sim.planes.transfer import SimTransferEngine
 from epd_lab.sim.ranks.groups import Groups, meeting_place
 from epd_lab.sim.workload import mm_hash_of
 from epd_lab.sim.world import World
@@ -83,6 +83,7 @@ class Settings:
     disk_knows_all: bool = False  # rows of every image that will be asked for, from the start
     num_blocks: int = 64
     num_landing_blocks: int = 0  # in front of a pool that others cannot write; 0: they can
+    near: tuple[str, ...] = ()  # whose devices reach each other's pool: how their names begin
     has_state: bool = False  # besides KV, a state of fixed size for each sequence
     costs: Costs = Costs()
     restart_after_s: float = 0.5
@@ -148,6 +149,7 @@ class Cluster:
     def __init__(self, world: World, topology: str, settings: Settings) -> None:
         self.world = world
         self.settings = settings
+        world.fabric.near = settings.near
         self.instances = dict(parse_topology(topology))
         self.groups = Groups(world, topology, settings.rank_lingers_s, settings.prefill)
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
@@ -229,7 +231,7 @@ class Cluster:
             clock=(world := self.world).clock(process),
             bus=SimBus(world.network, process),
             random=world.random.stream("role", process.name),
-            transfers=SimTransferEngine(world.fabric, process),
+            transfers=transfers_of(world.fabric, process),
             journal=world.journal(process),
             log=SimLog(world, process),
             storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,

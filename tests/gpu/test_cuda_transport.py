@@ -69,7 +69,7 @@ def works() -> bool:
 
 async def test_rows_and_scattered_kv_arrive_byte_by_byte(other: int) -> None:
     figures = await measure(5)  # raises where a byte differs
-    assert {figure.what for figure in figures} == {"rows", "KV", "KV/4"}
+    assert {"rows", "KV/1", "KV/4", "last/36"} <= {figure.what for figure in figures}
 
 
 async def test_an_owner_killed_in_the_middle_of_writes(

@@ -1,4 +1,4 @@
-"""A state of a GPU's pool, head by head to another one, through the host and beside it."""
+"""A state of a GPU's pool, head by head to another one: through the host, and straight into it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_two_ranks_have_a_state_of_one(cuda: str, in_place: bool) -> None:
         (taken,) = done(KvHop(source, streams).fetch_state(blocks, share, in_place=in_place))
         nbytes = count * layout.block_nbytes
         if in_place:
-            landing: Any = torch.zeros(nbytes, dtype=torch.uint8, device=cuda)
+            landing: Any = pool.memory.view(-1)
             landing[: taken.numel()] = taken
         else:
             landing = memoryview(bytearray(nbytes))
             landing[: taken.nbytes] = taken
+            hop.attach(landing)
         torch.cuda.synchronize()  # streams of a hop do not wait for this one
-        hop.attach(landing)
         at = list(range(count))
         done(hop.land_state(landing, at, at[::-1], [(range(len(share)), 0)]))
         assert_equal(read(pool, at[::-1]), cut_from(whole, adapter, rank_of(rank, 2)))

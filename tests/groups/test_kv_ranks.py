@@ -48,6 +48,7 @@ class Pools:
     """An engine that computes nothing."""
 
     kv_in_place = True
+    kv_memory = None
     fetch_kv = TorchLanguageEngine.fetch_kv
     land_kv = TorchLanguageEngine.land_kv
     fetch_state = TorchLanguageEngine.fetch_state

@@ -254,7 +254,7 @@ def test_kv_that_the_pool_never_holds_is_refused_for_good(
 def test_kv_that_landing_memory_never_holds_is_refused_for_good() -> None:
     with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
         engine = at.whole.requests.engine
-        with mock.patch.object(engine, "num_landing_blocks", 2):
+        with mock.patch.multiple(engine, num_landing_blocks=2, kv_in_place=False):
             assert declined(at, offer(at, "a", 2 * BLOCK_SIZE)) is None
             assert declined(at, offer(at, "b", 2 * BLOCK_SIZE + 1)) == ("capacity", False)
 

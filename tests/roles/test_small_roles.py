@@ -246,32 +246,29 @@ async def test_a_report_that_nobody_waits_for_is_not_heard() -> None:
 # --- landing --------------------------------------------------------------------------------------
 
 
-def landing(*, in_place: bool, size: int = 4) -> Landing:
+def landing(size: int = 4) -> Landing:
     engine: Any = SimpleNamespace(
-        num_landing_blocks=size,
-        kv_in_place=in_place,
-        kv_layout=SimpleNamespace(slots_per_block=2),
+        num_landing_blocks=size, kv_layout=SimpleNamespace(slots_per_block=2)
     )
     return Landing(engine)
 
 
-def test_kv_lands_where_it_stays_if_it_can() -> None:
-    made = landing(in_place=True)
-    made.join("r", (8, 9))
-    assert made.num_leased == 1
-    assert list(made.grants()) == [("r", (16, 17, 18, 19))] and made.num_leased == 0
-    made.release((16, 17, 18, 19))
+def test_what_needs_no_memory_in_front_of_the_pool_gives_none_back() -> None:
+    made = landing()
+    assert made.slots((8, 9)) == (16, 17, 18, 19)
+    made.release("r")
+    assert made.num_leased == 0
     assert made.fits(4) and not made.fits(5)
 
 
 def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
-    made = landing(in_place=False)
+    made = landing()
     for name, blocks in (("a", (10, 11, 12)), ("b", (13, 14)), ("c", (15,))):
         made.join(name, blocks)
     ((room, slots),) = made.grants()
     assert (room, slots) == ("a", (0, 1, 2, 3, 4, 5)), "nobody is overtaken"
     assert made.num_leased == 5
-    made.release(slots)
+    made.release("a")
     assert list(made.grants()) == [("b", (6, 7, 0, 1)), ("c", (2, 3))]
     made.join("d", (16, 17))
     made.join("e", (18,))
@@ -279,8 +276,8 @@ def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
     made.leave("d")
     assert list(made.grants()) == [("e", (4, 5))]
     made.leave("d")
-    for slots in ((6, 7, 0, 1), (2, 3), (4, 5), ()):
-        made.release(slots)
+    for room in "bcdea":
+        made.release(room)
     assert made.num_leased == 0
 
 
@@ -293,6 +290,7 @@ async def test_what_has_landed_is_copied_or_put_in_order_where_it_has_to_be(
     engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
     engine.num_landing_blocks, engine.land_kv = 4, mock.AsyncMock()
     kv = RankKv(engine, transfers)
+    assert kv.is_pool("shm") is in_place
     ask = LandKv(transport="shm", slots=(4, 5, 0, 1), blocks=(10, 11), heads=heads)
     assert (await kv.land(ask)).sums == ()
     memory = transfers.landing.return_value.buffer
@@ -306,21 +304,40 @@ async def test_what_has_landed_is_copied_or_put_in_order_where_it_has_to_be(
 
 
 @pytest.mark.parametrize("takes_kv", [True, False])
-@pytest.mark.parametrize("has_mirror", [True, False])
-def test_a_rank_that_kv_comes_to_has_its_mirror_attached(
-    *, takes_kv: bool, has_mirror: bool
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_a_rank_that_kv_comes_to_lets_others_write_its_pool(
+    *, takes_kv: bool, has_memory: bool
 ) -> None:
-    """Behind its region: what lands in either is in the pool."""
-    engine, transfers = mock.MagicMock(), mock.MagicMock()
+    engine, transfers = mock.MagicMock(kv_in_place=False), mock.MagicMock()
     engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
     engine.num_landing_blocks = 4
-    if not has_mirror:
-        transfers.mirror.return_value = None
+    if not has_memory:
+        engine.kv_memory = None
     RankPart(engine, transfers, takes_kv=takes_kv)
-    attached = [mock.call(transfers.allocate.return_value.buffer)]
-    if takes_kv and has_mirror:
-        attached.append(mock.call(transfers.mirror.return_value.buffer))
-    assert engine.attach_kv.call_args_list == attached
+    region = transfers.allocate.return_value
+    engine.attach_kv.assert_called_once_with(region.buffer)
+    mirrored = [mock.call(region, engine.kv_memory)] * (takes_kv and has_memory)
+    assert transfers.mirror.call_args_list == mirrored
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+@pytest.mark.parametrize("reaches", [True, False])
+def test_kv_lands_in_the_pool_of_a_device_where_the_transport_reaches_it(
+    *, reaches: bool, has_memory: bool
+) -> None:
+    engine, transfers = mock.MagicMock(kv_in_place=False), mock.MagicMock()
+    engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
+    engine.num_landing_blocks = 4
+    if not has_memory:
+        engine.kv_memory = None
+    transfers.mirror.return_value.remote.backend = "cuda"
+    if not reaches:
+        transfers.mirror.return_value = None
+    kv = RankKv(engine, transfers)
+    assert not kv.is_pool("cuda")
+    kv.take_in()
+    assert kv.is_pool("cuda") is (reaches and has_memory)
+    assert not kv.is_pool("shm") and not kv.is_pool("")
 
 
 @pytest.mark.parametrize("transport", ["", "shm"])

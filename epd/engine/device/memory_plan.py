@@ -5,10 +5,10 @@ Theory of operation
 Weights are loaded and memory for an encoder's rows is reserved.  The largest step and the largest
 vision batch run once, so that torch's allocator holds what activations can ever need.  What it has
 beside that it gives back where weights are laid side by side, or the pool would go without.  The KV
-pool gets what is free then of this process's share, less a reserve for graphs and libraries.  Where
-KV comes from other GPUs, the memory in which it arrives is a quarter of that at most.  An instance
-without room for a token fails before it joins.  Only an image of more patches than a batch may have
-can meet too little memory later: it fails alone."""
+pool gets what is free then of this process's share, less a reserve for graphs and libraries.  KV of
+other GPUs arrives in the pool itself.  An instance without room for a token fails before it joins.
+Only an image of more patches than a batch may have can meet too little memory later: it fails
+alone."""
 
 from __future__ import annotations
 
@@ -26,14 +26,6 @@ logger = logging.getLogger(__name__)
 RESERVE_NBYTES = 2 << 30
 LIFTED_NBYTES = 256 << 20  # for rows ahead of the steps that read them
 SMALL_POOL = 8  # steps of prompts; a smaller one is told of
-LANDING_SHARE = 4  # of what is left for KV, one part is where it arrives, at most
-
-
-class Mirrored(NamedTuple):
-    """What the data plane will take of the device, behind the plan."""
-
-    nbytes: int = 0  # for all but KV
-    has_landing: bool = False  # and for KV that arrives
 
 
 class KvPlan(NamedTuple):
@@ -41,20 +33,18 @@ class KvPlan(NamedTuple):
     num_landing_blocks: int
 
 
-def kv_plan(config: EngineConfig, layout: KvLayout, mirrored: Mirrored) -> KvPlan:
-    """Blocks of the KV pool, and of the memory in which KV arrives.  Raises ConfigError when no
-    token has room.
+def kv_plan(config: EngineConfig, layout: KvLayout, mirrored_nbytes: int = 0) -> KvPlan:
+    """Blocks of the KV pool, and of the host's memory in which KV arrives.  Raises ConfigError when
+    no token has room.
 
-    With `kv_nbytes` 0, to be asked when everything else is in place but what the data plane takes.
+    With `kv_nbytes` 0, to be asked when everything else is in place but the mirrors, which the data
+    plane will take of the device.
     """
-    nbytes, landing_nbytes = config.kv_nbytes, config.kv_landing_nbytes
+    nbytes = config.kv_nbytes
     if not nbytes:
         free, total = torch.cuda.mem_get_info(config.device)
         nbytes = int(free - (1 - config.gpu_memory_utilization) * total) - RESERVE_NBYTES
-        nbytes -= mirrored.nbytes
-        if mirrored.has_landing:
-            landing_nbytes = max(0, min(landing_nbytes, nbytes // LANDING_SHARE))
-            nbytes -= landing_nbytes
+        nbytes -= mirrored_nbytes
     least_nbytes = (layout.num_state_blocks + 1) * layout.block_nbytes
     if nbytes < least_nbytes:
         remedy = (
@@ -70,7 +60,7 @@ def kv_plan(config: EngineConfig, layout: KvLayout, mirrored: Mirrored) -> KvPla
             f"{layout.num_state_blocks + 1} KV blocks that a sequence has at least; {remedy}"
         )
     num_blocks = nbytes // layout.block_nbytes
-    return KvPlan(num_blocks, min(num_blocks, landing_nbytes // layout.block_nbytes))
+    return KvPlan(num_blocks, min(num_blocks, config.kv_landing_nbytes // layout.block_nbytes))
 
 
 def held_nbytes(model: torch.nn.Module) -> int:
@@ -86,17 +76,19 @@ def log_table(
     kv_tokens: int,
     max_step_tokens: int,
     rows_nbytes: int,
+    *,
+    kv_is_torchs: bool,
 ) -> None:
     """One line per use of the device's memory, at the end of loading."""
     free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
+    reserved = torch.cuda.memory_reserved(device) + (0 if kv_is_torchs else kv_nbytes)
     rest = reserved - weights_nbytes - kv_nbytes - rows_nbytes
     lines = [
         ("weights of the language model", weights_nbytes, ""),
         ("KV pool", kv_nbytes, f"{kv_tokens} tokens"),
         ("rows of images", rows_nbytes, "the encoder's first tier, and a quarter more"),
         ("vision tower, activations, graphs", rest, "as the largest step and batch need"),
-        ("not torch's: contexts, other processes", total - free - reserved, ""),
+        ("contexts, other processes", total - free - reserved, ""),
         ("free", free, f"of {total / 2**30:.1f} GiB on {torch.cuda.get_device_name(device)}"),
     ]
     for name, nbytes, note in lines:
@@ -104,8 +96,8 @@ def log_table(
     if kv_tokens < SMALL_POOL * max_step_tokens:
         logger.warning(
             "the KV pool of %s has room for %d tokens, so few requests run at a time; for more, "
-            "raise --gpu-memory-utilization, lower --encoder-cache-device-nbytes or "
-            "engine.kv_landing_nbytes, or share the model out with --tensor-parallel-size",
+            "raise --gpu-memory-utilization, lower --encoder-cache-device-nbytes, or share the "
+            "model out with --tensor-parallel-size",
             device,
             kv_tokens,
         )

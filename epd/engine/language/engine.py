@@ -88,6 +88,7 @@ class TorchLanguageEngine:
             from epd.engine.language.kv_hop import KvHop
 
             self._hop = KvHop(forward.pool, executor.streams, kv_leaving_nbytes)
+        self.kv_memory = forward.pool.lies_in
         self.num_landing_blocks = self.num_blocks if self.kv_in_place else num_landing_blocks
         self._adapter = adapter
         self._executor = executor
@@ -119,7 +120,7 @@ class TorchLanguageEngine:
         """
         return self._adapter.rope_positions(num_tokens, items)
 
-    def attach_kv(self, buffer: Buffer) -> None:
+    def attach_kv(self, buffer: memoryview) -> None:
         if self._hop is not None:
             self._hop.attach(buffer)
         else:

@@ -3,10 +3,10 @@
 A transport that reads the device's memory copies what is to be sent from where it lies (`source`).
 For others it is gathered on the device and comes down in one piece.  A stream of its own does that:
 KV is final, so it waits for no later layers.  Its blocks may be given to others when the call's
-future has ended.  Blocks that arrived lie in memory of the device, or in registered memory, which
-the device reads itself, and go up into one piece.  They are then scattered into the pool, beside
-steps that are computed: no step uses them yet.  The landing memory may be written again when the
-call's future has ended.
+future has ended.  Blocks that arrived lie in the pool itself, or in registered memory, which the
+device reads itself, and go up into one piece.  They are then scattered into the pool, beside steps
+that are computed: no step uses them yet.  The landing memory may be written again when the call's
+future has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from epd.engine.base import Buffer
 from epd.engine.device.copies import to_device, to_host
 from epd.engine.device.executor import Deferred
 from epd.engine.device.pinned import Arena, register
-from epd.engine.device.row_memory import read_bytes
 from epd.engine.device.streams import KV_IN, KV_OUT, DeviceStreams
 from epd.engine.language.kv_pool import KvPool
 from epd.groups.device.kv_heads import put_blocks, take_heads
@@ -39,15 +38,12 @@ class KvHop:
         self._pool = pool
         self._leaving = Arena(leaving_nbytes)
         self._streams = streams
-        self._landing = self._mirror = torch.empty(0, 1, dtype=torch.uint8)
+        self._landing = torch.empty(0, 1, dtype=torch.uint8)
 
-    def attach(self, buffer: Buffer) -> None:
+    def attach(self, buffer: memoryview) -> None:
         nbytes = self._pool.layout.block_nbytes
         usable = buffer[: buffer.nbytes // nbytes * nbytes]
-        if isinstance(buffer, memoryview):
-            self._landing = register(usable, self).view(-1, nbytes)
-        else:
-            self._mirror = read_bytes(usable).view(-1, nbytes)
+        self._landing = register(usable, self).view(-1, nbytes)
 
     def source(self, slots: Sequence[int]) -> PoolSlots:
         """Slots that are final, where they lie, for who copies them from there."""
@@ -82,7 +78,7 @@ class KvHop:
     def land_state(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], pieces: Sequence[Piece]
     ) -> Deferred[None]:
-        """What lies of a state in `slots` of this landing memory becomes that in `blocks`."""
+        """What lies of a state in `slots` of this memory becomes that in `blocks`."""
         with torch.inference_mode(), torch.cuda.stream(self._streams.kv_in_stream):
             landed = self._landed(memory, slots).view(-1)
             put_states(self._pool, self._index(blocks), landed, pieces)
@@ -91,26 +87,21 @@ class KvHop:
     def land(
         self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
     ) -> Deferred[None]:
-        """Copy what lies in `slots` of this landing memory into `blocks` of the pool."""
+        """Copy what lies in `slots` of this memory into `blocks` of the pool."""
         with torch.inference_mode(), torch.cuda.stream(self._streams.kv_in_stream):
-            targets = self._index(blocks)
+            targets, landed = self._index(blocks), self._landed(memory, slots)
             if by_head:
-                put_blocks(self._pool, targets, self._landed(memory, slots))
-            elif isinstance(memory, memoryview):
-                runs = (self._landing[first:last] for first, last in neighbours(slots))
-                self._pool.memory.index_copy_(0, targets, self._streams.upload(*runs))
+                put_blocks(self._pool, targets, landed)
             else:
-                pool, landing, at = _wide(self._pool.memory), _wide(self._mirror), 0
-                for first, last in neighbours(slots):
-                    pool.index_copy_(0, targets[at : at + last - first], landing[first:last])
-                    at += last - first
+                self._pool.memory.index_copy_(0, targets, landed)
         return Deferred(lambda: None, KV_IN)
 
     def _landed(self, memory: Buffer, slots: Sequence[int]) -> torch.Tensor:
-        pieces = [slice(*run) for run in neighbours(slots)]
-        if isinstance(memory, memoryview):
-            return self._streams.upload(*(self._landing[run] for run in pieces))
-        return torch.cat([self._mirror[run] for run in pieces])
+        """A copy: of the landing memory, or of the pool, which is the device's."""
+        if not isinstance(memory, memoryview):
+            return self._pool.memory.index_select(0, self._index(slots))
+        runs = (self._landing[first:last] for first, last in neighbours(slots))
+        return self._streams.upload(*runs)
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         return to_device(list(blocks), torch.int64, self._streams.device)
@@ -135,8 +126,3 @@ def _leaving(taken: torch.Tensor, *, in_place: bool) -> Deferred[list[Buffer]]:
         return Deferred(lambda: [taken.view(-1)], KV_OUT)
     host = to_host(taken)
     return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
-
-
-def _wide(rows: torch.Tensor) -> torch.Tensor:
-    """The same bytes in elements of eight, which move at twice the speed of two."""
-    return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows

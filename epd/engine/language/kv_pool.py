@@ -26,7 +26,9 @@ from typing import NamedTuple
 
 import torch
 
+from epd.engine.base import Buffer, KvMemory
 from epd.engine.device.copies import to_device
+from epd.engine.device.row_memory import read_bytes
 from epd.engine.kernels.eight_bits import FP8, scaled
 from epd.messages import KvLayout
 from epd.shares import neighbours
@@ -102,7 +104,11 @@ class SequenceTensor(NamedTuple):
 class KvPool:
     """Paged KV memory; which block belongs to whom is the caller's business."""
 
-    def __init__(self, layout: KvLayout, num_blocks: int, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, layout: KvLayout, num_blocks: int, dtype: torch.dtype, device: str,
+        memory: Callable[[int], KvMemory] | None = None,
+    ) -> None:  # fmt: skip
+        """`memory`: makes so many bytes of the device that peers can write to."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.nbytes = num_blocks * layout.block_nbytes
@@ -110,6 +116,9 @@ class KvPool:
         self._device = device
         self._memory: _Memory | None = None
         self.on_layers: Callable[[int], None] | None = None  # see `layer`
+        self.lies_in = memory(self.nbytes) if memory is not None else None
+        if self.lies_in is not None:
+            self.attach(self.lies_in.whole)
 
     @property
     def memory(self) -> torch.Tensor:
@@ -129,17 +138,19 @@ class KvPool:
     def like(self, num_blocks: int) -> KvPool:
         return KvPool(self.layout, num_blocks, self._dtype, self._device)
 
-    def attach(self, buffer: memoryview) -> None:
+    def attach(self, buffer: Buffer) -> None:
         """Use this memory, cleared.  Raises ValueError when it does not fit or comes too late."""
         if self._memory is not None:
             raise ValueError(
                 "the KV pool has its memory already; attach once, before the first step"
             )
-        if buffer.readonly:
+        if isinstance(buffer, memoryview):
+            buffer = buffer.cast("B")
+        if getattr(buffer, "readonly", False):
             raise ValueError("the KV pool needs memory that it may write")
         if buffer.nbytes < self.nbytes:
             raise ValueError(f"the KV pool needs {self.nbytes} bytes, got {buffer.nbytes}")
-        memory = torch.frombuffer(buffer.cast("B")[: self.nbytes], dtype=torch.uint8)
+        memory = read_bytes(buffer[: self.nbytes])
         memory.zero_()  # first touch
         self._memory = self._shaped(memory)
 

@@ -73,7 +73,7 @@ class DecodeRole(Component[Request]):
                 received.source, CancelTransfer(room=message.room, attempt=message.attempt)
             )
             return
-        if (refusal := self._refusal(message)) is not None:
+        if (refusal := self._refusal(message, source)) is not None:
             self.actor.send(
                 received.source,
                 CancelTransfer(room=message.room, attempt=message.attempt, failure=refusal),
@@ -99,7 +99,7 @@ class DecodeRole(Component[Request]):
         )
         self._requests.fire(request, KvOffered())
 
-    def _refusal(self, message: KvOffer) -> Failure | None:
+    def _refusal(self, message: KvOffer, source: Address) -> Failure | None:
         own = self._layout
         if refusal := self.actor.refusal("decode", len(self._requests), self._config.max_queue):
             return refusal
@@ -110,14 +110,18 @@ class DecodeRole(Component[Request]):
             return Failure(FailureKind.CONTRACT, reason)
         if too_many := self._requests.objection(_num_tokens(message), "the decode instance"):
             return too_many
-        if not self._landing.fits(self._requests.table_size(message.num_prompt_tokens)):
+        num_blocks = self._requests.table_size(message.num_prompt_tokens)
+        if not (self._is_in_place(source) or self._landing.fits(num_blocks)):
             reason = (
                 f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "
-                "landing memory; raise engine.kv_landing_nbytes, or what it has a quarter of "
-                "(--gpu-memory-utilization)"
+                "landing memory; raise engine.kv_landing_nbytes"
             )
             return Failure(FailureKind.CAPACITY, reason)
         return None
+
+    def _is_in_place(self, peer: Address) -> bool:
+        """Its bytes land in the pool's own blocks, once a registry has listed it."""
+        return self._requests.kv.own.is_pool(self._rooms.transport_with(peer))
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -139,6 +143,7 @@ class DecodeRole(Component[Request]):
     # --- consumer of KV ---------------------------------------------------------------------------
 
     def grant(self, incoming: Incoming) -> Grant:
+        assert self._landing.has(incoming.key) is not self._is_in_place(incoming.peer)
         num_slots = self._requests.table_size(incoming.num_rows) * self._layout.slots_per_block
         region = self._requests.kv.written(self._producer(incoming))
         there = self._rooms.descriptor(region, incoming)
@@ -193,14 +198,21 @@ class DecodeRole(Component[Request]):
         return blocks[first + incoming.num_held : last] + blocks[:first]
 
     def await_landing(self, incoming: Incoming) -> None:
-        self._landing.join(incoming.key, self._received(incoming))
-        self._let_land()
+        received = self._received(incoming)
+        if self._is_in_place(incoming.peer):
+            self._can_land(incoming, self._landing.slots(received))
+        else:
+            self._landing.join(incoming.key, received)
+            self._let_land()
 
     def _let_land(self) -> None:
         for room, slots in self._landing.grants():
             incoming = self._rooms.find(room)
             assert incoming is not None  # with its end it left the queue
-            self._rooms.post(incoming, SlotsLeased(slots, len(slots) * self._slot_nbytes))
+            self._can_land(incoming, slots)
+
+    def _can_land(self, incoming: Incoming, slots: tuple[int, ...]) -> None:
+        self._rooms.post(incoming, SlotsLeased(slots, len(slots) * self._slot_nbytes))
 
     def withdraw_lease(self, incoming: Incoming) -> None:
         self._requests.leave_queue(incoming.owner)
@@ -212,7 +224,7 @@ class DecodeRole(Component[Request]):
 
     def _take(self, incoming: Incoming) -> tuple[int, ...]:
         """Its blocks, which are another's from now on; where they landed is free."""
-        self._landing.release(incoming.slots)
+        self._landing.release(incoming.key)
         self._let_land()
         return incoming.blocks
 

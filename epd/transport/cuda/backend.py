@@ -126,18 +126,26 @@ class CudaTransferEngine(HostEngine):
     ) -> SlotRegion:
         """Device memory, zeroed; `by_reference` changes nothing: nobody deposits here."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        if self._socket is None:
-            self._socket = MemorySocket(self._directory, self._export)
         try:
             memory = self._device.allocate(nbytes)
         except DeviceError as error:
-            raise TransportError(
-                f"device memory for {name} needs {nbytes / 2**20:.1f} MiB ({error}): lower "
-                "prefill.pool_nbytes or engine.kv_landing_nbytes, or use another --transport"
-            ) from None
+            raise _no_room(name, nbytes, error, "prefill.pool_nbytes") from None
+        return self._region(name, memory, num_slots, slot_nbytes, by_reference=by_reference)
+
+    def register(self, name: str, memory: DeviceMemory, slot_nbytes: int) -> SlotRegion:
+        """Of this process, whichever `Device` of the same GPU has made it."""
+        return self._region(name, memory, memory.nbytes // slot_nbytes, slot_nbytes)
+
+    def _region(
+        self, name: str, memory: DeviceMemory, num_slots: int, slot_nbytes: int, *,
+        by_reference: bool = False,
+    ) -> SlotRegion:  # fmt: skip
+        if self._socket is None:
+            self._socket = MemorySocket(self._directory, self._export)
         region_id = self._region_ids.new(name)
         remote = self._remote(region_id, self._socket.name, num_slots, slot_nbytes)
-        region = SlotRegion(remote, memory.whole[:nbytes], by_reference=by_reference)
+        whole = memory.whole[: num_slots * slot_nbytes]
+        region = SlotRegion(remote, whole, by_reference=by_reference)
         self._own[region_id] = region
         self._memories[key_of(remote)] = memory
         return region
@@ -290,6 +298,25 @@ class CudaTransferEngine(HostEngine):
         self._ends.close()
 
 
+def _no_room(name: str, nbytes: int, error: DeviceError, lower: str) -> TransportError:
+    return TransportError(
+        f"device memory for {name} needs {nbytes / 2**20:.1f} MiB ({error}): lower {lower}, or use "
+        "another --transport"
+    )
+
+
+def memory(device: str, nbytes: int) -> DeviceMemory:
+    """Of a device, zeroed, for `register`.  Raises TransportError."""
+    try:
+        return CudaDevice(_index(device)).allocate(nbytes)
+    except DeviceError as error:
+        raise _no_room("the KV pool", nbytes, error, "--kv-nbytes") from None
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
 def make(its: BackendSettings) -> CudaTransferEngine:
     if reason := missing():
         raise TransportError(f"transport cuda cannot be used: {reason}")
@@ -298,9 +325,8 @@ def make(its: BackendSettings) -> CudaTransferEngine:
             "transport cuda moves what lies on a GPU: start with --device cuda, or use another "
             "--transport"
         )
-    index = int(its.device.partition(":")[2] or 0)
     try:
-        device = CudaDevice(index)
+        device = CudaDevice(_index(its.device))
     except DeviceError as error:
         raise TransportError(
             f"transport cuda cannot use {its.device}: {error}; use another --transport"

@@ -74,6 +74,7 @@ class NullLanguage(AlikeRanks):
     kv_layout = LAYOUT
     num_blocks = num_landing_blocks = NUM_BLOCKS
     kv_in_place = True
+    kv_memory: Any = None
     row_contract: RowContract | None = CONTRACT
     max_context = 1 << 20
 

@@ -1,11 +1,12 @@
 """`epd bench hop --device cuda`: rows and KV from one GPU's process to another's, over `cuda`.
 
-Rows are written from where they lie: one way, from "ready" to `Written`, one write at a time, and
-as many a second as with several in flight.  A hand-over is the KV of a prompt that lies scattered
-in the sender's pool: written at once, or one group of layers after the other as a prompt's leave.
-It ends when the receiver has the message and its device has passed the scatter into its pool.
-Every byte is compared on both sides of each measure.  CPU time is that of both processes.  With one
-GPU both processes are on it.
+Both are written from where they lie: one way, from "ready" to `Written`, one write at a time, and
+for rows as many a second as with several in flight.  A hand-over is the KV of a prompt, from
+scattered blocks of the sender's pool into scattered blocks of the receiver's.  It goes at once, or
+one group of layers after the other as a prompt's leave.  It ends when the receiver has the message.
+"last" is the last of these groups alone, which is left when the last layer is computed.  Every byte
+is compared on both sides of each measure.  CPU time is that of both processes.  With one GPU both
+processes are on it.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
-from epd.engine.device.streams import DeviceStreams
-from epd.engine.language.kv_hop import KvHop
+from epd.engine.language.kv_hop import PoolSlots
 from epd.engine.language.kv_pool import KvPool
 from epd.messages import KvLayout, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS
-from epd.transport.base import Region, TransferEngine, Written
+from epd.transport.base import Written
+from epd.transport.cuda.backend import CudaTransferEngine, make, memory
 from epd_lab.bench import machine
 from epd_lab.bench.transports.words import Remote, answer_all
 
@@ -43,7 +45,10 @@ LAYOUT = KvLayout(  # of Qwen3-VL-4B
 )
 POOL_BLOCKS = 1024
 NUM_BLOCKS = 132  # 2106 tokens: a prompt with an image of 1920x1080, 311 MB
-ROWS_NBYTES = (1 << 20, 16 << 20, 42 << 20, NUM_BLOCKS * LAYOUT.block_nbytes)
+KV_NBYTES = NUM_BLOCKS * LAYOUT.block_nbytes
+ROWS_NBYTES = (1 << 20, 16 << 20, 42 << 20, KV_NBYTES)
+GROUPS = (1, 2, 4, 9, 36)  # `engine.kv_layer_groups`
+SENT, OTHER = 0, 3  # seeds of what pools hold
 MODULE = "epd_lab.bench.transports.hop_device"
 
 
@@ -59,27 +64,27 @@ class Figure:
 
 
 class HopEnd:
-    """One process: an engine, a pool with fixed contents, and memory that is written to."""
+    """One process: an engine, and a pool that is written to."""
 
     def __init__(self) -> None:
-        self.engine: TransferEngine
+        self.engine: CudaTransferEngine
         self.pool: KvPool
-        self.hop: KvHop
-        self.region: Region
+        self.memory: Any
 
-    async def open(self, name: str, index: int) -> Sequence[object]:
-        """Gives the descriptor of its memory."""
+    async def open(self, name: str, index: int) -> Sequence[Sequence[object]]:
+        """Gives the descriptors of its pool, as it is cut for each of `GROUPS`."""
         torch.cuda.set_device(index)
-        settings = BackendSettings(name, time.time_ns(), device=f"cuda:{index}")
-        self.engine = BACKENDS["cuda"].make(settings)
-        self.pool = KvPool(LAYOUT, POOL_BLOCKS, torch.bfloat16, f"cuda:{index}")
-        self.hop = KvHop(self.pool, DeviceStreams(torch.device("cuda", index)))
-        num_slots = NUM_BLOCKS * LAYOUT.slots_per_block
-        self.region = self.engine.allocate("kv", num_slots, LAYOUT.slot_nbytes)
-        self.hop.attach(self.region.buffer)
-        self.fill(0)
-        remote = self.region.remote
-        return [getattr(remote, name) for name in remote.__struct_fields__]
+        device = f"cuda:{index}"
+        self.engine = make(BackendSettings(name, time.time_ns(), device=device))
+        self.pool = KvPool(LAYOUT, POOL_BLOCKS, torch.bfloat16, device)
+        self.memory = memory(device, self.pool.nbytes)
+        self.pool.attach(self.memory.whole)
+        self.fill(OTHER)
+        remotes = [
+            self.engine.register("kv", self.memory, LAYOUT.block_nbytes // groups).remote
+            for groups in GROUPS
+        ]
+        return [[getattr(one, name) for name in one.__struct_fields__] for one in remotes]
 
     def fill(self, seed: int) -> None:
         """The same on every device of a kind."""
@@ -87,38 +92,34 @@ class HopEnd:
         self.pool.memory.view(torch.int64).random_(generator=generator)
         torch.cuda.synchronize()
 
-    @functools.cache  # noqa: B019 - a process has one
-    def blocks(self, seed: int) -> tuple[int, ...]:
-        generator = torch.Generator().manual_seed(seed)
-        return tuple(torch.randperm(POOL_BLOCKS, generator=generator)[:NUM_BLOCKS].tolist())
+    def source(self, slots: Sequence[int], slot_nbytes: int) -> PoolSlots:
+        pool = self.pool.memory
+        places = np.array(slots, np.uint64) * slot_nbytes + pool.data_ptr()
+        return PoolSlots(pool, places, slot_nbytes)
 
     def rest(self) -> None:
         """Nothing is asked but the CPU seconds that come with every answer."""
 
-    def land(self, seed: int) -> int:
-        """What was written becomes blocks of the pool; when the device has passed that, in ns."""
-        self.hop.land(self.region.buffer, range(NUM_BLOCKS), self.blocks(seed))
-        passed = torch.cuda.Event()
-        passed.record()
-        passed.synchronize()
+    def hear(self) -> int:
+        """What was written is there; when, in ns."""
         return time.perf_counter_ns()
 
-    def is_equal(self, source: int, target: int) -> bool:
-        """The blocks of the second seed hold what the sender has in those of the first; nothing
-        of it is left."""
-        found = self.pool.memory[list(self.blocks(target))].clone()
-        torch.as_tensor(self.region.buffer, device=found.device).zero_()
-        self.fill(0)
-        return bool(torch.equal(found, self.pool.memory[list(self.blocks(source))]))
-
-    def landed(self, nbytes: int) -> bool:
-        """The written memory begins with what the sender's pool begins with."""
-        self.fill(0)
-        tensor = torch.as_tensor(self.region.buffer[:nbytes], device=self.pool.memory.device)
-        return bool(torch.equal(tensor, self.pool.memory.view(-1)[:nbytes]))
+    def is_equal(self, source: Sequence[int], target: Sequence[int], nbytes: int) -> bool:
+        """These blocks begin with what the sender has in those; then nothing of it is left."""
+        found = self.pool.memory[list(target)].view(-1)[:nbytes]
+        self.fill(SENT)
+        wanted = self.pool.memory[list(source)].view(-1)[:nbytes]
+        self.fill(OTHER)
+        return bool(torch.equal(found, wanted))
 
     async def close(self) -> None:
         await self.engine.close()
+
+
+def blocks(seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = torch.randperm(POOL_BLOCKS, generator=generator).tolist()
+    return order[:NUM_BLOCKS]
 
 
 async def _timed(
@@ -152,53 +153,81 @@ async def _timed(
     )  # fmt: skip
 
 
-async def measure(count: int) -> list[Figure]:
-    receiver, sender = Remote(MODULE), HopEnd()
-    place = await receiver.ask("open", name="receiver", index=min(1, torch.cuda.device_count() - 1))
-    await sender.open("sender", 0)
-    target = msgspec.convert(place, RemoteRegion)
+class DeviceHop:
+    """A receiver's process, and a sender in this one."""
 
-    async def write(source: Any, slots: Sequence[int]) -> int:
-        outcome = await sender.engine.write([source], target, slots)
+    def __init__(self) -> None:
+        self._receiver, self._sender = Remote(MODULE), HopEnd()
+        self._targets: dict[int, RemoteRegion] = {}  # by groups
+
+    async def open(self) -> None:
+        index = min(1, torch.cuda.device_count() - 1)
+        places = await self._receiver.ask("open", name="receiver", index=index)
+        await self._sender.open("sender", 0)
+        self._sender.fill(SENT)
+        found = [msgspec.convert(place, RemoteRegion) for place in places]
+        self._targets = dict(zip(GROUPS, found, strict=True))
+
+    async def rows(self, nbytes: int, count: int) -> AsyncIterator[Figure]:
+        """Into slots side by side, with 1, 4 and 16 in flight."""
+        target, rows = self._targets[4], self._sender.pool.memory.view(-1)[:nbytes]
+        slots = range(-(-nbytes // target.slot_nbytes))
+        once = functools.partial(self._write, rows, target, slots)
+        for in_flight in (1, 4, 16):
+            yield await _timed("rows", nbytes, in_flight, count, self._receiver, once)
+        first = [*range(-(-nbytes // LAYOUT.block_nbytes))]
+        await self._compare(first, first, nbytes)
+
+    async def hand_overs(self, groups: int, count: int) -> AsyncIterator[Figure]:
+        """In so many parts, and the last of them."""
+        whole = functools.partial(self._hand_over, groups, range(groups))
+        yield await _timed(f"KV/{groups}", KV_NBYTES, 1, count, self._receiver, whole)
+        await self._compare(blocks(1), blocks(2), KV_NBYTES)
+        if groups > 1:
+            last = functools.partial(self._hand_over, groups, range(groups - 1, groups))
+            nbytes = KV_NBYTES // groups
+            yield await _timed(f"last/{groups}", nbytes, 1, count, self._receiver, last)
+
+    async def _hand_over(self, groups: int, parts: Sequence[int]) -> int:
+        target = self._targets[groups]
+        for part in parts:
+            here, there = ([block * groups + part for block in blocks(seed)] for seed in (1, 2))
+            source = self._sender.source(here, target.slot_nbytes)
+            await self._write(source, target, there)
+        heard_ns: int = await self._receiver.ask("hear")
+        return heard_ns
+
+    async def _write(self, source: Any, target: RemoteRegion, slots: Sequence[int]) -> int:
+        outcome = await self._sender.engine.write([source], target, slots)
         if not isinstance(outcome, Written):
             raise RuntimeError(str(outcome))  # noqa: TRY004 - not a type error
         return time.perf_counter_ns()
 
-    size = LAYOUT.slots_per_block
-    places = [block * size + group for block in sender.blocks(1) for group in range(size)]
+    async def _compare(self, source: list[int], target: list[int], nbytes: int) -> None:
+        if not await self._receiver.ask("is_equal", source=source, target=target, nbytes=nbytes):
+            raise RuntimeError("the bytes did not land as they were sent")
 
-    async def hand_over(num_parts: int) -> int:
-        for part in range(num_parts):
-            slots = range(part, len(places), num_parts)
-            await write(sender.hop.source([places[slot] for slot in slots]), slots)
-        usable_ns: int = await receiver.ask("land", seed=2)
-        return usable_ns
+    async def close(self) -> None:
+        await self._sender.close()
+        await self._receiver.ask("close")
+        await self._receiver.close()
 
-    found = []
+
+async def measure(count: int) -> list[Figure]:
+    hop, found = DeviceHop(), list[Figure]()
+    await hop.open()
     for nbytes in ROWS_NBYTES:
-        rows = sender.pool.memory.view(-1)[:nbytes]
-        for in_flight in (1, 4, 16):
-            slots = range(-(-nbytes // target.slot_nbytes))
-            once = functools.partial(write, rows, slots)
-            found.append(await _timed("rows", nbytes, in_flight, count, receiver, once))
-        if not await receiver.ask("landed", nbytes=nbytes):
-            raise RuntimeError(f"{nbytes} bytes did not land as they were sent")
-    nbytes = NUM_BLOCKS * LAYOUT.block_nbytes
-    for what, num_parts in (("KV", 1), ("KV/4", size)):
-        once = functools.partial(hand_over, num_parts)
-        found.append(await _timed(what, nbytes, 1, count, receiver, once))
-        if not await receiver.ask("is_equal", source=1, target=2):
-            raise RuntimeError("the blocks did not land as they were sent")
-    await sender.close()
-    await receiver.ask("close")
-    await receiver.close()
+        found += [figure async for figure in hop.rows(nbytes, count)]
+    for groups in GROUPS:
+        found += [figure async for figure in hop.hand_overs(groups, count)]
+    await hop.close()
     return found
 
 
 def table(figures: list[Figure]) -> str:
-    lines = ["what       MB  fly     p50 us     p99 us     GB/s   cpu us"]
+    lines = ["what          MB  fly     p50 us     p99 us     GB/s   cpu us"]
     lines += [
-        f"{one.what:<5}{one.megabytes:>8}{one.in_flight:>5}{one.p50_us:>11.1f}{one.p99_us:>11.1f}"
+        f"{one.what:<8}{one.megabytes:>8}{one.in_flight:>5}{one.p50_us:>11.1f}{one.p99_us:>11.1f}"
         f"{one.gb_per_s:>9.1f}{one.cpu_us:>9.1f}"
         for one in figures
     ]

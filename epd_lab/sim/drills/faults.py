@@ -231,6 +231,18 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         fires=("former Grant",), mutants=("grants_of_the_lost_open_rooms",), to_s=1.5,
     ),
     Drill(
+        "near-and-far", ("F6", "F7"), topology="1e2p1d",
+        work=Workload(30, image_share=0.3, max_images=1, spread_s=0.3, cancel_share=0.5),
+        data=DataConditions(nbytes_per_s=2e4, jitter_s=0.05),
+        settings=Settings(num_landing_blocks=12, near=("p0", "d0"), timing=SOON_LOST),
+        faults=(Fault("stall", "p0", point=PART, duration_s=4.0),),
+        fires=("near_write", "kv_waited_to_land", "INCOMING:QUARANTINED>FAILED"), must_fire=0.8,
+        calm={"settings.num_landing_blocks": 0, "settings.near": (), "work.cancel_share": 0.0},
+        mutants=(
+            "a_near_pool_is_taken_for_landing_blocks", "cancel_frees_slots", "lost_peer_frees_slots"
+        ),
+    ),
+    Drill(
         "late-for-a-new-gateway", ("F7", "F8", "F35"),
         work=Workload(num_requests=16, image_share=1.0, num_images=16, spread_s=0.3),
         data=DataConditions(kind="rdma", unknown=0.6, linger_s=7.0),

@@ -38,7 +38,7 @@ from epd_lab.sim.engine import golden, sampler
 from epd_lab.sim.engine.device import Costs, SimDevice
 from epd_lab.sim.engine.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Image
 from epd_lab.sim.engine.hash_states import HashStates, layout_of
-from epd_lab.sim.engine.landing import LandedKv
+from epd_lab.sim.engine.landing import LandedKv, PoolMemory
 from epd_lab.sim.engine.sampler import Past
 from epd_lab.sim.poison import Poison, both
 
@@ -218,6 +218,7 @@ class SimLanguageEngine(HashStates, LandedKv):
         self._costs = costs
         self._breaks, self._copy_s = device.process.breaks, costs.copy_s
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
+        self.kv_memory = PoolMemory(self._kv) if num_landing_blocks else None
         self._last = _Launched(set())
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:

@@ -1,18 +1,29 @@
-"""Where KV lands at a simulated engine: in its pool, or, as at a GPU, in a few blocks in front of
-it, from which it is copied."""
+"""Where KV lands at a simulated engine: in its pool, or in a few blocks in front of it.
+
+The latter as at a GPU: it is copied from there, and that of devices near by lands in the pool."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from epd_lab.sim.engine.own_memory import SimOwnMemory
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """A device's, which others near by can write to."""
+
+    whole: memoryview
 
 
 class LandedKv(SimOwnMemory):
     """What a `LanguageEngine` has of it."""
 
     kv_in_place: bool
+    kv_memory: Any
     num_landing_blocks: int
     kv_views: Callable[[Sequence[int]], list[memoryview]]
     _copy_s: float

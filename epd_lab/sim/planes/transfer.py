@@ -19,9 +19,8 @@ Where only the peer has the outcome (`asks`, as between hosts), `settle` asks it
 
 A changed bit is found by who sums: a transport that does so itself (`own_check`) fails the write.
 
-Every landing is shown to `on_land`, which the integrity checker uses: memory must belong to a lease
-that was granted to this writer.
-"""
+Every landing is shown to `on_land`, for the integrity checker: memory must belong to a lease that
+was granted to this writer."""
 
 from __future__ import annotations
 
@@ -124,6 +123,7 @@ class Fabric:
         self.on_land: Callable[[SimWrite, SimProcess, Sequence[int]], None] | None = None
         self.is_cut: Callable[[str, str], bool] = lambda one, other: False  # messages do not pass
         self.corrupt_next: dict[str, deque[str]] = {}  # by writer: what its next writes are called
+        self.near: tuple[str, ...] = ()  # whose devices reach each other: how their names begin
         self._serial: Counter[tuple[object, ...]] = Counter()
 
     def region(self, target: RemoteRegion) -> tuple[SlotRegion, SimProcess] | None:

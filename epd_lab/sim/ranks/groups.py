@@ -27,7 +27,7 @@ from epd.topology import name_instances, parse_groups
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.engine.device import SimDevice
 from epd_lab.sim.engine.engines import SimLanguageEngine, SimVisionEngine
-from epd_lab.sim.planes.transfer import SimTransferEngine
+from epd_lab.sim.planes.near import transfers_of
 from epd_lab.sim.ranks.channels import Channel, SimAnswers, SimAsks, with_own_rows
 from epd_lab.sim.ranks.rows import RowsAtRanks
 from epd_lab.sim.ranks.towers import Gather, SimTowerShare
@@ -296,7 +296,7 @@ class SimFollower:
         self._group: SimRanks
         self._tower: SimTowerShare
         self._follower = Follower(self, self._answer)
-        transfers = SimTransferEngine(groups.world.fabric, process)
+        transfers = transfers_of(groups.world.fabric, process)
         self.part = RankPart(engines.language, transfers, groups.prefill, takes_kv=True)
         self.answers = SimAnswers(self.part, self._answer_ask)
         self._number = 0

@@ -198,7 +198,8 @@ def _num_drafts(random: KeyedRandom) -> int:
 
 def _draw_settings(random: KeyedRandom) -> Settings:
     """Pools that are sometimes too small for all requests at once, not for a single one.  Every
-    fifth model has a state, and in every fifth run KV lands in front of its pool."""
+    fifth model has a state, and in every fifth run KV lands in front of its pool, but for that of
+    instances near by."""
     settings = Settings()
     num_slots = random.pick((12, 24), "slots")
     share = random.pick((0.5, 1.0), "share")
@@ -223,6 +224,7 @@ def _draw_settings(random: KeyedRandom) -> Settings:
         disk=_draw_disk(random),
         num_blocks=num_blocks + num_state_blocks,
         num_landing_blocks=(20 + num_state_blocks) * lands,
+        near=random.pick(((), ("",), ("p0", "d")), "near by") if lands else (),
         has_state=has_state,
     )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine.device import memory_plan
-from epd.engine.device.memory_plan import RESERVE_NBYTES, KvPlan, Mirrored, kv_plan, log_table
+from epd.engine.device.memory_plan import RESERVE_NBYTES, KvPlan, kv_plan, log_table
 from epd.messages import KvLayout
 
 GIB = 1 << 30
@@ -22,54 +22,58 @@ LAYOUT = KvLayout(
 CONFIG = EngineConfig(device="cuda", kv_nbytes=0, kv_landing_nbytes=2 * GIB)
 
 
-def plan(free: int, mirrored: Mirrored, config: EngineConfig = CONFIG) -> KvPlan:
+def plan(free: int, mirrored_nbytes: int = 0, config: EngineConfig = CONFIG) -> KvPlan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
-        return kv_plan(config, LAYOUT, mirrored)
+        return kv_plan(config, LAYOUT, mirrored_nbytes)
 
 
-@given(
-    free=st.integers(11 * GIB, 80 * GIB),
-    mirrored=st.builds(Mirrored, st.integers(0, GIB // 2), st.booleans()),
-)
-def test_all_that_is_planned_is_there(free: int, mirrored: Mirrored) -> None:
-    """Pool, landing and what else the data plane takes are what is free, less the reserve and the
-    share of others; landing has a quarter of that at most, and what is asked if that fits."""
-    found = plan(free, mirrored)
-    left = free - 8 * GIB - RESERVE_NBYTES - mirrored.nbytes
+@given(free=st.integers(11 * GIB, 80 * GIB), mirrored_nbytes=st.integers(0, GIB // 2))
+def test_all_that_is_planned_is_there(free: int, mirrored_nbytes: int) -> None:
+    """The pool and what else the data plane takes are what is free, less the reserve and the share
+    of others; landing takes nothing of the device."""
+    found = plan(free, mirrored_nbytes)
+    left = free - 8 * GIB - RESERVE_NBYTES - mirrored_nbytes
     pool, landing = (count * LAYOUT.block_nbytes for count in found)
-    taken = pool + (landing if mirrored.has_landing else 0)
-    assert left - 2 * LAYOUT.block_nbytes < taken <= left + 1
-    assert landing <= max(pool, CONFIG.kv_landing_nbytes)
-    if mirrored.has_landing:
-        assert landing <= left // 4
-        if left >= 8 * GIB:
-            assert landing > CONFIG.kv_landing_nbytes - LAYOUT.block_nbytes
+    assert left - LAYOUT.block_nbytes < pool <= left + 1
+    assert landing == min(
+        pool, CONFIG.kv_landing_nbytes // LAYOUT.block_nbytes * LAYOUT.block_nbytes
+    )
 
 
 def test_a_pool_that_is_asked_for_is_what_is_asked_for() -> None:
     config = EngineConfig(device="cuda", kv_nbytes=GIB, kv_landing_nbytes=GIB // 2)
-    found = plan(0, Mirrored(GIB, has_landing=True), config)
+    found = plan(0, GIB, config)
     assert found == KvPlan(GIB // LAYOUT.block_nbytes, GIB // 2 // LAYOUT.block_nbytes)
     config = EngineConfig(device="cuda", kv_nbytes=GIB, kv_landing_nbytes=2 * GIB)
-    found = plan(0, Mirrored(GIB, has_landing=True), config)
+    found = plan(0, GIB, config)
     assert found.num_landing_blocks == found.num_blocks, "no more can arrive than has a place"
 
 
 def test_no_room_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="--encoder-cache-device-nbytes"):
-        plan(10 * GIB, Mirrored())
+        plan(10 * GIB)
 
 
-@pytest.mark.parametrize(("tokens", "is_told"), [(8 * 4096, False), (8 * 4096 - 16, True)])
+@pytest.mark.parametrize(
+    ("tokens", "is_told", "is_torchs"), [(8 * 4096, False, True), (8 * 4096 - 16, True, False)]
+)
 def test_a_small_pool_is_told_of(
-    tokens: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tokens: int,
+    is_told: bool,
+    is_torchs: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     with caplog.at_level(logging.INFO, memory_plan.__name__):
-        log_table("cuda", 57 * GIB, 3 * GIB, tokens, 4096, 2 * GIB)
+        log_table("cuda", 57 * GIB, 3 * GIB, tokens, 4096, 2 * GIB, kv_is_torchs=is_torchs)
     warned = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert bool(warned) is is_told
-    assert len(caplog.records) - len(warned) == 6
+    nbytes = {str(r.args[1]): r.args[2] for r in caplog.records if r.args and len(r.args) == 4}
+    assert len(nbytes) == 6
+    rest, others = (8, 9) if is_torchs else (11, 6)
+    assert nbytes["vision tower, activations, graphs"] == rest
+    assert nbytes["contexts, other processes"] == others

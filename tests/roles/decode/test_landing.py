@@ -1,4 +1,5 @@
-"""KV that cannot land in the pool itself, as on a GPU: through a few slots of host memory."""
+"""KV that comes to a pool as of a GPU: through a few slots of host memory, or from another device
+straight into its blocks."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ from epd.tiny import CHECKPOINT
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import named
 from epd.transport.cuda.backend import CudaTransferEngine
+from epd.transport.cuda.driver import CudaMemory
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.routing import RoutingTransferEngine
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.engine.golden import BLOCK_SIZE
+from epd_lab.sim.engine.golden import BLOCK_SIZE, KV_LAYOUT
 from tests.roles.desk import desk
 from tests.roles.prefill.test_hand_over import kv_state, offered
 from tests.roles.topologies.cluster import Cluster
@@ -44,16 +46,24 @@ class Staged:
 
     kv_in_place = False
 
-    def __init__(self, engine: TorchLanguageEngine, num_slots: int = SLOTS) -> None:
+    def __init__(
+        self,
+        engine: TorchLanguageEngine,
+        num_slots: int = SLOTS,
+        kv_memory: CudaMemory | None = None,
+    ) -> None:
         self._engine = engine
         self.num_landing_blocks = num_slots
+        self.kv_memory = kv_memory
+        if kv_memory is not None:
+            engine.pool.attach(kv_memory.whole)
         self.num_landed = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def attach_kv(self, buffer: memoryview) -> None:
-        """Its mirror, too: what lands is named."""
+        """What lands is named."""
 
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
@@ -126,8 +136,8 @@ def test_the_queue_is_in_order_and_lets_go() -> None:
     landing.leave("b")
     leased |= landing.grants()
     assert leased["c"] == (9, 10, 11)
-    for room in "ac":
-        landing.release(leased[room])
+    for room in leased:
+        landing.release(room)
     assert landing.num_leased == 0
     assert landing.fits(4) and not landing.fits(5)
 
@@ -161,11 +171,28 @@ def test_who_waits_for_memory_to_land_in_is_woken(how: str) -> None:
         assert how != "failed" or at.whole.requests.pool.num_leased == num_leased - 4
 
 
+def test_who_is_near_waits_for_no_memory_to_land_in() -> None:
+    """Its slots are those of its blocks, however many, and come back with these."""
+    settings = Settings(num_landing_blocks=1, near=("p0", "d0"))
+    with desk("1e1p1d", "d0", "decode", settings) as at:
+        pool, rooms = at.whole.requests.pool, at.cluster.instance("d0").incoming
+        (_, room), size = offered(at, 3 * BLOCK_SIZE, key="a"), KV_LAYOUT.slots_per_block
+        assert room.state is incoming.S.RESERVED
+        blocks = room.blocks[:3]
+        assert [slot // size for slot in room.slots[::size]] == [*blocks]
+        grant = at.role.grant(room)
+        assert grant.region.backend == "near" and grant.slots == room.slots
+        at.do(rooms.fire, room, incoming.CancelRequested())
+        assert pool.holds(blocks), "it may still be written"
+        at.do(rooms.fire, room, incoming.CancelAcked())
+        assert not any(pool.holds((block,)) for block in blocks)
+
+
 async def test_answers_are_exact_over_the_memory_of_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each instance with a table and a (fake) device of its own: rows and KV go from the one's
-    memory to the other's mirror, and none passes through host memory."""
+    """Each instance with a table and a (fake) device of its own: rows go from the one's memory to
+    the other's mirror, and KV to its pool, of any length.  None passes through host memory."""
     os.chmod(tmp_path, 0o700)
     monkeypatch.setattr(LocalTransferEngine, "domain", property(lambda self: str(id(self))))
     executor = build_executor(SMALL)
@@ -174,7 +201,8 @@ async def test_answers_are_exact_over_the_memory_of_devices(
         "e0", ("encode",), Engines(vision=build_vision(CHECKPOINT, SMALL, executor)), engine=SMALL
     )
     for name, role in (("p0", "prefill"), ("d0", "decode")):
-        engine: Any = Staged(build_language(CHECKPOINT, SMALL, executor))
+        built = build_language(CHECKPOINT, SMALL, executor)
+        engine: Any = Staged(built, 1, FakeDevice().allocate(built.pool.nbytes))
         cluster.add(name, (role,), Engines(language=engine), engine=SMALL)
     asked = [await question(f"question {i}", i % 3, seed=i) for i in range(6)]
     async with cluster.running() as gateway:
@@ -185,7 +213,7 @@ async def test_answers_are_exact_over_the_memory_of_devices(
         for region in (decode.kv.own.region, prefill.region):
             assert bytes(region.buffer) == bytes(region.buffer.nbytes), "host memory is as it was"
         staged: Any = decode.engine
-        assert staged.num_landed > SLOTS
+        assert staged.num_landed == 0
     for tokens, one in zip(said, asked, strict=True):
         assert_exact(tokens, one)
     await executor.close()

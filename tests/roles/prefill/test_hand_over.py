@@ -31,7 +31,7 @@ from epd.messages import (
 from epd.roles.decode.landing import Landing
 from epd.roles.prefill.kv_producer import KvProducer
 from epd.transport.base import Received
-from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.cluster import GATEWAY, Settings
 from epd_lab.sim.engine.golden import BLOCK_SIZE, KV_LAYOUT
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
@@ -391,7 +391,7 @@ def test_an_offer_that_is_called_off_in_line_leaves_it() -> None:
 
 
 def test_who_is_called_off_waits_for_no_memory_to_land_in() -> None:
-    with desk("1e1p1d", "d0", "decode") as at:
+    with desk("1e1p1d", "d0", "decode", Settings(num_landing_blocks=8)) as at:
         with mock.patch.object(Landing, "grants", return_value=()):
             request, transfer = offered(at)
             assert transfer.state is incoming.S.AWAITING_LANDING

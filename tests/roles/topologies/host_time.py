@@ -48,6 +48,7 @@ class NoEngine:
     row_contract = None
     max_context = 1 << 17
     kv_in_place = True
+    kv_memory = None
 
     def __init__(self) -> None:
         self.under_way: deque[tuple[asyncio.Future[StepResult], StepResult]] = deque()

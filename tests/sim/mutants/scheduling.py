@@ -14,6 +14,7 @@ from epd.fsm import generation, outgoing, request
 from epd.fsm.incoming import Incoming
 from epd.fsm.outgoing import Outgoing
 from epd.fsm.request import TABLE as REQUEST
+from epd.groups.data import RankKv
 from epd.messages import Grant
 from epd.roles.decode.landing import Landing
 from epd.roles.decode.role import DecodeRole
@@ -250,3 +251,9 @@ def who_waits_to_land_is_not_woken() -> Planted:
 def who_was_called_off_waits_to_land() -> Planted:
     """F43: a room that is over keeps its place in the queue for memory to land in."""
     return patched(Landing, "leave")
+
+
+@mutant
+def a_near_pool_is_taken_for_landing_blocks() -> Planted:
+    """F7: a device near by writes to the pool, by the numbers of blocks in front of it."""
+    return patched(RankKv, "is_pool", lambda self, transport: self._engine.kv_in_place)

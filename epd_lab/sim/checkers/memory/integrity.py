@@ -18,6 +18,7 @@ from epd.fsm.kernel import Event, Machine, State
 from epd.keys import is_kv
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.planes.near import NEAR, is_near
 from epd_lab.sim.planes.transfer import SimWrite
 from epd_lab.sim.workload import Ask, mm_hash_of
 
@@ -55,11 +56,17 @@ class Integrity(Checker):
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
         if isinstance(event, incoming.SlotsLeased) and isinstance(machine, incoming.Incoming):
-            region = "kv" if is_kv(machine.key) else "rows"
+            region = self._region(process, machine) if is_kv(machine.key) else "rows"
             for slot in machine.slots:
                 self._leases[process.name, region, slot] = machine
         elif isinstance(event, embedding.Loaded) and isinstance(machine, embedding.Embedding):
             self._published(process, machine)
+
+    def _region(self, process: SimProcess, machine: incoming.Incoming) -> str:
+        """Where KV of this room lands."""
+        fabric = self.context.world.fabric
+        ends = (process.instance_id, machine.peer.instance_id)
+        return f"kv-{NEAR}" if all(is_near(fabric, end) for end in ends) else "kv"
 
     def _published(self, process: SimProcess, machine: embedding.Embedding) -> None:
         expected = self._rows.get(machine.key)
