@@ -113,6 +113,7 @@ class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_queue: Annotated[Count, about("images waiting or being encoded")] = 512
     max_batch_patches: Annotated[Count, about("of one vision batch, at each rank; a CPU gains nothing from larger ones")] = 1024
+    pixels_nbytes: Annotated[Nbytes, about("decoded pixels held until their rows are made, as sent and 3 bytes each; further images wait, a larger one goes alone")] = 256 << 20
     cache_device_nbytes: Annotated[NbytesOrNone, about("rows kept where the tower leaves them: on the GPU, or in host memory; 0: 16,384 rows", "--encoder-cache-device-nbytes", "encoders")] = 0
     cache_host_nbytes: Annotated[NbytesOrNone, about("a second tier, of host memory (pinned on a GPU); 0: none", "--encoder-cache-host-nbytes", "encoders")] = 0
     cache_dir: Annotated[str, about("rows kept in files, shared by encoders, also over restarts; prefill instances with the directory find them without an encoder; empty: none", "--encoder-cache-dir", "encoders", "DIR")] = ""

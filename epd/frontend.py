@@ -60,6 +60,7 @@ class PreparedItem:
     offsets: tuple[int, ...] = ()  # these two: see `MediaItem`
     second_per_grid: float = 1.0
     bounds: PixelBounds | None = None  # of an image
+    pixels_nbytes: int = 0  # of its decoded pixels: see `EncodeRequest`
 
     @property
     def end(self) -> int:

@@ -177,6 +177,7 @@ class EncodeRequest(Message):
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
     bounds: PixelBounds | None = None  # of an image
+    pixels_nbytes: Count = 0  # of its decoded pixels, 8 bits a sample
     is_suspect: bool = False  # an instance died of it: it is computed apart from other suspects
 
     def elsewhere(self, room: str, *, is_suspect: bool) -> EncodeRequest:

@@ -21,7 +21,7 @@ from tests.e2e.server import serving, wait_for
 from tests.patience import PATIENCE_S
 from tests.test_imports import FOLDERS, ROOT, module_name
 
-MAX_LINES = 43_300
+MAX_LINES = 43_400
 BEGINNINGS = (
     "epd.cli.main",
     "epd.cli.start.plan",

@@ -24,6 +24,7 @@ FILLED: list[tuple[Any, dict[str, Any]]] = [
             reports=True,
             clip=Clip(container="mp4", frames=(0, 3)),
             bounds=PixelBounds(min_pixels=100, max_pixels=900),
+            pixels_nbytes=300,
             is_suspect=True,
         ),
         {"room": "r/2/0.1", "is_suspect": False},

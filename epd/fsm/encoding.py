@@ -10,7 +10,8 @@ nothing else (F13).
 Rows without a taker have to be kept, so work begins only when its turn comes
 (`epd.scheduling.run_ahead`): until then the machine is DEFERRED, and owns a place in that queue.
 From then on it owns a share of the encoder's run ahead, which it passes on to the rooms that are
-filled: the last one that closes gives it back.
+filled: the last one that closes gives it back.  Until it has rows, it also owns a share
+of the memory for decoded pixels.
 
 What cannot be interrupted: image decode on the pool, and a batch on the device. If all rooms leave
 meanwhile the machine is ABANDONED: it keeps its share, since a room may join before the outcome,
@@ -57,6 +58,7 @@ class Do(Effect):
     AWAIT_TURN = "wait until work on it would not run too far ahead"
     COUNT_AHEAD = "count its rows among those that are not taken yet"
     LEAVE_AHEAD = "leave that queue, or that count"
+    FREE_PIXELS = "give back its share of the memory for decoded pixels"
     START_LOAD = "look for the rows in storage"
     START_PREPROCESS = "decode, resize and patchify on the pool"
     ENQUEUE = "offer the patches to the next batch"
@@ -77,6 +79,7 @@ class Do(Effect):
 class Own(Owned):
     TURN = "a place in the queue of work that may not begin yet", Do.LEAVE_AHEAD
     SHARE = "a share of what the encoder may run ahead", Do.LEAVE_AHEAD, Do.FILL_ROOMS
+    PIXELS = "a share of the memory for decoded pixels", Do.FREE_PIXELS
     READ = "a thread that reads storage"
     WORK = "a thread or the device that works on it", None, Do.REPORT_HANG
     PATCHES = "patches in the queue for batches", Do.DEQUEUE
@@ -87,16 +90,16 @@ class Own(Owned):
 
 class S(State):
     ABSENT = "nobody has asked"
-    DEFERRED = "waits for its turn: the encoder would run too far ahead", Own.TURN
-    LOADING = "the rows are looked for in storage", Own.SHARE, Own.READ
-    QUEUED = "the compressed image is decoded and resized", Own.SHARE, Own.WORK
-    PREPARED = "waits for a batch", Own.SHARE, Own.PATCHES
-    ENCODING = "in a batch", Own.SHARE, Own.WORK
+    DEFERRED = "waits: the encoder would run too far ahead, or hold too many pixels", Own.TURN
+    LOADING = "the rows are looked for in storage", Own.SHARE, Own.PIXELS, Own.READ
+    QUEUED = "the compressed image is decoded and resized", Own.SHARE, Own.PIXELS, Own.WORK
+    PREPARED = "waits for a batch", Own.SHARE, Own.PIXELS, Own.PATCHES
+    ENCODING = "in a batch", Own.SHARE, Own.PIXELS, Own.WORK
     RESIDENT = "in the device tier; rooms may read the rows", Own.ROWS
     DEMOTING = "on its way to the host tier; rooms read the rows", Own.ROWS, Own.COPY_DOWN
     DEMOTED = "in the host tier; rooms may read the rows there", Own.ROWS
     PROMOTING = "on its way to the device tier; rooms read the rows", Own.ROWS, Own.COPY_UP
-    ABANDONED = "no room is left; the outcome of the work is awaited", Own.SHARE, Own.WORK
+    ABANDONED = "no room is left; the outcome is awaited", Own.SHARE, Own.PIXELS, Own.WORK
     FAILED = "cannot be encoded"
     EVICTED = "rows or patches were dropped"
 
@@ -118,7 +121,7 @@ class RoomClosed(Event):
 class TurnCame(Event):
     """Work on it may begin."""
 
-    brings = (Own.SHARE,)
+    brings = (Own.SHARE, Own.PIXELS)
     ends = (Own.TURN,)
 
 
@@ -396,21 +399,9 @@ class Encoding(Machine):
 
     table = TABLE
     __slots__ = (
-        "arrival",
-        "bounds",
-        "clip",
-        "encodes",
-        "expected",
-        "failure",
-        "image",
-        "in_batch",
-        "is_suspect",
-        "num_rows",
-        "patches",
-        "rooms",
-        "rows",
-        "stored",
-    )
+        "arrival", "bounds", "clip", "encodes", "expected", "failure", "image", "in_batch",
+        "is_suspect", "num_rows", "patches", "pixels_nbytes", "rooms", "rows", "stored",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -420,6 +411,7 @@ class Encoding(Machine):
         journal: Journal = NULL_JOURNAL,
         *,
         num_rows: int = 0,
+        pixels_nbytes: int = 0,
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
         arrival: int = 0,
@@ -431,6 +423,7 @@ class Encoding(Machine):
         self.image: Image | None = image
         self.expected = expected  # grid_thw that the gateway computed
         self.num_rows = num_rows
+        self.pixels_nbytes = pixels_nbytes  # that are held until it has rows
         self.clip = clip  # which frames to take of a video; None: an image
         self.bounds = bounds  # between which areas an image is resized; None: the model's
         self.stored = stored  # whether a storage may know its rows

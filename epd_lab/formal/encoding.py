@@ -39,6 +39,7 @@ KEEPS = "require has_rows -- rows are kept that are there"
 FILLS = "require kept != 'nowhere' -- rooms are filled from rows in the books (F21)"
 EFFECTS = {
     "AWAIT_TURN": ("require turn == 'no' -- it waits for one turn", "turn = 'waits'"),
+    "FREE_PIXELS": ("require pixels -- pixels are given back once", "pixels = False"),
     "COUNT_AHEAD": ("turn = 'counts'",), "LEAVE_AHEAD": ("turn = 'no'",),
     "START_LOAD": (
         "require not reading -- storage is asked once (F37)",
@@ -92,6 +93,7 @@ def _part(table: Table) -> Part:
         at_end=(
             "require work != 'prepared' -- no patches are left in the queue for batches",
             "require turn == 'no' -- nothing of the run-ahead is left",
+            "require not pixels -- nor of the memory for pixels",
             # late outcomes find nobody
             "work = 'none'",
             "reading = False",
@@ -129,7 +131,7 @@ def _workers() -> Iterator[Happening]:
     )
     for name, kind, event, doing, after in works:
         yield Happening(name, kind, f"work == '{doing}'", event, 0, (f"work = '{after}'",))
-    came = ("turn = 'counts'",)
+    came = ("turn = 'counts'", "pixels = True")
     yield Happening("its_turn_comes", "work", "turn == 'waits'", e.TurnCame, 0, came)
     begun = f"state != ABSENT and state not in {ENDED}"
     yield Happening("work_takes_too_long", "time", begun, e.EncodeTimedOut)
@@ -208,6 +210,7 @@ def encoding_model(name: str, table: Table = e.TABLE) -> Model:
             Variable("in_batch", (False, True), "as the machine notes it"),
             Variable("has_rows", (False, True)),
             Variable("turn", ("no", "waits", "counts"), "as the run-ahead counts it"),
+            Variable("pixels", (False, True), "memory for them is counted"),
             Variable("work", ("none", "pool", "prepared", "batch"), "under way"),
             Variable("reading", (False, True), "from storage"),
             Variable("copying", ("no", "down", "up"), "between tiers"),

@@ -87,7 +87,10 @@ class Ask:
     def generation(self, stage: Stage = "", claim: str = "") -> Generation:
         token_ids, placed = self.placed()
         items = tuple(
-            PreparedItem(mm_hash_of(p), at, p.num_rows, p.grid_thw, p.image()) for at, p in placed
+            PreparedItem(
+                mm_hash_of(p), at, p.num_rows, p.grid_thw, p.image(), pixels_nbytes=p.pixels_nbytes
+            )
+            for at, p in placed
         )
         sampling = self.sampling()
         if stage:

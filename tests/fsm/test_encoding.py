@@ -59,7 +59,7 @@ def test_work_that_would_run_too_far_ahead_waits_for_its_turn() -> None:
         (Requested("b"), S.DEFERRED, ()),
         (RoomClosed("a"), S.DEFERRED, ()),
         (RoomClosed("b"), S.EVICTED, (Do.LEAVE_AHEAD,)),
-        (TurnCame(), S.EVICTED, (Do.LEAVE_AHEAD,)),
+        (TurnCame(), S.EVICTED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS)),
     )
     late = make_encoding()
     late.fire(Requested("a"))
@@ -73,7 +73,7 @@ def test_two_rooms_and_one_encode(queued: Encoding) -> None:
         (Requested("b"), S.QUEUED, ()),
         (PREPARED, S.PREPARED, (Do.ENQUEUE,)),
         (BatchStarted(), S.ENCODING, ()),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS)),
+        (ENCODED, S.RESIDENT, (Do.FREE_PIXELS, Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS)),
         (Requested("c"), S.RESIDENT, (Do.COUNT_AHEAD, Do.FILL_ONE)),
     )
     assert list(queued.rooms) == ["a", "b", "c"]
@@ -82,19 +82,28 @@ def test_two_rooms_and_one_encode(queued: Encoding) -> None:
 
 def test_a_bad_image_fails_alone(queued: Encoding) -> None:
     """F13: QUEUED -> FAILED, not to be retried elsewhere."""
-    follow(queued, (PreprocessFailed("truncated"), S.FAILED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS)))
+    follow(
+        queued,
+        (PreprocessFailed("truncated"), S.FAILED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.FAIL_ROOMS)),
+    )
     assert queued.failure == Failure(FailureKind.MEDIA, "truncated")
 
 
 def test_a_fault_of_ours_is_not_the_images(queued: Encoding) -> None:
     """F40: QUEUED -> FAILED; the client is not told that its image is bad."""
-    follow(queued, (PreprocessCrashed("a bug"), S.FAILED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS)))
+    follow(
+        queued,
+        (PreprocessCrashed("a bug"), S.FAILED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.FAIL_ROOMS)),
+    )
     assert queued.failure == Failure(FailureKind.ENGINE, "a bug")
 
 
 def test_a_failed_batch_may_be_retried_elsewhere(encoding: Encoding) -> None:
     """F40: ENCODING -> FAILED."""
-    follow(encoding, (EncodeFailed("out of memory"), S.FAILED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS)))
+    follow(
+        encoding,
+        (EncodeFailed("out of memory"), S.FAILED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.FAIL_ROOMS)),
+    )
     assert encoding.failure == Failure(FailureKind.ENGINE, "out of memory")
 
 
@@ -103,7 +112,7 @@ def test_an_abandoned_batch_finishes_and_is_kept(encoding: Encoding) -> None:
     follow(
         encoding,
         (RoomClosed("a"), S.ABANDONED, ()),
-        (ENCODED, S.RESIDENT, (Do.LEAVE_AHEAD, Do.KEEP_ROWS, Do.STORE_ROWS)),
+        (ENCODED, S.RESIDENT, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.KEEP_ROWS, Do.STORE_ROWS)),
         (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
     )
 
@@ -114,7 +123,7 @@ def test_an_abandoned_batch_is_joined_again(encoding: Encoding) -> None:
         encoding,
         (RoomClosed("a"), S.ABANDONED, ()),
         (Requested("b"), S.ENCODING, ()),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS)),
+        (ENCODED, S.RESIDENT, (Do.FREE_PIXELS, Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS)),
     )
 
 
@@ -131,7 +140,7 @@ def test_an_abandoned_preprocessing_is_joined_again(queued: Encoding) -> None:
 def test_patches_that_no_batch_has_taken_are_simply_dropped(queued: Encoding) -> None:
     """PREPARED -> EVICTED."""
     queued.fire(PREPARED)
-    follow(queued, (RoomClosed("a"), S.EVICTED, (Do.LEAVE_AHEAD, Do.DEQUEUE)))
+    follow(queued, (RoomClosed("a"), S.EVICTED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.DEQUEUE)))
     assert queued.patches is None
 
 
@@ -141,7 +150,7 @@ def test_a_device_that_does_not_answer_is_reported(encoding: Encoding) -> None:
         encoding,
         (EncodeTimedOut(), S.ABANDONED, (Do.FAIL_ROOMS, Do.ARM_OUTCOME)),
         (RoomClosed("a"), S.ABANDONED, ()),
-        (EncodeTimedOut(), S.FAILED, (Do.LEAVE_AHEAD, Do.REPORT_HANG)),
+        (EncodeTimedOut(), S.FAILED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.REPORT_HANG)),
         (ENCODED, S.FAILED, ()),
     )
 
@@ -179,7 +188,7 @@ def test_a_stored_value_is_loaded_once_for_all_who_wait(loading: Encoding) -> No
     follow(
         loading,
         (Requested("b"), S.LOADING, ()),
-        (LoadSucceeded("rows"), S.DEMOTED, (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS)),
+        (LoadSucceeded("rows"), S.DEMOTED, (Do.FREE_PIXELS, Do.KEEP_HOST_ROWS, Do.FILL_ROOMS)),
         (RoomClosed("a"), S.DEMOTED, ()),
         (RoomClosed("b"), S.PROMOTING, (Do.START_PROMOTION, Do.LEAVE_AHEAD)),
         (PromotionSucceeded("device rows"), S.RESIDENT, (Do.KEEP_ROWS,)),
@@ -206,7 +215,7 @@ def test_without_a_tower_what_is_not_found_is_absent(outcome: LoadMissed) -> Non
         finder,
         (Requested("a"), S.DEFERRED, (Do.AWAIT_TURN, Do.ARM_OUTCOME)),
         (TurnCame(), S.LOADING, (Do.START_LOAD,)),
-        (outcome, S.FAILED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS)),
+        (outcome, S.FAILED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.FAIL_ROOMS)),
     )
     failure = finder.failure
     assert failure is not None and failure.kind is FailureKind.ABSENT and failure.retryable
@@ -218,12 +227,12 @@ def test_a_load_that_nobody_waits_for_is_kept_or_forgotten(loading: Encoding) ->
     follow(
         loading,
         (RoomClosed("a"), S.LOADING, ()),
-        (LoadMissed(), S.FAILED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS)),
+        (LoadMissed(), S.FAILED, (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.FAIL_ROOMS)),
     )
     other = make_encoding(stored=True)
     for event in (Requested("a"), TurnCame(), RoomClosed("a")):
         other.fire(event)
-    effects = (Do.LEAVE_AHEAD, Do.KEEP_HOST_ROWS)
+    effects = (Do.LEAVE_AHEAD, Do.FREE_PIXELS, Do.KEEP_HOST_ROWS)
     follow(other, (LoadSucceeded("rows"), S.DEMOTED, effects))
 
 

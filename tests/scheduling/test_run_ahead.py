@@ -67,3 +67,19 @@ def test_what_one_takes_to_begin_another_lacks() -> None:
     taken: set[str] = set()
     ahead = RunAhead(10, nobody, lambda key: not taken, taken.add)
     assert queue(ahead, ("a", 1), ("b", 1)) == ["a"]
+
+
+def test_pixels_have_a_bound_that_nobody_overtakes() -> None:
+    """A grant neither: they are freed without a consumer, so who waits for them has its turn."""
+    ahead = RunAhead(100, {"c"}.__contains__, pixels_nbytes=10)
+    for key, pixels_nbytes in (("a", 6), ("b", 6), ("c", 1), ("huge", 30), ("d", 1)):
+        ahead.join(key, 1, pixels_nbytes)
+    assert (ahead.turns(), ahead.pixels_used) == (["a"], 6)
+    ahead.free_pixels("a")
+    assert (ahead.turns(), ahead.pixels_used, ahead.used) == (["b", "c"], 7, 3)
+    ahead.free_pixels("b")
+    assert ahead.turns() == [], "it is larger than all, and has to be alone"
+    ahead.free_pixels("c")
+    assert (ahead.turns(), ahead.pixels_used) == (["huge"], 30)
+    ahead.free_pixels("huge")
+    assert (ahead.turns(), ahead.pixels_used, len(ahead)) == (["d"], 1, 0)

@@ -41,6 +41,7 @@ from epd.model_files.fingerprint import (
 from epd.model_files.geometry import bounded, image_geometry, images_of
 
 Source = str | bytes  # a data: URL, or the bytes
+CHANNELS = 3  # bytes of a decoded pixel
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Medium:
     second_per_grid: float = 1.0
     num_pixels: int = 0  # to be decoded
     bounds: PixelBounds | None = None  # of an image
+    pixels_nbytes: int = 0  # of an image as sent; of resized frames, and one as sent
 
     @property
     def runs(self) -> list[int]:
@@ -96,7 +98,10 @@ class Measurer:
             raise bad_request(f"{param}: {error}", param) from None
         how = () if bounds is None else (f"{bounds.min_pixels}/{bounds.max_pixels}",)
         key = mm_hash(scope, data, self._processor, self._model, *how)
-        return Medium(data, key, geometry, bounds=bounds, num_pixels=width * height)
+        size = width * height
+        return Medium(
+            data, key, geometry, bounds=bounds, num_pixels=size, pixels_nbytes=CHANNELS * size
+        )
 
     def file(self, source: Source, sampling: Sampling, param: str, scope: str) -> Medium:
         """A video of which frames are taken.  Raises ApiError."""
@@ -166,5 +171,9 @@ class Measurer:
         key = mm_hash(scope, data, self._processor, self._model, self._video_processor, what)
         times = timestamps(settings, clip.frames, fps) if settings.has_timestamps else []
         seconds = second_per_grid(settings, taken, total, fps)
-        num_pixels = total * size[0] * size[1]
-        return Medium(data, key, geometry, clip, tuple(times), seconds, num_pixels)
+        whole = size[0] * size[1]
+        _, rows, columns = geometry.grid_thw
+        held = taken * rows * columns * settings.patch_size**2 + whole
+        return Medium(
+            data, key, geometry, clip, tuple(times), seconds, total * whole, None, CHANNELS * held
+        )

@@ -345,6 +345,7 @@ def _item(medium: Medium, offset: int, *others: int) -> PreparedItem:
         (offset, *others) if others else (),
         medium.second_per_grid,
         medium.bounds,
+        medium.pixels_nbytes,
     )
 
 

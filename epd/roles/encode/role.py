@@ -76,7 +76,9 @@ class EncodeRole(Component[Encoding]):
         self.tiers = RowTiers(actor, engine, config, events, self)
         self.extend(self.tiers)
         device_nbytes = self.tiers.books.device.order.capacity
-        self._ahead = RunAhead(device_nbytes, self._is_granted, self._may_begin, self._claim)
+        self._ahead = RunAhead(
+            device_nbytes, self._is_granted, self._may_begin, self._claim, config.pixels_nbytes
+        )
         ring: SendRing | None = None
         if encodes and config.send_buffer_nbytes:  # what is only found is used where it is
             ring = SendRing(actor.ports.transfers, engine, config)
@@ -98,6 +100,7 @@ class EncodeRole(Component[Encoding]):
             "prepared": len(self._prepared),
             "encodes_deferred": len(self._ahead),
             "encode_run_ahead": self._ahead.used,
+            "pixels_nbytes": self._ahead.pixels_used,
             **self.producer.live(),
         }
 
@@ -125,15 +128,13 @@ class EncodeRole(Component[Encoding]):
             self._accept(received)
             return
         if refusal := self._refusal(received):
-            self.actor.send(
-                received.source,
-                EncodeRejected(
-                    request_id=message.request_id,
-                    attempt=message.attempt,
-                    room=message.room,
-                    failure=refusal,
-                ),
+            rejected = EncodeRejected(
+                request_id=message.request_id,
+                attempt=message.attempt,
+                room=message.room,
+                failure=refusal,
             )
+            self.actor.send(received.source, rejected)
             return
         self._accept(received)
         outgoing = self._open_room(message)
@@ -152,6 +153,7 @@ class EncodeRole(Component[Encoding]):
                 message.grid_thw,
                 self.actor.journal,
                 num_rows=message.num_rows,
+                pixels_nbytes=message.pixels_nbytes if self._encodes else 0,
                 clip=message.clip,
                 bounds=message.bounds,
                 arrival=self._num_arrived,
@@ -170,15 +172,9 @@ class EncodeRole(Component[Encoding]):
     def _open_room(self, message: EncodeRequest) -> Outgoing | None:
         if message.consumer is None:
             return None
-        return self._rooms.open(
-            message.room,
-            message.attempt,
-            message.consumer,
-            self.producer,
-            message.mm_hash,
-            Manifest(self._engine.contract, message.num_rows),
-            message.first_token_deadline_s,
-        )
+        asked = message.room, message.attempt, message.consumer, self.producer, message.mm_hash
+        manifest = Manifest(self._engine.contract, message.num_rows)
+        return self._rooms.open(*asked, manifest, message.first_token_deadline_s)
 
     @receives(AbortEncode)
     def on_abort_encode(self, received: Received) -> None:
@@ -216,7 +212,7 @@ class EncodeRole(Component[Encoding]):
 
     @performs(Do.AWAIT_TURN)
     def await_turn(self, encoding: Encoding, event: Event) -> None:
-        self._ahead.join(encoding, self._nbytes_of(encoding))
+        self._ahead.join(encoding, self._nbytes_of(encoding), encoding.pixels_nbytes)
         self._take_turns()
         if encoding in self._ahead:
             self.actor.counters["encodes_deferred"] += 1
@@ -228,6 +224,11 @@ class EncodeRole(Component[Encoding]):
     @performs(Do.LEAVE_AHEAD)
     def leave_ahead(self, encoding: Encoding, event: Event) -> None:
         self._ahead.leave(encoding)
+        self._take_turns()
+
+    @performs(Do.FREE_PIXELS)
+    def free_pixels(self, encoding: Encoding, event: Event) -> None:
+        self._ahead.free_pixels(encoding)
         self._take_turns()
 
     def _take_turns(self) -> None:

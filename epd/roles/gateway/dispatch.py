@@ -226,6 +226,7 @@ class Dispatcher:
                 reports=machine.prompt.wants_timeline,
                 clip=item.clip,
                 bounds=item.bounds,
+                pixels_nbytes=item.pixels_nbytes,
                 is_suspect=self.suspects.deaths.is_suspect(item.mm_hash),
             )
             images[room] = Offered(index, encoder, request, item.image)

@@ -115,7 +115,10 @@ def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
     """Of those that have a place in the queue, and of those whose state owns one."""
     ahead, is_first = encode._ahead, True
     used = sum(ahead._begun.values())
-    for machine, nbytes in ahead._waiting.items():
+    machines = encode.encodings.values()
+    pixels = sum(m.pixels_nbytes for m in machines if encoding.Own.PIXELS in m.state.owns)
+    has_pixels = True  # for those who are looked at
+    for machine, (nbytes, pixels_nbytes) in ahead._waiting.items():
         key, rooms = machine.key[:8], machine.rooms
         if machine.is_suspect and not encode.actor.hands.may_take(machine.key):
             continue
@@ -123,10 +126,12 @@ def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
         is_first = False
         found = (outgoing.find(room) for room in rooms)
         if fits or any(room is not None and room.grant is not None for room in found):
-            yield f"{key} may be begun"
+            has_pixels &= not pixels or pixels + pixels_nbytes <= ahead.pixels_capacity_nbytes
+            if has_pixels:
+                yield f"{key} may be begun"
         elif not rooms:
             yield f"{key} waits to be begun, and nobody wants it"
-    for machine in encode.encodings.values():
+    for machine in machines:
         if (machine.state is encoding.S.DEFERRED) != (machine in ahead._waiting):
             yield f"{machine.key[:8]} is {machine.state.name}, and the queue for work differs"
 

@@ -99,6 +99,18 @@ TIER_DRILLS: tuple[Drill, ...] = (
         calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(
+        "few-pixels-at-a-time", ("F4", "F46"), topology="2e1p1d",
+        work=Workload(30, spread_s=0.05, image_share=1.0, num_images=30, cancel_share=0.2),
+        settings=Settings(
+            encode=msgspec.structs.replace(
+                MEMORY_ONLY, cache_device_nbytes=1 << 20, pixels_nbytes=100
+            ),
+        ),
+        fires=("encodes_deferred",),
+        mutants=("pixels_are_never_given_back", "any_number_of_pixels_is_held"),
+        calm={"settings.encode.pixels_nbytes": 1 << 20},
+    ),
+    Drill(
         "leave-before-the-turn", ("F4", "F43"), topology="2e1p1d",
         work=Workload(40, spread_s=0.05, image_share=1.0, num_images=40, cancel_share=0.6),
         settings=Settings(encode=msgspec.structs.replace(MEMORY_ONLY, cache_device_nbytes=256)),

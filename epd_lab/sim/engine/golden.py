@@ -74,6 +74,11 @@ class Image:
         t, h, w = self.grid_thw
         return t * h * w // 4
 
+    @property
+    def pixels_nbytes(self) -> int:
+        t, h, w = self.grid_thw
+        return 3 * t * h * w
+
     def image(self) -> bytes:
         """Its compressed file."""
         t, h, w = self.grid_thw

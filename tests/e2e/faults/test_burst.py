@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import time
 from collections import Counter
+from math import prod
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
+from PIL import Image
 
-from tests.e2e.client import Body, Reply, post_all
+from tests.e2e.client import Body, Reply, data_url, post_all, question
 from tests.e2e.server import SLOW, Server, serving
 from tests.e2e.shared import APART, DEADLINE_S, MAX_OPEN_REQUESTS
 from tests.scenarios import SCENARIOS
@@ -95,3 +101,43 @@ def test_idle_afterwards(server: Server) -> None:
         if not {"epd.runtime.zygote", "--serve"} & {*process.cmdline()}:
             files = {Path(mapped.path).name for mapped in process.memory_maps()}
             assert not [name for name in files if name.startswith("libtorch")]
+
+
+LARGE = (4000, 3000)
+NUM_LARGE = 64
+PIXELS_NBYTES = 128 << 20  # three of them
+
+
+def large_image(number: int) -> bytes:
+    """JPEG; the number behind its end makes it another image."""
+    noise = np.random.default_rng(5).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).resize(LARGE).save(buffer, "JPEG", quality=50)
+    return buffer.getvalue() + number.to_bytes(4, "big")
+
+
+@pytest.mark.long
+async def test_a_burst_of_large_images_takes_bounded_memory() -> None:
+    """All are answered; few are decoded at a time, and an encoder's memory stays below 2 GiB."""
+    most = prod(LARGE)
+    bodies = [
+        question("What is the total?", data_url(large_image(n), "image/jpeg"), max_tokens=1)
+        for n in range(NUM_LARGE)
+    ]
+    pixels, resident = [0.0], [0]
+    settings = {"limits__max_open_requests": NUM_LARGE, "encode__pixels_nbytes": PIXELS_NBYTES}
+    with serving("1e1p1d", **APART | settings) as server:
+        encoder = psutil.Process(server.pid("e0"))
+        replies = asyncio.create_task(post_all(server.base_url, bodies))
+        while not replies.done():
+            resident.append(encoder.memory_info().rss)
+            found = await asyncio.to_thread(server.in_use)
+            pixels += [v for k, v in found.items() if "pixels_nbytes" in k and "e0" in k]
+            await asyncio.sleep(0.05)
+        server.check_all_returned()
+    assert [reply.status for reply in await replies] == [200] * NUM_LARGE
+    print(
+        f"at most {max(pixels) / 2**20:.0f} MiB of pixels, {max(resident) / 2**20:.0f} MiB in all"
+    )
+    assert 3 * most <= max(pixels) <= PIXELS_NBYTES
+    assert max(resident) < 2 << 30

@@ -213,6 +213,33 @@ def test_an_image_counts_as_begun_until_its_work_has_ended() -> None:
         assert at.role.live()["encode_run_ahead"] == 0
 
 
+def test_pixels_count_until_there_are_rows_and_others_wait_for_them() -> None:
+    few = dataclasses.replace(DEFAULTS, encode=EncodeConfig(pixels_nbytes=100))
+    with desk("1e1p1d", "e0", "encode", few) as at:
+        for room, name in zip("abcd", ("one", "two", "three", "four"), strict=True):
+            ask(at, room, Image(name), pixels_nbytes=40)
+        live = at.role.live
+        assert (live()["pixels_nbytes"], live()["encodes_deferred"]) == (80, 2)
+        at.tell("on_abort_encode", AbortEncode(room="c"), GATEWAY)
+        at.tell("on_abort_encode", AbortEncode(room="a"), GATEWAY)
+        assert (live()["pixels_nbytes"], live()["encodes_deferred"]) == (80, 1), "a thread has it"
+        at.cluster.pass_time(0.3)
+        assert (live()["pixels_nbytes"], live()["encodes_deferred"]) == (0, 0)
+
+
+def test_who_waits_for_pixels_fails_in_its_time() -> None:
+    """F4: whoever holds them hangs."""
+    timing = msgspec.structs.replace(DEFAULTS.timing, first_token_timeout_s=0.01)
+    few = dataclasses.replace(DEFAULTS, timing=timing, encode=EncodeConfig(pixels_nbytes=50))
+    with desk("1e1p1d", "e0", "encode", few) as at:
+        ask(at, "a", Image("one", flaw="slow"), pixels_nbytes=40)
+        ask(at, "b", OTHER, pixels_nbytes=40)
+        waiting = at.role.encodings[mm_hash_of(OTHER)]
+        assert waiting.state is S.DEFERRED
+        at.cluster.pass_time(0.015)
+        assert waiting.state is S.FAILED and "in time" in waiting.failure.reason
+
+
 def test_rows_that_are_wanted_again_count_as_begun() -> None:
     with desk("1e1p1d", "e0", "encode") as at:
         ask(at, "a", kept=True)

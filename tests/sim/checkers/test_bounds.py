@@ -48,6 +48,7 @@ IGNORED: dict[str, tuple[str, Any, Any]] = {
     "encode.cache_device_nbytes": ("cache-tiers", 4096, 1),
     "encode.cache_host_nbytes": ("cache-tiers", 4096, 1),
     "encode.send_buffer_nbytes": ("small-send-ring", None, 1),
+    "encode.pixels_nbytes": ("few-pixels-at-a-time", 200, 50),
     "prefill.max_slots_share_per_peer": ("small-pool", 1.0, 0.1),
     "encode.max_send_share_per_peer": ("small-send-ring", 1.0, 0.1),
     "timing.accept_timeout_s": ("deaf-prefill", 1.0, 0.5),

@@ -100,6 +100,18 @@ def an_encoder_runs_ahead_for_ever() -> Planted:
 
 
 @mutant
+def any_number_of_pixels_is_held() -> Planted:
+    """F46: an encoder decodes all images that it is asked for, and its host has no such memory."""
+    turns = RunAhead.turns
+
+    def begin_all(self: RunAhead[Any]) -> list[Any]:
+        with patched(self, "pixels_capacity_nbytes", 1 << 40):
+            return turns(self)
+
+    return patched(RunAhead, "turns", begin_all)
+
+
+@mutant
 def rows_above_the_budget_stay() -> Planted:
     """F31: a copy that is done makes no room in the tier that it has come to."""
     fire = EncodeRole.fire

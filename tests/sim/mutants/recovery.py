@@ -237,6 +237,12 @@ def run_ahead_is_never_given_back() -> Planted:
 
 
 @mutant
+def pixels_are_never_given_back() -> Planted:
+    """F4: images that were decoded long ago keep all others waiting."""
+    return patched(RunAhead, "free_pixels", lambda self, key: None)
+
+
+@mutant
 def both_lives_are_members() -> Planted:
     """F44: a new life of an instance joins, and the earlier one is not told to be over."""
     on_join = Registry.on_join

@@ -30,6 +30,7 @@ Works = Callable[[Any, Settings], Held]
 Rests = Callable[[Node, Settings], Held]
 
 TIER = "encode.cache_device_nbytes"
+PIXELS = "encode.pixels_nbytes"
 ASKED = (request.TextOnly, request.EmbeddingsRequired)
 
 
@@ -166,6 +167,15 @@ def _ring(node: Node, settings: Settings) -> Held:
     return held, settings.encode.send_buffer_nbytes
 
 
+def _pixels(node: Node, settings: Settings) -> Held:
+    """Of several images that are at work."""
+    assert node.instance is not None
+    assert node.instance.encode is not None
+    machines = node.instance.encode.encodings.values()
+    held = [m.pixels_nbytes for m in machines if encoding.Own.PIXELS in m.state.owns]
+    return (sum(held) if len(held) > 1 else 0), settings.encode.pixels_nbytes
+
+
 def _held_blocks(node: Node, settings: Settings) -> Held:
     assert node.instance is not None
     prefill = node.instance.prefill
@@ -180,7 +190,7 @@ IDLE: tuple[tuple[str, str, Rests], ...] = (
     ("held_prompts.MAX_SHARE", "prefill", _held_blocks),
 )
 QUOTAS = ("prefill.max_slots_share_per_peer", "encode.max_send_share_per_peer")
-BOUNDS = (*(name for name, _, _ in (*GROWS, *WORKS, *IDLE)), *QUOTAS)
+BOUNDS = (*(name for name, _, _ in (*GROWS, *WORKS, *IDLE)), *QUOTAS, PIXELS)
 
 
 class Bounds(Checker):
@@ -225,6 +235,7 @@ class Bounds(Checker):
             self._compare(
                 process, f"run-ahead in {TIER}", *self._ahead.began(node, batch, self._settings)
             )
+            self._compare(process, PIXELS, *_pixels(node, self._settings))
         elif what == "copy_out":
             self._over(process, over_quota(node, self._settings, None))
 
