@@ -11,7 +11,7 @@ SHARING = (  # the clusters of tests/e2e/conftest.py
     *("apis/test_bad_input", "apis/test_openai_client", "faults/test_burst"),
     *("apis/test_structured", "apis/test_other_apis", "apis/test_answers", "apis/test_http_images"),
     *("operating/test_looking", "operating/test_monitoring", "operating/test_ui"),
-    *("apis/test_stages", "faults/test_groups"),
+    *("apis/test_stages", "faults/test_groups", "hosts/test_two_hosts"),
 )
 # What is not listed is between them.
 MODELS = ("tests/engine/", "tests/groups/", "tests/media_files/", "tests/model_files/")

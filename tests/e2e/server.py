@@ -21,13 +21,16 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from epd.cli.start.ports import any_free
 from epd.transport.shm.segment import NAME, is_locked, sweep
 from tests.e2e import warm
+
+if TYPE_CHECKING:
+    from tests.e2e.hosts.network import Host
 
 MARK = warm.MARK
 COLD = ("-m", "epd")
@@ -67,7 +70,10 @@ class Command:
         run_dir: Path | None = None,
         program: tuple[str, ...] = WARM,
         stderr: int | None = None,
+        on: Host | None = None,
     ) -> None:
+        """`on`: a host of a test's own instead of this one."""
+        self.host = on
         self.run_dir = run_dir or _new_dir()
         self.log = self.run_dir.parent / f"{self.run_dir.name}-{uuid.uuid4().hex[:6]}.log"
         self.mark = uuid.uuid4().hex
@@ -77,7 +83,7 @@ class Command:
             environment[warm.ADDRESS] = warm.address()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *program, *arguments],
+                [*(on.enter if on is not None else ()), sys.executable, *program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log if stderr is None else stderr,
@@ -104,7 +110,10 @@ class Command:
         wait_for(heard, timeout_s, f"{words!r} in the output")
 
     def send(self, number: int) -> None:
-        self.process.send_signal(number)
+        if self.host is None:
+            self.process.send_signal(number)
+        else:  # `process` is what has entered it
+            psutil.Process(self.process.pid).children()[0].send_signal(number)
 
     def wait(self, timeout_s: float = STOP_S) -> int:
         try:
@@ -134,7 +143,8 @@ class Command:
     def left(self) -> list[str]:
         processes = [f"process {p.pid}" for p in self.processes()]
         sockets = [str(path) for path in self.run_dir.rglob("*") if not path.is_dir()]
-        return processes + sockets + abandoned_segments(self.began_s)
+        shm = SHM if self.host is None else self.host.shm
+        return processes + sockets + abandoned_segments(self.began_s, shm)
 
     def discard(self) -> None:
         """However the test went: no process and no file of it survives."""
@@ -158,20 +168,23 @@ class Server(Command):
         program: tuple[str, ...] = WARM,
         stderr: int | None = None,
         like: Server | None = None,
+        on: Host | None = None,
         **settings: object,
     ) -> None:
         """`like`: at its port and in its directory."""
         self.topology = topology
         self.port = like.port if like is not None else any_free("127.0.0.1")
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        address = "127.0.0.1" if on is None else on.client_address
+        self.base_url = f"http://{address}:{self.port}"
         run_dir = like.run_dir if like is not None else _new_dir()
         what = ("--role" if topology in {"all", "gateway"} else "--topology", topology)
         arguments = ["run", *what, *self.placing(run_dir), "--threads", "1", *flags]
+        arguments += [] if on is None else ["--host", "0.0.0.0"]
         if model is not None:
             arguments += ["--model", str(model), "--model-name", "tiny"]
         for key, value in settings.items():
             arguments += ["--set", f"{key.replace('__', '.')}={value}"]
-        super().__init__(*arguments, run_dir=run_dir, program=program, stderr=stderr)
+        super().__init__(*arguments, run_dir=run_dir, program=program, stderr=stderr, on=on)
 
     def placing(self, run_dir: Path | None = None) -> tuple[str, ...]:
         """Flags by which another process finds this cluster."""
@@ -252,10 +265,10 @@ def discarding(command: Any) -> Iterator[Any]:
         command.discard()
 
 
-def abandoned_segments(since_s: float) -> list[str]:
+def abandoned_segments(since_s: float, shm: Path = SHM) -> list[str]:
     """Files of this project in /dev/shm, younger than `since_s`, whose owner is dead."""
     found = []
-    for path in SHM.glob("epd-*"):
+    for path in shm.glob("epd-*"):
         try:
             if not path.is_file() or path.stat().st_ctime < since_s:
                 continue  # directories are other tests'

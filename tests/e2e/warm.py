@@ -2,8 +2,8 @@
 
 What a zygote imports costs 6 s of a core and is the same for every cluster.  The fork goes on as a
 zygote of its own does: its cluster's environment and output, its model's modelling file, its own
-workers.  A second zygote, after a loss, is started as users' are, and so is every zygote of a
-command that runs `server.COLD`.
+workers, and the host (hosts/network.py).  A second zygote, after a loss, is started as users' are,
+and so is every zygote of a command that runs `server.COLD`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -18,17 +19,21 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from epd.runtime import zygote
 
-ADDRESS = "EPD_E2E_ZYGOTE"  # an abstract socket; set in what `program()` is started with
+ADDRESS = "EPD_E2E_ZYGOTE"  # a socket's path; set in what `program()` is started with
 SHARED = "EPD_E2E_SHARED_ZYGOTE"  # the same, in pytest's own environment
 MARK = "EPD_E2E_MARK"  # in the environment of all that a command starts
 MAX_NBYTES = 1 << 16
 LIMIT_S = 60.0  # to import; half a minute on a busy machine
+# CLONE_NEWTIME, NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET: all that makes a host
+HOST = 0x80 | 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
 _exec = asyncio.create_subprocess_exec
 
 
@@ -38,13 +43,15 @@ def address() -> str:
     are started later inherit it."""
     if inherited := os.environ.get(SHARED):
         return inherited
-    name = os.environ[SHARED] = f"epd-e2e-{os.getpid()}"
+    name = os.environ[SHARED] = f"/tmp/epd-e2e-{os.getpid()}.zygote"
+    Path(name).unlink(missing_ok=True)  # of an earlier process
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.warm", "--serve", name],
         stdin=subprocess.PIPE,  # its end is the end of this process
         env=environment,
     )
+    atexit.register(Path(name).unlink, missing_ok=True)
     atexit.register(process.communicate)
     return name
 
@@ -86,9 +93,9 @@ async def _asked(where: str, model_dir: str, environment: dict[str, str], contro
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         while True:
             try:
-                asking.connect(f"\0{where}")
+                asking.connect(where)
                 break
-            except ConnectionRefusedError:  # it is not there yet
+            except (ConnectionRefusedError, FileNotFoundError):  # it is not there yet
                 await asyncio.sleep(0.02)
         mark = os.memfd_create(environment[MARK])
         words = json.dumps([model_dir, environment]).encode()
@@ -109,7 +116,7 @@ def serve(name: str) -> None:
     from epd.tiny import CHECKPOINT
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-        listening.bind(f"\0{name}")
+        listening.bind(name)
         listening.listen(64)
         preload(str(CHECKPOINT))
         gc.freeze()
@@ -126,6 +133,7 @@ def be_zygote(asked: socket.socket) -> NoReturn:
     """As `zygote.main` does behind its imports."""
     from epd.engine.preload import preload
 
+    go_to_host_of(asked)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     words, (control, *outputs, mark), *_ = socket.recv_fds(asked, MAX_NBYTES, 4)
@@ -145,6 +153,23 @@ def be_zygote(asked: socket.socket) -> NoReturn:
     gc.enable()
     zygote._serve(socket.socket(fileno=control))
     os._exit(0)
+
+
+def go_to_host_of(asking: socket.socket) -> None:
+    """What returns is there; this process waits for its end, for its like has no other parent."""
+    credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, *_ = struct.unpack("3i", credentials)
+    if os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino:
+        return
+    directory, libc = Path.cwd(), ctypes.CDLL(None, use_errno=True)
+    if libc.setns(os.pidfd_open(pid), HOST):
+        raise OSError(ctypes.get_errno(), "cannot go to the host that asks")
+    os.chdir(directory)
+    if os.fork():
+        asking.close()
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: it has none any more
+            os.wait()
+        os._exit(0)
 
 
 if __name__ == "__main__":
