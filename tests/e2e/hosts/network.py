@@ -29,6 +29,7 @@ FIRST = (  # of a host's processes; children that nobody waits for are reaped by
     "mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && hostname {name} && "
     "ip link set lo up && echo up && exec env --ignore-signal=CHLD cat"
 )
+TRIAL = "hostname one && ip link add cable type veth && ip link add card type bridge"
 NOWHERE = "02:00:00:00:00:01"  # frames to it are received by no interface
 NEXT = itertools.count()
 GONE = contextlib.suppress(subprocess.CalledProcessError)
@@ -42,7 +43,7 @@ def unable() -> str:
     if absent := [name for name in NEEDED if shutil.which(name) is None]:
         return f"hosts are made with {', '.join(absent)} (Debian: iproute2, util-linux)"
     tried = subprocess.run(
-        ["unshare", *APART, "--fork", "ip", "link", "add", "one", "type", "veth"],
+        _first_process(0, TRIAL),
         capture_output=True,
         text=True,
         check=False,
@@ -68,11 +69,7 @@ class Host:
     def start(self) -> None:
         """Also after `kill`."""
         self._process = subprocess.Popen(
-            [
-                *("unshare", *APART, "--monotonic", str(self._ahead_s)),
-                *("--mount-proc", "--kill-child", "--fork"),
-                *("sh", "-c", FIRST.format(name=self.name)),
-            ],
+            _first_process(self._ahead_s, FIRST.format(name=self.name)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -191,6 +188,11 @@ def two_hosts(ahead_s: int = 0) -> Iterator[Cable]:
             hosts.append(Host(name, address, ahead))
             stack.callback(hosts[-1].kill)
         yield Cable(*hosts)
+
+
+def _first_process(ahead_s: int, script: str) -> list[str]:
+    clock = ("--monotonic", str(ahead_s), "--mount-proc", "--kill-child", "--fork")
+    return ["unshare", *APART, *clock, "sh", "-c", script]
 
 
 def _neighbour(verb: str, of: Host) -> tuple[str, ...]:
