@@ -78,6 +78,8 @@ class Sizes:
             return sum(map(self, _SUMS[word]))
         if word == "tiles":
             return (self("image") // self("patch")) ** 2
+        if word == "tower_head":
+            return self("tower") // self("tower_heads")
         if word == "positions":  # and one for the whole
             return self("tiles") + 1
         if found := self.config.get(_TOP_WORDS.get(word, "")):

@@ -64,7 +64,7 @@ def bounded(preprocessor_config: Settings, bounds: PixelBounds | None) -> Settin
 
 
 def smart_resize(
-    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+    height: int, width: int, factor: int, min_pixels: float, max_pixels: float
 ) -> tuple[int, int]:
     """Height and width in pixels: multiples of `factor`, area within bounds, ratio about kept."""
     h_bar = round(height / factor) * factor

@@ -258,7 +258,8 @@ def test_a_half_copied_model_is_named_by_the_missing_file(
 def test_an_unknown_family_is_named_with_the_known_ones(tmp_path: Path) -> None:
     copy = broken(tmp_path, model_type="kimi_k9")
     with pytest.raises(
-        ModelError, match="'kimi_k9' model; supported are idefics3, internvl, kimi_k25, llama"
+        ModelError,
+        match="'kimi_k9' model; supported are glm46v, glm4v, glm4v_moe, glm_ocr, idef",
     ):
         check_model(str(copy), (), with_gateway=True)
 

@@ -18,7 +18,7 @@ from epd.transport.mooncake.library import missing
 from tests.e2e.client import post_all
 from tests.e2e.goldens import FAMILIES, Golden, differences, directory_of, goldens, heavy_goldens
 from tests.e2e.server import Server, serving
-from tests.engine.tiny_models import SECOND_SIZES
+from tests.engine.tiny_models import OF_GLM, SECOND_SIZES
 
 pytestmark = pytest.mark.timeout(400)
 LONG = pytest.mark.long
@@ -42,7 +42,7 @@ ARRANGEMENTS = [
     ),
     *((topology, "embedded", "auto") for topology in ("2e1p2d", "all")),
     *(("1e1p1d", family, "auto") for family in SECOND_SIZES),
-    *(("1e1pd:tp2", family, "auto") for family in ("internvl", *SECOND_SIZES)),
+    *(("1e1pd:tp2", family, "auto") for family in ("internvl", *OF_GLM[2:], *SECOND_SIZES)),
     *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake")),
 ]
 

@@ -54,7 +54,11 @@ def reference_processor(model_dir: Path) -> Any:
         )
 
         return GotOcr2ImageProcessorPil(**settings | {"crop_to_patches": True})
-    if settings["image_processor_type"].startswith("Idefics3"):
+    if settings["image_processor_type"].startswith("Glm4v"):
+        from transformers.models.glm4v.image_processing_pil_glm4v import (
+            Glm4vImageProcessorPil as Processor,
+        )
+    elif settings["image_processor_type"].startswith("Idefics3"):
         from transformers.models.idefics3.image_processing_pil_idefics3 import (
             Idefics3ImageProcessorPil as Processor,
         )

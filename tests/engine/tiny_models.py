@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.engine import tiny_internvl, tiny_mistral
+from tests.engine import tiny_glm, tiny_internvl, tiny_mistral
 from tests.engine.tiny_tokens import name_tokens
 
 FAMILIES = (
@@ -34,12 +34,18 @@ FAMILIES = (
     "idefics3",
     "internvl",
     "mistral3",
+    "glm4v",
+    "glm_ocr",
+    "glm4v_moe",
 )
 VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
-SECOND_SIZES = ("internvl_moe", "ministral3")  # of families above, for tests marked long
+# Of families above, for tests marked long.
+SECOND_SIZES = ("internvl_moe", "ministral3", "glm46v")
+WITHOUT_FUSED_LAYERS = ("glm4v", "glm_ocr")  # of four norms: transformers' own are run
+OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe"),
-    *("mistral3", "ministral3"),
+    *("mistral3", "ministral3", *OF_GLM),
 )
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
@@ -237,6 +243,14 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ministral3": (*_MISTRAL3, tiny_mistral.config_ministral(_IMAGE, _TEXT, _RANGE)),
     "internvl": (*_INTERNVL, tiny_internvl.config(_IMAGE, _TEXT, _RANGE)),
     "internvl_moe": (*_INTERNVL, tiny_internvl.config_moe(_IMAGE, _TEXT, _RANGE)),
+    **{
+        family: (
+            f"{name}Config",
+            f"{name}ForConditionalGeneration",
+            tiny_glm.config(family, _TEXT, _RANGE),
+        )
+        for family, name in zip(OF_GLM, ("Glm4v", "Glm46V", "GlmOcr", "Glm4vMoe"), strict=True)
+    },
 }
 
 
@@ -326,6 +340,8 @@ def _write_companions(family: str, directory: Path) -> None:
         settings = tiny_internvl.write_companions(directory, _CONFIGS[family][2])
     elif family in ("mistral3", "ministral3"):
         settings = tiny_mistral.write_companions(directory)
+    elif family in OF_GLM:
+        settings = tiny_glm.write_companions(directory)
     elif family == "kimi_k25":
         settings = {
             "image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 8, "merge_size": 2,

@@ -14,6 +14,8 @@ from typing import Any
 
 from tests.model_files import published as record
 from tests.model_files.published import Layout, text_of
+from tests.model_files.published_glm import CHECKPOINTS as OF_GLM
+from tests.model_files.published_glm import LAYOUTS as GLM
 from tests.model_files.published_internvl import CHECKPOINTS as OF_INTERNVL
 from tests.model_files.published_internvl import INTERNVL
 from tests.model_files.published_kimi import KIMI
@@ -25,7 +27,7 @@ from tests.model_files.published_smolvlm import IDEFICS3, SMOLVLM
 Shape = tuple[int, ...]
 LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI, "qwen3_5": QWEN3_5, "qwen3_5_moe": QWEN3_5_MOE}
 LAYOUTS |= {"idefics3": IDEFICS3, "smolvlm": SMOLVLM, "internvl": INTERNVL}
-LAYOUTS |= {"mistral3": MISTRAL3}
+LAYOUTS |= {"mistral3": MISTRAL3, **GLM}
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,7 @@ PUBLISHED = {
     "moonshotai/Kimi-K2.5": Published("kimi_k25", {}, 70310, 1026879376368),
     **{name: Published("internvl", *row) for name, row in OF_INTERNVL.items()},
     **{name: Published("mistral3", *row) for name, row in OF_MISTRAL.items()},
+    **{name: Published(*row) for name, row in OF_GLM.items()},
 }  # fmt: skip
 _REDUCED_VISION = {
     "depth": 3, "embed_dim": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8,
@@ -240,7 +243,7 @@ _REDUCED_VISION = {
 }  # fmt: skip
 _REDUCED_TEXT = text_of(64, 96, 2, 4, 2, vocab_size=272, head_dim=16, num_experts=4)
 _REDUCED_TEXT |= {"moe_intermediate_size": 48, "max_position_embeddings": 2048}
-_REDUCED_TEXT |= {"bos_token_id": 257, "eos_token_id": 258}
+_REDUCED_TEXT |= {"bos_token_id": 257, "eos_token_id": 258, "pad_token_id": 256}
 _REDUCED_TEXT |= {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
     "v_head_dim": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
@@ -275,7 +278,8 @@ def reduced(published: Published) -> dict[str, Any]:
     if "partial_rotary_factor" in (text.get("rope_parameters") or ()):
         text["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
     if "mrope_section" in (text.get("rope_scaling") or ()):
-        text["rope_scaling"] = text["rope_scaling"] | {"mrope_section": [2, 3, 3]}
+        section = [2, 1, 1] if text.get("partial_rotary_factor") == 0.5 else [2, 3, 3]
+        text["rope_scaling"] = text["rope_scaling"] | {"mrope_section": section}
     if "image_grid_pinpoints" in config:
         config["image_grid_pinpoints"] = [[32, 64], [64, 32], [64, 64]]
     return config | {name: i for name, i in _REDUCED_TOKENS.items() if name in config}
@@ -342,6 +346,8 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "shared": text.get("shared_expert_intermediate_size", 0),
         "moe": text.get("moe_intermediate_size", 0),
         "tower": vision.get("embed_dim") or vision.get("hidden_size", 0),
+        "out": vision.get("out_hidden_size", 0),
+        "tower_head": vision.get("hidden_size", 0) // vision.get("num_heads", 1),
         "tower_ffn": vision.get("intermediate_size", 3072),
         "blocks": vision.get("depth") or vision.get("num_hidden_layers", 12),
         "levels": len(vision.get("deepstack_visual_indexes", ())),

@@ -22,7 +22,7 @@ from epd.model_files.geometry import image_geometry
 from tests.engine.conftest import drawn_image
 from tests.engine.hf_video import kimi_image_processor
 from tests.engine.reference import reference_model, reference_processor
-from tests.engine.tiny_models import VISION_FAMILIES
+from tests.engine.tiny_models import OF_GLM, VISION_FAMILIES
 
 NUM_SIZES = 2000
 # Settings as published, beside the tiny ones of the fixtures: (patch, merge, least, most pixels).
@@ -74,6 +74,23 @@ def test_legacy_pixel_bounds_override_size() -> None:
     for width, height in sizes("legacy")[:200]:
         geometry = image_geometry({"model_type": "qwen2_vl"}, settings, width, height)
         assert geometry.num_patches == processor.get_number_of_image_patches(height, width)
+
+
+@pytest.mark.parametrize(
+    ("patch", "least", "most"), [(14, 12544, 9633792), (14, 12544, 11760000), (8, 2001, 32767)]
+)
+def test_glm_sizes_equal_the_processor(patch: int, least: int, most: int) -> None:
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    edges = {"shortest_edge": least, "longest_edge": most}
+    settings = {"size": edges, "patch_size": patch, "merge_size": 2}
+    processor = Glm4vImageProcessorPil(**settings)
+    for width, height in sizes(f"glm {most}"):
+        expected = processor.get_number_of_image_patches(height, width)
+        for family in OF_GLM:
+            geometry = image_geometry({"model_type": family}, settings, width, height)
+            assert geometry.num_patches == expected == math.prod(geometry.grid_thw)
+            assert geometry.num_rows * 4 == expected
 
 
 @pytest.mark.parametrize("most", [16384, 300])

@@ -99,10 +99,13 @@ class Theirs:
 
     @property
     def _of_family(self) -> Foreign:
-        """The class of processors."""
+        """The class of processors, or that which the files name where it has none of its own."""
+        import transformers
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-        kind: Foreign = PROCESSOR_MAPPING[type(self._config)]
+        named = read_optional(self.directory / "preprocessor_config.json").get("processor_class")
+        kind: Foreign = PROCESSOR_MAPPING.get(type(self._config), None)
+        kind = kind or getattr(transformers, str(named))
         return getattr(_processing(kind.__module__), kind.__name__)
 
     # --- text -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.engine.driver import Driver
 from tests.engine.language.test_speculation import oracle
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, SLOWEST, cases
-from tests.engine.tiny_models import FAMILIES
+from tests.engine.tiny_models import FAMILIES, WITHOUT_FUSED_LAYERS
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ SELDOM = ("qwen2_vl", "qwen3_vl", "qwen3_5", "idefics3", "internvl")  # idefics3
 @pytest.mark.parametrize(
     "family",
     [
-        *(f for f in FAMILIES if f not in SELDOM),
+        *(f for f in FAMILIES if f not in (*SELDOM, *WITHOUT_FUSED_LAYERS)),
         *(pytest.param(f, marks=pytest.mark.long) for f in SELDOM),
         SLOWEST,
     ],

@@ -86,6 +86,12 @@ def test_equals_the_processor(processor: tuple[Any, Any, QwenImageOps]) -> None:
     assert check_images(processor, NUM_IMAGES, "cpu") < 1e-3
 
 
+def test_patches_of_glm_equal_the_processor_s(model_dir: Callable[[str], Path]) -> None:
+    adapter = adapter_for(read_checkpoint(model_dir("glm_ocr")))
+    processor = adapter.image_processor()
+    assert check_images((adapter, processor, adapter.image_ops(processor)), 200, "cpu") < 1e-3
+
+
 def test_tiles_equal_the_processor_s(model_dir: Callable[[str], Path]) -> None:
     """Of InternVL: each tile in its place, and the whole image behind them."""
     adapter = adapter_for(read_checkpoint(model_dir("internvl")))

@@ -212,7 +212,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model_type": (lambda d: edit_config(d, model_type=None), "names no model_type"),
     "another family": (
         lambda d: edit_config(d, model_type="gpt2"),
-        "'gpt2' model; supported are idefics3, internvl, kimi_k25, llama, llava_onevision",
+        "'gpt2' model; supported are glm46v, glm4v, glm4v_moe, glm_ocr, idefics3",
     ),
     "absurd size": (lambda d: edit_config(d, text_config__hidden_size="x"), "config.json"),
     "impossible size": (lambda d: edit_config(d, vision_config__num_heads=0), "config.json"),
