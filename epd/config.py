@@ -152,8 +152,8 @@ class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     protocol: Annotated[Literal["tcp", "rdma"], about("of its engine")] = "tcp"
     devices: Annotated[str, about("of rdma: names as in /sys/class/infiniband, with commas; empty: all")] = ""
-    min_port: Annotated[Port, about("each instance listens on two ports from here, on all interfaces")] = 15000
-    max_port: Annotated[Port, about("the last of these ports")] = 17000
+    min_port: Annotated[Port, about("with mooncake each instance listens on two ports from here, on all interfaces", "--mooncake-min-port", "hosts", "PORT")] = 15000
+    max_port: Annotated[Port, about("the last of these ports", "--mooncake-max-port", "hosts", "PORT")] = 17000
 
 
 MOONCAKE_OVER_TCP = MooncakeConfig()

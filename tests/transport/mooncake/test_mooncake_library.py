@@ -155,23 +155,31 @@ def test_protocol_and_devices_reach_the_library(
 
 LISTEN = """
 from epd.config import MooncakeConfig
-from epd.transport.mooncake.library import Library
-import os, socket
+from epd.transport.mooncake.library import Library, WritePiece
+import ctypes, os, sys
 span = MooncakeConfig(min_port=int(os.environ["FROM"]), max_port=int(os.environ["TO"]))
-print(Library("127.0.0.1", span).port, flush=True)
+library = Library("127.0.0.1", span)
+print(library.port, flush=True)
+print("listens", file=sys.stderr, flush=True)
+memory = ctypes.create_string_buffer(64)
+library.register(ctypes.addressof(memory), 64)
+print(library.transfer("127.0.0.1:9", [WritePiece(ctypes.addressof(memory), 0, 64)]), flush=True)
 os._exit(0)
 """
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_the_library_listens_where_the_settings_say() -> None:
-    """In a process of its own: it reads its ports once."""
+    """In a process of its own: it reads its ports once.  A start logs nothing, an error later is
+    shown."""
     span = {"FROM": "23400", "TO": "23450"}
     child = [sys.executable, "-c", LISTEN]
     ended = subprocess.run(
         child, env={**os.environ, **span}, capture_output=True, text=True, timeout=60, check=True
     )
-    assert 23400 <= int(ended.stdout.split()[-1]) <= 23450
+    port, end = ended.stdout.split()
+    assert 23400 <= int(port) <= 23450 and end == "End.REFUSED"
+    assert ended.stderr.startswith("listens\n") and "Connection refused" in ended.stderr
 
 
 def test_a_device_that_is_not_there_is_refused(
