@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from epd.transport.bus.curve import ClusterKey
 from tests.e2e.hosts.network import Cable, Host, two_hosts
@@ -58,12 +59,15 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(
-    parts: tuple[str, str], directory: Path, *flags: str, ahead_s: int = 0
+    parts: tuple[str, str], directory: Path, *flags: str, **hosts: Any
 ) -> Iterator[Cluster]:
-    """At the end nothing may be in use and nothing may be left of it."""
+    """At the end nothing may be in use and nothing may be left of it.
+
+    `hosts`: of `two_hosts`.
+    """
     key = directory / "key.json"
     ClusterKey.generate().save(str(key))
-    with two_hosts(ahead_s) as cable:
+    with two_hosts(**hosts) as cable:
         made = Cluster(cable, parts, key, *flags)
         try:
             yield made

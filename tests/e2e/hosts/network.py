@@ -55,7 +55,7 @@ class Host:
     """`address` is that of its network card, `client_address` is where clients find it."""
 
     def __init__(self, name: str, address: str, ahead_s: int = 0) -> None:
-        """`ahead_s`: of its monotonic clock, to which hosts give any beginning."""
+        """`ahead_s`: of the time since it was started, which is also its monotonic clock."""
         self.name = name
         self.address = address
         self._ahead_s = ahead_s
@@ -105,9 +105,9 @@ class Host:
     def ip(self, *arguments: str) -> None:
         _call("nsenter", "--target", str(self.first_pid), "--net", "ip", *arguments)
 
-    def run(self, *command: str) -> None:
-        """To its end.  Raises CalledProcessError."""
-        _call(*self.enter, *command)
+    def run(self, *command: str) -> str:
+        """Its output.  Raises CalledProcessError."""
+        return _call(*self.enter, *command)
 
     def signal(self, number: int, pid: int) -> None:
         """`pid`: as this host counts."""
@@ -180,27 +180,28 @@ class Cable:
 
 
 @contextlib.contextmanager
-def two_hosts(ahead_s: int = 0) -> Iterator[Cable]:
-    """Named a and b, with a cable between them; b's monotonic clock is ahead."""
+def two_hosts(names: tuple[str, str] = ("a", "b"), ahead_s: int = 0) -> Iterator[Cable]:
+    """With a cable between them; the second one's monotonic clock is ahead."""
     with contextlib.ExitStack() as stack:
         hosts = []
-        for name, address, ahead in (("a", "10.80.0.1", 0), ("b", "10.80.0.2", ahead_s)):
-            hosts.append(Host(name, address, ahead))
+        for number, (name, ahead) in enumerate(zip(names, (0, ahead_s), strict=True), 1):
+            hosts.append(Host(name, f"10.80.0.{number}", ahead))
             stack.callback(hosts[-1].kill)
         yield Cable(*hosts)
 
 
 def _first_process(ahead_s: int, script: str) -> list[str]:
-    clock = ("--monotonic", str(ahead_s), "--mount-proc", "--kill-child", "--fork")
-    return ["unshare", *APART, *clock, "sh", "-c", script]
+    clock = ("--monotonic", str(ahead_s), "--boottime", str(ahead_s))
+    own = ("--mount-proc", "--kill-child", "--fork")
+    return ["unshare", *APART, *clock, *own, "sh", "-c", script]
 
 
 def _neighbour(verb: str, of: Host) -> tuple[str, ...]:
     return ("neigh", verb, of.address, "dev", "card")
 
 
-def _call(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def _call(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _wait_for_end(pidfd: int) -> None:

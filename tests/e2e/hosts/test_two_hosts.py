@@ -5,14 +5,19 @@ Answers are compared token for token with those of a cluster on one host.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from epd.transport.mooncake.library import missing
+from tests.e2e.goldens import directory_of, goldens
 from tests.e2e.hosts.clusters import cluster
 from tests.e2e.hosts.network import unable
-from tests.e2e.server import Server
+from tests.e2e.server import READY_S, Command, Server, discarding
 from tests.e2e.streams import ask_during, check_same_afterwards, first_has_said, questions
+from tests.e2e.test_exactness import burst
+from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.timeout(400),
@@ -41,3 +46,41 @@ async def test_a_host_is_lost_and_comes_back(apart: Server, tmp_path: Path) -> N
         assert any(reply.has_migrated for reply in replies)
         after = made.server.instances()
         assert after[name]["epoch"] > before[name]["epoch"] and len(after) == 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["tcp", "mooncake", "auto"])
+async def test_conversations_equal_generate(transport: str, tmp_path: Path) -> None:
+    """A stage on the other host, whose monotonic clock is elsewhere: as of a host that started at
+    another time.  Wall clocks are this kernel's; only the simulator's differ."""
+    if transport == "mooncake" and (reason := missing()):
+        pytest.skip(reason)
+    flags = ("--transport", transport, "--model", str(directory_of("embedded")))
+    with cluster(("1e1p", "1d"), tmp_path, *flags, ahead_s=5) as made:
+        uptimes = [host.run("cat", "/proc/uptime").split()[0] for host in made.cable.hosts]
+        assert 4 < float(uptimes[1]) - float(uptimes[0]) < 4 + PATIENCE_S
+        made.wait_ready(3)
+        clocks = {os.readlink(f"/proc/{p.pid}/ns/time") for p in made.other.processes()}
+        assert os.readlink(f"/proc/{made.b.first_pid}/ns/time") in clocks and len(clocks) == 1
+        assert await burst(made.server, "embedded", goldens("embedded")) == []
+        assert await burst(made.server, "embedded", goldens("embedded"), seed=1) == []
+
+
+@pytest.mark.long
+def test_equal_names(tmp_path: Path) -> None:
+    """Fault F78: a name by hand that lives on the other host is refused at both ends.  Names that
+    are not given by hand differ, also where hosts have one name."""
+    with cluster(("1epd", "1epd"), tmp_path, names=("node", "node")) as made:
+        made.wait_ready(2)
+        before = made.server.instances()
+        twin = Command(
+            "run", "--role", "encode", "--id", "epd0", *made.join, *made.flags, on=made.b
+        )
+        with discarding(twin):
+            assert twin.wait(READY_S) == 1, twin.text
+            assert "its name is in use by a living instance" in twin.text
+        assert "join refused" in made.server.text
+        after = made.server.instances()
+        assert {n: e["epoch"] for n, e in after.items()} == {
+            n: e["epoch"] for n, e in before.items()
+        }
