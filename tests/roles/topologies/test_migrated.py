@@ -10,7 +10,7 @@ import msgspec
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.failure import Failure, FailureKind
-from epd.frontend import Generation
+from epd.frontend import Generation, GenerationUpdate
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines, Gateway
 from epd.tiny import CHECKPOINT
@@ -40,21 +40,26 @@ def cluster_of(executor: Any, vision: Any, speculative: SpeculativeConfig) -> Cl
 
 
 async def answer(gateway: Gateway, asked: Generation, *, moves: bool) -> tuple[list[int], str]:
-    """Its tokens and its end; `moves`: where it is decoded is lost to it in its middle, once: a
-    reader that is late finds several updates before the loss is handled."""
-    tokens: list[int] = []
+    """Its tokens and its end; `moves`: where it is decoded is lost to it in its middle, once.  The
+    gateway loses it with the token that is due: a reader may be late until the answer has ended."""
     stream = gateway.role.submit(asked)
     machine = gateway.role.current(stream.request_id, 0)
     assert machine is not None
-    finish_reason, is_due = "", moves
+    push = stream.push
+
+    def push_and_lose(update: GenerationUpdate) -> None:
+        push(update)
+        if machine.attempt == 1 and len(machine.token_ids) >= MOVES_AFTER:
+            gateway.role.attempt_failed(machine, {machine.placement.decode.instance_id}, LOST)
+
+    if moves:
+        stream.push = push_and_lose  # type: ignore[method-assign]
+    tokens: list[int] = []
+    finish_reason = ""
     async for update in stream:
         assert update.error is None, update.error
         tokens += update.token_ids
         finish_reason = update.finish_reason
-        if is_due and len(tokens) >= MOVES_AFTER:
-            is_due = False
-            assert machine.placed is not None
-            gateway.role.attempt_failed(machine, {machine.placed.decode.instance_id}, LOST)
     assert machine.attempt == 1 + moves
     return tokens, finish_reason
 
