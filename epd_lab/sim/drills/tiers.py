@@ -99,7 +99,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(
-        "few-pixels-at-a-time", ("F4", "F46"), topology="2e1p1d",
+        "few-pixels-at-a-time", ("F4",), topology="2e1p1d",
         work=Workload(30, spread_s=0.05, image_share=1.0, num_images=30, cancel_share=0.2),
         settings=Settings(
             encode=msgspec.structs.replace(

@@ -9,7 +9,7 @@ from epd.fsm.embedding import Embedding
 from epd.fsm.encoding import Encoding
 from epd.fsm.kernel import Event
 from epd.fsm.request import Request
-from epd.messages import CancelTransfer, KvOffer
+from epd.messages import Address, CancelTransfer, KvOffer
 from epd.roles.decode import role as decode
 from epd.roles.decode.role import DecodeRole
 from epd.roles.encode.role import EncodeRole
@@ -30,7 +30,8 @@ def who_drains_refuses_what_it_has() -> Planted:
 
     def refusing(self: DecodeRole, received: Received) -> None:
         offer: KvOffer = received.message
-        if (refusal := self._refusal(offer)) is not None:
+        source = Address(received.source, received.epoch, "")
+        if (refusal := self._refusal(offer, source)) is not None:
             self.actor.send(
                 received.source,
                 CancelTransfer(room=offer.room, attempt=offer.attempt, failure=refusal),
