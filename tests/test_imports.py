@@ -95,7 +95,8 @@ def family(*parents: str) -> Area:
 
 
 FOLDERS = [path.parent.name for path in (ROOT / "epd" / "families").glob("*/__init__.py")]
-PARENTS = {"qwen3_5": ("qwen_vl",), "glm": ("qwen_vl",)}  # of families that have parts of another
+# Of families that have parts of another.
+PARENTS = dict.fromkeys(("qwen3_5", "glm", "paddleocr_vl"), ("qwen_vl",))
 
 
 # The longest prefix of a module's name decides.

@@ -75,7 +75,7 @@ _TEXT_KINDS: dict[Any, str] = {
     _Act: "hidden_act",
     _Positive: "rms_norm_eps rope_theta",
     _Number: "initializer_range attention_dropout routed_scaling_factor",
-    bool: "attention_bias mlp_bias tie_word_embeddings use_sliding_window norm_topk_prob "
+    bool: "attention_bias mlp_bias use_bias tie_word_embeddings use_sliding_window norm_topk_prob "
     "use_cache output_attentions output_hidden_states output_router_logits return_dict "
     "is_encoder_decoder rope_interleave attn_output_gate",
     _ROPE: "rope_scaling rope_parameters",

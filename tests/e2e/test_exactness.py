@@ -42,7 +42,10 @@ ARRANGEMENTS = [
     ),
     *((topology, "embedded", "auto") for topology in ("2e1p2d", "all")),
     *(("1e1p1d", family, "auto") for family in SECOND_SIZES),
-    *(("1e1pd:tp2", family, "auto") for family in ("internvl", *OF_GLM[2:], *SECOND_SIZES)),
+    *(
+        ("1e1pd:tp2", family, "auto")
+        for family in ("internvl", "paddleocr_vl", *OF_GLM[2:], *SECOND_SIZES)
+    ),
     *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake")),
 ]
 

@@ -58,6 +58,10 @@ def reference_processor(model_dir: Path) -> Any:
         from transformers.models.glm4v.image_processing_pil_glm4v import (
             Glm4vImageProcessorPil as Processor,
         )
+    elif settings["image_processor_type"].startswith("PaddleOCRVL"):
+        from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+            PaddleOCRVLImageProcessorPil as Processor,
+        )
     elif settings["image_processor_type"].startswith("Idefics3"):
         from transformers.models.idefics3.image_processing_pil_idefics3 import (
             Idefics3ImageProcessorPil as Processor,

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.engine import tiny_glm, tiny_internvl, tiny_mistral
+from tests.engine import tiny_glm, tiny_internvl, tiny_mistral, tiny_paddle
 from tests.engine.tiny_tokens import name_tokens
 
 FAMILIES = (
@@ -37,15 +37,16 @@ FAMILIES = (
     "glm4v",
     "glm_ocr",
     "glm4v_moe",
+    "paddleocr_vl",
 )
 VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
 # Of families above, for tests marked long.
-SECOND_SIZES = ("internvl_moe", "ministral3", "glm46v")
+SECOND_SIZES = ("internvl_moe", "ministral3", "glm46v", "paddleocr_vl_biased")
 WITHOUT_FUSED_LAYERS = ("glm4v", "glm_ocr")  # of four norms: transformers' own are run
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe"),
-    *("mistral3", "ministral3", *OF_GLM),
+    *("mistral3", "ministral3", *OF_GLM, "paddleocr_vl", "paddleocr_vl_biased"),
 )
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
@@ -222,6 +223,7 @@ def _kimi_k25() -> dict[str, Any]:
 
 _INTERNVL = "InternVLConfig", "InternVLForConditionalGeneration"
 _MISTRAL3 = "Mistral3Config", "Mistral3ForConditionalGeneration"
+_PADDLE = "PaddleOCRVLConfig", "PaddleOCRVLForConditionalGeneration"
 _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", _qwen2_vl()),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl()),
@@ -243,6 +245,8 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ministral3": (*_MISTRAL3, tiny_mistral.config_ministral(_IMAGE, _TEXT, _RANGE)),
     "internvl": (*_INTERNVL, tiny_internvl.config(_IMAGE, _TEXT, _RANGE)),
     "internvl_moe": (*_INTERNVL, tiny_internvl.config_moe(_IMAGE, _TEXT, _RANGE)),
+    "paddleocr_vl": (*_PADDLE, tiny_paddle.config(_IMAGE, _TEXT, _RANGE)),
+    "paddleocr_vl_biased": (*_PADDLE, tiny_paddle.config_biased(_IMAGE, _TEXT, _RANGE)),
     **{
         family: (
             f"{name}Config",
@@ -340,6 +344,8 @@ def _write_companions(family: str, directory: Path) -> None:
         settings = tiny_internvl.write_companions(directory, _CONFIGS[family][2])
     elif family in ("mistral3", "ministral3"):
         settings = tiny_mistral.write_companions(directory)
+    elif family in ("paddleocr_vl", "paddleocr_vl_biased"):
+        settings = tiny_paddle.write_companions(directory)
     elif family in OF_GLM:
         settings = tiny_glm.write_companions(directory)
     elif family == "kimi_k25":

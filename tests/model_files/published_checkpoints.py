@@ -21,13 +21,15 @@ from tests.model_files.published_internvl import INTERNVL
 from tests.model_files.published_kimi import KIMI
 from tests.model_files.published_mistral import CHECKPOINTS as OF_MISTRAL
 from tests.model_files.published_mistral import MISTRAL3
+from tests.model_files.published_paddle import CHECKPOINTS as OF_PADDLE
+from tests.model_files.published_paddle import PADDLE
 from tests.model_files.published_qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from tests.model_files.published_smolvlm import IDEFICS3, SMOLVLM
 
 Shape = tuple[int, ...]
 LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI, "qwen3_5": QWEN3_5, "qwen3_5_moe": QWEN3_5_MOE}
 LAYOUTS |= {"idefics3": IDEFICS3, "smolvlm": SMOLVLM, "internvl": INTERNVL}
-LAYOUTS |= {"mistral3": MISTRAL3, **GLM}
+LAYOUTS |= {"mistral3": MISTRAL3, "paddleocr_vl": PADDLE, **GLM}
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ PUBLISHED = {
     **{name: Published("internvl", *row) for name, row in OF_INTERNVL.items()},
     **{name: Published("mistral3", *row) for name, row in OF_MISTRAL.items()},
     **{name: Published(*row) for name, row in OF_GLM.items()},
+    **{name: Published("paddleocr_vl", *row) for name, row in OF_PADDLE.items()},
 }  # fmt: skip
 _REDUCED_VISION = {
     "depth": 3, "embed_dim": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8,

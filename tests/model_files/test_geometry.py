@@ -93,6 +93,27 @@ def test_glm_sizes_equal_the_processor(patch: int, least: int, most: int) -> Non
             assert geometry.num_rows * 4 == expected
 
 
+@pytest.mark.parametrize(
+    ("patch", "least", "most"), [(14, 147384, 2822400), (14, 112896, 1003520), (8, 2001, 32767)]
+)
+def test_paddle_sizes_equal_the_processor(patch: int, least: int, most: int) -> None:
+    """Under either pair of names."""
+    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+        PaddleOCRVLImageProcessorPil,
+    )
+
+    bounds = {"min_pixels": least, "max_pixels": most}
+    if patch == 8:
+        bounds = {"size": {"shortest_edge": least, "longest_edge": most}}
+    settings = {"patch_size": patch, "merge_size": 2, **bounds}
+    processor = PaddleOCRVLImageProcessorPil(**settings)
+    for width, height in sizes(f"paddle {most}"):
+        expected = processor.get_number_of_image_patches(height, width)
+        geometry = image_geometry({"model_type": "paddleocr_vl"}, settings, width, height)
+        assert geometry.num_patches == expected == math.prod(geometry.grid_thw)
+        assert geometry.num_rows * 4 == expected
+
+
 @pytest.mark.parametrize("most", [16384, 300])
 def test_kimi_sizes_equal_the_processor(most: int) -> None:
     """Under the names that transformers gives the settings, and under those of the publisher."""

@@ -163,8 +163,9 @@ def tower_inputs(visual: Any, grids: Sequence[Grid], device: torch.device) -> di
         (int(visual.window_size), int(visual.patch_size)) if hasattr(visual, "window_size") else ()
     )
     side = int(getattr(visual, "num_grid_per_side", 0))
+    corners = bool(getattr(visual, "interpolation_align_corners", True))
     merge = int(visual.spatial_merge_size)
-    each = [_of_grid(grid, merge, side, windows) for grid in grids]
+    each = [_of_grid(grid, merge, side, windows, corners) for grid in grids]
     inputs: dict[str, Any] = {"cu_seqlens": joined([parts["cu_seqlens"] for parts in each])}
     for name in ("position_ids", "interp_indices", "interp_weights"):
         if name in each[0]:
@@ -187,7 +188,7 @@ def joined(bounds: list[torch.Tensor]) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _of_grid(
-    grid: Grid, merge: int, side: int, windows: tuple[int, ...]
+    grid: Grid, merge: int, side: int, windows: tuple[int, ...], corners: bool
 ) -> dict[str, torch.Tensor]:
     from transformers import vision_utils
 
@@ -198,7 +199,7 @@ def _of_grid(
     }
     if side:
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
-            thw, num_grid_per_side=side, align_corners=True, spatial_merge_size=merge
+            thw, num_grid_per_side=side, align_corners=corners, spatial_merge_size=merge
         )
         parts |= {"interp_indices": indices, "interp_weights": weights}
     if windows:

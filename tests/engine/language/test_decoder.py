@@ -53,7 +53,14 @@ def fuse(language: TorchLanguageEngine) -> FusedForward:
 
 
 # Each has the layers of another: qwen2_5_vl, qwen3_vl_moe and qwen3_5_moe, with the MLP of qwen3.
-SELDOM = ("qwen2_vl", "qwen3_vl", "qwen3_5", "idefics3", "internvl")  # idefics3: that of llama
+SELDOM = (
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "idefics3",
+    "internvl",
+    "paddleocr_vl",
+)  # idefics3: that of llama
 
 
 @pytest.mark.parametrize(

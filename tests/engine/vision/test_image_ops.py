@@ -86,8 +86,11 @@ def test_equals_the_processor(processor: tuple[Any, Any, QwenImageOps]) -> None:
     assert check_images(processor, NUM_IMAGES, "cpu") < 1e-3
 
 
-def test_patches_of_glm_equal_the_processor_s(model_dir: Callable[[str], Path]) -> None:
-    adapter = adapter_for(read_checkpoint(model_dir("glm_ocr")))
+@pytest.mark.parametrize("family", ["glm_ocr", "paddleocr_vl"])
+def test_patches_equal_those_of_its_processor(
+    family: str, model_dir: Callable[[str], Path]
+) -> None:
+    adapter = adapter_for(read_checkpoint(model_dir(family)))
     processor = adapter.image_processor()
     assert check_images((adapter, processor, adapter.image_ops(processor)), 200, "cpu") < 1e-3
 

@@ -14,7 +14,8 @@ from tests.engine.driver import Driver
 
 
 @pytest.mark.parametrize(
-    ("family", "is_gelu"), [("qwen3_vl", True), ("qwen2_vl", False), ("qwen2_5_vl", False)]
+    ("family", "is_gelu"),
+    [("qwen3_vl", True), ("paddleocr_vl", True), ("qwen2_vl", False), ("qwen2_5_vl", False)],
 )
 async def test_which_modules_are_exchanged(
     family: str, is_gelu: bool, driver: Callable[[str], Driver]

@@ -88,7 +88,7 @@ BATCHES: tuple[tuple[tuple[int, int], ...], ...] = (
 )
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_vl"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_vl", "paddleocr_vl"])
 async def test_rows_are_the_towers_own(
     family: str, driver: Callable[[str], Driver], captured: Callable[[str], Any]
 ) -> None:
