@@ -24,16 +24,17 @@ class Cluster:
         self.flags = ("--cluster-key", str(key), *flags)
         self._part_of_b = parts[1]
         endpoint = f"tcp://{self.a.address}:{PORT}"
-        self.join = ("--join", endpoint, "--listen", f"tcp://{self.b.address}:*")
+        self._join = ("--join", endpoint, "--threads", "1", *self.flags)
         listen = ("--listen", endpoint)
         self.server = Server(parts[0], *listen, *self.flags, on=self.a, **PATIENT)
         self.commands: list[Command] = [self.server]
-        self.other = self.join_from_b()
+        self.other = self.join_from(self.b)
 
-    def join_from_b(self) -> Command:
-        """The command of host b, where it may have been killed with its host."""
-        part = ("--topology", self._part_of_b, "--threads", "1")
-        self.commands.append(Command("run", *part, *self.join, *self.flags, on=self.b))
+    def join_from(self, host: Host, *what: str) -> Command:
+        """`what`: to start there; the part of host b, which may have been killed with it."""
+        what = what or ("--topology", self._part_of_b)
+        listen = ("--listen", f"tcp://{host.address}:*")
+        self.commands.append(Command("run", *what, *listen, *self._join, on=host))
         return self.commands[-1]
 
     def host_of(self, instance: str) -> Host:

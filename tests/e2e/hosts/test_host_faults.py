@@ -79,7 +79,7 @@ async def test_kill_of_a_command(both: Cluster, apart: Server) -> None:
 
     replies = await ask_during(both.server, bodies, kill, first_has_said)
     assert await check_same_afterwards(apart, bodies, replies) == {"answered": COUNT}
-    both.other = both.join_from_b()
+    both.other = both.join_from(both.b)
     both.wait_ready(6)
     assert set(both.server.instances()) == before
 
@@ -91,7 +91,7 @@ async def test_a_host_loses_power(both: Cluster, apart: Server) -> None:
     replies = await ask_during(both.server, bodies, kill, first_has_said)
     assert await check_same_afterwards(apart, bodies, replies) == {"answered": COUNT}
     both.cable.restart(both.b)
-    both.other = both.join_from_b()
+    both.other = both.join_from(both.b)
     both.wait_ready(6)
 
 

@@ -14,7 +14,7 @@ from epd.transport.mooncake.library import missing
 from tests.e2e.goldens import directory_of, goldens
 from tests.e2e.hosts.clusters import cluster
 from tests.e2e.hosts.network import unable
-from tests.e2e.server import READY_S, Command, Server, discarding
+from tests.e2e.server import READY_S, Server
 from tests.e2e.streams import ask_during, check_same_afterwards, first_has_said, questions
 from tests.e2e.test_exactness import burst
 from tests.patience import PATIENCE_S
@@ -38,7 +38,7 @@ async def test_a_host_is_lost_and_comes_back(apart: Server, tmp_path: Path) -> N
         def lose_power() -> None:
             made.cable.kill(made.b)
             made.cable.restart(made.b)
-            made.other = made.join_from_b()
+            made.other = made.join_from(made.b)
 
         bodies = questions(60, COUNT, side=90, num_tokens=150)
         replies = await ask_during(made.server, bodies, lose_power, first_has_said)
@@ -68,19 +68,19 @@ async def test_conversations_equal_generate(transport: str, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_equal_names(tmp_path: Path) -> None:
-    """Fault F78: a name by hand that lives on the other host is refused at both ends.  Names that
-    are not given by hand differ, also where hosts have one name."""
+    """Fault F78: names that are not given by hand differ, also where hosts have one name.  One by
+    hand that lives on the other host is refused at both ends."""
     with cluster(("1epd", "1epd"), tmp_path, names=("node", "node")) as made:
-        made.wait_ready(2)
+        another = made.join_from(made.a)
+        made.wait_ready(3)
         before = made.server.instances()
-        twin = Command(
-            "run", "--role", "encode", "--id", "epd0", *made.join, *made.flags, on=made.b
-        )
-        with discarding(twin):
-            assert twin.wait(READY_S) == 1, twin.text
-            assert "its name is in use by a living instance" in twin.text
+        assert {name.rpartition("-")[2] for name in before} == {"epd0"}, before
+        twin = made.join_from(made.b, "--role", "encode", "--id", "epd0")
+        assert twin.wait(READY_S) == 1, twin.text
+        assert "its name is in use by a living instance" in twin.text
         assert "join refused" in made.server.text
         after = made.server.instances()
-        assert {n: e["epoch"] for n, e in after.items()} == {
-            n: e["epoch"] for n, e in before.items()
-        }
+        assert [entry["epoch"] for entry in after.values()] == [
+            entry["epoch"] for entry in before.values()
+        ]
+        assert another.stop() == 0, another.text
