@@ -36,8 +36,7 @@ _VISION_WORDS = {
     "rows": "pos_emb_height", "columns": "pos_emb_width",
     "tower_heads": "num_heads num_attention_heads",
 }  # fmt: skip
-_TOP_WORDS = {"projected": "projection_hidden_size", "scale": "scale_factor",
-              "merge": "spatial_merge_size"}  # fmt: skip
+_TOP_WORDS = {"projected": "projection_hidden_size", "scale": "scale_factor"}
 _MADE = {  # of other words
     "q": "heads*head", "kv": "kv_heads*head", "values": "value_heads*value_head",
     "merged": "merge*merge*tower",
@@ -142,12 +141,8 @@ class Sizes:
             return said
         if self._family.layer_types == BOTH:
             return ["linear_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]
-        kind = str(self.text.get("model_type") or next(iter(self._family.text_types), ""))
-        windows = self._family.windows
-        has_window = self.text.get("sliding_window", windows.get(kind)) is not None
-        slides = has_window and (kind in windows or self.text.get("use_sliding_window"))
-        first = 0 if kind in windows else self.text.get("max_window_layers", count)
-        first = first if slides else count
+        slides = self.text.get("use_sliding_window") and self.text.get("sliding_window") is not None
+        first = self.text.get("max_window_layers", count) if slides else count
         return ["full_attention" if i < first else "sliding_attention" for i in range(count)]
 
     def _is_sparse(self, layer: int) -> bool:

@@ -78,8 +78,6 @@ class Family:
     transposed: str = ""  # in names whose tensors may have their last two axes swapped
     sizes: Mapping[str, int] = field(default_factory=dict)  # words that config.json may leave out
     text_types: tuple[str, ...] = ()  # of `text_config`; empty: the family's own
-    # Of text types whose layers all look back so far, where config.json does not say; None: all.
-    windows: Mapping[str, int | None] = field(default_factory=dict)
     is_flat: bool = False  # older releases have no `text_config`
     is_tied: bool = False  # head and embedding, where config.json does not say
     # config.json with what this family says in a way of its own under the common names, and what is

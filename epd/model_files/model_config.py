@@ -108,7 +108,7 @@ CONFIG = _object("Config", _TEXT_KINDS | {
     "vision_start_token_id vision_end_token_id media_placeholder_token_id",
     _Size: _TEXT_KINDS[_Size] + " projection_hidden_size",
     _Act: "hidden_act projector_hidden_act",
-    _Side: "scale_factor spatial_merge_size",
+    _Side: "scale_factor",
     _Pairs: "image_grid_pinpoints",
     int: "vision_feature_layer chunk_size_feed_forward",
     bool: _TEXT_KINDS[bool] + " multimodal_projector_bias",

@@ -33,6 +33,13 @@ LLAMA_LAYERS = {
 }
 
 
+LLAVA_NAMES = (  # as saved before the parts of LLaVA, and of models made like it, had one module
+    (r"^language_model\.lm_head", "lm_head"),
+    (r"^language_model\.(model\.)?", "model.language_model."),
+    (r"^(vision_tower|multi_modal_projector)", r"model.\1"),
+)
+
+
 def stack(prefix: str = "model.language_model.", /, **parts: Mapping[str, str]) -> dict[str, str]:
     """A decoder: the name of a range of its layers, and what each of them has."""
     return {

@@ -124,11 +124,7 @@ FAMILIES = {
         _STACK | _SEEING,
         ("model.vision_tower", "model.multi_modal_projector"),
         Images(_geometry, _processor, tile_text=lambda tiles, place: f"<img>{place}</img>"),
-        (
-            (r"^language_model\.lm_head", "lm_head"),
-            (r"^language_model\.(model\.)?", "model.language_model."),
-            (r"^(vision_tower|multi_modal_projector)", r"model.\1"),
-        ),
+        tensors.LLAVA_NAMES,
         sizes={"scale": 2, "image": 448, "patch": 14},
         text_types=("qwen2", "qwen3", "qwen3_moe"),
         is_tied=True,

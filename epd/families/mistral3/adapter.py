@@ -29,8 +29,13 @@ class ScaledAttention(PagedAttention):
         self._length = int(rope["original_max_position_embeddings"])
 
     def scaled(self, query: torch.Tensor, step: Step) -> torch.Tensor:
-        times = torch.floor(step.batch.positions[0] / self._length)
-        return query * (1 + self._beta * torch.log(1 + times))[:, None, None].to(query.dtype)
+        derived, positions = step.batch.derived, step.batch.positions[0]
+        key = "scales", positions.is_cuda and torch.cuda.is_current_stream_capturing()
+        if key not in derived:  # once for all layers; within a capture, once for it
+            times = torch.floor(positions / self._length)
+            derived[key] = (1 + self._beta * torch.log(1 + times),)
+        (scales,) = derived[key]
+        return query * scales[:, None, None].to(query.dtype)
 
 
 class Mistral3(ModelAdapter):
@@ -64,7 +69,7 @@ class Mistral3(ModelAdapter):
         pixtral.adopt(model.model.vision_tower)
 
     def tower_layers(self, model: Foreign) -> Sequence[Foreign]:
-        return list(model.model.vision_tower.transformer.layers)
+        return pixtral.seen_layers(model.model)
 
     def to_patches(
         self, processor: Foreign, image: Foreign, bounds: PixelBounds | None = None

@@ -12,6 +12,7 @@ from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
 
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
+_WINDOW = 4096  # of a Mistral that says nothing of it
 _TOWER, _PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
 _BLOCK = {
     "attention_norm": "tower", "ffn_norm": "tower",
@@ -19,6 +20,20 @@ _BLOCK = {
     "feed_forward.gate_proj": "tower_ffn tower", "feed_forward.up_proj": "tower_ffn tower",
     "feed_forward.down_proj": "tower tower_ffn",
 }  # fmt: skip
+
+
+def _plain(config: Settings) -> Settings:
+    """The merge among the settings of the tower; a window as a kind of layers."""
+    found, vision, text = dict(config), config.get("vision_config"), config.get("text_config")
+    if isinstance(vision, dict):
+        found["vision_config"] = vision | {
+            "spatial_merge_size": config.get("spatial_merge_size", 2)
+        }
+    if isinstance(text, dict):
+        usual = _WINDOW if (text.get("model_type") or "mistral") == "mistral" else None
+        if text.get("sliding_window", usual) is not None:
+            found["text_config"] = text | {"layer_types": ["sliding_attention"]}
+    return found
 
 
 def side(model_config: Settings) -> int:
@@ -66,14 +81,9 @@ FAMILIES = {
         },
         (_TOWER, _PROJECTOR),
         Images(_geometry, _processor, tile_text=_lines_text),
-        (
-            (r"^language_model\.lm_head", "lm_head"),
-            (r"^language_model\.(model\.)?", "model.language_model."),
-            (r"^(vision_tower|multi_modal_projector)", r"model.\1"),
-        ),
-        sizes={"merge": 2},
+        tensors.LLAVA_NAMES,
         text_types=("mistral", "ministral3"),
-        windows={"mistral": 4096, "ministral3": None},
         is_tied=True,
+        plain=_plain,
     ),
 }  # fmt: skip

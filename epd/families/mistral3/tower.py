@@ -35,6 +35,13 @@ def adopt(tower: Foreign) -> None:
         layer.attention = _PairedAttention(own, attend)
 
 
+def seen_layers(model: Foreign) -> Sequence[Foreign]:
+    """Up to that whose rows the projector takes."""
+    layers: Foreign = model.vision_tower.transformer.layers
+    last = int(model.config.vision_feature_layer) % (len(layers) + 1)
+    return list(layers)[:last]
+
+
 def run(model: Foreign, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
     """Rows of all images, `[sum of num_rows, hidden]`; pixels `[num_patches, 3 * patch ** 2]`."""
     tower, projector = model.vision_tower, model.multi_modal_projector
@@ -43,10 +50,9 @@ def run(model: Foreign, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Te
     positions = upload(torch.cat([_positions(grid) for grid in grids]), pixels.device)
     hidden = tower.ln_pre(linear(pixels, tower.patch_conv.weight.flatten(1)))
     turns = tower.patch_positional_embedding(hidden, positions)
-    states = [hidden]
-    for layer in tower.transformer.layers:
-        states.append(layer(states[-1], bounds, position_embeddings=turns))
-    normed = projector.norm(states[model.config.vision_feature_layer])
+    for layer in seen_layers(model):
+        hidden = layer(hidden, bounds, position_embeddings=turns)
+    normed = projector.norm(hidden)
     merge, parts = int(model.config.spatial_merge_size), []
     for (_, rows, columns), one in zip(grids, normed.split(counts), strict=True):
         blocks = one.view(rows // merge, merge, columns // merge, merge, -1)
