@@ -63,6 +63,15 @@ def bounded(preprocessor_config: Settings, bounds: PixelBounds | None) -> Settin
     return settings
 
 
+def edges_fault(settings: Settings) -> str:
+    """Why images have no two bounds of their area, or none; empty: they have."""
+    edges = settings.get("size") or {}
+    least = edges.get("shortest_edge") or settings.get("min_pixels")
+    if bool(least) != bool(edges.get("longest_edge") or settings.get("max_pixels")):
+        return "size: one of shortest_edge and longest_edge, where both are needed"
+    return ""
+
+
 def smart_resize(
     height: int, width: int, factor: int, min_pixels: float, max_pixels: float
 ) -> tuple[int, int]:

@@ -6,16 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.engine.tiny_tokens import name_tokens
-
-_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for part in message.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}[IMG]{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from tests.engine.tiny_tokens import name_tokens, plain_template
 
 
 def config(image: int, text: dict[str, Any], spread: float) -> dict[str, Any]:
@@ -45,7 +36,7 @@ def config_ministral(image: int, text: dict[str, Any], spread: float) -> dict[st
 
 def write_companions(directory: Path) -> dict[str, Any]:
     """Template, tokens and settings of prompts; gives those of images."""
-    (directory / "chat_template.jinja").write_text(_TEMPLATE)
+    (directory / "chat_template.jinja").write_text(plain_template("[IMG]"))
     name_tokens(directory, "[IMG]", ("[IMG_BREAK]", "[IMG_END]"))
     prompts = {"patch_size": 8, "spatial_merge_size": 2}
     (directory / "processor_config.json").write_text(json.dumps(prompts))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine import tiny_glm, tiny_internvl, tiny_mistral, tiny_paddle
-from tests.engine.tiny_tokens import name_tokens
+from tests.engine.tiny_tokens import name_tokens, plain_template
 
 FAMILIES = (
     "qwen2_vl",
@@ -74,14 +74,6 @@ _TOKENS = {
     "vision_end_token_id": _VISION_END,
 }
 _PIXELS = {"size": {"shortest_edge": 1024, "longest_edge": 16384}, "patch_size": 8, "merge_size": 2}
-_LLAVA_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for part in message.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}<|image_pad|>\n{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # SmolVLM's, but for its end of a turn.
 _IDEFICS3_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
@@ -321,7 +313,7 @@ def _write_companions(family: str, directory: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(EMBEDDED / name, directory / name)
     if family == "llava_onevision":
-        (directory / "chat_template.jinja").write_text(_LLAVA_TEMPLATE)
+        (directory / "chat_template.jinja").write_text(plain_template("<|image_pad|>\n"))
         processor = {
             "num_image_tokens": 16, "vision_feature_select_strategy": "full",
             "vision_aspect_ratio": "anyres_max_4",

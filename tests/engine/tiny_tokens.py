@@ -6,6 +6,20 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}IMAGE{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def plain_template(image: str) -> str:
+    """Of chats; `image` is what stands for one."""
+    return _TEMPLATE.replace("IMAGE", image)
+
 
 def name_tokens(directory: Path, image: str, names: Sequence[str]) -> None:
     """The bundled tokenizer that lies here: `image` is its placeholder, and `names` come behind."""

@@ -281,14 +281,18 @@ def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
     assert made.num_leased == 0
 
 
+def landing_engine(**its: Any) -> Any:
+    layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
+    return mock.MagicMock(kv_layout=layout, num_landing_blocks=4, **its)
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("heads", [(), ((0, 1),)])
 async def test_what_has_landed_is_copied_or_put_in_order_where_it_has_to_be(
     *, in_place: bool, heads: tuple[tuple[int, int], ...]
 ) -> None:
-    engine, transfers = mock.MagicMock(kv_in_place=in_place), mock.MagicMock()
-    engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
-    engine.num_landing_blocks, engine.land_kv = 4, mock.AsyncMock()
+    engine, transfers = landing_engine(kv_in_place=in_place), mock.MagicMock()
+    engine.land_kv = mock.AsyncMock()
     kv = RankKv(engine, transfers)
     assert kv.is_pool("shm") is in_place
     ask = LandKv(transport="shm", slots=(4, 5, 0, 1), blocks=(10, 11), heads=heads)
@@ -308,11 +312,8 @@ async def test_what_has_landed_is_copied_or_put_in_order_where_it_has_to_be(
 def test_a_rank_that_kv_comes_to_lets_others_write_its_pool(
     *, takes_kv: bool, has_memory: bool
 ) -> None:
-    engine, transfers = mock.MagicMock(kv_in_place=False), mock.MagicMock()
-    engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
-    engine.num_landing_blocks = 4
-    if not has_memory:
-        engine.kv_memory = None
+    memory = {} if has_memory else {"kv_memory": None}
+    engine, transfers = landing_engine(kv_in_place=False, **memory), mock.MagicMock()
     RankPart(engine, transfers, takes_kv=takes_kv)
     region = transfers.allocate.return_value
     engine.attach_kv.assert_called_once_with(region.buffer)
@@ -325,11 +326,8 @@ def test_a_rank_that_kv_comes_to_lets_others_write_its_pool(
 def test_kv_lands_in_the_pool_of_a_device_where_the_transport_reaches_it(
     *, reaches: bool, has_memory: bool
 ) -> None:
-    engine, transfers = mock.MagicMock(kv_in_place=False), mock.MagicMock()
-    engine.kv_layout = SimpleNamespace(num_kv_heads=2, slots_per_block=2, slot_nbytes=8)
-    engine.num_landing_blocks = 4
-    if not has_memory:
-        engine.kv_memory = None
+    memory = {} if has_memory else {"kv_memory": None}
+    engine, transfers = landing_engine(kv_in_place=False, **memory), mock.MagicMock()
     transfers.mirror.return_value.remote.backend = "cuda"
     if not reaches:
         transfers.mirror.return_value = None

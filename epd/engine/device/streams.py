@@ -82,8 +82,7 @@ class DeviceStreams:
         shape = (sum(len(piece) for piece in pieces), *pieces[0].shape[1:])
         with torch.cuda.stream(self.upload_stream):
             tensor = torch.empty(shape, dtype=pieces[0].dtype, device=self.device)
-            for part, piece in zip(tensor.split([len(p) for p in pieces]), pieces, strict=True):
-                part.copy_(piece, non_blocking=True)
+            _fill(tensor, pieces)
         compute.wait_stream(self.upload_stream)
         tensor.record_stream(compute)
         return tensor
@@ -92,8 +91,7 @@ class DeviceStreams:
         """As `upload`, into memory that no kernel uses, and no upload waits for it: for kernels
         that wait for the event, and the host behind the lane LIFT."""
         with torch.cuda.stream(self.lift_stream):
-            for part, piece in zip(target.split([len(p) for p in pieces]), pieces, strict=True):
-                part.copy_(piece, non_blocking=True)
+            _fill(target, pieces)
             passed = torch.cuda.Event()
             passed.record()
         return passed
@@ -135,3 +133,9 @@ class DeviceStreams:
             passed.record()
         passed.synchronize()
         return target
+
+
+def _fill(target: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+    """With copies on the stream that is current, one behind the other."""
+    for part, piece in zip(target.split([len(p) for p in pieces]), pieces, strict=True):
+        part.copy_(piece, non_blocking=True)

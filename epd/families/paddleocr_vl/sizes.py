@@ -10,7 +10,7 @@ from __future__ import annotations
 from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
-from epd.model_files.geometry import smart_resize
+from epd.model_files.geometry import edges_fault, smart_resize
 
 _VISUAL, _PROJECTOR = "model.visual", "model.projector"
 
@@ -48,10 +48,8 @@ def _units(settings: Settings) -> dict[str, int]:
 
 
 def _processor(settings: Settings) -> dict[str, int] | str:
-    edges = settings.get("size") or {}
-    least = edges.get("shortest_edge") or settings.get("min_pixels")
-    if bool(least) != bool(edges.get("longest_edge") or settings.get("max_pixels")):
-        return "size: one of shortest_edge and longest_edge, where both are needed"
+    if wrong := edges_fault(settings):
+        return wrong
     if (settings.get("temporal_patch_size") or 1) != 1:
         return "temporal_patch_size: a patch of this model has one frame"
     return _units(settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
-from epd.model_files.geometry import smart_resize
+from epd.model_files.geometry import edges_fault, smart_resize
 
 _VISUAL = "model.visual."
 _QWEN_BLOCK = {"attn.qkv": "3*tower tower", "attn.proj": "tower tower"}
@@ -93,10 +93,8 @@ def _geometry(model_config: Settings, settings: Settings, width: int, height: in
 
 
 def _processor(settings: Settings) -> dict[str, int] | str:
-    edges = settings.get("size") or {}
-    least = edges.get("shortest_edge") or settings.get("min_pixels")
-    if bool(least) != bool(edges.get("longest_edge") or settings.get("max_pixels")):
-        return "size: one of shortest_edge and longest_edge, where both are needed"
+    if wrong := edges_fault(settings):
+        return wrong
     return {
         "patch": settings.get("patch_size") or 14,
         "merge": settings.get("merge_size") or 2,

@@ -23,7 +23,7 @@ import psutil
 
 from tests.patience import PATIENCE_S
 
-NEEDED = ("ip", "tc", "nsenter", "unshare")
+NEEDED = ("ip", "nsenter", "unshare")
 APART = ("--net", "--pid", "--mount", "--ipc", "--uts", "--time")
 FIRST = (  # of a host's processes; children that nobody waits for are reaped by the kernel
     "mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && hostname {name} && "
@@ -170,13 +170,6 @@ class Cable:
         self.cut(*senders)
         time.sleep(seconds)
         self.mend()
-
-    def limit(self, rate: str) -> None:
-        """Of each direction, such as 2gbit."""
-        for host in self.hosts:
-            bucket = ("tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
-            enter = ("nsenter", "--target", str(host.first_pid), "--net")
-            _call(*enter, "tc", "qdisc", "replace", "dev", "plug", "root", *bucket)
 
 
 @contextlib.contextmanager
