@@ -1,9 +1,10 @@
-"""The tables of docs/performance.md, peers.md and topologies.md, from the reports under docs/bench.
+"""The tables of docs/performance.md, peers.md, topologies.md and transports.md, from reports
+under docs/bench.
 
 A card's file, such as h200.json, has rows in the form of gpu.json (`epd bench gpu`), each with its
 date and its number of runs (`repeats`).  It names the reports that stand beside it whole.  Names of
-figures carry their units.  A report of `epd bench probe` or `peer` is a table of its own.  `epd
-diagrams` writes the tables, `epd diagrams --check` compares them.
+figures carry their units.  A report of `epd bench probe`, `peer` or `hop` is a table of its own.
+`epd diagrams` writes the tables, `epd diagrams --check` compares them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from epd.topology import parse_topology
 from epd_lab.bench import peer_table
 from epd_lab.bench.costs import probe_table
 from epd_lab.bench.servers.figures import stream_name
+from epd_lab.bench.transports import hop_table
 from epd_lab.bench.workload import NAMED
 from epd_lab.diagrams.page import markdown_table
 
@@ -41,6 +43,8 @@ def table(path: Path) -> str:
     report = msgspec.json.decode(path.read_bytes())
     if "sides" in report:
         return peer_table.table(report)
+    if "runs" in report:
+        return hop_table.table(report)
     if "reports" not in report:
         return probe_table.table(report)
     rows = list(_rows(report, path.parent))
