@@ -22,7 +22,9 @@ Source: layer-wise KV transfer of Mooncake's and vLLM's connectors, over chunked
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,18 @@ class KvOrder:
 
     def places(self, start: int, stop: int) -> list[int]:
         """What is sent as the `start`th to the last before the `stop`th slot."""
-        return [self._place(index) for index in range(start, stop)]
+        return list(chain.from_iterable(self._runs(start, stop)))
 
-    def _place(self, index: int) -> int:
-        at = self.num_held * self.slots_per_block + index
-        behind = at - self.num_whole * self.slots_per_block
-        if behind < 0 or at >= self.num_blocks * self.slots_per_block:
-            return at
-        group, block = divmod(behind, self.num_blocks - self.num_whole)
-        return (self.num_whole + block) * self.slots_per_block + group
+    def _runs(self, start: int, stop: int) -> Iterator[range]:
+        """They are thousands, and both ends count them on their loops: so not one by one."""
+        size, first = self.slots_per_block, self.num_held * self.slots_per_block
+        layers, state = (n * size - first for n in (self.num_whole, self.num_blocks))  # begin here
+        yield range(first + start, first + min(stop, layers))
+        num_behind, at = self.num_blocks - self.num_whole, max(start, layers)
+        while at < min(stop, state):
+            group, block = divmod(at - layers, num_behind)
+            end = min(stop, at + num_behind - block)
+            blocks = range(self.num_whole + block, self.num_whole + block + end - at)
+            yield range(blocks.start * size + group, blocks.stop * size + group, size)
+            at = end
+        yield range(first + max(start, state), first + stop)

@@ -191,8 +191,8 @@ class KvProducer(Component[Request]):
     def _indices(self, text: _Text, places: Sequence[int]) -> list[int]:
         """Of its blocks as they are counted here; a state is sent as one, whatever blocks decode
         has for it."""
-        rows = self._of_rows(text, places)
-        found = list(dict.fromkeys(place // self._layout.slots_per_block for place in rows))
+        rows, size = self._of_rows(text, places), self._layout.slots_per_block
+        found = list(dict.fromkeys([place // size for place in rows]))
         if len(rows) < len(places):
             num_blocks = self._requests.num_blocks_for(text.num_tokens)
             found += range(num_blocks, num_blocks + self._layout.num_state_blocks)

@@ -23,21 +23,27 @@ class DeviceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """One in each row; as arrays, which a driver takes as they are."""
+    """One in each column of an array, uint64 `[3, n]`: addresses of targets, then of sources, then
+    numbers of bytes.  A driver takes each row as it is."""
 
-    targets: Column  # addresses
-    sources: Column
-    nbytes: Column
+    table: Column
 
     def __len__(self) -> int:
-        return len(self.nbytes)
+        return len(self.table[2])
 
-    def __getitem__(self, rows: slice) -> Copies:
-        return Copies(*(column[rows] for column in self.columns))
+    def __getitem__(self, some: slice) -> Copies:
+        return Copies(self.table[:, some])
 
     @property
-    def columns(self) -> tuple[Column, Column, Column]:
-        return self.targets, self.sources, self.nbytes
+    def nbytes(self) -> Column:
+        nbytes: Column = self.table[2]
+        return nbytes
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """Where the rows begin in the host's memory."""
+        first, step = self.table.ctypes.data, self.table.strides[0]
+        return first, first + step, first + 2 * step
 
 
 class DeviceMemory(Protocol):
@@ -121,12 +127,14 @@ def place_of(view: Buffer) -> tuple[int, bool]:
 
 def copies_of(rows: Sequence[tuple[int, int, int]]) -> Copies:
     """Target, source and number of bytes of each."""
-    return Copies(*np.ascontiguousarray(np.array(rows, np.uint64).T))
+    return Copies(np.ascontiguousarray(np.array(rows, np.uint64).T))
 
 
 def merged(targets: Column, sources: Column, size: int) -> Copies:
     """Of slots of one size; what is side by side at both ends is one copy."""
-    follows = (np.diff(targets) == size) & (np.diff(sources) == size)
-    first = np.flatnonzero(np.append(True, ~follows))
+    begins = (targets[1:] - targets[:-1] != size) | (sources[1:] - sources[:-1] != size)
+    if begins.all():  # as most are
+        return Copies(np.array((targets, sources, np.full_like(targets, size))))
+    first = np.flatnonzero(np.append(True, begins))
     nbytes = np.diff(np.append(first, len(targets))).astype(np.uint64) * size
-    return Copies(targets[first], sources[first], nbytes)
+    return Copies(np.array((targets[first], sources[first], nbytes)))

@@ -199,6 +199,8 @@ class CudaDevice:
         its = its or installed()
         self.driver = driver = its.bindings
         self._quick, self._check = its.quick, its.check
+        self._batch = getattr(its.quick, BATCH)
+        self._of_all = (ctypes.byref(ATTRIBUTES), ctypes.byref(FIRST), 1)
         _ask(driver.cuInit(0))
         self.name = f"cuda:{index}"
         self._own = _ask(driver.cuDeviceGet(index))
@@ -277,9 +279,7 @@ class CudaDevice:
             self._queue(copies[half:], self._second)
 
     def _queue(self, copies: Copies, stream: int) -> None:
-        places = (column.ctypes.data for column in copies.columns)
-        attributes = (ctypes.byref(ATTRIBUTES), ctypes.byref(FIRST), 1)
-        self._check(getattr(self._quick, BATCH)(*places, len(copies), *attributes, stream))
+        self._check(self._batch(*copies.places, len(copies), *self._of_all, stream))
 
     def mark(self) -> Callable[[], None]:
         self._enter()

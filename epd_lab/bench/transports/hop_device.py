@@ -116,6 +116,7 @@ class HopEnd:
         await self.engine.close()
 
 
+@functools.cache
 def blocks(seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = torch.randperm(POOL_BLOCKS, generator=generator).tolist()

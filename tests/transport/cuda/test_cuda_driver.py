@@ -65,8 +65,8 @@ def test_slots_side_by_side_at_both_ends_are_one_copy() -> None:
     targets, sources = [0, 1, 2, 3, 4, 6, 7], [3, 4, 5, 9, 10, 11, 2]
     copies = merged(places(MEMORY, targets), places(MEMORY, sources), ONE)
     assert copies.nbytes.tolist() == [3 * ONE, 2 * ONE, ONE, ONE]
-    assert copies.targets.tolist() == places(MEMORY, [0, 3, 6, 7]).tolist()
-    assert copies.sources.tolist() == places(MEMORY, [3, 9, 11, 2]).tolist()
+    assert copies.table[0].tolist() == places(MEMORY, [0, 3, 6, 7]).tolist()
+    assert copies.table[1].tolist() == places(MEMORY, [3, 9, 11, 2]).tolist()
 
 
 @pytest.mark.parametrize("call", [BATCH, "cuMemcpyAsync", "cuEventRecord", "cuEventQuery"])
