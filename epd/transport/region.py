@@ -172,6 +172,7 @@ class Lent:
 
     def __init__(self) -> None:
         self._to: dict[int, tuple[Life, str]] | None = None
+        self._of: dict[str, dict[int, None]] = {}  # by room: slots that were lent to it
 
     def guard(self) -> None:
         """From now on nobody may, but to whom slots are lent."""
@@ -180,11 +181,15 @@ class Lent:
     def lend(self, peer: Life, room: str, slots: Iterable[int]) -> None:
         if self._to is not None:
             self._to.update(dict.fromkeys(slots, (peer, room)))
+            self._of.setdefault(room, {}).update(dict.fromkeys(slots))
 
     def take_back(self, room: str) -> None:
-        if self._to:
-            for slot in [slot for slot, (_, of) in self._to.items() if of == room]:
-                del self._to[slot]
+        """Slots that have been lent to another room since are that one's."""
+        slots = self._of.pop(room, ())
+        if self._to is not None:
+            for slot in slots:
+                if self._to.get(slot, (None, ""))[1] == room:
+                    del self._to[slot]
 
     def check(self, writer: Life, slots: Iterable[int]) -> None:
         """Raises WriteRefused where one is not lent to the writer, or to its group."""
