@@ -30,7 +30,7 @@ from epd.api.http.unknown import Unknown
 from epd.api.openai.validation import unknown_model
 from epd.api.prompts.prepare import Preparer
 from epd.api.watching.metering import NO_METER
-from epd.api.watching.metrics import CONTENT_TYPE, exposition
+from epd.api.watching.metrics import CONTENT_TYPE, exposition, with_vllm_names
 from epd.api.watching.telemetry import Telemetry
 from epd.api.watching.tracing import Tracer
 from epd.config import ConfigError, GatewayConfig, Limits
@@ -295,6 +295,8 @@ class ApiServer:
         assert self._preparer is not None
         samples = [*self._frontend.metrics(), *self._telemetry.samples(), *self._tracer.samples()]
         samples += [*self._intake.samples(), *self._preparer.samples()]
+        if self._config.metrics_names == "vllm":
+            samples = [*with_vllm_names(samples, self._preparer.model_name)]
         await exchange.respond(200, exposition(samples), CONTENT_TYPE)
 
     async def _profile(self, exchange: Exchange, *, starts: bool) -> None:

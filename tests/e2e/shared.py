@@ -12,6 +12,7 @@ APART: dict[str, object] = {
     "limits__max_body_nbytes": MAX_BODY_NBYTES,
     "timing__request_timeout_s": DEADLINE_S,
     "timing__kv_lease_s": 60,
+    "metrics_names": "vllm",
 }
 TOGETHER: dict[str, object] = {
     "limits__allow_private_networks": "true",

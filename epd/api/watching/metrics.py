@@ -6,7 +6,8 @@ prometheus_client, which writes the present samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric as Family
@@ -14,6 +15,13 @@ from prometheus_client.registry import Collector
 
 from epd.frontend import Metric
 
+# For whom a cluster is one server: a series of each, and the same meaning.
+VLLM_NAMES = {
+    "epd_requests_waiting": "vllm:num_requests_waiting",
+    "epd_requests_running": "vllm:num_requests_running",
+    "epd_kv_cache_usage": "vllm:kv_cache_usage_perc",
+    "epd_cache_config_info": "vllm:cache_config_info",
+}
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
 
@@ -30,6 +38,15 @@ class _Told(Collector):
                 families[name] = Family(name, metric.help, metric.kind)
             families[name].add_sample(metric.name, dict(metric.labels), metric.value)
         return families.values()
+
+
+def with_vllm_names(metrics: Iterable[Metric], model_name: str) -> Iterator[Metric]:
+    """All of them, and those of the whole cluster under vLLM's names as well."""
+    for metric in metrics:
+        yield metric
+        if name := VLLM_NAMES.get(metric.name):
+            labels = (("model_name", model_name), ("engine", "0"), *metric.labels)
+            yield replace(metric, name=name, labels=labels)
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:

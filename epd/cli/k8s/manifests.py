@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from epd.topology import Roles, parse_groups
+from epd.topology import ROLES, Roles, parse_groups
 
 Json: TypeAlias = "str | int | bool | list[Json] | dict[str, Json]"
 Object: TypeAlias = dict[str, Json]
@@ -53,6 +53,7 @@ class ClusterManifests:
     port: int = 8000
     drain_s: int = 30
     scaled: bool = False  # replicas are somebody else's business
+    metrics_names: str = "epd"
 
     def groups(self) -> list[tuple[Roles, int, int]]:
         """Equal instances together, in the order of the topology: their roles, the ranks of each,
@@ -93,6 +94,18 @@ def labels(cluster: ClusterManifests, component: str) -> Object:
     }
 
 
+def labels_of_pod(cluster: ClusterManifests, component: str, roles: Sequence[str]) -> Object:
+    """Further ones are llm-d's, in no selector: `roles` in its words, and whose names /metrics has.
+
+    To its endpoint picker a cluster is one server, at its gateway.
+    """
+    further: Object = {
+        "llm-d.ai/engine-type": cluster.metrics_names,
+        "llm-d.ai/role": "-".join(roles),
+    }
+    return labels(cluster, component) | further
+
+
 def _api_service(cluster: ClusterManifests) -> Object:
     ports: list[Json] = [{"name": "http", "port": cluster.port, "targetPort": "http"}]
     spec: Object = {"selector": labels(cluster, "gateway"), "ports": ports}
@@ -127,7 +140,7 @@ def _gateway(cluster: ClusterManifests) -> Object:
         "replicas": 1,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": labels(cluster, "gateway")},
-        "template": _pod(cluster, "gateway", container, grace_s),
+        "template": _pod(cluster, "gateway", ROLES, container, grace_s),
     }
     return named(cluster, "apps/v1", "Deployment", "gateway") | {"spec": spec}
 
@@ -151,7 +164,7 @@ def _instances(cluster: ClusterManifests, roles: Roles, ranks: int, count: int) 
         },
         "minReadySeconds": 5,
         "selector": {"matchLabels": labels(cluster, component)},
-        "template": _pod(cluster, component, container, cluster.drain_s + GRACE_S),
+        "template": _pod(cluster, component, roles, container, cluster.drain_s + GRACE_S),
     }
     return named(cluster, "apps/v1", "Deployment", component) | {"spec": spec}
 
@@ -194,7 +207,13 @@ def _container(
     }
 
 
-def _pod(cluster: ClusterManifests, component: str, container: Object, grace_s: int) -> Object:
+def _pod(
+    cluster: ClusterManifests,
+    component: str,
+    roles: Sequence[str],
+    container: Object,
+    grace_s: int,
+) -> Object:
     copy = ["install", "-m", "0600", f"{MOUNT_DIR}/{KEY_FILE}", f"{KEY_DIR}/{KEY_FILE}"]
     init: Object = {
         "name": "cluster-key",
@@ -221,7 +240,7 @@ def _pod(cluster: ClusterManifests, component: str, container: Object, grace_s: 
         "containers": [container],
         "volumes": _volumes(cluster),
     }
-    return {"metadata": {"labels": labels(cluster, component)}, "spec": spec}
+    return {"metadata": {"labels": labels_of_pod(cluster, component, roles)}, "spec": spec}
 
 
 def _volumes(cluster: ClusterManifests) -> list[Json]:

@@ -67,6 +67,19 @@ def _trigger(query: str, threshold: int, prometheus_url: str) -> Json:
     return {"type": "prometheus", "metadata": metadata}
 
 
+def picker_plugin() -> Object:
+    """Of llm-d's endpoint picker, for its configuration: whose metrics are what, of pods whose
+    label `llm-d.ai/engine-type` is `epd`.  It has those of `vllm` by itself."""
+    own: Object = {
+        "name": "epd",
+        "queuedRequestsSpec": "epd_requests_waiting",
+        "runningRequestsSpec": "epd_requests_running",
+        "kvUsageSpec": "epd_kv_cache_usage",
+        "cacheInfoSpec": "epd_cache_config_info",
+    }
+    return {"type": "core-metrics-extractor", "parameters": {"engineConfigs": [own]}}
+
+
 def inference_pool(cluster: ClusterManifests, picker: str) -> Object:
     """Gateways of all clusters of the namespace; `picker`: the Service that chooses among them."""
     chosen = labels(cluster, "gateway")

@@ -120,7 +120,10 @@ def run(args: argparse.Namespace) -> int:
         objects += operators.scaled_objects(cluster, args.scale_by, args.max_replicas)
     if args.inference_pool:
         objects.append(operators.inference_pool(cluster, args.inference_pool))
-    _write(objects, _head(cluster), args.output)
+    head = _head(cluster)
+    if args.inference_pool and cluster.metrics_names == "epd":
+        head += _for_picker()
+    _write(objects, head, args.output)
     return 0
 
 
@@ -156,6 +159,7 @@ def cluster_of(args: argparse.Namespace) -> ClusterManifests:
         port=settings.port,
         drain_s=round(settings.timing.drain_timeout_s),
         scaled=bool(args.scale_by),
+        metrics_names=settings.metrics_names,
     )
 
 
@@ -202,6 +206,17 @@ def _head(cluster: ClusterManifests) -> str:
         f"#   epd run --new-key {KEY_FILE}\n"
         f"#   kubectl create secret generic {cluster.secret or cluster.name}{where} \\\n"
         f"#     --from-file={KEY_FILE} --from-literal=api-keys=KEY   # several: with commas\n"
+    )
+
+
+def _for_picker() -> str:
+    import yaml
+
+    from epd.cli.k8s.operators import picker_plugin
+
+    lines = yaml.safe_dump([picker_plugin()], sort_keys=False).splitlines()
+    return "\n".join(
+        ["# Among the plugins of llm-d's endpoint picker:", *map("#   {}".format, lines), ""]
     )
 
 

@@ -32,6 +32,7 @@ DROPPED = "messages that the bus did not let in or did not send"
 SILENT = "peers that do not answer this instance; its links to them are opened anew"
 QUEUES = {"waiting": "requests that wait for the batch", "running": "requests in the batch"}
 KV_USAGE = "share of the KV blocks that requests hold, 0 to 1"
+CACHE_CONFIG = "tokens of a KV block, on whatever device, and how many blocks all instances have"
 LOAD = "predicted work that waits for a stage; of decode, the time of a step"
 COST = "as the instance measured it last; placement counts with it; 0: not yet"
 IN_USE = "memory and work in use by kind; zero when idle"
@@ -80,9 +81,10 @@ def queue_metrics(instances: Iterable[Instance], loads: Iterable[StageLoad]) -> 
     A request counts at each instance where it is: at prefill, then at decode.
     """
     total = Counter[str]()
-    used, capacity = 0, 0
+    used, capacity, block_size = 0, 0, 0
     for one in instances:
         if one.present and one.info.kv_layout is not None:
+            block_size = one.info.kv_layout.block_size  # equal at all
             live, labels = dict(one.load.live), (("instance", one.info.address.instance_id),)
             for kind, text in QUEUES.items():
                 total[kind] += live.get(kind, 0)
@@ -93,6 +95,9 @@ def queue_metrics(instances: Iterable[Instance], loads: Iterable[StageLoad]) -> 
     for kind, text in QUEUES.items():
         yield Metric(f"epd_requests_{kind}", total[kind], (), help=f"{text}; of all instances")
     yield Metric("epd_kv_cache_usage", _share(used, capacity), (), help=f"{KV_USAGE}; of all")
+    if capacity:
+        geometry = (("block_size", str(block_size)), ("num_gpu_blocks", str(capacity)))
+        yield Metric("epd_cache_config_info", 1, geometry, help=CACHE_CONFIG)
     for load in loads:
         of = (("instance", load.instance), ("stage", load.stage))
         yield Metric("epd_instance_load_seconds", load.load_s, of, help=LOAD)

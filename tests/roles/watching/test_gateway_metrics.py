@@ -144,6 +144,11 @@ def test_how_full_the_cluster_is() -> None:
     assert found["epd_requests_waiting", ()] == 5 and found["epd_requests_running", ()] == 5
     assert found["epd_kv_cache_usage", ()] == 0.375
     assert ("epd_instance_kv_cache_usage", (("instance", "e0"),)) not in found
+    infos = [at.registered(name).info for name in ("p0", "d0")]
+    sizes = {str(info.kv_layout.block_size) for info in infos if info.kv_layout is not None}
+    count = str(sum(info.num_kv_blocks for info in infos))
+    size = (("block_size", *sizes), ("num_gpu_blocks", count))
+    assert found["epd_cache_config_info", size] == 1
 
 
 def test_buckets_grow_and_all_names_are_documented() -> None:
