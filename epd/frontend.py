@@ -205,7 +205,8 @@ class InstanceFacts(TypedDict):
     roles: list[str]
     state: str
     assigned: int
-    transports: Mapping[str, str]
+    transports: Mapping[str, str]  # by peer
+    fallbacks: Mapping[str, str]  # by peer: why the transport is not the best
     cached_images: int
     silent_peers: list[str]
     silent_s: float  # since its last heartbeat

@@ -55,6 +55,7 @@ from epd.records import (
     StageCosts,
     TokenChunk,
     TokenLogprobs,
+    TransportLack,
     TransportOffer,
     check_prompt,
     end_of,
@@ -378,5 +379,5 @@ __all__ = [
     "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message",
     "ObserveReport", "ObserveRequest", "PixelBounds", "Record", "RemoteRegion", "RowContract",
     "SamplingParams", "Span", "StageCosts", "StateTensor", "TokenChunk", "TokenLogprobs",
-    "TransferAborted", "TransferInDoubt", "TransportOffer", "end_of",
+    "TransferAborted", "TransferInDoubt", "TransportLack", "TransportOffer", "end_of",
 ]  # fmt: skip

@@ -84,6 +84,13 @@ class TransportOffer(Record):
     domain: Where  # how far it reaches
 
 
+class TransportLack(Record):
+    """A way that `auto` would offer at an instance, and what is missing there."""
+
+    name: Name  # of a backend
+    reason: Where
+
+
 class InstanceInfo(Record):
     """What an instance sends of itself when it joins; the registry and all peers keep it."""
 
@@ -97,6 +104,7 @@ class InstanceInfo(Record):
     kv_layout: KvLayout | None = None
     row_contract: RowContract | None = None
     transports: tuple[TransportOffer, ...] = ()
+    lacks: tuple[TransportLack, ...] = ()
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
     rank_pids: tuple[Count, ...] = ()  # of a group's other ranks, which share its language model
     attention: Name = ""  # what computes that of prompts and towers: torch, triton, or a library

@@ -200,6 +200,7 @@ class GroupDataPlane:
         self._own = own
         self._others = others
         self.offers = own.offers
+        self.lacks = own.lacks
         self.allocate, self.recut, self.revoke = own.allocate, own.recut, own.revoke
         self.descriptor, self.mirror, self.landing = own.descriptor, own.mirror, own.landing
         self.takes_references = own.takes_references

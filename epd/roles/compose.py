@@ -188,6 +188,7 @@ class Instance:
             kv_layout=language.kv_layout if language is not None else None,
             row_contract=contract,
             transports=self.actor.ports.transfers.offers,
+            lacks=self.actor.ports.transfers.lacks,
             finds_rows=self.encode is not None and vision is None,
             rank_pids=engines.ranks.pids if engines.ranks is not None else (),
             attention=engines.attention,

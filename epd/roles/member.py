@@ -294,10 +294,12 @@ class Member(Component[MembershipMachine]):
     def _log_transport(self, info: InstanceInfo) -> None:
         is_self = self.actor.is_self(info.address)
         if not is_self and pairing.exchange(self._info, info):
-            name = pairing.choose(self._info, info)
-            self.actor.log.info(
-                "rows and KV move over", transport=name, peer=info.address.instance_id
-            )
+            name, peer = pairing.choose(self._info, info), info.address.instance_id
+            if reason := pairing.fallback(self._info, info):
+                log = self.actor.log
+                log.warning("rows and KV move over", transport=name, peer=peer, reason=reason)
+            else:
+                self.actor.log.info("rows and KV move over", transport=name, peer=peer)
 
     def _note_lost(self, address: Address) -> None:
         key = (address.instance_id, address.epoch)

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from epd.config import InstanceConfig
 from epd.engine.base import EncodeFailure, Patches, Progress, Rows, StepResult, no_progress
 from epd.groups.asks import OtherRanks
+from epd.records import TransportLack
 from epd.roles.compose import Engines
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
-from epd.transport.backends import chosen
+from epd.transport.backends import chosen, lacked
+from epd.transport.base import TransportError
 
 if TYPE_CHECKING:
     from epd.engine.base import KvMemory
@@ -41,7 +43,17 @@ class FormedRanks(OtherRanks, Protocol):
 def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:
     """By which it moves bytes.  Raises TransportError."""
     where = (config.endpoint, config.transport_directory, config.engine.device)
-    return chosen(config.transport, *where)
+    backends = chosen(config.transport, *where)
+    for lack in lacks_of(config) if config.mooncake.protocol == "rdma" else ():
+        if lack.name == "mooncake":
+            raise TransportError(f"mooncake.protocol is rdma, and {lack.reason}")
+    return backends
+
+
+def lacks_of(config: InstanceConfig) -> tuple[TransportLack, ...]:
+    """What it would offer besides, where it may choose."""
+    by_hand = config.transport != "auto"
+    return () if by_hand else tuple(lacked(config.endpoint, config.engine.device))
 
 
 def mirrored_nbytes(config: InstanceConfig, row_nbytes: int) -> int:

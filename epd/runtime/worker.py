@@ -26,7 +26,7 @@ from epd.roles.compose import Engines, Instance
 from epd.roles.ports import Ports
 from epd.runtime import heap
 from epd.runtime.lag import watch_lag
-from epd.runtime.loading import backends_of
+from epd.runtime.loading import backends_of, lacks_of
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.scheduling.placement import lacking
@@ -85,7 +85,10 @@ def open_transfers(config: InstanceConfig, name: str, epoch: int) -> RoutingTran
         device=config.engine.device,
     )
     checksums = config.engine.checksums
-    return RoutingTransferEngine(settings, LocalMemory(), backends_of(config), checksums=checksums)
+    backends = backends_of(config)
+    return RoutingTransferEngine(
+        settings, LocalMemory(), backends, checksums=checksums, lacks=lacks_of(config)
+    )
 
 
 def open_storage(config: InstanceConfig) -> Storage | None:

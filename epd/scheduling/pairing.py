@@ -17,12 +17,16 @@ that one alone.
 Only hops that a request can take matter: from an encoder to a prefill instance, and from a prefill
 instance to a decode instance.  A pair of such roles that has nothing in common is refused at the
 join, with what each of them offers.
+
+A pair of `auto` falls back where a better way would be there if something were not missing, at one
+of them, or between two GPUs of a host.  That both are on other hosts is no fault of theirs.
 """
 
 from __future__ import annotations
 
 from epd.messages import InstanceInfo, TransportOffer
 
+BETWEEN_GPUS = "cuda"  # on one host
 HOPS = (("encode", "prefill"), ("prefill", "decode"))
 
 
@@ -35,6 +39,27 @@ def common(own: tuple[TransportOffer, ...], its: tuple[TransportOffer, ...]) -> 
 def choose(own: InstanceInfo, its: InstanceInfo) -> str:
     """The transport of this pair; empty if they have none in common."""
     return next(iter(common(own.transports, its.transports)), "")
+
+
+def fallback(own: InstanceInfo, its: InstanceInfo) -> str:
+    """Which better way this pair does not use, and why; empty if it uses the best."""
+    name = choose(own, its)
+    share_host = own.host_id.partition(":")[0] == its.host_id.partition(":")[0]
+    for one, other in ((own, its), (its, own)):
+        better = [offer.name for offer in other.transports]
+        better = better[: better.index(name)] if name in better else []
+        for lack in one.lacks:
+            on_gpus = lack.name == BETWEEN_GPUS
+            lacked_by_both = on_gpus and any(also.name == lack.name for also in other.lacks)
+            if (lacked_by_both or lack.name in better) and (share_host or not on_gpus):
+                return f"not {lack.name}: {one.address.instance_id} lacks it: {lack.reason}"
+    both = all(BETWEEN_GPUS in (o.name for o in info.transports) for info in (own, its))
+    if both and share_host and name not in {"", "local", BETWEEN_GPUS}:
+        return (
+            f"not {BETWEEN_GPUS}: both are on one host, but their GPUs do not reach each other, or "
+            "their containers or users differ"
+        )
+    return ""
 
 
 def exchange(own: InstanceInfo, its: InstanceInfo) -> bool:

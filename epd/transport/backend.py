@@ -77,6 +77,7 @@ class Backend:
     domain: str  # what an engine's domain names, in words
     offered: str  # and when it is offered
     lacks: Callable[[], str] = str
+    is_expected: bool = False  # `auto` offers it wherever nothing is missing
     # So many bytes of this device, for `OnDevice.register`; `whole` is a buffer of all.  Raises
     memory: Callable[[str, int], DeviceMemory] | None = None  # TransportError
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
+from collections.abc import Iterator
 
 from epd.later import later
+from epd.records import TransportLack
 from epd.transport.backend import Backend
 from epd.transport.base import TransportError
 from epd.transport.endpoint import is_loopback, is_tcp
@@ -36,6 +38,7 @@ _ALL = (
         domain="this boot of the host, its user's sockets, and the GPUs that reach each other",
         offered="if the instance computes on a GPU that can export memory",
         lacks=_cuda_lacks,
+        is_expected=True,
     ),
     Backend(
         "shm", rank=10, leaves_host=False,
@@ -51,6 +54,7 @@ _ALL = (
         domain="none, beyond loopback; on loopback the network namespace",
         offered="if the bus listens where other hosts reach it, and the package works",
         lacks=_mooncake_lacks,
+        is_expected=True,
     ),
     Backend(
         "tcp", rank=30, leaves_host=True, make=later("epd.transport.tcp:TcpTransferEngine"),
@@ -68,6 +72,7 @@ _ALL = (
 )  # fmt: skip
 BACKENDS = {backend.name: backend for backend in _ALL}
 _foreign = later("epd.transport.foreign:backend")
+MAX_REASON = 500
 NAMES = ("auto", *BACKENDS)
 
 
@@ -103,6 +108,16 @@ def chosen(
     if wrong := problem(transport):
         raise TransportError(f"there is no transport {transport!r}: {wrong}")
     return tuple(map(named, transport.split(",")))
+
+
+def lacked(endpoint: str, device: str = "cpu") -> Iterator[TransportLack]:
+    """What `auto` would offer there, and why it does not: of what takes bytes between GPUs, or to
+    other hosts."""
+    leads_away = is_tcp(endpoint) and not is_loopback(endpoint)
+    for backend in (one for one in BACKENDS.values() if one.is_expected):
+        wanted = device != "cpu" if backend.on_device else leads_away
+        if wanted and not backend.is_offered(endpoint, "") and (reason := backend.lacks()):
+            yield TransportLack(name=backend.name, reason=reason[:MAX_REASON])
 
 
 def named(name: str) -> Backend:

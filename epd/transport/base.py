@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from epd.errors import Told
-from epd.messages import Address, Message, Record, RemoteRegion, TransportOffer
+from epd.messages import Address, Message, Record, RemoteRegion, TransportLack, TransportOffer
 
 Life = tuple[str, int]  # instance id, epoch
 Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, bytes, numpy array
@@ -225,6 +225,11 @@ class DataPlane(TransferEngine, Protocol):
     @property
     def offers(self) -> tuple[TransportOffer, ...]:
         """Ways by which peers can reach this instance, the best first; it joins with them."""
+
+    @property
+    def lacks(self) -> tuple[TransportLack, ...]:
+        """Ways that it would offer if something were not missing."""
+        return ()
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         """How a peer reaches an own region over this transport; empty: the one that made it."""

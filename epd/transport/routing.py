@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from epd.messages import Address, RemoteRegion, TransportOffer
+from epd.messages import Address, RemoteRegion, TransportLack, TransportOffer
 from epd.transport.backend import Backend, BackendEngine, BackendSettings, Exposes, OnDevice
 from epd.transport.base import Buffer, Region, TransferEngine, WriteFailed, WriteOutcome
 from epd.transport.checksum import is_summed
@@ -52,6 +52,7 @@ class RoutingTransferEngine:
         backends: Sequence[Backend] = (),
         *,
         checksums: str = "auto",
+        lacks: tuple[TransportLack, ...] = (),
     ) -> None:
         summed = is_summed(checksums, leaves_host=False)
         self._memory = memory
@@ -68,6 +69,7 @@ class RoutingTransferEngine:
         self._mirrors: dict[RegionKey, Region] = {}
         self._exposed: dict[RegionKey, dict[str, RemoteRegion]] = {}
         self._cuts: dict[RegionKey, SlotRegion] = {}  # by what they are cut from
+        self.lacks = lacks
         ranked = sorted(backends, key=lambda backend: (backend.rank, backend.name))
         self.offers = (
             TransportOffer(name="local", domain=self._local.domain),

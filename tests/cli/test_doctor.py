@@ -152,6 +152,13 @@ def test_a_server_without_sockets_is_known_by_its_answer(tmp_path: Path) -> None
     assert doctor.check_pairs("127.0.0.1", port, one).detail == "no two instances exchange"
 
 
+def test_a_pair_that_fell_back_has_its_reason() -> None:
+    e0 = {"instance": "e0", "transports": {"p0": "shm"}, "fallbacks": {"p0": "not cuda: no"}}
+    p0 = {"instance": "p0", "transports": {"e0": "shm"}, "fallbacks": {"e0": "not cuda: no"}}
+    found = doctor.check_pairs("127.0.0.1", 8000, lambda: [e0, p0])
+    assert found.detail == "e0-p0 shm (not cuda: no)"
+
+
 def test_who_answers_otherwise_is_not_epd() -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

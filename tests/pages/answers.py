@@ -71,6 +71,8 @@ def answer(number: int) -> ClusterView:
                 memory=[memory("host tier", "bytes", 300 << 20, 1 << 30)],
                 load_s={"encode": 0.65},
                 in_use={"outgoing": 4},
+                transports={"p0": "shm"},
+                fallbacks={"p0": "not cuda: e0 lacks it"},
             ),
             ProcessView(
                 instance="p0",

@@ -136,8 +136,11 @@ def test_a_click_on_a_node_opens_its_machines_and_keys_lead_back(browser: Browse
         expect(page.get_by_role("heading", name="e0")).to_be_focused()
         facts = page.get_by_role("table", name="e0", exact=True).get_by_role("rowheader")
         expect(facts).to_have_text(
-            ["roles", "state", "load", "memory", "in use", "sent to", "epoch"]
+            "roles,state,load,memory,in use,peers,slower than possible,sent to,epoch".split(",")
         )
+        table = page.get_by_role("table", name="e0", exact=True)
+        expect(table).to_contain_text("p0 by shm")
+        expect(table.locator(".trouble")).to_have_text("p0 not cuda: e0 lacks it")
         table = page.get_by_role("table", name="machines of e0")
         expect(table.get_by_role("row")).to_have_count(7)
         table.get_by_role("button", name="QUARANTINED").click()

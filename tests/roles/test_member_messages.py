@@ -272,6 +272,20 @@ def test_how_bytes_move_is_logged_once_for_each_peer_that_gets_some() -> None:
         ]
 
 
+def test_a_pair_that_falls_back_is_a_warning() -> None:
+    with member() as at:
+        at.actor.peers.clear()
+        reason = "not cuda: p0 lacks it"
+        with (
+            mock.patch("epd.scheduling.pairing.fallback", return_value=reason),
+            mock.patch.object(at.actor.log, "warning") as warning,
+        ):
+            news(at)
+        assert warning.call_args_list == [
+            mock.call("rows and KV move over", transport=mock.ANY, peer="p0", reason=reason)
+        ]
+
+
 def test_how_bytes_move_within_an_instance_is_no_news() -> None:
     with member("1e1pd", "pd0") as at:
         at.actor.peers.clear()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from epd.messages import Address, InstanceInfo, TransportOffer
-from epd.scheduling.pairing import choose, common, exchange, objection
+from epd.messages import Address, InstanceInfo, TransportLack, TransportOffer
+from epd.scheduling.pairing import HOPS, choose, common, exchange, fallback, objection
 
 
 def instance(name: str, *roles: str, **domains: str) -> InstanceInfo:
@@ -58,3 +59,39 @@ def test_who_never_exchanges_needs_no_transport() -> None:
     e0, e1, d0 = instance("e0", "encode"), instance("e1", "encode"), instance("d0", "decode")
     assert not objection(e0, e1) and not objection(e0, d0)
     assert exchange(instance("pd0", "prefill", "decode"), instance("pd1", "prefill", "decode"))
+
+
+ON_GPU = {"cuda": "A:0", **HOST_A}
+NO_CUDA = TransportLack(name="cuda", reason="the driver is too old")
+NO_MOONCAKE = TransportLack(name="mooncake", reason="libnuma is missing")
+
+
+@pytest.mark.parametrize(
+    ("its", "lack", "is_here", "reason"),
+    [
+        (ON_GPU, None, True, ""),
+        (HOST_A, NO_CUDA, True, "not cuda: p0 lacks it: the driver is too old"),
+        (HOST_A, None, True, ""),  # it computes on a CPU, or was started with --transport
+        ({**ON_GPU, "cuda": "A:1"}, None, True, "not cuda: both are on one host, but their GPUs"),
+        ({**HOST_B, "cuda": "B:0"}, None, False, ""),
+        ({"shm": "B", "tcp": ""}, NO_MOONCAKE, False, "not mooncake: p0 lacks it: libnuma"),
+        ({"shm": "B", "tcp": ""}, None, False, ""),  # --transport shm,tcp
+        (HOST_B, NO_CUDA, False, ""),  # it would not lead there
+    ],
+)
+def test_a_pair_falls_back_where_something_is_missing(
+    its: dict[str, str], lack: TransportLack | None, is_here: bool, reason: str
+) -> None:
+    e0, p0 = instance("e0", "encode", **ON_GPU), instance("p0", "prefill", **its)
+    lacks = (lack,) if lack else ()
+    p0 = replace(p0, lacks=lacks, host_id="host:7" if is_here else "another:7")
+    assert fallback(e0, p0) == fallback(p0, e0)
+    assert fallback(e0, p0).startswith(reason) and bool(fallback(e0, p0)) == bool(reason)
+
+
+def test_both_of_a_host_may_lack_it() -> None:
+    lacks = (NO_CUDA,)
+    pair = [replace(instance(name, *HOPS[0], **HOST_A), lacks=lacks) for name in ("a", "b")]
+    assert fallback(*pair) == "not cuda: a lacks it: the driver is too old"
+    far = replace(pair[1], host_id="another")
+    assert fallback(pair[0], far) == ""

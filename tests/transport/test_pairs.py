@@ -10,10 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace as replace_config
 
+from epd.config import InstanceConfig, MooncakeConfig
 from epd.messages import Address
+from epd.runtime.loading import backends_of, lacks_of
 from epd.transport.backend import BackendSettings
-from epd.transport.backends import BACKENDS, chosen, named, table
+from epd.transport.backends import BACKENDS, chosen, lacked, named, table
 from epd.transport.base import Reference, TransportError, WriteFailed, Written
 from epd.transport.checksum import crc32
 from epd.transport.cuda.backend import CudaTransferEngine
@@ -133,6 +136,26 @@ def test_mooncake_is_offered_to_other_hosts_where_it_works(
     assert names == (("shm", "mooncake", "tcp") if usable else ("shm", "tcp"))
 
 
+@pytest.mark.parametrize("rdma", [True, False])
+def test_what_is_missing_for_other_hosts_is_named(
+    rdma: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And refused where it was asked for by hand, as by `--transport`."""
+    monkeypatch.setattr("epd.transport.mooncake.library.missing", lambda: "no libnuma")
+    far, near = "tcp://10.0.0.7:*", "tcp://127.0.0.1:*"
+    assert [(one.name, one.reason) for one in lacked(far)] == [("mooncake", "no libnuma")]
+    assert not list(lacked(near))
+    mooncake = MooncakeConfig(protocol="rdma" if rdma else "tcp")
+    config = InstanceConfig(instance_id="e0", roles=("encode",), endpoint=far, mooncake=mooncake)
+    if rdma:
+        with pytest.raises(TransportError, match=r"mooncake\.protocol is rdma, and no libnuma"):
+            backends_of(config)
+    else:
+        assert [one.name for one in backends_of(config)] == ["shm", "tcp"]
+        assert [one.name for one in lacks_of(config)] == ["mooncake"]
+        assert not lacks_of(replace_config(config, transport="shm,tcp"))
+
+
 def test_an_unknown_transport_is_refused_by_name() -> None:
     with pytest.raises(
         TransportError, match="'pigeon': it must be auto, or some of cuda, shm, moonc"
@@ -228,6 +251,10 @@ def test_on_a_gpu_the_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("epd.transport.cuda.driver.missing", lambda: "")
     names = [b.name for b in chosen("auto", "ipc:///run/e0.sock", "", "cuda:1")]
     assert names == ["cuda", "shm"]
+    assert not list(lacked("ipc:///run/e0.sock", "cuda:1"))
+    monkeypatch.setattr("epd.transport.cuda.driver.missing", lambda: "an old driver")
+    (lack,) = lacked("ipc:///run/e0.sock", "cuda:1")
+    assert (lack.name, lack.reason) == ("cuda", "an old driver")
     assert [b.name for b in chosen("auto", "ipc:///run/e0.sock", "")] == ["shm"]
 
 

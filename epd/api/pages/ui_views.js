@@ -109,6 +109,8 @@ function Instance({ one, entry, place, go }) {
     memory: one.memory.filter((kind) => kind.capacity).map((kind) => html`<${Memory} key=${kind.kind} one=${kind} />`),
     assigned: one.assigned,
     "in use": Object.entries(one.in_use).filter(([, count]) => count).map(([kind, count]) => `${kind} ${count}`).join(", "),
+    peers: Object.entries(one.transports).map(([peer, transport]) => `${peer} by ${transport}`).join("; "),
+    "slower than possible": Object.entries(one.fallbacks).map(([peer, reason]) => html`<p class="trouble">${peer} ${reason}</p>`),
     "sent to": entry.links.filter((link) => link.instance === name).map(bytes).join("; "),
     epoch: one.epoch,
     pid: one.pid,

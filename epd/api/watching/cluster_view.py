@@ -31,6 +31,7 @@ class ProcessView(View):
     assigned: int = 0
     cached_images: int = 0
     transports: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
     silent_peers: list[str] = []
     in_use: dict[str, int] = {}
     memory: list[MemoryView] = []

@@ -272,12 +272,17 @@ def check_pairs(host: str, port: int, instances: Ask) -> Check:
     if not instances():
         return Check("pairs", ok=True, detail=f"no instance of epd behind {host}:{port}")
     pairs = {
-        f"{min(one, other)}-{max(one, other)} {transport}"
+        f"{min(one, other)}-{max(one, other)} {transport}{_why(instance, other)}"
         for instance in instances()
         for one in (instance["instance"],)
         for other, transport in instance["transports"].items()
     }
     return Check("pairs", ok=True, detail=", ".join(sorted(pairs)) or "no two instances exchange")
+
+
+def _why(instance: dict[str, Any], other: str) -> str:
+    reason = instance.get("fallbacks", {}).get(other)
+    return f" ({reason})" if reason else ""
 
 
 def _instances(host: str, port: int) -> list[dict[str, Any]]:

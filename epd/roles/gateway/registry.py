@@ -123,17 +123,6 @@ class Registry(Component[Instance]):
             return ""
         return pairing.choose(pair[0].info, pair[1].info)
 
-    def transports_of(self, instance: Instance) -> dict[str, str]:
-        """Which transport it uses with each member that it exchanges rows or KV with."""
-        return {
-            other.info.address.instance_id: pairing.choose(instance.info, other.info)
-            for other in self.instances
-            if other is not instance
-            and other.present
-            and instance.present
-            and pairing.exchange(instance.info, other.info)
-        }
-
     # --- messages ---------------------------------------------------------------------------------
 
     @receives(Join)

@@ -58,6 +58,7 @@ from epd.roles.unsent import fail_at_gateway
 from epd.roles.watching.gateway_metrics import (
     instance_metrics,
     own_metrics,
+    pair_metrics,
     queue_metrics,
     readiness,
 )
@@ -169,7 +170,8 @@ class GatewayRole(Component[Generation]):
         own = own_metrics(self.outcomes, self.num_tokens, num_open, self.actor)
         known = self._registry.instances
         each = (sample for one in known for sample in instance_metrics(one))
-        return [*own, *queue_metrics(known, self._dispatcher.loads()), *each]
+        queues = queue_metrics(known, self._dispatcher.loads())
+        return [*own, *queues, *pair_metrics(self._registry), *each]
 
     # --- placement --------------------------------------------------------------------------------
 

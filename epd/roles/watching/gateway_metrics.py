@@ -16,6 +16,7 @@ from epd.roles.base import Actor
 from epd.roles.gateway.dispatch import Dispatcher
 from epd.roles.gateway.registry import Outsider, Registry
 from epd.roles.watching.stage_times import COUNTS, KINDS
+from epd.scheduling import pairing
 from epd.scheduling.predicted_rule import COSTS
 from epd.topology import natural
 
@@ -33,6 +34,7 @@ SILENT = "peers that do not answer this instance; its links to them are opened a
 QUEUES = {"waiting": "requests that wait for the batch", "running": "requests in the batch"}
 KV_USAGE = "share of the KV blocks that requests hold, 0 to 1"
 CACHE_CONFIG = "tokens of a KV block, on whatever device, and how many blocks all instances have"
+FELL_BACK = "1: the pair does not use the best transport; /ready has the reason"
 LOAD = "predicted work that waits for a stage; of decode, the time of a step"
 COST = "as the instance measured it last; placement counts with it; 0: not yet"
 IN_USE = "memory and work in use by kind; zero when idle"
@@ -151,6 +153,23 @@ def _cache_metrics(instance: Instance) -> Iterator[Metric]:
         yield Metric(f"{name}_failures_total", tier.failures, labels, "counter", failures)
 
 
+def _pairs_of(one: Instance, registry: Registry) -> Iterator[tuple[str, str, str]]:
+    """Members that it exchanges rows or KV with, the transport, and why it is not a better one."""
+    for other in registry.instances if one.present else ():
+        if other is not one and other.present and pairing.exchange(one.info, other.info):
+            pair = one.info, other.info
+            name = other.info.address.instance_id
+            yield name, pairing.choose(*pair), pairing.fallback(*pair)
+
+
+def pair_metrics(registry: Registry) -> Iterator[Metric]:
+    for one in registry.instances:
+        own = ("instance", one.info.address.instance_id)
+        for peer, transport, reason in _pairs_of(one, registry):
+            labels = (own, ("peer", peer), ("transport", transport))
+            yield Metric("epd_pair_fell_back", float(bool(reason)), labels, help=FELL_BACK)
+
+
 def readiness(reason: str, registry: Registry, dispatcher: Dispatcher, now_s: float) -> Readiness:
     """Of each instance, also of who is gone; and who has no place."""
     known = sorted(registry.instances, key=lambda one: natural(one.info.address.instance_id))
@@ -162,6 +181,7 @@ def _facts(
     one: Instance, registry: Registry, dispatcher: Dispatcher, now_s: float
 ) -> InstanceFacts:
     name = one.info.address.instance_id
+    pairs = [*_pairs_of(one, registry)]
     return {
         "instance": name,
         "epoch": one.info.address.epoch,
@@ -170,7 +190,8 @@ def _facts(
         "roles": list(one.info.roles),
         "state": one.state.name,
         "assigned": dispatcher.books.assigned_to(name),
-        "transports": registry.transports_of(one),
+        "transports": {peer: transport for peer, transport, _ in pairs},
+        "fallbacks": {peer: reason for peer, _, reason in pairs if reason},
         "cached_images": dispatcher.num_resident(name),
         "silent_peers": list(one.load.silent_peers),
         "silent_s": now_s - one.seen_s,

@@ -139,6 +139,7 @@ def lost(name: str) -> InstanceFacts:
         "state": "LOST",
         "assigned": 0,
         "transports": {},
+        "fallbacks": {},
         "cached_images": 0,
         "silent_peers": [],
         "silent_s": 12.5,

@@ -299,13 +299,8 @@ def test_what_is_asked_of_the_members() -> None:
         assert registry.is_present("e0", 1)
         assert not registry.is_present("e0", 2) and not registry.is_present("x", 1)
         assert registry.has_known("encode") and not registry.has_known("a role of tomorrow")
-        used = registry.transports_of(at.cluster.registered("p0"))
-        assert set(used) == {"e0", "d0"} and all(used.values())
-        assert set(registry.transports_of(at.cluster.registered("e0"))) == {"p0"}
         at.do(registry.on_leave, SimpleNamespace(source="e0", epoch=1, message=Leave()))
         assert not registry.is_present("e0", 1) and registry.has_known("encode")
-        assert set(registry.transports_of(at.cluster.registered("p0"))) == {"d0"}
-        assert registry.transports_of(at.cluster.registered("e0")) == {}
         assert [i.key for i in registry.takers()] == ["d0:1", "p0:1"]
 
 

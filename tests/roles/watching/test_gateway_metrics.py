@@ -13,6 +13,7 @@ import pytest
 from epd.api.watching.metrics import exposition
 from epd.fsm import encoding, generation, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
+from epd.messages import TransportLack, TransportOffer
 from epd.roles.watching.stage_times import SECONDS
 from epd_lab.sim.cluster import GATEWAY, Cluster
 from epd_lab.sim.core.process import SimProcess
@@ -149,6 +150,30 @@ def test_how_full_the_cluster_is() -> None:
     count = str(sum(info.num_kv_blocks for info in infos))
     size = (("block_size", *sizes), ("num_gpu_blocks", count))
     assert found["epd_cache_config_info", size] == 1
+
+
+def test_a_pair_that_fell_back_is_named() -> None:
+    with simulated("1e1p1d") as at:
+        p0, d0 = at.registered("p0"), at.registered("d0")
+        better = TransportOffer(name="fast", domain="")
+        p0.info = msgspec.structs.replace(p0.info, transports=(better, *p0.info.transports))
+        lack = TransportLack(name="fast", reason="no library")
+        d0.info = msgspec.structs.replace(d0.info, lacks=(lack,))
+        told = {one["instance"]: one for one in at.gateway.role.ready().instances}
+        samples = at.gateway.role.metrics()
+        at.instance("e0").member.leave()
+        at.pass_time(1.0)
+        later = {one["instance"]: one["transports"] for one in at.gateway.role.ready().instances}
+    reason = "not fast: d0 lacks it: no library"
+    assert {name: one["fallbacks"] for name, one in told.items()} == {
+        "e0": {}, "p0": {"d0": reason}, "d0": {"p0": reason},
+    }  # fmt: skip
+    found = {s.labels: s.value for s in samples if s.name == "epd_pair_fell_back"}
+    assert found == {
+        (("instance", one), ("peer", other), ("transport", "sim")): fell
+        for one, other, fell in (("e0", "p0", 0), ("p0", "e0", 0), ("p0", "d0", 1), ("d0", "p0", 1))
+    }
+    assert later == {"e0": {}, "p0": {"d0": "sim"}, "d0": {"p0": "sim"}}
 
 
 def test_buckets_grow_and_all_names_are_documented() -> None:
