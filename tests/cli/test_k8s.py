@@ -14,10 +14,12 @@ import pytest
 import yaml
 
 from epd.cli.configure.settings import leaves
-from epd.cli.k8s.manifests import ClusterManifests, manifests
+from epd.cli.k8s import choices
+from epd.cli.k8s.manifests import groups_of, manifests
+from epd.cli.k8s.pods import ClusterManifests
 from epd.cli.main import main
 from epd.cli.parser import Parser
-from epd.cli.verbs import k8s, run
+from epd.cli.verbs import run
 from epd.config import ConfigError
 
 HERE = Path(__file__).parent
@@ -106,7 +108,7 @@ def test_command_lines_are_of_epd_run(topology: str, capsys: Captured) -> None:
         "--allow-unused-tensors --log-json --encoder-cache-device-nbytes 0 --port 9000"
     )
     found = {name: parsed(pod) for name, pod in pods(loaded(flags, capsys)).items()}
-    groups = ClusterManifests("epd", topology, "I").groups()
+    groups = groups_of(ClusterManifests("epd", topology, "I"))
     assert list(found) == ["epd-gateway", *(f"epd-{'-'.join(roles)}" for roles, _, _ in groups)]
     for name, args in found.items():
         own = args.role.replace("+", "-")
@@ -132,9 +134,9 @@ def test_a_group_is_a_pod_with_a_device_for_each_rank(flags: str, capsys: Captur
         name: pod["containers"][0].get("resources", {}).get("limits") for name, pod in found.items()
     }
     assert limits == {
-        "epd-gateway": None,
-        "epd-encode": {"nvidia.com/gpu": 1},
-        "epd-prefill-decode-tp3": {"nvidia.com/gpu": 3},
+        "epd-gateway": {"cpu": "2", "memory": "4Gi"},
+        "epd-encode": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1},
+        "epd-prefill-decode-tp3": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 3},
     }
     group = args["epd-prefill-decode-tp3"]
     assert group["engine.tensor_parallel_size"] == 3
@@ -174,14 +176,15 @@ def test_what_belongs_together_agrees(capsys: Captured) -> None:
 def test_only_who_computes_gets_a_gpu(capsys: Captured) -> None:
     found = pods(loaded(ALL, capsys))
     limits = {n: p["containers"][0].get("resources", {}).get("limits") for n, p in found.items()}
-    gpu = {"memory": "24Gi", "nvidia.com/gpu": 1}
-    assert limits == {"eyes-gateway": None, "eyes-encode": gpu, "eyes-prefill-decode": gpu}
+    gpu = {"cpu": "4", "memory": "24Gi", "nvidia.com/gpu": 1}
+    own = {"cpu": "2", "memory": "4Gi"}
+    assert limits == {"eyes-gateway": own, "eyes-encode": gpu, "eyes-prefill-decode": gpu}
 
 
 def test_a_file_for_each_object(tmp_path: Path, capsys: Captured) -> None:
     directory = tmp_path / "manifests"
     assert main(["k8s", "render", *PLAIN.split(), "--output", str(directory)]) == 0
-    assert capsys.readouterr().out.startswith("9 files written to ")
+    assert capsys.readouterr().out.startswith("11 files written to ")
     texts = [path.read_text() for path in directory.iterdir()]
     assert all("kubectl create secret generic epd " in text for text in texts)
     written = [yaml.safe_load(text) for text in texts]
@@ -196,8 +199,8 @@ def test_groups_of_other_ranks_are_objects_of_their_own(
     text = rendered(flags, capsys)
     written = [yaml.safe_load(path.read_text()) for path in tmp_path.iterdir()]
     assert text.startswith(f"{len(written)} files written to {tmp_path}: ")
-    groups = ClusterManifests("epd", topology, "I").groups()
-    assert len(written) == 3 + 3 * len(groups), "a Deployment, a budget and a scale of each"
+    groups = groups_of(ClusterManifests("epd", topology, "I"))
+    assert len(written) == 5 + 3 * len(groups), "a Deployment, a budget and a scale of each"
     deployments = [one for one in written if one["kind"] == "Deployment"]
     selectors = [str(one["spec"]["selector"]) for one in deployments]
     assert len(set(selectors)) == 1 + len(groups), "no pod belongs to two"
@@ -240,6 +243,17 @@ def test_text_that_kubernetes_would_expand_stays() -> None:
         ("--topology 1epd --max-images 0", "it must be above zero"),
         ("--topology 1epd --kv-nbites 1G", "did you mean --kv-nbytes?"),
         ("--topology 1epd --output /proc/x", "--output /proc/x cannot be written"),
+        ("--topology 1e1pd --transport shm", "two pods have no memory in common"),
+        ("--topology 2epd --transport cuda,shm --device cuda", "two pods have no memory in common"),
+        ("--topology 1e1pd --pod-per-node --nodes 2 --transport shm", "two pods have no memory"),
+        ("--topology 1epd --profile-dir /traces", "give --volume CLAIM:/traces"),
+        ("--topology 1epd --volume rows", "write CLAIM:/PATH"),
+        ("--topology 1epd --node-selector gpu", "write LABEL=VALUE"),
+        ("--topology 1epd --cpu many", "write a quantity such as 4 or 500m"),
+        ("--topology 1epd --nodes 2", "--nodes is for --pod-per-node and --lws"),
+        ("--topology 1epd --lws --scale-by http://p", "drop --lws"),
+        ("--topology 1epd --cluster-key k.json", "it comes from the Secret"),
+        ("", "render needs --topology and --image"),
     ],
 )
 def test_what_cannot_be_is_refused(flags: str, said: str, capsys: Captured) -> None:
@@ -248,6 +262,6 @@ def test_what_cannot_be_is_refused(flags: str, said: str, capsys: Captured) -> N
 
 
 def test_what_the_manifests_decide_are_settings() -> None:
-    assert {*k8s.GIVEN, *k8s.IN_IMAGE} <= set(leaves())
+    assert {*choices.GIVEN, *choices.IN_IMAGE, *choices.DIRECTORIES} <= set(leaves())
     with pytest.raises(ConfigError):
-        ClusterManifests("epd", "2x", "I").groups()
+        groups_of(ClusterManifests("epd", "2x", "I"))

@@ -4,7 +4,8 @@ All of them look at the gateway, whose /metrics has every instance."""
 
 from __future__ import annotations
 
-from epd.cli.k8s.manifests import ClusterManifests, Json, Object, component_of, labels, named
+from epd.cli.k8s.manifests import component_of, groups_of
+from epd.cli.k8s.pods import ClusterManifests, Json, Object, labels, named
 from epd.topology import Roles
 
 # Above these there are too few; guesses to begin with.
@@ -28,7 +29,7 @@ def scaled_objects(
 ) -> list[Object]:
     """For KEDA, one for each group.  Raises ConfigError."""
     made = []
-    for roles, ranks, count in cluster.groups():
+    for roles, ranks, count in groups_of(cluster):
         component = component_of(roles, ranks)
         spec: Object = {
             "scaleTargetRef": {"name": f"{cluster.name}-{component}"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,7 @@ from epd.cli.configure import options
 from epd.cli.parser import UsageError, one_of
 
 if TYPE_CHECKING:
-    from epd.cli.k8s.manifests import ClusterManifests, Object
-    from epd.config import Settings
+    from epd.cli.k8s.pods import ClusterManifests, Object
 
 DESCRIPTION = """
 Write the manifests of a topology, to look at and to give to kubectl: a Deployment of the gateway
@@ -44,52 +42,84 @@ EXAMPLES = (
     ),
 )
 
-GIVEN = {  # settings that the manifests decide, and why
-    "host": "the gateway listens on all addresses of its pod",
-    "access.api_keys": "keys come from the Secret",
-    "access.ssl_certfile": "let TLS end before the Service",
-    "access.ssl_keyfile": "let TLS end before the Service",
-    "access.ssl_ca_certs": "let TLS end before the Service",
-    "health_when_ready": "the manifests ask /health and /ready for what each tells",
-    "cpus_per_instance": "each pod is one process",
-    "engine.cpu_affinity": "each pod has its own CPUs",
+FORMS = {
+    "--pod-per-node": "on each of --nodes a pod with the whole topology and its GPUs",
+    "--lws": "the same as a LeaderWorkerSet, whose first pod has the gateway as well",
+    "--disaggregated-set": "instances as a DisaggregatedSet, so that roles roll out together",
 }
-IN_IMAGE = ("chat_template", "limits.allowed_local_media_path")  # paths that are not here
-DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,22}[a-z0-9])?")  # room for what Kubernetes appends
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", type=one_of("render"), help="render")
+    parser.add_argument("what", type=one_of("render", "probe"), help="render; probe: in pods only")
     group = parser.add_argument_group("manifests")
-    group.add_argument(
-        "--topology", required=True, metavar="TOPOLOGY", help="such as 2e1p1d, 1e1pd:tp2"
-    )
-    group.add_argument("--image", required=True, metavar="IMAGE", help="with epd in its PATH")
-    group.add_argument("--name", default="epd", help="of the cluster's objects, default epd")
-    group.add_argument("--namespace", default="", help="default: kubectl's")
-    group.add_argument("--secret", default="", metavar="NAME", help="default: --name")
-    group.add_argument(
-        "--claim", default="", metavar="NAME", help="a volume claim with models, read at /models"
-    )
-    group.add_argument(
-        "--gpu-resource", default="nvidia.com/gpu", metavar="NAME",
-        help="one for each rank of an instance with --device cuda, default nvidia.com/gpu",
-    )  # fmt: skip
-    group.add_argument("--cpu", default="", metavar="QUANTITY", help="that an instance asks for")
-    group.add_argument(
-        "--memory", default="", metavar="QUANTITY", help="that an instance asks for, and its limit"
-    )
-    group.add_argument(
-        "--output", default="-", metavar="DIR", help="a file per object there; default -: stdout"
-    )
+    add = group.add_argument
+    add("--topology", default="", metavar="TOPOLOGY", help="such as 2e1p1d, 1e1pd:tp2")
+    add("--image", default="", metavar="IMAGE", help="with epd in its PATH")
+    add("--name", default="epd", help="of the cluster's objects, default epd")
+    add("--namespace", default="", help="default: kubectl's")
+    add("--secret", default="", metavar="NAME", help="default: --name")
+    form = group.add_mutually_exclusive_group()
+    for flag, text in FORMS.items():
+        form.add_argument(
+            flag, dest="form", action="store_const", const=flag, default="", help=text
+        )
+    add("--nodes", type=int, default=1, metavar="N", help="of --pod-per-node and --lws, default 1")
+    add("--output", default="-", metavar="DIR", help="a file per object there; default -: stdout")
+    _add_pods(parser)
     _add_operators(parser)
+    probe = parser.add_argument_group("of probe")
+    probe.add_argument("--gateway", default="", metavar="HOST:PORT", help="of the pod's cluster")
+    probe.add_argument(
+        "--pod", default="", metavar="NAME", help="what names of instances begin with"
+    )
+    probe.add_argument(
+        "--instances", type=int, default=1, metavar="N", help="of the pod, default 1"
+    )
+    probe.add_argument(
+        "--alive", action="store_true", help="0, too, if the gateway does not answer"
+    )
     options.add_settings(parser, "where", "flags of epd run: where")
     options.add_settings(parser, "watch", "for what watches it")
+    options.add_settings(parser, "hosts", "between pods")
     options.add_model_flags(parser)
     options.add_settings(parser, "encoders", "encoders: cache of rows, send buffer")
     options.add_settings(parser, "access", "who may ask, and what may be fetched")
     options.add_settings(parser, "limits", "limits and times")
     options.add_config_flags(parser)
+
+
+def _add_pods(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("pods").add_argument
+    add("--cpu", default="4", metavar="QUANTITY", help="of a pod with instances, default 4")
+    add("--memory", default="16Gi", metavar="QUANTITY", help="and memory, default 16Gi")
+    add("--claim", default="", metavar="NAME", help="a volume claim with models, read at /models")
+    add(
+        "--volume", action="append", default=[], metavar="CLAIM:/PATH",
+        help="a volume claim that pods write to, for a flag with a directory; may be repeated",
+    )  # fmt: skip
+    add(
+        "--gpu-resource", default="nvidia.com/gpu", metavar="NAME",
+        help="one for each rank of an instance with --device cuda, default nvidia.com/gpu",
+    )  # fmt: skip
+    add(
+        "--rdma-resource", default="", metavar="NAME",
+        help="one for each pod with instances, such as rdma/hca, and the capability IPC_LOCK",
+    )  # fmt: skip
+    add("--node-selector", action="append", default=[], metavar="LABEL=VALUE", help="repeatable")
+    add(
+        "--toleration", action="append", default=[], metavar="KEY",
+        help="of a taint of nodes, such as nvidia.com/gpu; may be repeated",
+    )  # fmt: skip
+    add("--priority-class", default="", metavar="NAME", help="of all pods")
+    add("--pull-secret", default="", metavar="NAME", help="of the image's registry")
+    add(
+        "--pull-policy", type=one_of("Always", "IfNotPresent", "Never"), default="IfNotPresent",
+        metavar="WHEN", help="Always, IfNotPresent or Never; default IfNotPresent",
+    )  # fmt: skip
+    add(
+        "--pre-stop", type=int, default=5, metavar="SECONDS",
+        help="until a gateway that ends is asked to, for Services to forget it; default 5",
+    )  # fmt: skip
 
 
 def _add_operators(parser: argparse.ArgumentParser) -> None:
@@ -109,96 +139,48 @@ def _add_operators(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.k8s import operators
+    if args.what == "probe":
+        return _probe(args)
+    from epd.cli.k8s import nodes, operators
+    from epd.cli.k8s.choices import cluster_of
     from epd.cli.k8s.manifests import manifests
 
+    if not args.topology or not args.image:
+        raise UsageError("render needs --topology and --image")
     cluster = cluster_of(args)
-    objects = manifests(cluster)
+    if args.form == "--pod-per-node":
+        objects = nodes.pod_per_node(cluster, args.nodes)
+    elif args.form == "--lws":
+        objects = nodes.leader_worker_set(cluster, args.nodes)
+    elif args.form == "--disaggregated-set":
+        objects = nodes.disaggregated_set(cluster)
+    else:
+        objects = manifests(cluster)
     if args.pod_monitor:
         objects.append(operators.pod_monitor(cluster))
     if args.scale_by:
         objects += operators.scaled_objects(cluster, args.scale_by, args.max_replicas)
+    head = _head(cluster)
     if args.inference_pool:
         objects.append(operators.inference_pool(cluster, args.inference_pool))
-    head = _head(cluster)
-    if args.inference_pool and cluster.metrics_names == "epd":
-        head += _for_picker()
+        head += _for_picker() if cluster.metrics_names == "epd" else ""
     _write(objects, head, args.output)
     return 0
 
 
-def cluster_of(args: argparse.Namespace) -> ClusterManifests:
-    """Raises UsageError, or ConfigError where `epd run` would refuse the flags."""
-    from epd.cli.k8s.manifests import ClusterManifests
+def _probe(args: argparse.Namespace) -> int:
+    from epd.cli.k8s.probe import problem
 
-    if not DNS_LABEL.fullmatch(args.name):
-        raise UsageError(
-            f"--name {args.name!r}: write up to 24 small letters, digits and hyphens, such as epd"
-        )
-    flags = flags_of(args)
-    settings = _settings(args)
-    if not settings.port:
-        raise UsageError("--port 0: a Service needs to know the port; choose one")
-    on_gpu = settings.engine.device != "cpu"
-    if settings.engine.device not in {"cpu", "cuda"}:
-        raise UsageError(
-            f"--device {settings.engine.device}: a pod has one for each rank; write cpu or cuda"
-        )
-    return ClusterManifests(
-        name=args.name,
-        topology=args.topology,
-        image=args.image,
-        flags=flags,
-        namespace=args.namespace,
-        secret=args.secret,
-        claim=args.claim,
-        gpu_resource=args.gpu_resource if on_gpu else "",
-        num_ranks=settings.engine.tensor_parallel_size,
-        cpu=args.cpu,
-        memory=args.memory,
-        port=settings.port,
-        drain_s=round(settings.timing.drain_timeout_s),
-        scaled=bool(args.scale_by),
-        metrics_names=settings.metrics_names,
-    )
-
-
-def flags_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """What was given of `epd run`'s flags, to be written into command lines.  Raises UsageError."""
-    from epd.cli.configure.settings import leaves
-
-    if args.config is not None:
-        raise UsageError("--config: a file of this host is in no pod; give --set KEY=VALUE instead")
-    given = vars(args)
-    words: list[str] = []
-    for key, setting in leaves().items():
-        value = given.get(key)
-        if value is None:
-            continue
-        if key in GIVEN:
-            raise UsageError(f"{setting.flag} is no choice here: {GIVEN[key]}; drop it")
-        many = setting.type == tuple[str, ...]
-        words.append(setting.flag)
-        words += value if many else [] if value is True else [setting.in_words(value) or str(value)]
-    if args.model_names:
-        words += ["--served-model-name", *args.model_names]
-    if args.speculative_config is not None:
-        words += ["--speculative-config", args.speculative_config]
-    for assignment in args.assignments:
-        words += ["--set", assignment]
-    if args.log_level:
-        words += ["--log-level", args.log_level]
-    return (*words, "--log-json") if args.log_json else tuple(words)
-
-
-def _settings(args: argparse.Namespace) -> Settings:
-    """As the pods will have them, but for paths that only the image can show."""
-    here = {key: value for key, value in vars(args).items() if key not in IN_IMAGE}
-    return options.settings_of(argparse.Namespace(**here))
+    if not args.gateway or not args.pod:
+        raise UsageError("probe needs --gateway and --pod")
+    found = problem(args.gateway, args.pod, args.instances, alive=args.alive)
+    if found:
+        print(found)
+    return 1 if found else 0
 
 
 def _head(cluster: ClusterManifests) -> str:
-    from epd.cli.k8s.manifests import KEY_FILE
+    from epd.cli.k8s.pods import KEY_FILE
 
     where = f" --namespace {cluster.namespace}" if cluster.namespace else ""
     return (
@@ -223,7 +205,8 @@ def _for_picker() -> str:
 def _write(objects: list[Object], head: str, output: str) -> None:
     import yaml
 
-    texts = [yaml.safe_dump(one, sort_keys=False, width=96) for one in objects]
+    plain = type("Plain", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
+    texts = [yaml.dump(one, Dumper=plain, sort_keys=False, width=96) for one in objects]
     if output == "-":
         print(head + "---\n" + "---\n".join(texts), end="")
         return

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from epd.cli.k8s.manifests import INSTANCE_PORT, JOIN_PORT, KEY_DIR, KEY_FILE
+from epd.cli.k8s.manifests import INSTANCE_PORT
+from epd.cli.k8s.pods import JOIN_PORT, KEY_DIR, KEY_FILE
 from epd.cli.main import main
 from epd.cli.start.ports import any_free
 from epd.tiny import SAMPLES
@@ -64,15 +65,19 @@ def status_of(url: str) -> int:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("form", [("1e1pd:tp2",), ("1e1pd", "--pod-per-node")])
 def test_rendered_command_lines_serve_and_drain(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    form: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They join over TCP with the cluster's key, one of them a group of ranks, answer who has an
-    API key, and end in order."""
+    """They join over TCP with the cluster's key, one of them a group of ranks, or all of a pod,
+    answer who has an API key, and end in order.  Probes find them."""
     key, port = str(tmp_path / "key.json"), any_free(LOCAL)
     assert main(["run", "--new-key", key]) == 0
     capsys.readouterr()
-    flags = ["--topology", "1e1pd:tp2", "--image", "I", "--port", str(port), "--transport", "tcp"]
+    flags = ["--topology", *form, "--image", "I", "--port", str(port), "--transport", "tcp"]
     assert main(["k8s", "render", *flags]) == 0
     rendered = list(yaml.safe_load_all(capsys.readouterr().out))
     pods = {one["metadata"]["name"]: one for one in rendered if one["kind"] == "Deployment"}
@@ -85,7 +90,7 @@ def test_rendered_command_lines_serve_and_drain(
             started[name] = Command(*command_line(pod, key, ports, name))
             stack.callback(started[name].discard)
         instances = [name for name in pods if name != "epd-gateway"]
-        for name in instances:
+        for name in instances if len(form) == 1 else ():
             wait_for(lambda name=name: is_open(ports[name]), READY_S, f"{name} is ready")
         wait_for(lambda: status_of(f"{url}/ready") == 200, READY_S, "the gateway is ready")
         assert status_of(f"{url}/health") == 200
@@ -94,7 +99,12 @@ def test_rendered_command_lines_serve_and_drain(
         assert replies[1].text == "10.85"
         with urllib.request.urlopen(f"{url}/ready", timeout=5.0) as response:
             told = json.load(response)["instances"]
-        assert {one["instance"] for one in told} == set(instances)
+        if len(form) == 1:
+            assert {one["instance"] for one in told} == set(instances)
+        count = str(len(told) // len(instances))
+        for name in instances:
+            where = ("--gateway", f"{LOCAL}:{port}", "--pod", name, "--instances", count)
+            assert main(["k8s", "probe", *where]) == 0, told
         for command in started.values():
             command.send(signal.SIGTERM)
         for name in pods:
