@@ -47,6 +47,7 @@ from epd.records import (
     KvState,
     Load,
     MediaItem,
+    NoRepeat,
     PixelBounds,
     RemoteRegion,
     RowContract,
@@ -376,7 +377,7 @@ else:
 # What others read from here though it is defined in the other modules of data.
 __all__ = [
     "Address", "CacheTier", "CancelAck", "CancelTransfer", "Clip", "Commit", "CommitAck", "Grant",
-    "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message",
+    "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message", "NoRepeat",
     "ObserveReport", "ObserveRequest", "PixelBounds", "Record", "RemoteRegion", "RowContract",
     "SamplingParams", "Span", "StageCosts", "StateTensor", "TokenChunk", "TokenLogprobs",
     "TransferAborted", "TransferInDoubt", "TransportLack", "TransportOffer", "end_of",

@@ -209,6 +209,15 @@ class Load(Record):
     hands: HandsList = HandsList()
 
 
+class NoRepeat(Record):
+    """No run of `ngram_size` tokens comes twice among the answer's last `window_size` ones and the
+    next, unless the run ends with a token of the whitelist."""
+
+    ngram_size: Positive
+    window_size: Positive
+    whitelist_token_ids: tuple[TokenId, ...] = ()
+
+
 class SamplingParams(Record):
     """How to pick the next token; everything needed to continue on another instance exactly.
 
@@ -232,6 +241,7 @@ class SamplingParams(Record):
     min_tokens: Count = 0
     allowed_token_ids: tuple[TokenId, ...] = ()  # nothing else may be said; empty: anything
     bad_words: tuple[tuple[TokenId, ...], ...] = ()  # token sequences that may not be said
+    no_repeat_ngram: NoRepeat | None = None
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
     priority: Offset = 0  # lower goes first: each step is worth so many seconds of waiting
     tokens_per_word: Positive = 1  # told at once, but for the first and the last ones
@@ -251,6 +261,7 @@ class SamplingParams(Record):
         return bool(
             self.grammar
             or self.bad_words
+            or self.no_repeat_ngram is not None
             or self.frequency_penalty
             or self.presence_penalty
             or self.repetition_penalty != 1.0

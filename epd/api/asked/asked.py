@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
 from msgspec import field
 
 from epd.api.asked.chat_message import ChatMessage
-from epd.api.asked.parameters import Spoken
+from epd.api.asked.parameters import NoRepeatNgram, Spoken
 from epd.api.asked.staged import WHOLE, Staged
 from epd.api.asked.structured import Constraint
 from epd.api.asked.template_flags import NO_FLAGS, TemplateFlags
@@ -17,7 +18,7 @@ from epd.api.http.errors import ApiError, bad_request
 from epd.api.http.shapes import Facts
 from epd.config import Limits
 from epd.frontend import JsonObject
-from epd.messages import SamplingParams
+from epd.messages import NoRepeat, SamplingParams
 
 SEED_MASK = 2**63 - 1
 WHOLE_TOKENS_PER_WORD = 16  # of an answer that is not streamed: nobody reads it as it grows
@@ -101,6 +102,7 @@ class Asked(Spoken):
             num_prompt_logprobs=self.num_scored,
             grammar=grammar,
             bad_words=bad_words,
+            no_repeat_ngram=_no_repeat(self.no_repeat_ngram),
             tokens_per_word=1 if is_read_as_it_grows else WHOLE_TOKENS_PER_WORD,
         )
 
@@ -151,16 +153,22 @@ class Asked(Spoken):
         if not self.allowed_token_ids:
             return
         forbidden = {word[-1] for word in bad_words if word}
+        if (rule := self.no_repeat_ngram) is not None:
+            forbidden |= {*self.allowed_token_ids} - {*rule.whitelist_token_ids}
         if self.min_tokens:
             forbidden.update(self.all_stop_token_ids(model))
         if forbidden.issuperset(self.allowed_token_ids):
             message = (
-                "bad_words, or min_tokens with the tokens that end an answer, may forbid each of "
-                "allowed_token_ids: allow one more token"
+                "bad_words, no_repeat_ngram, or min_tokens with the tokens that end an answer, may "
+                "forbid each of allowed_token_ids: allow one more token"
             )
             raise bad_request(message, "allowed_token_ids")
 
 
 _AS_IT_IS = {*SamplingParams.__struct_fields__} & {*Asked.__struct_fields__}
-_AS_IT_IS -= {"bad_words", "logit_bias", "max_tokens", "num_prompt_logprobs", "seed"}
-_AS_IT_IS -= {"stop_token_ids"}
+_AS_IT_IS -= {"bad_words", "logit_bias", "max_tokens", "no_repeat_ngram", "num_prompt_logprobs"}
+_AS_IT_IS -= {"seed", "stop_token_ids"}
+
+
+def _no_repeat(rule: NoRepeatNgram | None) -> NoRepeat | None:
+    return None if rule is None else NoRepeat(**msgspec.structs.asdict(rule))

@@ -16,6 +16,7 @@ from epd.api.http.shapes import JsonValue, Shape, most
 MAX_STOPS = 16
 MAX_CHARS = 1024  # of a stop string and its like
 MAX_TOP_LOGPROBS = 20
+MAX_NGRAM, MAX_WINDOW = 128, 1024  # tokens that each step of an answer compares
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_CHARS)]
@@ -29,6 +30,14 @@ Metadata = dict[str, JsonValue]
 ServiceTier = Annotated[
     Literal["auto", "default", "flex", "priority", "scale"], Meta(extra={"code": "out_of_range"})
 ]
+
+
+class NoRepeatNgram(Shape):
+    """DeepSeek-OCR's rule, under the names that it has in vLLM's `vllm_xargs`."""
+
+    ngram_size: Annotated[int, Meta(ge=2, le=MAX_NGRAM)]
+    window_size: Annotated[int, Meta(ge=2, le=MAX_WINDOW)] = 100
+    whitelist_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
 
 
 class Parameters(Shape):
@@ -45,6 +54,7 @@ class Parameters(Shape):
     ] = field(default_factory=dict)
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    no_repeat_ngram: NoRepeatNgram | None = None
     presence_penalty: Penalty = 0.0
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0

@@ -14,6 +14,7 @@ from msgspec import Meta, field
 from epd.api.asked.offered_tools import Choice, Tools
 from epd.api.asked.parameters import (
     Metadata,
+    NoRepeatNgram,
     NumLogprobs,
     ServiceTier,
     Spoken,
@@ -63,6 +64,7 @@ class Completions(Spoken):
     logprob_token_ids: NamedIds | None = None
     prompt_logprobs: NumLogprobs | None = None
     stream_options: StreamOptions | None = None
+    vllm_xargs: NoRepeatNgram | None = None  # the only thing that its clients send there
     ec_transfer_params: dict[str, EcParams] | None = None
     kv_transfer_params: KvParams | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from epd.api.asked.asked import Asked, ModelFacts, facts_of
 from epd.api.asked.offered_tools import read_tools
-from epd.api.asked.parameters import Spoken
+from epd.api.asked.parameters import NoRepeatNgram, Spoken
 from epd.api.asked.staged import Staged, read_staged
 from epd.api.asked.structured import read_constraint
 from epd.api.asked.template_flags import read_flags
@@ -116,6 +116,7 @@ def _asked(
     asked.top_k = 0 if asked.top_k < 0 else min(asked.top_k, model.vocab_size)
     asked.num_logprobs, asked.no_tokens = num_logprobs, no_tokens
     asked.logprob_token_ids = _logprob_token_ids(request.logprob_token_ids, asked)
+    _take_no_repeat(asked, request.vllm_xargs)
     if request.prompt_logprobs is not None:
         asked.num_prompt_logprobs = request.prompt_logprobs
         if asked.stream:
@@ -132,6 +133,20 @@ def _asked(
         _check_unshaped(asked, asked.constraint.param)
     _take_stage(asked, read_staged(request.kv_transfer_params, request.ec_transfer_params))
     return asked
+
+
+def _take_no_repeat(asked: Asked, other: NoRepeatNgram | None) -> None:
+    """Under either name."""
+    name = "vllm_xargs" if other is not None else "no_repeat_ngram"
+    if None not in (other, asked.no_repeat_ngram):
+        raise bad_request(f"{name} is another name of no_repeat_ngram; send one of them", name)
+    rule = asked.no_repeat_ngram = other or asked.no_repeat_ngram
+    if rule is not None and rule.window_size < rule.ngram_size:
+        message = (
+            f"{name}.window_size {rule.window_size} is below ngram_size {rule.ngram_size}: no run "
+            "fits into it"
+        )
+        raise bad_request(message, f"{name}.window_size", "out_of_range")
 
 
 def _take_stage(asked: Asked, staged: Staged) -> None:
@@ -185,7 +200,7 @@ def _take_options(asked: Asked, options: StreamOptions) -> None:
 
 def _check_unshaped(asked: Asked, by: str) -> None:
     """What a grammar admits may be nothing that these admit."""
-    for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
+    for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words", "no_repeat_ngram"):
         if getattr(asked, name):
             message = f"{name} cannot be kept: {by} says what the answer is"
             raise bad_request(message, name)

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Order, as vLLM's: logit bias and forbidden tokens (the end before `min_tokens`, bad words); the
-repetition penalty over prompt and answer; frequency and presence penalties over the answer.  Then
-masks: a grammar's, and the allowed tokens.  What is forbidden has minus infinity, which no penalty
-changes.
+Order, as vLLM's: logit bias and forbidden tokens; the repetition penalty over prompt and answer;
+frequency and presence penalties over the answer.  Then masks: a grammar's, and the allowed tokens.
+Forbidden are the end before `min_tokens`, and the ends of bad words and of repeated runs, by minus
+infinity, which no penalty changes.
 
 The host makes lists of places in the matrix of logits; one copy takes each list to the device, and
 a few kernels apply it to all rows.  Where a row's last token is still on its way (`pending`), the
@@ -25,14 +25,16 @@ import numpy.typing as npt
 import torch
 
 from epd.engine.device.copies import upload
-from epd.messages import SamplingParams
+from epd.messages import NoRepeat, SamplingParams
 
 Bits = npt.NDArray[np.uint8]  # of a vocabulary, the first token in the lowest bit
 Places = npt.NDArray[np.int64]  # in a matrix of logits, row by row
 Values = npt.NDArray[np.float32]
 T = TypeVar("T")
 MAX_REMEMBERED = 1024  # prompts and biases
-NOTHING_LEFT = "nothing is left to be said: allowed_token_ids and bad_words forbid it"
+NOTHING_LEFT = (
+    "nothing is left to be said: allowed_token_ids, bad_words and no_repeat_ngram forbid it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class LogitRules:
         if parts:
             places, values = (np.concatenate(part) for part in zip(*parts, strict=True))
             flat.index_add_(0, self._up(places, flat), self._up(values, flat))
-        words = [(row, r.pending, *w) for row, r in self._ruled.items() for w in _unsure_words(r)]
+        words = [(row, r.pending, *w) for row, r in self._ruled.items() for w in _unsure(r)]
         if words:  # forbidden if the token on its way is the one before the last
             rows, sources, begun, last = self._up(np.array(words, np.int64).T, flat)
             unsaid = torch.where(sampled[sources] == begun, -torch.inf, 0.0)
@@ -118,6 +120,8 @@ class LogitRules:
             begun = word[:-1]
             if not begun or (request.pending < 0 and _ends_with(request.output_ids, begun)):
                 forbidden.append(word[-1])
+        if request.pending < 0:
+            forbidden += [last for _, last in _repeats(params.no_repeat_ngram, request.output_ids)]
         if forbidden:
             yield np.array(forbidden, np.int64), np.full(len(forbidden), -np.inf, np.float32)
 
@@ -194,12 +198,36 @@ class LogitRules:
         return upload(np.ascontiguousarray(values), like.device)
 
 
-def _unsure_words(request: SampleRequest) -> Iterator[tuple[int, int]]:
-    """Of bad words that the token on its way may begin: what it would be, and what follows then."""
+def _unsure(request: SampleRequest) -> Iterator[tuple[int, int]]:
+    """What is forbidden behind one token on its way: that token, and what would follow it."""
     if request.pending >= 0:
-        for word in request.params.bad_words:
-            if len(word) > 1 and _ends_with(request.output_ids, word[:-2]):
+        params, said = request.params, request.output_ids
+        for word in params.bad_words:
+            if len(word) > 1 and _ends_with(said, word[:-2]):
                 yield word[-2], word[-1]
+        yield from _repeats(params.no_repeat_ngram, said, 1)
+
+
+def _repeats(
+    rule: NoRepeat | None, said: Sequence[int], num_pending: int = 0
+) -> Iterator[tuple[int, int]]:
+    """The last two tokens of each run that the next token would repeat.
+
+    With a token on its way the first of the two is what that token would have to be.
+    """
+    if rule is None:
+        return
+    end = len(said) + num_pending
+    first = max(0, end - rule.window_size)
+    tail = list(said[first:])
+    last_start = end - first - rule.ngram_size
+    begun = tail[last_start + 1 :]
+    for start in range(last_start + 1):
+        if tail[start : start + len(begun)] == begun:
+            last_two = tail[start + rule.ngram_size - 2 : start + rule.ngram_size]
+            # The run that ends with the token on its way is one token, said all the time.
+            if last_two[-1] not in rule.whitelist_token_ids:
+                yield last_two[0], last_two[-1]
 
 
 def _ends_with(said: Sequence[int], begun: Sequence[int]) -> bool:

@@ -26,6 +26,9 @@ def test_min_tokens_above_what_the_context_leaves():
     assert (error.param, error.code) == ("min_tokens", "out_of_range")
 
 
+UNREPEATED = {"ngram_size": 2, "whitelist_token_ids": [8, 9]}
+
+
 @pytest.mark.parametrize(
     ("asked", "bad_words"),
     [
@@ -34,12 +37,14 @@ def test_min_tokens_above_what_the_context_leaves():
         ({"allowed_token_ids": [5]}, ((5,),)),
         ({"allowed_token_ids": [5, 6]}, ((5,), (7, 6))),
         ({"allowed_token_ids": [5, EOS], "min_tokens": 1}, ((5,),)),
+        ({"allowed_token_ids": [5], "no_repeat_ngram": UNREPEATED}, ()),
+        ({"allowed_token_ids": [5, 9], "no_repeat_ngram": UNREPEATED}, ((9,),)),
     ],
 )
 def test_what_leaves_no_token_is_refused(asked: dict[str, Any], bad_words: Any):
     error = refusal(lambda: chat(**asked).check_choice(bad_words, MODEL))
     assert error.param == "allowed_token_ids"
-    one_more = {**asked, "allowed_token_ids": [*asked["allowed_token_ids"], 9]}
+    one_more = {**asked, "allowed_token_ids": [*asked["allowed_token_ids"], 8]}
     chat(**one_more).check_choice(bad_words, MODEL)
     chat(**{**asked, "allowed_token_ids": []}).check_choice(bad_words, MODEL)
 

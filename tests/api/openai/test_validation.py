@@ -17,6 +17,7 @@ from epd.api.http.shapes import names_of
 from epd.api.openai.request import ChatRequest, CompletionRequest
 from epd.api.openai.validation import read_chat, read_completion
 from epd.config import Limits
+from epd.messages import NoRepeat
 from tests.api.fakes import EOS, FakePreparer
 
 MODEL = FakePreparer()
@@ -63,11 +64,12 @@ def test_every_parameter_reaches_the_sampler():
         frequency_penalty=1, presence_penalty=-1, repetition_penalty=1.5, logit_bias={"7": -100},
         logprobs=True, top_logprobs=2, prompt_logprobs=4, ignore_eos=True,
         allowed_token_ids=[6, 7], logprob_token_ids=[9.0, 8, 9],
+        no_repeat_ngram={"ngram_size": 3, "whitelist_token_ids": [6]},
     )  # fmt: skip
     sampling = asked.sampling(1, asked.seed, 5, MODEL, "g", ((8,),))
     assert msgspec.structs.astuple(sampling) == (
-        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 4, 2, (6, 7), ((8,),), "g",
-        -3, 16, (9, 8),
+        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 4, 2, (6, 7), ((8,),),
+        NoRepeat(ngram_size=3, window_size=100, whitelist_token_ids=(6,)), "g", -3, 16, (9, 8),
     )  # fmt: skip
 
 
@@ -243,7 +245,9 @@ def test_what_may_be_said():
                       ("truncate_prompt_tokens", 0)):  # fmt: skip
         assert refusal(completion, **{name: bad}).param.startswith(name)
     tool = {"type": "function", "function": {"name": "now"}}
-    for name, value in (("allowed_token_ids", [3]), ("bad_words", ["no"])):
+    rule = {"ngram_size": 2}
+    ruled = {"allowed_token_ids": [3], "bad_words": ["no"], "no_repeat_ngram": rule}
+    for name, value in ruled.items():
         shaped = {"response_format": {"type": "json_object"}, name: value}
         assert refusal(chat, **shaped).param == name
         assert refusal(chat, tools=[tool], tool_choice="required", **{name: value}).param == name

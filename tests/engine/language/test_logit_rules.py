@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epd.engine.base import StepFailure
 from epd.engine.language.logit_rules import Bits, LogitRules, SampleRequest
 from epd.engine.language.sampler import Draft
-from epd.messages import SamplingParams
+from epd.messages import NoRepeat, SamplingParams
 from tests.engine.language.sampling import sample
 
 VOCABULARY = 83
@@ -37,6 +39,9 @@ def wish(draw: random.Random, vocabulary: int, row: int) -> SampleRequest:
         min_tokens=draw.choice([0, 0, 5]),
         stop_token_ids=tuple(some[:2]),
         bad_words=tuple(words),
+        no_repeat_ngram=no_repeat(draw.choice([2, 3]), draw.choice([4, 7, 9]), some[:1])
+        if draw.random() < 0.4
+        else None,
         allowed_token_ids=tuple(range(0, vocabulary, 3)) if draw.random() < 0.2 else (),
         num_logprobs=draw.choice([-1, 0, 3]),
     )
@@ -46,6 +51,10 @@ def wish(draw: random.Random, vocabulary: int, row: int) -> SampleRequest:
         allowed = lambda: bits  # noqa: E731
     prompt = tuple(draw.choices(some, k=4))
     return SampleRequest(params, len(said), prompt, said, allowed)
+
+
+def no_repeat(size: int, window: int, whitelist: Iterable[int] = ()) -> NoRepeat:
+    return NoRepeat(ngram_size=size, window_size=window, whitelist_token_ids=tuple(whitelist))
 
 
 def on_its_way(asked: SampleRequest, source: int) -> tuple[SampleRequest, int]:
@@ -70,11 +79,22 @@ def plainly(logits: torch.Tensor, asked: SampleRequest) -> torch.Tensor:
     for word in params.bad_words:
         if said[len(said) - len(word) + 1 :] == list(word[:-1]) and len(word) <= len(said) + 1:
             logits[word[-1]] = -torch.inf
+    logits[list(repeating(said, params.no_repeat_ngram))] = -torch.inf
     if params.allowed_token_ids:
         logits[[t for t in range(len(logits)) if t not in params.allowed_token_ids]] = -torch.inf
     if asked.allowed is not None:
         logits[unpacked(asked.allowed(), len(logits)) == 0] = -torch.inf
     return logits
+
+
+def repeating(said: Sequence[int], rule: NoRepeat | None) -> set[int]:
+    """Tokens behind which a run of the answer's last tokens would stand there twice."""
+    if rule is None:
+        return set()
+    size, window = rule.ngram_size, list(said[-rule.window_size :])
+    runs = {tuple(window[at : at + size]) for at in range(len(window) - size + 1)}
+    begun = tuple(window[len(window) - size + 1 :])
+    return {run[-1] for run in runs if run[:-1] == begun} - {*rule.whitelist_token_ids}
 
 
 def unpacked(bits: Bits, size: int) -> torch.Tensor:
@@ -130,3 +150,21 @@ def test_a_grammar_that_cannot_go_on_fails_alone() -> None:
     failed, *others = sample(logits, asked)
     assert failed == StepFailure("the answer left its grammar", by_rules=True)
     assert others == sample(logits[1:], asked[1:])
+
+
+FEW = st.integers(0, 3)  # tokens, so that runs are repeated
+
+
+@given(st.lists(FEW, max_size=24), st.integers(2, 6), st.integers(0, 20), st.sets(FEW))
+def test_no_run_is_said_twice_but_for_the_whitelist(
+    said: list[int], ngram_size: int, more: int, whitelist: set[int]
+) -> None:
+    rule = no_repeat(ngram_size, ngram_size + more, whitelist)
+    asked = SampleRequest(SamplingParams(max_tokens=99, no_repeat_ngram=rule), len(said), (), said)
+    waiting, sampled = [asked], torch.tensor([9])
+    if said:
+        later, last = on_its_way(asked, 1)
+        waiting, sampled = [later], torch.tensor([9, last])
+    for rows in ([asked], waiting):
+        found = LogitRules(rows, 5).apply(torch.zeros(1, 5), sampled)[0]
+        assert {*found.isneginf().nonzero().flatten().tolist()} == repeating(said, rule)

@@ -24,7 +24,7 @@ from epd.fsm.request import (
     StepLaunched,
     TextOnly,
 )
-from epd.messages import SamplingParams, TokenLogprobs
+from epd.messages import NoRepeat, SamplingParams, TokenLogprobs
 from epd.roles.compose import Engines, Gateway
 from epd.roles.steps.record import Record
 from epd.roles.steps.speculation import Speculation
@@ -121,11 +121,13 @@ async def test_drafts_change_no_token(
     assert bool(total(cluster, "preemptions")) is (num_blocks < 96)
 
 
+RUNS = NoRepeat(ngram_size=2, window_size=12, whitelist_token_ids=(97,))
 WISHES: dict[str, dict[str, Any]] = {
     "drawn": {"temperature": 0.7, "seed": 5},
     "penalties": {"repetition_penalty": 1.05, "num_logprobs": 2},
     "counted": {"frequency_penalty": 0.1, "presence_penalty": 0.2, "logit_bias": ((98, 1.0),)},
     "bad words": {"bad_words": ((97, 98, 97), (99,)), "min_tokens": 20},
+    "runs": {"no_repeat_ngram": RUNS, "repetition_penalty": 0.5},
     "grammar": {"grammar": to_grammar(Constraint("regex", "(ab|cd|abab)+", ""))},
 }
 
