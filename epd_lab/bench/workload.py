@@ -3,7 +3,8 @@
 The named workloads are those that vLLM's `bench serve` publishes for vision-language models
 (`random-mm`): random words, and unique JPEGs of noise, which no codec can shrink and no cache has
 seen.  `mixed` is the case for which stages are separated: people who chat, and bursts of heavy
-images.  `reuse-50` repeats half of its images.
+images.  `reuse-50` repeats half of its images.  `pages` is what readers of documents send: unlike
+noise, a scanned page is small as a JPEG, and quickly decoded.
 
 Bodies are made before the clock starts.  Everything is drawn from keys, so that two servers get the
 same requests and no repeat finds its images in a cache.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 FULL_HD = (1920, 1080)
+A4 = (2480, 3508)  # at 300 dots per inch
 WORDS = (
     "time year people way day man thing woman life child world school state family student group "
     "country problem hand part place case week company system program question work number night "
@@ -40,6 +42,7 @@ class Shape:
     output_tokens: int
     images: int = 0
     size: tuple[int, int] = (560, 560)
+    is_page: bool = False  # images are of words instead of noise
     repeated: float = 0.0  # share of images that were sent before
     temperature: float = 0.0
 
@@ -118,6 +121,7 @@ NAMED = {
             _one(f"reuse-{percent}", replace(_THREE, repeated=percent / 100), 32, 192)
             for percent in (0, 20, 50, 90)
         ),
+        _one("pages", Shape(16, 1024, 1, A4, is_page=True), 64, 256),
         _one("small", Shape(64, 24, 1, (112, 112)), 4, 24),
     )
 }
@@ -230,6 +234,33 @@ def noise_jpeg(size: tuple[int, int], number: int) -> bytes:
     return out.getvalue()
 
 
+@functools.lru_cache(maxsize=4)
+def _lines(width: int, height: int) -> list[Any]:
+    """Images of lines of 14 words, 54 of which fill a page of this size."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font, words = ImageFont.load_default(max(1, height // 84)), random.Random(7)
+    found = []
+    for _ in range(200):
+        line = Image.new("RGB", (width * 5 // 6, height * 5 // 6 // 54), "white")
+        ImageDraw.Draw(line).text((0, 0), " ".join(words.choices(WORDS, k=14)), "black", font)
+        found.append(line)
+    return found
+
+
+def page_jpeg(size: tuple[int, int], number: int) -> bytes:
+    """A JPEG of about 750 words, black on white; another number has other lines."""
+    from PIL import Image
+
+    width, height = size
+    page, lines = Image.new("RGB", size, "white"), _lines(*size)
+    for place, line in enumerate(random.Random(number).choices(lines, k=54)):
+        page.paste(line, (width // 12, height // 12 + place * line.height))
+    out = io.BytesIO()
+    page.save(out, "JPEG", quality=75)
+    return out.getvalue()
+
+
 def image_numbers(stream: Stream, repeat: int) -> list[list[int]]:
     """Per request the numbers of its images: new ones, or (`repeated`) ones sent before.
 
@@ -260,9 +291,10 @@ def bodies(
         return [json.dumps(json.loads(line) | _STREAMED).encode() for line in lines[: stream.count]]
     numbers = image_numbers(stream, repeat)
     shape, found = stream.shape, []
+    draw = page_jpeg if shape.is_page else noise_jpeg
     with ThreadPoolExecutor() as pool:  # PIL lets go of the interpreter
         for index, urls in enumerate(
-            pool.map(lambda wanted: [image_url(shape.size, number) for number in wanted], numbers)
+            pool.map(lambda wanted: [image_url(shape.size, n, draw) for n in wanted], numbers)
         ):
             text = wording.text(shape.text_tokens, f"{stream.name} {repeat} {index}")
             found.append(chat_body(text, urls, shape.output_tokens, shape.temperature))
@@ -291,6 +323,10 @@ def chat_body(
     return json.dumps(body).encode()
 
 
-def image_url(size: tuple[int, int], number: int) -> str:
-    """An image of noise as a data URL."""
-    return "data:image/jpeg;base64," + base64.b64encode(noise_jpeg(size, number)).decode()
+def image_url(
+    size: tuple[int, int],
+    number: int,
+    draw: Callable[[tuple[int, int], int], bytes] = noise_jpeg,
+) -> str:
+    """An image as a data URL."""
+    return "data:image/jpeg;base64," + base64.b64encode(draw(size, number)).decode()

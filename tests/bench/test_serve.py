@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import time
 from collections import Counter
@@ -16,6 +18,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from epd.cli.parser import UsageError
 from epd_lab.bench.servers import serve
@@ -39,9 +42,11 @@ from epd_lab.bench.workload import (
     Stream,
     Wording,
     Workload,
+    bodies,
     image_numbers,
     named,
     noise_jpeg,
+    page_jpeg,
 )
 from tests.cli import openai_fake
 
@@ -265,6 +270,22 @@ def test_no_stream_sends_the_images_of_another() -> None:
             numbers = {n for request in image_numbers(stream, 0) for n in request}
             assert not numbers & seen, stream.name
             seen |= numbers
+
+
+def test_pages_differ_and_are_quick_to_decode() -> None:
+    (stream,) = NAMED["pages"].streams
+    pages = [page_jpeg(stream.shape.size, number) for number in range(2)]
+    assert pages[0] == page_jpeg(stream.shape.size, 0) != pages[1]
+    for page in pages:
+        with Image.open(io.BytesIO(page)) as image:
+            assert image.size == (2480, 3508)
+            shares = [n / (2480 * 3508) for n in image.convert("L").histogram()]
+        assert len(page) < 3e6 and sum(shares[250:]) > 0.7 and sum(shares[:40]) > 0.05
+    small = replace(stream, count=1, shape=replace(stream.shape, size=(124, 175)))
+    (body,) = bodies(Workload("w", (small,)), small, Wording(1.0), 0, lambda count: None)
+    (number,) = image_numbers(small, 0)[0]
+    url = json.loads(body)["messages"][0]["content"][0]["image_url"]["url"]
+    assert base64.b64decode(url.partition(",")[2]) == page_jpeg((124, 175), number)
 
 
 def test_images_differ_and_are_noise() -> None:

@@ -5,9 +5,9 @@ device) measures a model that need not be downloaded.  The shapes are those of Q
 -32B-Instruct, and of its mixtures of experts, 30B-A3B and 235B-A22B (their published config.json).
 Those of Qwen3.5-4B and -9B are from transformers' defaults, public scripts and counts of
 parameters.  For Qwen3.6-35B-A3B and Kimi-K2.5, tests/model_files/published_checkpoints.py has the
-sources.  The layers of Qwen2.5-72B are those of a Qwen3-VL; 16 dense layers have the sizes of
-Kimi-K2.5's.  Words come from the bundled model's tokenizer, filled up to the vocabulary, so that
-every token has a text.
+sources; for PaddleOCR-VL, published_paddle.py beside it.  The layers of Qwen2.5-72B are those of a
+Qwen3-VL; 16 dense layers have the sizes of Kimi-K2.5's.  Words come from the bundled model's
+tokenizer, filled up to the vocabulary, so that every token has a text.
 """
 
 from __future__ import annotations
@@ -169,6 +169,19 @@ _LATENT_VISION = dict.fromkeys(_VISION) | {
     "num_hidden_layers": 27, "patch_size": 14,
 }  # fmt: skip
 _LATENT = {"model_type": "kimi_k25", "architectures": ["Kimi_K25ForConditionalGeneration"]}
+_PAGES_TEXT = {
+    "model_type": "paddleocr_vl_text", "vocab_size": 103_424, "hidden_size": 1024,
+    "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "tie_word_embeddings": False, "use_bias": False,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500_000.0, "mrope_section": [16, 24, 24],
+    },
+}  # fmt: skip
+_PAGES_VISION = dict.fromkeys(_VISION) | {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+    "num_hidden_layers": 27, "image_size": 384, "patch_size": 14, "spatial_merge_size": 2,
+}  # fmt: skip
+_PAGES = {"model_type": "paddleocr_vl", "architectures": ["PaddleOCRVLForConditionalGeneration"]}
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "4b": ({}, {}, {}),
     "8b": (_MIDDLE_TEXT, _LARGE_VISION | {"out_hidden_size": 4096}, {}),
@@ -180,10 +193,11 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen3.5-9b": (_HYBRID_TEXT, _HYBRID_VISION, _HYBRID),
     "qwen3.6-35b-a3b": (_SPARSE_HYBRID_TEXT, _SPARSE_HYBRID_VISION, _SPARSE_HYBRID),
     "kimi-k2.5": (_SPARSE_LATENT_TEXT, _LATENT_VISION, _LATENT),
+    "paddleocr-vl": (_PAGES_TEXT, _PAGES_VISION, _PAGES),
     "kimi-dense": (_LATENT_TEXT, _LATENT_VISION, _LATENT),
 }
 """What each has instead of the first's: of the text, of the vision, and of both."""
-_IMAGES = {
+_IMAGES: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
     "patch_size": 16,
@@ -191,6 +205,14 @@ _IMAGES = {
     "temporal_patch_size": 2,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
+}
+_OTHER_IMAGES: dict[str, dict[str, Any]] = {
+    "kimi_k25": {"image_processor_type": "Kimi_K25ImageProcessor"},
+    "paddleocr_vl": {
+        "image_processor_type": "PaddleOCRVLImageProcessor",
+        "size": {"shortest_edge": 112_896, "longest_edge": 1_003_520},
+        "temporal_patch_size": 1,
+    },
 }
 
 
@@ -208,8 +230,7 @@ def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
     words.update({f"Ġw{i}": i for i in range(text.get("vocab_size", VOCABULARY)) if i not in taken})
     _write(directory / "tokenizer.json", tokenizer)
     images = _IMAGES | {"patch_size": vision.get("patch_size", _VISION["patch_size"])}
-    if whole == _LATENT:
-        images["image_processor_type"] = "Kimi_K25ImageProcessor"
+    images |= _OTHER_IMAGES.get(whole.get("model_type", ""), {})
     _write(directory / "preprocessor_config.json", images)
     own = json.loads((bundled / "config.json").read_text())
     special = {key: value for key, value in own.items() if key.endswith("_token_id")}

@@ -29,6 +29,7 @@ workloads (text tokens in / out, images; unique noise, so that nothing is compre
   text-c1   text, one user
   4x1080p   1024/64, four, 16 users       mixed     16 people chat, bursts of 8 x four 1080p
   reuse-0 -20 -50 -90  3x560 with that percentage of images sent before
+  pages     16/1024, a page of words of 2480x3508, 64 users
   small     64/24, one of 112x112, 4 users: for the bundled model
   FILE      one chat-completions body per line
 """
