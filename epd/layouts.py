@@ -49,9 +49,18 @@ class StateTensor(Record):
         return tuple(inputs * width for _, width in self.parts)
 
 
+class RowKind(Record):
+    """Layers whose rows have one shape, where a model has several."""
+
+    layers: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1 << 16)]
+    num_kv_heads: Heads
+    head_dim: Positive
+
+
 class KvLayout(Record):
     """Shape of one KV block, `[num_layers, num_parts, block_size, num_kv_heads, head_dim]` of
-    `dtype`, and what a sequence has besides: `tensors`, in blocks at the head of its table."""
+    `dtype`, and what a sequence has besides: `tensors`, in blocks at the head of its table.  Where
+    rows have several `kinds`, a block has such a piece for each of them, one behind the other."""
 
     num_layers: Heads
     block_size: Positive
@@ -70,11 +79,16 @@ class KvLayout(Record):
     state_ranks: Ranks = ()
     all_tensors: tuple[StateTensor, ...] = ()
     most_state_blocks: Count = 0  # as many at each rank as one needs, and as come from other groups
+    kinds: tuple[RowKind, ...] = ()  # of its rows, if several; the numbers above are of the first
 
     def __post_init__(self) -> None:
         """Raises ValueError unless its heads and tensors can be counted."""
         if any(tensor.piece_nbytes > self.block_nbytes for tensor in self.tensors):
             raise ValueError("a piece of a state does not fit a block")
+        if self.kinds:
+            layers = sorted(layer for kind in self.kinds for layer in kind.layers)
+            if layers != list(range(self.num_layers)) or self.ranks:
+                raise ValueError("the kinds of rows do not share out the layers of one rank")
         for ranks in (self.ranks, self.state_ranks):
             covered = 0
             for first, count in sorted(ranks):
@@ -141,6 +155,8 @@ class KvLayout(Record):
     @property
     def slots_per_block(self) -> int:
         """Groups of layers that are sent one by one (`scheduling/kv_order.py`), all as large."""
+        if self.kinds:
+            return 1
         most = min(self.max_layer_groups, self.num_layers)
         return next(n for n in range(most, 0, -1) if self.num_layers % n == 0)
 

@@ -33,6 +33,7 @@ from epd.model_files.model_directory import check_config
 if TYPE_CHECKING:
     from epd.engine.delta_heads import DeltaHeads
     from epd.engine.kernels.routing import Routing
+    from epd.engine.language.attention import Look
     from epd.engine.language.graphs import PartsRecorder
     from epd.engine.language.mixers import Mixer, Norm
     from epd.engine.language.products import Foreign
@@ -182,11 +183,21 @@ class ModelAdapter:
             state_ranks=tuple((heads.start, len(heads)) for heads in values),
         )
 
+    @property
+    def looks(self) -> Sequence[Look]:
+        """How each layer of the stack attends; empty: all see everything, in rows of their own."""
+        return ()
+
     # --- language ---------------------------------------------------------------------------------
 
     def language_model(self, model: Any) -> nn.Module:
         """The decoder stack (embedding to final norm) of a loaded model."""
         return model.model.language_model  # type: ignore[no-any-return]
+
+    def read(self, stack: Foreign, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, Foreign]]:
+        """Embeddings `[T, H]` of tokens, which may be written, and what else the stack takes of
+        them, by the names of its arguments."""
+        return stack.embed_tokens(ids), {}
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """None: linear positions."""

@@ -105,6 +105,7 @@ def build_vision(
     adapter = adapter_for(_checkpoint(model_dir, engine_config))
     if not adapter.has_vision:
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
+    _check_looks(adapter, engine_config)
     model = _load(adapter, "vision", dtype, engine_config, progress)
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(
@@ -159,6 +160,7 @@ def build_language(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
     attention.register()
+    _check_looks(adapter, engine_config)
     _check_states(layout, engine_config)
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout)  # refuse before loading
@@ -232,12 +234,22 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     from epd.engine.weights import fp8
 
     fp8.check_kv(config.device, dtype)
-    if adapter.paged_rows().num_parts == 1:
+    if adapter.paged_rows().num_parts == 1 or adapter.looks:
+        kept = "rows of several shapes" if adapter.looks else "latent rows"
         raise ConfigError(
-            f"--kv-cache-dtype fp8 is for keys and values, and {adapter.model_type} keeps latent "
-            "rows; leave it out"
+            f"--kv-cache-dtype fp8 is for keys and values of one shape, and {adapter.model_type} "
+            f"keeps {kept}; leave it out"
         )
     return FP8
+
+
+def _check_looks(adapter: ModelAdapter, config: EngineConfig) -> None:
+    """Refuse what would compute wrongly where layers differ in what they see.  Raises ModelError."""
+    if adapter.looks and config.device != "cpu":
+        raise ModelError(
+            f"{adapter.checkpoint.directory} has layers that differ in what they see, which this "
+            "engine computes on a CPU only; give engine.device cpu"
+        )
 
 
 def _check_states(layout: KvLayout, config: EngineConfig) -> None:
@@ -308,7 +320,7 @@ def _forward(
         splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
     seam_knows = not pool.layout.tensors and pool.layout.num_parts == 2
-    if device.type == "cuda" or not seam_knows:
+    if not adapter.looks and (device.type == "cuda" or not seam_knows):
         from epd.engine.language.decoder import FusedDecoder
 
         if FusedDecoder.fits(stack, adapter):
@@ -322,7 +334,15 @@ def _forward(
             "the host",
             adapter.model_type,
         )
-    return SeamForward(model, stack, pool, splicer, multi_axis=multi_axis)
+    return SeamForward(
+        model,
+        stack,
+        pool,
+        splicer,
+        multi_axis=multi_axis,
+        looks=adapter.looks,
+        read=adapter.read,
+    )
 
 
 def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int) -> None:

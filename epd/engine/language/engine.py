@@ -222,7 +222,7 @@ class TorchLanguageEngine:
     def run(self, batch: Sequence[StepSequence]) -> StepResult:
         """`step`, on the calling thread, waiting for the device."""
         launched = self._launch(batch)
-        if self.pool.tensor.is_cuda:
+        if self.pool.memory.is_cuda:
             torch.cuda.synchronize()
         return launched.finish()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ import torch
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
 from epd.engine.language import attention
-from epd.engine.language.attention import Extent
+from epd.engine.language.attention import Extent, Look
 from epd.engine.language.flat_batch import (
     FlatBatch,
     FlatSequence,
@@ -34,6 +34,7 @@ from epd.engine.language.row_splice import RowSplicer
 if TYPE_CHECKING:
     from epd.engine.language.decoder import FusedDecoder
     from epd.engine.language.graphs import DecodeGraphs, PartsRecorder, PromptGraphs
+    from epd.engine.language.products import Foreign
     from epd.engine.language.row_splice import AddedRows
     from epd.engine.language.scoring import Head, Scores
 
@@ -62,13 +63,29 @@ class Forward(Protocol):
         """The tokens that this step samples, for the next one to read."""
 
 
+# Of a stack and token ids `[T]`: embeddings `[T, H]`, which may be written, and what else the stack
+# takes of the ids, by the names of its arguments.
+Read: TypeAlias = "Callable[[Foreign, torch.Tensor], tuple[torch.Tensor, dict[str, Foreign]]]"
+
+
 class SeamForward:
     """transformers' decoder stack over the paged attention seam."""
 
     def __init__(
-        self, model: Any, stack: Any, pool: KvPool, splicer: RowSplicer | None, *, multi_axis: bool
+        self,
+        model: Any,
+        stack: Any,
+        pool: KvPool,
+        splicer: RowSplicer | None,
+        *,
+        multi_axis: bool,
+        looks: Sequence[Look] = (),
+        read: Read,
     ) -> None:
+        """`looks`: of layers that differ."""
         self.pool = pool
+        self._looks = looks
+        self._read = read
         self._head: Head = model.lm_head
         self._stack = stack
         self._splicer = splicer
@@ -83,22 +100,23 @@ class SeamForward:
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
+        extents = [Extent(s.start, len(s.token_ids), s.block_table, _pictures(s)) for s in batch]
         self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
         known = [
             s.token_ids if row < 0 else [self._sampled[row]]
             for s, row in zip(batch, sources, strict=True)
         ]
         ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in known])
-        embeds = self._stack.embed_tokens(torch.from_numpy(ids).to(self._device))
+        embeds, more = self._read(self._stack, torch.from_numpy(ids).to(self._device))
         added = self._splicer.splice(embeds, batch) if self._splicer is not None else []
         output = self._stack(
             inputs_embeds=embeds[None],
             position_ids=self._positions(batch),
             past_key_values=None,
             use_cache=False,
-            paged=attention.plan(extents, self.pool),
+            paged=attention.plan(extents, self.pool, self._looks),
             **_deepstack(added, embeds),
+            **more,
         )
         ends: list[int] = (np.cumsum([extent.count for extent in extents]) - 1).tolist()
         wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
@@ -117,6 +135,17 @@ class SeamForward:
                 axes.append(np.asarray(sequence.positions, dtype=np.int64))
         positions = torch.from_numpy(np.concatenate(axes, axis=1)).to(self._device)
         return positions[:, None] if self._multi_axis else positions[:1]
+
+
+def _pictures(sequence: StepSequence) -> list[tuple[int, int]]:
+    """The chunk's runs of embedding rows, by their places in the sequence; neighbours are one."""
+    places = ((sequence.start + s.at, sequence.start + s.at + s.count) for s in sequence.spans)
+    found: list[tuple[int, int]] = []
+    for first, stop in sorted(places):
+        if found and found[-1][1] == first:
+            first, _ = found.pop()
+        found.append((first, stop))
+    return found
 
 
 def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[int]:

@@ -11,6 +11,8 @@ are its values.  No token depends on its neighbours, and none is rounded twice. 
 `[num_parts, num_kv_heads, block_size]`, lie behind the numbers of their layer in their block, so
 whatever moves a layer or a block moves them too.
 
+Rows of several shapes (`KvLayout.kinds`) lie in one block, too: such a piece for each shape.
+
 A block is cleared when its first slot is about to be written (`clear`).  What a former tenant left
 behind would be masked anyway, but a masked NaN still poisons a sum: zero times NaN is NaN.
 
@@ -30,6 +32,7 @@ from epd.engine.base import Buffer, KvMemory
 from epd.engine.device.copies import to_device
 from epd.engine.device.row_memory import read_bytes
 from epd.engine.kernels.eight_bits import FP8, scaled
+from epd.layouts import RowKind
 from epd.messages import KvLayout
 from epd.shares import neighbours
 
@@ -73,10 +76,17 @@ class KvLayer(NamedTuple):
     values: KvPart
 
 
-class _Memory(NamedTuple):
-    whole: torch.Tensor  # uint8 [num_blocks, block_nbytes]
+class _Piece(NamedTuple):
+    """Of the layers whose rows have one shape, in their order."""
+
     numbers: torch.Tensor  # [num_blocks, num_layers, num_parts, block_size, num_kv_heads, head_dim]
     scales: torch.Tensor | None  # [num_blocks, num_layers, num_parts, num_kv_heads, block_size]
+
+
+class _Memory(NamedTuple):
+    whole: torch.Tensor  # uint8 [num_blocks, block_nbytes]
+    pieces: list[_Piece]
+    places: list[tuple[_Piece, int]]  # of each layer: its piece, and where among its layers
 
 
 class SequenceTensor(NamedTuple):
@@ -127,13 +137,16 @@ class KvPool:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The numbers, `[num_blocks, num_layers, num_parts, block_size, heads, head_dim]`."""
-        return self._placed().numbers
+        """The numbers, `[num_blocks, num_layers, num_parts, block_size, heads, head_dim]`, of a
+        pool whose rows have one shape."""
+        (piece,) = self._placed().pieces
+        return piece.numbers
 
     @property
     def scales(self) -> torch.Tensor | None:
         """Of eight bits, `[num_blocks, num_layers, 2, num_kv_heads, block_size]`."""
-        return self._placed().scales
+        (piece,) = self._placed().pieces
+        return piece.scales
 
     def like(self, num_blocks: int) -> KvPool:
         return KvPool(self.layout, num_blocks, self._dtype, self._device)
@@ -172,9 +185,9 @@ class KvPool:
     def _parts(self, index: int) -> list[KvPart]:
         if self.on_layers is not None and index and index % self.layout.layers_per_slot == 0:
             self.on_layers(index)
-        _, numbers, scales = self._placed()
+        (numbers, scales), at = self._placed().places[index]
         return [
-            KvPart(numbers[:, index, part], None if scales is None else scales[:, index, part])
+            KvPart(numbers[:, at, part], None if scales is None else scales[:, at, part])
             for part in range(self.layout.num_parts)
         ]
 
@@ -223,19 +236,32 @@ class KvPool:
         return self._memory
 
     def _shaped(self, memory: torch.Tensor) -> _Memory:
-        layout = self.layout
-        layers = memory.view(self.num_blocks, layout.num_layers, -1)
-        heads = layout.block_size * layout.num_kv_heads
-        size = layout.num_parts * heads * layout.head_dim * self._dtype.itemsize
-        numbers = layers[..., :size].view(self._dtype)
+        layout, first = self.layout, 0
+        whole = memory.view(self.num_blocks, -1)
+        pieces: list[_Piece] = []
+        places: dict[int, tuple[_Piece, int]] = {}
+        layers = tuple(range(layout.num_layers))
+        all_alike = RowKind(
+            layers=layers, num_kv_heads=layout.num_kv_heads, head_dim=layout.head_dim
+        )
+        for kind in layout.kinds or (all_alike,):
+            nbytes = len(kind.layers) * layer_nbytes(
+                layout.block_size, kind.num_kv_heads, kind.head_dim, self._dtype, layout.num_parts
+            )
+            pieces.append(self._piece(whole[:, first : first + nbytes], kind))
+            places |= {layer: (pieces[-1], at) for at, layer in enumerate(kind.layers)}
+            first += nbytes
+        return _Memory(whole, pieces, [places[layer] for layer in layers])
+
+    def _piece(self, memory: torch.Tensor, kind: RowKind) -> _Piece:
+        parts, size, heads = self.layout.num_parts, self.layout.block_size, kind.num_kv_heads
+        layers = memory.unflatten(1, (len(kind.layers), -1))
+        nbytes = parts * size * heads * kind.head_dim * self._dtype.itemsize
+        numbers = layers[..., :nbytes].view(self._dtype)
         scales = None
         if self._dtype == FP8:
-            scales = layers[..., size:].view(torch.float32)
-            scales = scales.unflatten(
-                -1, (layout.num_parts, layout.num_kv_heads, layout.block_size)
-            )
-        shape = (layout.num_parts, layout.block_size, layout.num_kv_heads, layout.head_dim)
-        return _Memory(memory.view(self.num_blocks, -1), numbers.unflatten(-1, shape), scales)
+            scales = layers[..., nbytes:].view(torch.float32).unflatten(-1, (parts, heads, size))
+        return _Piece(numbers.unflatten(-1, (parts, size, heads, kind.head_dim)), scales)
 
 
 def layer_nbytes(

@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 There are two kinds.  *Paged rows*: for each token and layer a row that is written once (keys and
 values of each head, or one latent row of which both are made).  A block holds the rows of
-`block_size` tokens and is final when its last token has been computed.  It can be shared, and sent
-while later tokens are computed.  *Sequence tensors*: for each sequence and layer a tensor of fixed
-size that every token overwrites (recurrent and convolution states).  It is that of the last token:
-it can be neither shared nor cut, and leaves last.  Copies of it are kept behind some blocks for the
-prefix cache (`scheduling/snapshots.py`).
+`block_size` tokens, whose shape may differ by layer, and is final when its last token has been
+computed.  It can be shared, and sent while later tokens are computed.  *Sequence tensors*: for each
+sequence and layer a tensor of fixed size that every token overwrites (recurrent and convolution
+states).  It is that of the last token: it can be neither shared nor cut, and leaves last.  Copies
+of it are kept behind some blocks for the prefix cache (`scheduling/snapshots.py`).
 
 Both lie in blocks of one pool, and a sequence owns all of its blocks in one table, those of its
 tensors first.  So admission, preemption, conservation and transfer deal with blocks only, and
@@ -26,6 +26,7 @@ import torch
 
 from epd.config import ConfigError
 from epd.engine.language.kv_pool import layer_nbytes
+from epd.layouts import RowKind
 from epd.messages import KvLayout, StateTensor
 
 
@@ -39,9 +40,23 @@ class PagedRows:
     num_parts: int = 2  # keys and values; 1: a latent row
     first_head: int = 0  # of those here, by its place in the model
 
+    kinds: tuple[RowKind, ...] = ()  # where layers differ; the numbers above are of the first
+
     def of(self, num_layers: int) -> PagedRows:
         """Where only so many layers have them."""
         return replace(self, num_layers=num_layers)
+
+    def block_nbytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Of so many tokens' rows in all layers."""
+        every = range(self.num_layers)
+        kinds = self.kinds or (
+            RowKind(layers=tuple(every), num_kv_heads=self.num_heads, head_dim=self.head_dim),
+        )
+        return sum(
+            len(kind.layers)
+            * layer_nbytes(block_size, kind.num_kv_heads, kind.head_dim, dtype, self.num_parts)
+            for kind in kinds
+        )
 
 
 def sequence_tensor(
@@ -72,8 +87,7 @@ def layout_of(
     max_layer_groups: int,
 ) -> KvLayout:
     """`dtype`: of rows.  Raises ConfigError where a block cannot hold a piece of a tensor."""
-    nbytes = layer_nbytes(block_size, rows.num_heads, rows.head_dim, dtype, rows.num_parts)
-    block_nbytes = rows.num_layers * nbytes
+    block_nbytes = rows.block_nbytes(block_size, dtype)
     for tensor in tensors:
         if tensor.piece_nbytes > block_nbytes:
             raise ConfigError(
@@ -91,4 +105,5 @@ def layout_of(
         first_kv_head=rows.first_head,
         num_parts=rows.num_parts,
         tensors=tuple(tensors),
+        kinds=rows.kinds,
     )

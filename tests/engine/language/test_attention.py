@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from torch.nn.functional import scaled_dot_product_attention
 
-from epd.engine.language.attention import Extent, fresh_blocks, paged_attention, plan
+from epd.engine.language.attention import Extent, Look, Reach, fresh_blocks, paged_attention, plan
 from epd.engine.language.kv_pool import KvPool
+from epd.layouts import RowKind
 from epd.messages import KvLayout
 
 LAYERS, BLOCK, KV_HEADS, HEADS, DIM, BLOCKS = 2, 4, 2, 6, 8, 64
@@ -98,3 +101,86 @@ def test_padding_at_most_doubles_the_work() -> None:
     assert sorted(at for group in groups for at in group.at.tolist()) == list(range(7))
     padded = sum(group.blocks.numel() for group in groups)
     assert padded <= 2 * sum(len(part.table) for part in parts)
+
+
+# --- layers that differ ---------------------------------------------------------------------------
+
+WIDE = RowKind(layers=(1,), num_kv_heads=1, head_dim=2 * DIM)
+TWO_KINDS = KvLayout(
+    num_layers=2,
+    block_size=BLOCK,
+    num_kv_heads=KV_HEADS,
+    head_dim=DIM,
+    dtype="float32",
+    block_nbytes=2 * BLOCK * (KV_HEADS * DIM + 2 * DIM) * 4,
+    kinds=(RowKind(layers=(0,), num_kv_heads=KV_HEADS, head_dim=DIM), WIDE),
+)
+
+
+class Numbered(torch.nn.Module):
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+
+
+def seen(total: int, reach: Reach, pictures: list[tuple[int, int]]) -> torch.Tensor:
+    """`[total, total]` of one whole sequence, token by token."""
+    rows = torch.zeros(total, total, dtype=torch.bool)
+    for query in range(total):
+        for key in range(total):
+            together = any(a <= query < b and a <= key < b for a, b in pictures)
+            sees = key <= query or (reach.both_ways and together)
+            rows[query, key] = sees and (not reach.window or key > query - reach.window)
+    return rows
+
+
+@given(
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    window=st.integers(1, 14),
+    both_ways=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_windows_pictures_and_rows_of_a_layer_before(
+    cuts: list[int], window: int, both_ways: bool, seed: int
+) -> None:
+    """Chunk by chunk, the second of each a picture; a third layer reads the first one's rows."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = KvPool(TWO_KINDS, BLOCKS, torch.float32, "cpu")
+    for memory in pool.views(range(BLOCKS)):
+        memory[:] = b"\xff" * len(memory)  # NaN: whatever is read without having been written shows
+    total = sum(cuts)
+    ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
+    chunks = list(zip([0, *ends], ends, strict=False))
+    pictures = chunks[1::2]
+    windowed = Reach(window, both_ways)
+    looks = [Look(0, reach=windowed), Look(1), Look(0, writes=False, reach=windowed)]
+    shapes = [(KV_HEADS, DIM), (1, 2 * DIM), (KV_HEADS, DIM)]
+    rows = [torch.randn(2, heads, total, dim, generator=generator) for heads, dim in shapes]
+    rows[2] = rows[0]
+    queries = [torch.randn(HEADS, total, dim, generator=generator) for _, dim in shapes]
+    table = torch.randperm(BLOCKS, generator=generator)[: -(-total // BLOCK)].tolist()
+    found: list[list[torch.Tensor]] = [[], [], []]
+    for start, stop in chunks:
+        extent = Extent(start, stop - start, table, [p for p in pictures if p == (start, stop)])
+        pool.clear(fresh_blocks([extent], BLOCK))
+        batch = plan([extent], pool, looks)
+        for layer in range(3):
+            key, value = rows[layer][:, None, :, start:stop]
+            query = queries[layer][None, :, start:stop]
+            output, _ = paged_attention(Numbered(layer), query, key, value, None, paged=batch)
+            found[layer].append(output[0].transpose(0, 1))
+    for layer, look in enumerate(looks):
+        key, value = rows[layer].repeat_interleave(HEADS // rows[layer].shape[1], 1)
+        expected = scaled_dot_product_attention(
+            queries[layer][None],
+            key[None],
+            value[None],
+            attn_mask=seen(total, look.reach, pictures),
+        )[0]
+        torch.testing.assert_close(torch.cat(found[layer], 1), expected, atol=1e-5, rtol=0)
+
+
+def test_kinds_of_rows_share_out_the_layers() -> None:
+    with pytest.raises(ValueError, match="share out"):
+        structs.replace(TWO_KINDS, kinds=(WIDE,))
