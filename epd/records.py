@@ -58,6 +58,7 @@ class RowContract(Record):
     num_deepstack: Count
     dtype: Name
     row_nbytes: Positive
+    max_uncut: Count = 0  # rows of a picture that see each other: no chunk ends among them
 
 
 class Address(Record, kw_only=False):

@@ -120,6 +120,7 @@ class ModelAdapter:
             num_deepstack=self.num_deepstack,
             dtype=name,
             row_nbytes=width * dtype.itemsize,
+            max_uncut=self.max_uncut,
         )
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
@@ -187,6 +188,11 @@ class ModelAdapter:
     def looks(self) -> Sequence[Look]:
         """How each layer of the stack attends; empty: all see everything, in rows of their own."""
         return ()
+
+    @property
+    def max_uncut(self) -> int:
+        """Rows of an image, at most, where they see each other both ways; 0: where none do."""
+        return 0
 
     # --- language ---------------------------------------------------------------------------------
 

@@ -244,11 +244,17 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
 
 
 def _check_looks(adapter: ModelAdapter, config: EngineConfig) -> None:
-    """Refuse what would compute wrongly where layers differ in what they see.  Raises ModelError."""
+    """Refuse what would compute wrongly where layers differ in what they see.  Raises ConfigError
+    and ModelError."""
     if adapter.looks and config.device != "cpu":
         raise ModelError(
             f"{adapter.checkpoint.directory} has layers that differ in what they see, which this "
             "engine computes on a CPU only; give engine.device cpu"
+        )
+    if adapter.max_uncut > config.max_step_tokens:
+        raise ConfigError(
+            f"rows of an image see each other, so one step computes all of them: up to "
+            f"{adapter.max_uncut} here; raise engine.max_step_tokens to that"
         )
 
 

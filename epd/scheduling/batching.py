@@ -25,6 +25,9 @@ ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F
 A prompt whose next image is not here (`lacks_rows`) is passed over and keeps its place and
 blocks.  So is one with few tokens before it, where few cost as much as many (`min_partial_tokens`).
 
+Where a picture must not be cut, the first prompt of a step has a whole one, however many decode:
+the share of prompts is as large as that.  No step is larger than its budget for it.
+
 A step may be planned while one is under way.  So tokens count as computed when their step is
 launched.  A token that is being sampled counts for the blocks, since it needs one as any other.
 
@@ -147,10 +150,13 @@ class BatchScheduler(Generic[T]):
         cost: StepCost | None = None,
         num_state_blocks: int = 0,
         drafts_of: Callable[[T], Sequence[int]] | None = None,
+        uncut: Callable[[T, int], int] | None = None,
     ) -> None:
         """`num_state_blocks`: the first of every table, which hold no tokens.  `drafts_of`: tokens
-        that may follow, computed where there is room."""
+        that may follow, computed where there is room.  `uncut`: tokens of a chunk of about so many
+        that cuts no picture (`roles/steps/pictures.py`)."""
         self._drafts_of = drafts_of
+        self._uncut = uncut
         self._pool = pool
         self._block_size = block_size
         self._num_state_blocks = num_state_blocks
@@ -328,6 +334,9 @@ class BatchScheduler(Generic[T]):
             prompts.sort(key=attrgetter("rank"))
             kept = int(bounds.max_step_tokens * PROMPT_SHARE)
             kept = min(kept, sum(entry.num_left for entry in prompts))
+            if self._uncut is not None:
+                self.at_hand = prompts[0]
+                kept = max(kept, self._uncut(prompts[0], kept))
             places = min(len(prompts), math.ceil((bounds.max_running - 1) * PROMPT_SHARE))
         most = min(bounds.max_step_tokens - kept, bounds.max_running - places)
         decodes = self._decodes(most, passed_over)
@@ -336,11 +345,15 @@ class BatchScheduler(Generic[T]):
         if self._cost is not None and decodes:
             bound = self._cost.max_prompt_tokens(len(step))
             budget = budget if bound is None else min(budget, bound)
-        for entry in prompts[: bounds.max_running - len(step)]:
+        for place, entry in enumerate(prompts[: bounds.max_running - len(step)]):
             self.at_hand = entry
             chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
             if chunk <= 0:
                 break
+            if self._uncut is not None:
+                chunk = self._uncut(entry, chunk)
+                if place and chunk > budget:
+                    continue
             step.append(Share(entry, chunk, decodes=False))
             budget -= chunk
         return step

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
+
 from epd.config import (
     DecodeConfig,
     EncodeConfig,
@@ -85,6 +87,7 @@ class Settings:
     num_landing_blocks: int = 0  # in front of a pool that others cannot write; 0: they can
     near: tuple[str, ...] = ()  # whose devices reach each other's pool: how their names begin
     has_state: bool = False  # besides KV, a state of fixed size for each sequence
+    max_uncut: int = 0  # rows of the largest image, if no chunk may cut one
     costs: Costs = Costs()
     restart_after_s: float = 0.5
     rank_lingers_s: float = 0.0  # a rank whose leader has died, at most
@@ -323,11 +326,12 @@ class Cluster:
         rank: int,
     ) -> Engines:
         settings, size = self.settings, self.groups.size_of(instance_id)
+        contract = msgspec.structs.replace(golden.ROW_CONTRACT, max_uncut=settings.max_uncut)
         engines = Engines()
         if "encode" in roles:
             quantum_s = settings.engine.max_quantum_ms / 1e3
             engines.vision = vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
-            vision.poison = self.world.poison
+            vision.poison, vision.contract = self.world.poison, contract
         if "prefill" in roles or "decode" in roles:
             engines.language = language = SimLanguageEngine(
                 device,
@@ -339,6 +343,7 @@ class Cluster:
                 size=size,
             )
             language.poison, language.on_found = self.world.poison, self.on_found
+            language.row_contract = contract
         return engines
 
     def _ends(self, why: str, node: Node, reason: str) -> None:
@@ -350,6 +355,9 @@ class Cluster:
     def _called(self, process: SimProcess, what: str, batch: Sequence[object]) -> None:
         is_full = what == "step" and len(batch) == self.settings.decode.max_running
         self.world.fired["full_step"] += is_full
+        most = self.settings.engine.max_chunk_tokens
+        is_long = what == "step" and any(map(partial(signs.is_longer_for_a_picture, most), batch))
+        self.world.fired["longer_for_a_picture"] += is_long
         self.world.fired["state_came_by_heads"] += what == "land_state"
         self.on_call(process, what, batch)
 

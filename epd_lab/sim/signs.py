@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from epd.engine.base import StepSequence
 from epd.fsm.incoming import SlotsLeased
 from epd.fsm.kernel import Event, Machine, State
 from epd.fsm.outgoing import GrantReceived
@@ -31,6 +32,12 @@ EVENTS = (
     Preempted,
     SlotsLeased,
 )
+
+
+def is_longer_for_a_picture(max_chunk_tokens: int, sequence: StepSequence) -> bool:
+    """A chunk that has more tokens than others may have, since they are one picture's."""
+    count = len(sequence.token_ids)
+    return count > max_chunk_tokens and any(span.count == count for span in sequence.spans)
 
 
 def count(

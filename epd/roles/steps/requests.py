@@ -42,7 +42,7 @@ from epd.roles.steps.record import Positions, Record
 from epd.roles.steps.reports import Reports
 from epd.roles.steps.signs_of_life import SignsOfLife
 from epd.roles.steps.speculation import Speculation
-from epd.roles.steps.step import sequence_of
+from epd.roles.steps.step import sequence_of, uncut
 from epd.roles.steps.step_loop import Part, Plan, StepLoop
 from epd.roles.steps.token_outbox import TokenOutbox
 from epd.scheduling.batching import BatchScheduler, StepBounds
@@ -98,6 +98,7 @@ class Requests(Component[Request]):
             self.cost,
             engine.kv_layout.num_state_blocks,
             self._speculation.drafts_of if self._speculation.is_on else None,
+            uncut if engine.row_contract is not None and engine.row_contract.max_uncut else None,
         )
         self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on

@@ -12,6 +12,7 @@ from epd.engine.base import PENDING, MediaLayout, RowSpan, StepSequence
 from epd.fsm.kernel import Event
 from epd.fsm.request import FirstTokenSampled, LastTokenSampled, PromptHeld, Request, TokenSampled
 from epd.messages import MediaItem, TokenChunk, TokenLogprobs
+from epd.roles.steps import pictures
 from epd.roles.steps.prompt_scores import scoring_of
 from epd.roles.steps.record import Record
 
@@ -44,6 +45,13 @@ def sequence_of(
         scoring=scoring_of(request, start, stop),
         copies=_copies(request, start),
     )
+
+
+def uncut(request: Request, count: int) -> int:
+    """Its next tokens, about `count`, so that no picture is cut."""
+    start = request.num_computed + request.num_under_way
+    runs = (run for item in request.message.items for run in item.runs())
+    return pictures.uncut(start, count, ((at, at + num_rows) for at, _, num_rows in runs))
 
 
 def _copies(request: Request, start: int) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from epd_lab.sim.drills.faults import FAULT_DRILLS
 from epd_lab.sim.drills.groups import GROUP_DRILLS
 from epd_lab.sim.drills.links import LINK_DRILLS
 from epd_lab.sim.drills.losses import LOSS_DRILLS
+from epd_lab.sim.drills.pictures import PICTURE_DRILLS
 from epd_lab.sim.drills.poison import POISON_DRILLS
 from epd_lab.sim.drills.recovery import RECOVERY_DRILLS
 from epd_lab.sim.drills.scheduling import SCHEDULING_DRILLS
@@ -199,7 +200,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     *LOSS_DRILLS, *ELSEWHERE_DRILLS, *POISON_DRILLS, *CACHE_DRILLS, *RECOVERY_DRILLS, *LINK_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
-    *GROUP_DRILLS,
+    *GROUP_DRILLS, *PICTURE_DRILLS,
 )  # fmt: skip
 # fmt: on
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,6 @@ from epd.engine.base import (
     RopePositions,
     RowMemory,
     Rows,
-    RowSpan,
     StepFailure,
     StepResult,
     StepSequence,
@@ -36,10 +35,11 @@ from epd.errors import MediaError
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.sim.engine import golden, sampler
 from epd_lab.sim.engine.device import Costs, SimDevice
-from epd_lab.sim.engine.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Image
+from epd_lab.sim.engine.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, Image
 from epd_lab.sim.engine.hash_states import HashStates, layout_of
 from epd_lab.sim.engine.landing import LandedKv, PoolMemory
 from epd_lab.sim.engine.sampler import Past
+from epd_lab.sim.engine.spans import cuts_one, placeholders, rows_by_position
 from epd_lab.sim.poison import Poison, both
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
@@ -314,9 +314,11 @@ class SimLanguageEngine(HashStates, LandedKv):
             at = next(at for at in range(start) if indices[at] != _INDEX_LOW[at])
             block = table[at // BLOCK_SIZE]
             self.found(f"{sequence.request_id}: KV of another text in block {block}, token {at}")
+        if self.row_contract is not None and self.row_contract.max_uncut and cuts_one(sequence):
+            return StepFailure("a chunk that ends in a picture")
         if golden.IMAGE_TOKEN in sequence.token_ids:
-            rows = _rows_by_position(sequence.spans)
-            bare = [start + at for at in _placeholders(sequence) if not rows.get(at)]
+            rows = rows_by_position(sequence.spans)
+            bare = [start + at for at in placeholders(sequence) if not rows.get(at)]
             if bare:
                 self.found(f"{sequence.request_id}: placeholders {bare} are without their rows")
         records = self._records(sequence, prefix)
@@ -342,7 +344,7 @@ class SimLanguageEngine(HashStates, LandedKv):
     def _records(self, sequence: StepSequence, prefix: bytes) -> list[bytes]:
         """Of the chunk's tokens."""
         start = sequence.start
-        rows = _rows_by_position(sequence.spans)
+        rows = rows_by_position(sequence.spans)
         last = prefix[-RECORD_NBYTES:]
         records = []
         for at, token_id in enumerate(sequence.token_ids):
@@ -380,17 +382,3 @@ def _scores(sequence: StepSequence, records: Sequence[bytes]) -> tuple[TokenLogp
     return tuple(
         sampler.score_of(record, target) for target, record in zip(targets, records, strict=False)
     )
-
-
-def _placeholders(sequence: StepSequence) -> Iterator[int]:
-    return (at for at, token in enumerate(sequence.token_ids) if token == golden.IMAGE_TOKEN)
-
-
-def _rows_by_position(spans: Sequence[RowSpan]) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    for span in spans:
-        rows = span.rows.buffer() if isinstance(span.rows, Rows) else b"".join(span.rows)
-        for offset in range(span.count):
-            at = (span.row_start + offset) * ROW_NBYTES
-            found[span.at + offset] = bytes(rows[at : at + ROW_NBYTES])
-    return found

@@ -74,6 +74,7 @@ class FirstToken(Checker):
             nbytes += image.num_rows * golden.ROW_NBYTES
         num_steps = 2 + len(token_ids) // settings.engine.max_chunk_tokens
         num_steps += ask.max_tokens + 2 * settings.has_state  # a chunk ends where one is kept
+        num_steps += 2 * len(placed) * bool(settings.max_uncut)  # and around each image
         work_s += num_steps * costs.step_base_s
         work_s += (len(token_ids) + ask.max_tokens) * costs.step_per_token_s
         num_rooms = len(placed) + 1

@@ -23,6 +23,7 @@ from epd_lab.sim.checkers.memory.quotas import over_quota
 from epd_lab.sim.cluster import Node, Settings
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.engine.golden import ROW_NBYTES
+from epd_lab.sim.signs import is_longer_for_a_picture
 
 Held = tuple[float, float]  # how much there is, and the most that may be
 Grows = Callable[[Node, Settings, Any], Held]
@@ -105,8 +106,9 @@ def _step_tokens(batch: Any, settings: Settings) -> Held:
 
 
 def _chunk_tokens(batch: Any, settings: Settings) -> Held:
-    chunks = (len(s.token_ids) - s.num_drafts for s in batch)
-    return max(chunks), settings.engine.max_chunk_tokens
+    most = settings.engine.max_chunk_tokens
+    cut = (s for s in batch if not (settings.max_uncut and is_longer_for_a_picture(most, s)))
+    return max((len(s.token_ids) - s.num_drafts for s in cut), default=0), most
 
 
 def _running(batch: Any, settings: Settings) -> Held:
