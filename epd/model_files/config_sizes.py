@@ -27,6 +27,8 @@ _TEXT_WORDS = {
     "key_head": "linear_key_head_dim", "nope": "qk_nope_head_dim", "rope": "qk_rope_head_dim",
     "kv_heads": "num_key_value_heads num_attention_heads", "head": "head_dim",
     "layers": "num_hidden_layers", "context": "max_position_embeddings",
+    "full_head": "global_head_dim", "full_kv_heads": "num_global_key_value_heads",
+    "per_layer": "hidden_size_per_layer_input", "per_layer_vocab": "vocab_size_per_layer_input",
 }  # fmt: skip
 _VISION_WORDS = {
     "tower": "embed_dim hidden_size", "tower_hidden": "hidden_size",
@@ -34,12 +36,14 @@ _VISION_WORDS = {
     "frames": "temporal_patch_size", "merge": "spatial_merge_size", "ratio": "mlp_ratio",
     "out": "out_hidden_size", "places": "num_position_embeddings", "image": "image_size",
     "rows": "pos_emb_height", "columns": "pos_emb_width",
-    "tower_heads": "num_heads num_attention_heads",
+    "tower_heads": "num_heads num_attention_heads", "tower_head": "head_dim",
+    "positions_along": "position_embedding_size",
 }  # fmt: skip
 _TOP_WORDS = {"projected": "projection_hidden_size", "scale": "scale_factor"}
 _MADE = {  # of other words
     "q": "heads*head", "kv": "kv_heads*head", "values": "value_heads*value_head",
-    "merged": "merge*merge*tower",
+    "merged": "merge*merge*tower", "full_q": "heads*full_head",
+    "full_kv": "full_kv_heads*full_head",
 }  # fmt: skip
 _SUMS = {
     "query": ("nope", "rope"), "latent": ("rank", "rope"), "key_value": ("nope", "value"),
@@ -98,17 +102,23 @@ class Sizes:
             raise ModelError(f"{self._path} names no {where}{names[0]}; restore the file")
         return int(found)
 
-    def range(self, name: str) -> Sequence[int]:
-        """The indices that a pattern has in braces."""
+    def range(self, name: str) -> Sequence[int | str]:
+        """The indices that a pattern has in braces; "once": none, and one tensor."""
         if name in self._family.ranges:
             of, is_so = self._family.ranges[name]
             return self.range(of) if is_so(self.config) else ()
+        if name == "once":
+            return ("",)
         if name == "blocks":
             return range(self(name))
         if name == "levels":
             return range(len(self.vision.get("deepstack_visual_indexes") or ()))
         layers = range(self("layers"))
-        if name in ("full", "linear"):
+        which, _, of = name.partition("_")
+        if which in ("own", "reading"):  # keys and values: of theirs, or of a layer before them
+            first = len(layers) - int(self.text.get("num_kv_shared_layers") or 0)
+            return [i for i in self.range(of) if (int(i) < first) == (which == "own")]
+        if name in ("full", "linear", "sliding"):
             kind = f"{name}_attention"
             return [i for i, one in zip(layers, self.layer_types, strict=False) if one == kind]
         if name in ("sparse", "dense"):

@@ -66,18 +66,21 @@ _TEXT_KINDS: dict[Any, str] = {
     _Size: "vocab_size hidden_size max_position_embeddings num_experts num_local_experts "
     "n_routed_experts num_experts_per_tok n_shared_experts n_group topk_group "
     "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank "
-    "qk_rope_head_dim qk_nope_head_dim v_head_dim",
-    _SizeOrNone: "intermediate_size sliding_window max_window_layers first_k_dense_replace",
+    "qk_rope_head_dim qk_nope_head_dim v_head_dim vocab_size_per_layer_input",
+    _SizeOrNone: "intermediate_size sliding_window max_window_layers first_k_dense_replace "
+    "hidden_size_per_layer_input num_kv_shared_layers",
     _Count: "num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "global_head_dim num_global_key_value_heads "
     "decoder_sparse_step linear_key_head_dim linear_value_head_dim linear_num_key_heads "
     "linear_num_value_heads linear_conv_kernel_dim",
     _Indices: "mlp_only_layers",
     _Act: "hidden_act",
-    _Positive: "rms_norm_eps rope_theta",
+    _Positive: "rms_norm_eps rope_theta final_logit_softcapping",
     _Number: "initializer_range attention_dropout routed_scaling_factor",
     bool: "attention_bias mlp_bias use_bias tie_word_embeddings use_sliding_window norm_topk_prob "
     "use_cache output_attentions output_hidden_states output_router_logits return_dict "
-    "is_encoder_decoder rope_interleave attn_output_gate",
+    "is_encoder_decoder rope_interleave attn_output_gate attention_k_eq_v enable_moe_block "
+    "use_double_wide_mlp",
     _ROPE: "rope_scaling rope_parameters",
     _Names: "layer_types architectures",
     TokenId: "bos_token_id",
@@ -94,7 +97,8 @@ _VISION = _object("Vision", {
     _Count: "depth num_hidden_layers num_heads num_attention_heads pos_emb_height pos_emb_width "
     "pos_emb_time",
     _Size: "embed_dim hidden_size intermediate_size image_size out_hidden_size window_size "
-    "num_position_embeddings",
+    "num_position_embeddings position_embedding_size head_dim",
+    bool: "use_clipped_linears standardize",
     _Side: "patch_size spatial_merge_size temporal_patch_size mlp_ratio",
     Literal[3]: "in_channels num_channels",
     _Act: "hidden_act",

@@ -18,7 +18,7 @@ from epd.transport.mooncake.library import missing
 from tests.e2e.client import post_all
 from tests.e2e.goldens import FAMILIES, Golden, differences, directory_of, goldens, heavy_goldens
 from tests.e2e.server import Server, serving
-from tests.engine.tiny_models import OF_GLM, SECOND_SIZES
+from tests.engine.tiny_models import OF_GEMMA, OF_GLM, SECOND_SIZES
 
 pytestmark = pytest.mark.timeout(400)
 LONG = pytest.mark.long
@@ -45,6 +45,7 @@ ARRANGEMENTS = [
     *(
         ("1e1pd:tp2", family, "auto")
         for family in ("internvl", "paddleocr_vl", *OF_GLM[2:], *SECOND_SIZES)
+        if family not in OF_GEMMA  # refused in groups
     ),
     *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake")),
 ]

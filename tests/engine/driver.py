@@ -19,6 +19,7 @@ from epd.engine.vision.engine import TorchVisionEngine
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.geometry import image_geometry, images_of
+from epd.roles.steps.pictures import uncut
 from tests.engine.reference import Messages, image_token, placeholder, render
 
 
@@ -44,6 +45,7 @@ class Request:
     output: list[TokenLogprobs] = field(default_factory=list)
     draft: Callable[[list[int]], Sequence[int]] = lambda output: ()  # of what it says next
     num_steps: int = 0
+    sees_both_ways: bool = False  # its pictures: no chunk cuts one
 
     @property
     def output_ids(self) -> list[int]:
@@ -77,6 +79,10 @@ class Request:
                 **common,
             )
         stop = min(prompt, self.computed + chunk)
+        if self.sees_both_ways:
+            runs = [run for layout in self.layouts for _, run in self._runs(layout)]
+            pictures = [(at, at + count) for at, count in runs]
+            stop = self.computed + uncut(self.computed, stop - self.computed, pictures)
         positions = self.rope.positions
         return StepSequence(
             token_ids=self.token_ids[self.computed : stop],
@@ -169,6 +175,8 @@ class Driver:
         rope = self.language.rope_positions(len(token_ids), layouts)
         params = {"max_tokens": 16, "stop_token_ids": end_tokens(self.model_dir)} | sampling
         request = Request(name, token_ids, layouts, rows, rope, sampling=SamplingParams(**params))
+        contract = self.language.row_contract
+        request.sees_both_ways = contract is not None and bool(contract.max_uncut)
         self.lease(request)
         return request
 

@@ -72,6 +72,10 @@ def reference_processor(model_dir: Path) -> Any:
         )
 
         settings["patch_size"] *= 2  # as PixtralProcessor does, by the merge
+    elif settings["image_processor_type"].startswith("Gemma4"):
+        from transformers.models.gemma4.image_processing_pil_gemma4 import (
+            Gemma4ImageProcessorPil as Processor,
+        )
     elif settings["image_processor_type"].startswith("Llava"):
         from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
             LlavaOnevisionImageProcessorPil as Processor,
@@ -166,6 +170,7 @@ def video_features(
 
 def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
     """Of each image with the names of its tiles, by transformers' own code; else nothing."""
+    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
     from transformers.models.internvl.processing_internvl import InternVLProcessor
 
@@ -181,6 +186,12 @@ def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
         return [InternVLProcessor.replace_image_token(writer, found, i) for i in range(len(images))]
     if config["model_type"] == "mistral3":
         return _line_texts(model_dir, images)
+    if config["model_type"] == "gemma4":
+        writer = SimpleNamespace(
+            boi_token="<|image>", image_token=placeholder(model_dir), eoi_token="<image|>"
+        )
+        found = reference_processor(model_dir)(images=list(images))
+        return [Gemma4Processor.replace_image_token(writer, found, i) for i in range(len(images))]
     if "scale_factor" not in config:
         return []
     vision = config["vision_config"]
@@ -230,11 +241,14 @@ def reference_inputs(
         return {"input_ids": torch.tensor([ids])}
     if tiles:
         asked = reference_processor(model_dir)(images=images[:1])
-        flat = not {"num_patches", "image_sizes"}.isdisjoint(asked)
+        flat = not {"num_patches", "image_sizes", "image_position_ids"}.isdisjoint(asked)
         nested = list(images) if flat else [list(images)]
         found = reference_processor(model_dir)(images=nested, return_tensors="pt")
         found.pop("num_patches", None)
-        return {"input_ids": torch.tensor([ids]), **found}
+        input_ids = torch.tensor([ids])
+        if found.pop("num_soft_tokens_per_image", None) is not None:
+            found["mm_token_type_ids"] = (input_ids == image_token(model_dir)).int()
+        return {"input_ids": input_ids, **found}
     features, counts = _image_features(model_dir, images) if images else ({}, [])
     token = image_token(model_dir)
     expanded: list[int] = []

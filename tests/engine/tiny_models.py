@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.engine import tiny_glm, tiny_internvl, tiny_mistral, tiny_paddle
+from tests.engine import tiny_gemma, tiny_glm, tiny_internvl, tiny_mistral, tiny_paddle
 from tests.engine.tiny_tokens import name_tokens, plain_template
 
 FAMILIES = (
@@ -38,15 +38,17 @@ FAMILIES = (
     "glm_ocr",
     "glm4v_moe",
     "paddleocr_vl",
+    "gemma4",
 )
 VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
 # Of families above, for tests marked long.
-SECOND_SIZES = ("internvl_moe", "ministral3", "glm46v", "paddleocr_vl_biased")
-WITHOUT_FUSED_LAYERS = ("glm4v", "glm_ocr")  # of four norms: transformers' own are run
+SECOND_SIZES = ("internvl_moe", "ministral3", "glm46v", "paddleocr_vl_biased", "gemma4_moe")
+WITHOUT_FUSED_LAYERS = ("glm4v", "glm_ocr", "gemma4")  # of four norms: transformers' own are run
+OF_GEMMA = ("gemma4", "gemma4_moe")
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe"),
-    *("mistral3", "ministral3", *OF_GLM, "paddleocr_vl", "paddleocr_vl_biased"),
+    *("mistral3", "ministral3", *OF_GLM, "paddleocr_vl", "paddleocr_vl_biased", *OF_GEMMA),
 )
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
@@ -216,6 +218,7 @@ def _kimi_k25() -> dict[str, Any]:
 _INTERNVL = "InternVLConfig", "InternVLForConditionalGeneration"
 _MISTRAL3 = "Mistral3Config", "Mistral3ForConditionalGeneration"
 _PADDLE = "PaddleOCRVLConfig", "PaddleOCRVLForConditionalGeneration"
+_GEMMA4 = "Gemma4Config", "Gemma4ForConditionalGeneration"
 _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", _qwen2_vl()),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl()),
@@ -235,6 +238,8 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", dict(_TEXT)),
     "mistral3": (*_MISTRAL3, tiny_mistral.config(_IMAGE, _TEXT, _RANGE)),
     "ministral3": (*_MISTRAL3, tiny_mistral.config_ministral(_IMAGE, _TEXT, _RANGE)),
+    "gemma4": (*_GEMMA4, tiny_gemma.config(_IMAGE, _TEXT, _RANGE)),
+    "gemma4_moe": (*_GEMMA4, tiny_gemma.config_moe(_IMAGE, _TEXT, _RANGE)),
     "internvl": (*_INTERNVL, tiny_internvl.config(_IMAGE, _TEXT, _RANGE)),
     "internvl_moe": (*_INTERNVL, tiny_internvl.config_moe(_IMAGE, _TEXT, _RANGE)),
     "paddleocr_vl": (*_PADDLE, tiny_paddle.config(_IMAGE, _TEXT, _RANGE)),
@@ -295,6 +300,10 @@ def _shake(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.add_(torch.randn_like(buffer))
+            if name.endswith(("layer_scalar", "std_bias", "std_scale")):
+                buffer.copy_(1 + torch.randn_like(buffer) * 0.1)
+            if name.endswith(("_min", "_max")):  # of products that are clipped
+                buffer.fill_(-1.5 if name.endswith("_min") else 1.5)
 
 
 def _transpose_experts(directory: Path) -> None:
@@ -340,6 +349,8 @@ def _write_companions(family: str, directory: Path) -> None:
         settings = tiny_paddle.write_companions(directory)
     elif family in OF_GLM:
         settings = tiny_glm.write_companions(directory)
+    elif family in OF_GEMMA:
+        settings = tiny_gemma.write_companions(directory)
     elif family == "kimi_k25":
         settings = {
             "image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 8, "merge_size": 2,

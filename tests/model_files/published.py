@@ -23,7 +23,7 @@ Sizes, and how a pattern becomes names, are in `published_checkpoints.py`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +199,8 @@ class Layout:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     others: tuple[str, ...] = _TOKENIZER
     template: str = "chat_template.json"
+    # Of config.json, where shapes differ by layer: instead of `tensors`.
+    shapes: Callable[[Mapping[str, Any]], dict[str, tuple[int, ...]]] | None = None
 
 
 LAYOUTS = {

@@ -14,6 +14,8 @@ from typing import Any
 
 from tests.model_files import published as record
 from tests.model_files.published import Layout, text_of
+from tests.model_files.published_gemma import CHECKPOINTS as OF_GEMMA
+from tests.model_files.published_gemma import GEMMA4, REDUCED
 from tests.model_files.published_glm import CHECKPOINTS as OF_GLM
 from tests.model_files.published_glm import LAYOUTS as GLM
 from tests.model_files.published_internvl import CHECKPOINTS as OF_INTERNVL
@@ -29,7 +31,7 @@ from tests.model_files.published_smolvlm import IDEFICS3, SMOLVLM
 Shape = tuple[int, ...]
 LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI, "qwen3_5": QWEN3_5, "qwen3_5_moe": QWEN3_5_MOE}
 LAYOUTS |= {"idefics3": IDEFICS3, "smolvlm": SMOLVLM, "internvl": INTERNVL}
-LAYOUTS |= {"mistral3": MISTRAL3, "paddleocr_vl": PADDLE, **GLM}
+LAYOUTS |= {"gemma4": GEMMA4, "mistral3": MISTRAL3, "paddleocr_vl": PADDLE, **GLM}
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,7 @@ PUBLISHED = {
     **{name: Published("mistral3", *row) for name, row in OF_MISTRAL.items()},
     **{name: Published(*row) for name, row in OF_GLM.items()},
     **{name: Published("paddleocr_vl", *row) for name, row in OF_PADDLE.items()},
+    **{name: Published("gemma4", *row) for name, row in OF_GEMMA.items()},
 }  # fmt: skip
 _REDUCED_VISION = {
     "depth": 3, "embed_dim": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8,
@@ -285,7 +288,8 @@ def reduced(published: Published) -> dict[str, Any]:
         text["rope_scaling"] = text["rope_scaling"] | {"mrope_section": section}
     if "image_grid_pinpoints" in config:
         config["image_grid_pinpoints"] = [[32, 64], [64, 32], [64, 64]]
-    return config | {name: i for name, i in _REDUCED_TOKENS.items() if name in config}
+    config |= {name: i for name, i in _REDUCED_TOKENS.items() if name in config}
+    return _merged(config, REDUCED) if published.family == "gemma4" else config
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,6 +302,8 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 def tensors_of(published: Published, config: Mapping[str, Any]) -> dict[str, Shape]:
     """Every name and shape that is stored with this config.json."""
+    if published.layout.shapes is not None:
+        return published.layout.shapes(config)
     text = config.get("text_config", config)
     sizes = _sizes(text, config.get("vision_config", {}))
     patterns = {**published.layout.tensors, **published.extra}

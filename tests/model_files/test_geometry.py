@@ -263,6 +263,12 @@ def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[st
             assert geometry.grid_thw == (1, height // 8, width // 8)
             assert geometry.num_runs == height // 16
             num_patches = geometry.num_rows * 4
+        elif family == "gemma4":
+            (num_rows,) = features["num_soft_tokens_per_image"].tolist()
+            places = features["image_position_ids"][0]
+            columns, lines = (places.amax(0) + 1).tolist()
+            assert (geometry.num_rows, geometry.grid_thw) == (num_rows, (1, lines, columns))
+            num_patches = int((places >= 0).all(-1).sum())
         elif family == "idefics3":
             num_patches = features["pixel_values"].shape[1] * 16
             assert geometry.num_rows * 4 == num_patches

@@ -117,7 +117,7 @@ def pictures(sides: Sides) -> Finding:
     for number, size in enumerate(questions.SIZES):
         image = questions.picture(number)
         ours, right = sides.ours.patches(image), sides.theirs.pixels(image)
-        theirs = _cut(right["pixel_values"], ours.pixels)
+        theirs = _cut(right, ours.pixels)
         grid = right.get("image_grid_thw", torch.tensor([ours.grid_thw]))[0].tolist()
         if list(ours.grid_thw) != grid:
             faults.append(f"{size}: grid {list(ours.grid_thw)}, not {grid}")
@@ -131,8 +131,11 @@ def pictures(sides: Sides) -> Finding:
     return judged(faults, f"grids and patches of {len(found)} pictures: {apart}", **asdict(apart))
 
 
-def _cut(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """In patches, where a tower takes a whole image and ours are cut before it."""
+def _cut(right: Mapping[str, torch.Tensor], ours: torch.Tensor) -> torch.Tensor:
+    """Patches: where a tower takes a whole image, ours are cut before it; theirs may be padded."""
+    theirs = right["pixel_values"]
+    if (places := right.get("image_position_ids")) is not None:
+        return theirs[(places >= 0).all(-1)]
     if theirs.ndim != 4 or len(theirs) == len(ours):
         return theirs
     side = math.isqrt(ours[0].numel() // theirs.shape[1])

@@ -55,6 +55,13 @@ def weights(sides: Sides) -> Finding:
     return judged(faults, f"{len(seen)} parameters, bit for bit")
 
 
+def _rotation(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Frequencies and factors, of each kind of layers that has its own."""
+    frequencies = {n: v.float() for n, v in module.named_buffers() if n.endswith("inv_freq")}
+    factors = {n: v for n, v in vars(module).items() if n.endswith("attention_scaling")}
+    return frequencies, factors
+
+
 def positions(sides: Sides) -> Finding:
     """The frequencies of rotary positions, and where the tokens of prompts with pictures stand."""
     faults = []
@@ -62,8 +69,9 @@ def positions(sides: Sides) -> Finding:
     stacks = (sides.ours.adapter.language_model(model) for model in models)
     ours, theirs = (getattr(stack, "rotary_emb", None) for stack in stacks)
     if theirs is not None and ours is not None:
-        apart = (ours.inv_freq.float() - theirs.inv_freq.float()).abs().max()
-        if not apart <= 1e-6 or ours.attention_scaling != theirs.attention_scaling:
+        (mine, my_scaling), (right, scaling) = map(_rotation, (ours, theirs))
+        apart = max(float((mine[name] - right[name]).abs().max()) for name in right)
+        if not apart <= 1e-6 or my_scaling != scaling:
             faults.append("the frequencies of rotary positions differ")
     find = getattr(sides.theirs.model.model, "get_rope_index", None)
     asked = sides.asked("images") if find else []

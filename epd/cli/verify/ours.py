@@ -39,7 +39,7 @@ from epd.fsm.request import (
 from epd.messages import Address, PrefillRequest, SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_checkpoint
 from epd.roles.steps.record import Record
-from epd.roles.steps.step import layouts_of, sequence_of
+from epd.roles.steps.step import layouts_of, sequence_of, uncut
 from epd.scheduling.prefix_keys import PrefixKeys
 
 T = TypeVar("T")
@@ -141,7 +141,10 @@ class Ours:
 
     async def _step(self, request: Request, record: Record) -> TokenLogprobs | None:
         """Its next chunk; the token that comes behind the last one."""
-        sequence = sequence_of(request, record, min(CHUNK, request.num_left))
+        count, contract = min(CHUNK, request.num_left), self.language.row_contract
+        if contract is not None and contract.max_uncut:
+            count = uncut(request, count)
+        sequence = sequence_of(request, record, count)
         request.fire(StepLaunched(len(sequence.token_ids), ahead=False))
         (outcome,) = (await self.language.step([sequence])).outcomes
         if request.num_left:

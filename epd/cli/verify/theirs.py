@@ -7,6 +7,7 @@ family has them, so that torchvision is needed only for families that have no ot
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 import sys
@@ -24,7 +25,8 @@ from epd.model_files.checkpoint import read_config, read_optional
 
 logger = logging.getLogger(__name__)
 _NOT_OF_MODELS = frozenset(
-    "attention_mask batch_num_images mm_token_type_ids num_patches rows cols".split()
+    "attention_mask batch_num_images mm_token_type_ids num_patches num_soft_tokens_per_image rows "
+    "cols".split()
 )
 _MODELS = ("AutoModelForImageTextToText", "AutoModelForCausalLM")
 
@@ -148,7 +150,7 @@ class Theirs:
         said = {"add_special_tokens": False}
         found = self.processor(text=[text], images=images, return_tensors="pt", text_kwargs=said)
         inputs = {name: v for name, v in found.items() if name not in _NOT_OF_MODELS}
-        if hasattr(self.model.model, "get_rope_index"):
+        if "mm_token_type_ids" in inspect.signature(self.model.forward).parameters:
             ids = inputs["input_ids"]
             inputs["mm_token_type_ids"] = (ids == self.processor.image_token_id).int()
         return inputs

@@ -66,6 +66,8 @@ def test_patches_equal_the_processors(
         expected = expected[0]
     if family in ("kimi_k25", "paddleocr_vl"):
         expected = expected.flatten(1)
+    if family == "gemma4":  # padded to its budget
+        expected = expected[0, : geometry.num_patches]
     if family == "mistral3":  # whose tower cuts patches, as a convolution
         expected = torch.nn.functional.unfold(expected, 8, stride=8)[0].T
     assert torch.equal(found.pixels, expected)

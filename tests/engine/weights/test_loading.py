@@ -29,7 +29,7 @@ from tests.engine.tiny_models import FAMILIES, VISION_FAMILIES, make_model
 CONFIG = EngineConfig(threads=1, kv_nbytes=1 << 20)
 VISION = (
     *("visual", "vision_tower", "multi_modal_projector", "mm_projector", "image_newline"),
-    *("vision_model", "connector", "projector"),
+    *("vision_model", "connector", "projector", "embed_vision"),
 )
 
 

@@ -1,0 +1,130 @@
+"""Gemma 4: layers with a window beside layers that see everything, pictures that fill a budget.
+
+Rows of keys and values differ by the kind of layer.  The last layers of the E models have none:
+they read those of the last layer of their kind that has.  Each layer of these models adds an
+embedding of its own.  The larger models see a picture both ways, in the layers with a window.
+Sounds and videos are not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from epd.engine.adapter import ModelAdapter
+from epd.engine.base import Patches
+from epd.engine.language.attention import EVERYTHING, Look, Reach
+from epd.engine.language.products import Foreign
+from epd.engine.language.state_kinds import PagedRows
+from epd.engine.sharding import WHOLE, Shard
+from epd.families.gemma4.sizes import BUDGET
+from epd.layouts import RowKind
+from epd.messages import PixelBounds
+from epd.model_files.checkpoint import Checkpoint, ModelError
+
+
+class CappedHead(nn.Module):
+    """Logits that come no nearer to a bound than a tangent does to one."""
+
+    def __init__(self, head: Foreign, cap: float) -> None:
+        super().__init__()
+        self._head, self._cap = head, cap
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self._head(hidden) / self._cap) * self._cap
+
+
+class Gemma4(ModelAdapter):
+    model_type = "gemma4"
+    modelling = "gemma4.modeling_gemma4"
+    class_name = "Gemma4ForConditionalGeneration"
+
+    def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
+        super().__init__(checkpoint, attention)
+        self.config.audio_config = None
+        text = self.text_config
+        self._num_own = int(text.num_hidden_layers) - int(text.num_kv_shared_layers)
+
+    # --- language ---------------------------------------------------------------------------------
+
+    @property
+    def looks(self) -> Sequence[Look]:
+        text = self.text_config
+        windowed = Reach(int(text.sliding_window), both_ways=bool(self.max_uncut))
+        last = {kind: i for i, kind in enumerate(text.layer_types[: self._num_own])}
+        return tuple(
+            Look(
+                i if i < self._num_own else last[kind],
+                i < self._num_own,
+                windowed if kind == "sliding_attention" else EVERYTHING,
+            )
+            for i, kind in enumerate(text.layer_types)
+        )
+
+    @property
+    def max_uncut(self) -> int:
+        if self.text_config.use_bidirectional_attention != "vision":
+            return 0
+        return int(self.checkpoint.preprocessor.get("max_soft_tokens") or BUDGET)
+
+    def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
+        if shard.size > 1:
+            raise ModelError(
+                f"{self.checkpoint.directory} has rows of several shapes, which are not shared out "
+                "to the ranks of a group; leave :tp out"
+            )
+        layers: dict[tuple[int, int], list[int]] = {}
+        for index in range(self._num_own):
+            own = self.text_config.per_layer_config[index]
+            shape = int(own.num_key_value_heads), int(own.head_dim)
+            layers.setdefault(shape, []).append(index)
+        kinds = tuple(
+            RowKind(layers=tuple(found), num_kv_heads=heads, head_dim=width)
+            for (heads, width), found in layers.items()
+        )
+        first = kinds[0]
+        return PagedRows(self._num_own, first.num_kv_heads, first.head_dim, kinds=kinds)
+
+    def adopt_language(self, model: Foreign) -> None:
+        if (cap := self.text_config.final_logit_softcapping) is not None:
+            model.lm_head = CappedHead(model.lm_head, float(cap))
+
+    def read(self, stack: Foreign, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, Foreign]]:
+        """Placeholders are read as padding, as by transformers, also where the model gave one."""
+        config, text = self.config, self.text_config
+        for place in (config.image_token_id, config.video_token_id, config.audio_token_id):
+            ids = ids.masked_fill(ids == place, text.pad_token_id)
+        more = {"attention_mask": dict.fromkeys(text.layer_types)}  # the seam knows
+        if text.hidden_size_per_layer_input:
+            more["per_layer_inputs"] = stack.get_per_layer_inputs(ids[None])
+        return stack.embed_tokens(ids), more
+
+    # --- vision -----------------------------------------------------------------------------------
+
+    def image_processor(self) -> Foreign:
+        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+        return Gemma4ImageProcessorPil(**self.checkpoint.preprocessor)
+
+    def to_patches(
+        self, processor: Foreign, image: Foreign, bounds: PixelBounds | None = None
+    ) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        found = processor(images=[image], return_tensors="pt")
+        columns, lines = (found["image_position_ids"][0].amax(0) + 1).tolist()
+        return found["pixel_values"][0, : lines * columns], (1, lines, columns)
+
+    def encode(self, model: Foreign, batch: Sequence[Patches], dtype: torch.dtype) -> torch.Tensor:
+        seeing, parts = model.model, []
+        device = next(seeing.vision_tower.parameters()).device
+        for patches in batch:  # transformers would pad them to one size, and compute the padding
+            _, lines, columns = patches.grid_thw
+            places = torch.cartesian_prod(torch.arange(lines), torch.arange(columns)).flip(1)
+            pixels = patches.pixels[None].to(device=device, dtype=dtype)
+            output = seeing.get_image_features(pixels, places[None].to(device), return_dict=True)
+            parts += output.pooler_output
+        return torch.cat(parts)
+
+    def tower_layers(self, model: Foreign) -> Sequence[Foreign]:
+        return list(model.model.vision_tower.encoder.layers)

@@ -1,0 +1,141 @@
+"""Gemma 4: windows, pictures that are seen both ways, layers that read others' rows."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+from safetensors.torch import load_file, save_file
+
+from epd.config import ConfigError
+from epd.engine import factory
+from epd.engine.adapter import adapter_for
+from epd.engine.base import StepFailure
+from epd.engine.language import attention
+from epd.engine.language.attention import EVERYTHING, Look
+from epd.engine.sharding import Collectives, Shard
+from epd.engine.weights.loading import load_stage
+from epd.model_files.checkpoint import ModelError, read_checkpoint
+from tests.engine.conftest import CONFIG, chat, drawn_image
+from tests.engine.driver import Driver
+from tests.engine.reference import reference_generate, reference_logits
+
+PROMPT = chat((2, "compare")), [drawn_image(3, 33, 47), drawn_image(4, 90, 50)]
+LONG = chat("a text of many more tokens than the window of its layers has places for"), []
+
+
+async def logits(serving: Driver, prompt: object) -> torch.Tensor:
+    request = await serving.request("r", *prompt)  # type: ignore[misc]
+    found = serving.language.logits([request.next_step(4096)])[0]
+    serving.release([request])
+    return found
+
+
+@pytest.mark.parametrize("chunk", [7, 4096])
+async def test_a_mixture_that_sees_pictures_both_ways_equals_generate(
+    chunk: int, driver: Callable[[str], Driver]
+) -> None:
+    serving = driver("gemma4_moe")
+    golden = [reference_generate(serving.model_dir, *case, 10) for case in (LONG, PROMPT)]
+    requests = [
+        await serving.request(str(i), *case, max_tokens=10) for i, case in enumerate((LONG, PROMPT))
+    ]
+    assert await serving.run(requests, chunk) == golden
+    serving.release(requests)
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        ("gemma4_moe", lambda look: look._replace(reach=look.reach._replace(both_ways=False))),
+        ("gemma4_moe", lambda look: look._replace(reach=EVERYTHING)),
+        ("gemma4", lambda look: look._replace(reach=EVERYTHING)),
+        ("gemma4", lambda look: Look(look.layer, look.writes, look.reach._replace(window=25))),
+    ],
+    ids=["pictures one way", "no window", "no window of an E model", "a window longer by one"],
+)
+async def test_a_wrong_reach_is_noticed(
+    family: str,
+    wrong: Callable[[Look], Look],
+    driver: Callable[[str], Driver],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serving = driver(family)
+    expected = reference_logits(serving.model_dir, *PROMPT)
+    torch.testing.assert_close(await logits(serving, PROMPT), expected, atol=1e-4, rtol=0)
+    plan = attention.plan
+
+    def planned(extents, pool, looks):  # type: ignore[no-untyped-def]
+        return plan(
+            extents, pool, [wrong(look) if look.reach != EVERYTHING else look for look in looks]
+        )
+
+    monkeypatch.setattr(attention, "plan", planned)
+    assert (await logits(serving, PROMPT) - expected).abs().max() > 1e-3
+
+
+async def test_a_chunk_may_begin_in_a_picture_whose_beginning_is_cached(
+    driver: Callable[[str], Driver],
+) -> None:
+    """As behind a hit of the prefix cache: what is before it has seen all of the picture."""
+    serving = driver("gemma4_moe")
+    request = await serving.request("r", *PROMPT)
+    whole = serving.language.logits([request.next_step(4096)])[0]
+    first = request.layouts[0]
+    request.computed = first.offset + first.num_rows // 2
+    again = serving.language.logits([request.next_step(4096)])[0]
+    torch.testing.assert_close(again, whole, atol=1e-4, rtol=0)
+    serving.release([request])
+
+
+async def test_a_chunk_that_ends_in_a_picture_is_refused(driver: Callable[[str], Driver]) -> None:
+    serving = driver("gemma4_moe")
+    request = await serving.request("r", *PROMPT)
+    request.sees_both_ways = False
+    step = request.next_step(request.layouts[0].offset + 5)
+    (outcome,) = serving.language.run([step]).outcomes
+    assert isinstance(outcome, StepFailure)
+    assert outcome.reason == "a chunk that ends in a picture, behind 5 of its rows"
+    serving.release([request])
+
+
+def test_what_is_not_computed_is_refused(
+    model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks, eight bits, a GPU, steps without room for a picture; before any weight is read."""
+    adapter: Any = adapter_for(read_checkpoint(model_dir("gemma4")), attention.NAME)
+    with pytest.raises(ModelError, match="not shared out to the ranks of a group; leave :tp out"):
+        adapter.kv_layout(torch.float32, 16, shard=Shard(1, 2, Collectives()))
+    monkeypatch.setattr("epd.engine.weights.fp8.check_kv", lambda *_: None)
+    with pytest.raises(ConfigError, match="keeps rows of several shapes; leave it out"):
+        factory.build_language(model_dir("gemma4"), structs.replace(CONFIG, kv_cache_dtype="fp8"))
+    on_cpu = factory.build_executor(CONFIG)
+    for build in (factory.build_language, factory.build_vision):
+        with pytest.raises(ModelError, match="which this engine computes on a CPU only"):
+            build(model_dir("gemma4"), structs.replace(CONFIG, device="cuda"), on_cpu)
+    few = structs.replace(CONFIG, max_step_tokens=69)
+    with pytest.raises(ConfigError, match=r"up to 70 here; raise engine\.max_step_tokens"):
+        factory.build_language(model_dir("gemma4_moe"), few)
+    factory._check_looks(adapter, few)  # an E model, which sees pictures one way
+
+
+def test_what_hears_and_what_no_layer_reads_is_left_aside(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """As published E models have them."""
+    directory = shutil.copytree(model_dir("gemma4"), tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.audio_tower.layers.0.norm_out.weight"] = torch.ones(4)
+    tensors["model.embed_audio.embedding_projection.weight"] = torch.ones(4, 4)
+    tensors["model.language_model.layers.6.self_attn.k_proj.weight"] = torch.ones(32, 64)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    load_stage(adapter_for(read_checkpoint(directory)), "language", torch.float32, "cpu")
+    tensors["model.language_model.layers.7.layer_scalar"] = torch.ones(1)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"1 tensors that config\.json has no place for"):
+        load_stage(adapter_for(read_checkpoint(directory)), "language", torch.float32, "cpu")
