@@ -247,6 +247,7 @@ def test_text_that_kubernetes_would_expand_stays() -> None:
         ("--topology 2epd --transport cuda,shm --device cuda", "two pods have no memory in common"),
         ("--topology 1e1pd --pod-per-node --nodes 2 --transport shm", "two pods have no memory"),
         ("--topology 1epd --profile-dir /traces", "give --volume CLAIM:/traces"),
+        ("--topology 1epd --set profile_dir=/traces", "give --volume CLAIM:/traces"),
         ("--topology 1epd --volume rows", "write CLAIM:/PATH"),
         ("--topology 1epd --node-selector gpu", "write LABEL=VALUE"),
         ("--topology 1epd --cpu many", "write a quantity such as 4 or 500m"),

@@ -168,6 +168,13 @@ def test_rules_reach_every_pod(capsys: Captured) -> None:
             assert pod["terminationGracePeriodSeconds"] == 15 + 30 + 10
 
 
+@pytest.mark.parametrize(("form", "least_s"), [("pod-per-node", 1800), ("disaggregated-set", 60)])
+def test_what_a_supervisor_starts_anew_may_load(form: str, least_s: int, capsys: Captured) -> None:
+    *_, template = templates(rendered_as(form, capsys))
+    probe = template["spec"]["containers"][0]["livenessProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == least_s
+
+
 @pytest.fixture
 def gateway() -> Iterator[tuple[str, dict[str, str]]]:
     """Its address, and what state it has of whom."""
@@ -183,7 +190,7 @@ def gateway() -> Iterator[tuple[str, dict[str, str]]]:
         def log_message(self, *_: object) -> None: ...
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}", states
         server.shutdown()

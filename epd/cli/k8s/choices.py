@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from operator import attrgetter
 from pathlib import PurePosixPath
 
 from epd.cli.configure import options
@@ -48,7 +49,7 @@ def cluster_of(args: argparse.Namespace) -> ClusterManifests:
             f"--device {settings.engine.device}: a pod has one for each rank; write cpu or cuda"
         )
     rules = _rules(args)
-    _check_directories(args, rules)
+    _check_directories(settings, rules)
     cluster = ClusterManifests(
         name=args.name,
         topology=args.topology,
@@ -107,11 +108,11 @@ def _cpus(text: str) -> int:
     return max(1, int(float(found[1]) / (1000 if found[2] else 1)))
 
 
-def _check_directories(args: argparse.Namespace, rules: PodRules) -> None:
+def _check_directories(settings: Settings, rules: PodRules) -> None:
     """A pod's root is read-only."""
-    places = [PurePosixPath(path) for _, path in rules.volumes]
+    places = [PurePosixPath("/tmp"), *(PurePosixPath(path) for _, path in rules.volumes)]
     for key in DIRECTORIES:
-        path = vars(args).get(key)
+        path = attrgetter(key)(settings)
         if path and not any(PurePosixPath(path).is_relative_to(place) for place in places):
             raise UsageError(
                 f"{leaves()[key].flag} {path} is in no volume that pods can write to: give "

@@ -126,7 +126,7 @@ def instance_pod(cluster: ClusterManifests, roles: Roles, ranks: int) -> Object:
     resources = resources_of(cluster, ranks)
     made = container(cluster, arguments, _of_ranks(cluster, ranks), resources=resources)
     made["ports"] = [{"name": "instance", "containerPort": INSTANCE_PORT}]
-    add_probes(cluster, made, 1)
+    add_probes(cluster, made, 1, supervised=False)
     return pod(cluster, component_of(roles, ranks), roles, made, cluster.drain_s + GRACE_S)
 
 

@@ -94,7 +94,7 @@ def _node_pod(cluster: ClusterManifests, address: str) -> Object:
     """Its instances are called as the pod, and by the topology."""
     arguments = ["--id-prefix", "$(POD_NAME)", "--join", f"tcp://{address}:{JOIN_PORT}"]
     made = _whole(cluster, [*arguments, "--listen", "tcp://$(POD_IP):*"])
-    add_probes(cluster, made, len(cluster.instances()))
+    add_probes(cluster, made, len(cluster.instances()), supervised=True)
     return pod(cluster, "node", ROLES, made, cluster.drain_s + GRACE_S)
 
 

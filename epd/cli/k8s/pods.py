@@ -156,12 +156,16 @@ def add_gateway(cluster: ClusterManifests, made: Object) -> None:
     made["lifecycle"] = {"preStop": {"exec": {"command": list(pause)}}}
 
 
-def add_probes(cluster: ClusterManifests, made: Object, count: int) -> None:
-    """Of so many instances, as the gateway has them."""
+def add_probes(cluster: ClusterManifests, made: Object, count: int, *, supervised: bool) -> None:
+    """Of so many instances, as the gateway has them.
+
+    `supervised`: whatever ends or hangs is started anew within the container, and may be lost until
+    it has read its weights.
+    """
     where = f"{cluster.name}-join:{cluster.port}"
     ask = f'exec epd k8s probe --gateway {where} --pod "$POD_NAME" --instances {count}'
     made["startupProbe"] = _exec(ask, 10, LOADING_S // 10)
-    made["livenessProbe"] = _exec(f"{ask} --alive", 20, 3)
+    made["livenessProbe"] = _exec(f"{ask} --alive", 20, LOADING_S // 20 if supervised else 3)
     made["readinessProbe"] = _exec(ask, 10, 2)
 
 
