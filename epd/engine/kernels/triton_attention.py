@@ -36,7 +36,7 @@ import triton.language as tl
 from epd.engine.kernels import triton_device
 from epd.engine.kernels.triton_decode import attend_decodes
 from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, strides
-from epd.engine.kernels.triton_prompts import ALIGNED, attend_gathered, first_row, fits
+from epd.engine.kernels.triton_prompts import ALIGNED, attend_laid, first_row, fits, lay
 
 if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
@@ -91,7 +91,7 @@ def _tile(
 @triton.jit(do_not_specialize=["max_rows"])
 def _prefill(
     query, keys, values, key_scales, value_scales, tiles, decodes, cu_q, indptr, indices, seq_lens,
-    out, scale, max_rows, stride, scale_stride, NUM_HEADS: tl.constexpr,
+    out, scale, max_rows, stride, scale_stride, LEAST: tl.constexpr, NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     EXACT: tl.constexpr, FP8: tl.constexpr, STAGES: tl.constexpr,
@@ -101,7 +101,7 @@ def _prefill(
         return
     if not EXACT:
         row = first_row(
-            sequence, tl.load(decodes), cu_q, indptr, seq_lens, max_rows, BLOCK_M, BLOCK_SIZE,
+            sequence, tl.load(decodes), cu_q, indptr, seq_lens, max_rows, LEAST, BLOCK_SIZE,
             ALIGNED,
         )  # fmt: skip
         if row >= 0:
@@ -215,6 +215,26 @@ def attend_prompts(
     query: torch.Tensor, layer: KvLayer, batch: FlatBatch, scaling: float
 ) -> torch.Tensor:
     out = torch.empty_like(query)
+    max_rows, are_all = 0, False
+    if fits(query, layer):
+        rows, are_all = lay(query, layer, batch, batch.tile_size)
+        attend_laid(query, rows, layer, batch, scaling * LOG2E, out)
+        max_rows = rows.shape[1]
+    if not are_all:
+        attend_rest(query, layer, batch, scaling, out, max_rows, batch.tile_size)
+    return out
+
+
+def attend_rest(
+    query: torch.Tensor,
+    layer: KvLayer,
+    batch: FlatBatch,
+    scaling: float,
+    out: torch.Tensor,
+    max_rows: int,
+    least: int,
+) -> None:
+    """Of the prompts that have no place in so many rows (`first_row`), in their blocks."""
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     is_fp8 = layer.keys.scales is not None
     exact = query.dtype == torch.float32 and not is_fp8
@@ -224,20 +244,16 @@ def attend_prompts(
         tiling = FP8_PROMPTS
     if exact:
         tiling = _Tiling(32, 4, 2 if block_d <= 128 else 1)
-    max_rows = 0
-    if not exact and fits(query, layer):
-        max_rows = attend_gathered(query, layer, batch, scaling * LOG2E, out)
     # Heads vary fastest: those that share keys run side by side and find them in the cache.
     _prefill[(query.shape[1], batch.shape.num_tiles)](
         query, *pointers(layer), batch.tiles, batch.decodes, batch.cu_q, batch.indptr,
         batch.indices, batch.seq_lens, out, scaling * LOG2E, max_rows, *strides(layer),
-        NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
-        BLOCK_SIZE=block_size, ALIGNED=ALIGNED, BLOCK_M=batch.tile_size, BLOCK_N=tiling.block_n,
-        EXACT=exact, FP8=is_fp8, STAGES=tiling.num_stages if is_fp8 else None,
-        num_warps=tiling.num_warps,
+        LEAST=least, NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        BLOCK_D=block_d, BLOCK_SIZE=block_size, ALIGNED=ALIGNED, BLOCK_M=batch.tile_size,
+        BLOCK_N=tiling.block_n, EXACT=exact, FP8=is_fp8,
+        STAGES=tiling.num_stages if is_fp8 else None, num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip
-    return out
 
 
 WIDE_PROMPTS = _Tiling(32, 8, 3)  # heads of more than 128: what registers and memory have room for

@@ -18,7 +18,7 @@ are zero, so a box that reaches beyond the end has finite numbers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -37,6 +37,7 @@ PARTS = 64  # programs that copy one sequence
 BOX_NBYTES = 16  # what rows must be a multiple of, for the copy engine
 BLOCK_N, NUM_WARPS, NUM_STAGES = 64, 8, 3  # the best that was measured on an H200
 WIDE_STAGES = 2  # heads of more than 128: what memory has room for
+SEVERAL = 2  # queries that every prompt has
 
 
 @triton.jit
@@ -166,6 +167,13 @@ def _prompts(
     tl.store(out + q_at, (total / weight[:, None]).to(q.dtype), mask=mask)
 
 
+class Laid(NamedTuple):
+    """Keys and values of the prompts that `first_row` has a place for, side by side."""
+
+    rows: torch.Tensor  # [2, rows, num_kv_heads * D], in the numbers of the queries
+    are_all: bool  # the host knows that no prompt is without a place
+
+
 def fits(query: torch.Tensor, layer: KvLayer) -> bool:
     """Whether prompts may be attended to this way: 16 bits, in rows for the copy engine."""
     _, _, num_kv_heads, head_dim = layer.keys.numbers.shape
@@ -173,36 +181,49 @@ def fits(query: torch.Tensor, layer: KvLayer) -> bool:
     return query.itemsize == 2 and nbytes % BOX_NBYTES == 0
 
 
-def attend_gathered(
-    query: torch.Tensor, layer: KvLayer, batch: FlatBatch, scaling: float, out: torch.Tensor
-) -> int:
-    """Of the sequences that `first_row` has a place for, with as many rows as this gives.
+def lay(query: torch.Tensor, layer: KvLayer, batch: FlatBatch, least: int) -> Laid:
+    """Prompts with so many queries or more have a place, as long as there is room."""
+    block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
+    width = num_kv_heads * head_dim
+    prompts = batch.shape.num_sequences - batch.shape.num_decodes
+    needed = len(batch.indices) * block_size // ALIGNED + prompts
+    room = MAX_NBYTES // (2 * width * query.itemsize) // ALIGNED
+    rows = query.new_empty(2, min(room, needed) * ALIGNED, width)
+    _gather[(PARTS, prompts)](
+        *pointers(layer), *rows, batch.decodes, batch.cu_q, batch.indptr, batch.indices,
+        batch.seq_lens, rows.shape[1], *strides(layer), LEAST=least, NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_SIZE=block_size, ALIGNED=ALIGNED,
+        BLOCK_R=triton.next_power_of_2(block_size * num_kv_heads),
+        FP8=layer.keys.scales is not None, num_warps=8,
+    )  # fmt: skip
+    have_enough = (
+        least <= SEVERAL or min((chunk.count for chunk in batch.chunks), default=0) >= least
+    )
+    return Laid(rows, needed <= room and have_enough)
+
+
+def attend_laid(
+    query: torch.Tensor,
+    rows: torch.Tensor,
+    layer: KvLayer,
+    batch: FlatBatch,
+    scaling: float,
+    out: torch.Tensor,
+) -> None:
+    """Of the prompts that are laid, with a tile of queries or more.
 
     `scaling`: with that of powers of two.
     """
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     block_d = max(16, triton.next_power_of_2(head_dim))
-    width = num_kv_heads * head_dim
-    prompts = batch.shape.num_sequences - batch.shape.num_decodes
-    needed = len(batch.indices) * block_size + prompts * ALIGNED
-    max_rows = min(MAX_NBYTES // (2 * width * query.itemsize), needed)
-    rows = query.new_empty(2, max_rows, width)
-    sizes = {
-        "LEAST": batch.tile_size, "NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d, "BLOCK_SIZE": block_size, "ALIGNED": ALIGNED,
-    }  # fmt: skip
-    _gather[(PARTS, prompts)](
-        *pointers(layer), *rows, batch.decodes, batch.cu_q, batch.indptr, batch.indices,
-        batch.seq_lens, max_rows, *strides(layer), **sizes,
-        BLOCK_R=triton.next_power_of_2(block_size * num_kv_heads),
-        FP8=layer.keys.scales is not None, num_warps=8,
-    )  # fmt: skip
+    max_rows, width = rows.shape[1:]
     shape, pitch, box = [max_rows, width], [width, 1], [BLOCK_N, block_d]
     boxes = [TensorDescriptor(part, shape, pitch, box) for part in rows]
     _prompts[(query.shape[1], batch.shape.num_tiles)](
         query, *boxes, batch.tiles, batch.decodes, batch.cu_q, batch.indptr, batch.seq_lens, out,
-        scaling, max_rows, **sizes, NUM_HEADS=query.shape[1], BLOCK_M=batch.tile_size,
-        BLOCK_N=BLOCK_N, num_warps=NUM_WARPS,
+        scaling, max_rows, LEAST=batch.tile_size, NUM_HEADS=query.shape[1],
+        NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size,
+        ALIGNED=ALIGNED, BLOCK_M=batch.tile_size, BLOCK_N=BLOCK_N, num_warps=NUM_WARPS,
         num_stages=NUM_STAGES if block_d <= 128 else WIDE_STAGES,
     )  # fmt: skip
-    return max_rows

@@ -43,6 +43,7 @@ TESTS = (
     "largest",
     "latent",
     "nucleus",
+    "prompts",
     "segments",
 )
 KINDS = {

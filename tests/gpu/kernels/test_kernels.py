@@ -320,32 +320,6 @@ def fill_eight_bits(pool: KvPool, batch: FlatBatch) -> None:
             part.write(*place, rows * torch.rand(length, 1, 1, device=device) * 3)
 
 
-def test_prompts_that_find_no_room_are_read_in_their_blocks(
-    kernel_device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Room for all prompts of a step, for the first of them, and for none give the same."""
-    ops = kernels_for("cuda")
-    from epd.engine.kernels import triton_prompts
-
-    dtype = torch.float16
-    extents = [(40, 1), (33, 5), (0, 70), (100, 65), (140, 40)]
-    batch, num_blocks = make_batch(extents, kernel_device, 32)
-    pool = make_pool(dtype, 2, 64, kernel_device, num_blocks)
-    pool.tensor.fill_(torch.nan)
-    wide = make_pool(torch.float64, 2, 64, kernel_device, num_blocks)
-    fill(pool, wide, batch)
-    query = torch.randn(len(batch.ids), 4, 64, dtype=dtype, device=kernel_device)
-    expected = SPECIFIED.attend(query.double(), wide.layer(1), batch, 0.125)
-    gathered = []
-    for rows in (4096, 384, 100):
-        monkeypatch.setattr(triton_prompts, "MAX_NBYTES", 2 * rows * 2 * 64 * dtype.itemsize)
-        out = torch.full_like(query, torch.nan)
-        triton_prompts.attend_gathered(query, pool.layer(1), batch, 0.125 * LOG2E, out)
-        gathered.append(int(out.isfinite().all(-1).all(-1).sum()))
-        assert relative(ops.attend(query, pool.layer(1), batch, 0.125), expected) < 1e-3
-    assert gathered == [70 + 65 + 40, 70, 0]
-
-
 def fill(pool: KvPool, wide: KvPool, batch: FlatBatch) -> None:
     """Keys and values of every token that a sequence has; what lies behind stays as it was."""
     indptr = batch.indptr.tolist()
