@@ -205,9 +205,10 @@ class _Tiling(NamedTuple):
 
 def _prompt_tiling(device: torch.device, block_d: int) -> _Tiling:
     """Blocks are looked up one stage ahead of their keys, so 7 stages bring two tiles ahead of the
-    one that is summed, where there is memory for them."""
+    one that is summed, where there is memory for them.  Wide heads have what there is
+    room for."""
     if block_d > 128:
-        return WIDE_PROMPTS
+        return _Tiling(16 if triton_device.is_small(device) else 32, 8, 3)
     return _Tiling(64, 8, 7 if triton_device.shared_nbytes(device) >= 170_000 else 3)
 
 
@@ -243,7 +244,7 @@ def attend_rest(
     if is_fp8 and block_d <= 128:
         tiling = FP8_PROMPTS
     if exact:
-        tiling = _Tiling(32, 4, 2 if block_d <= 128 else 1)
+        tiling = _Tiling(32, 4, 2) if block_d <= 128 else _Tiling(tiling.block_n, 4, 1)
     # Heads vary fastest: those that share keys run side by side and find them in the cache.
     _prefill[(query.shape[1], batch.shape.num_tiles)](
         query, *pointers(layer), batch.tiles, batch.decodes, batch.cu_q, batch.indptr,
@@ -256,5 +257,4 @@ def attend_rest(
     )  # fmt: skip
 
 
-WIDE_PROMPTS = _Tiling(32, 8, 3)  # heads of more than 128: what registers and memory have room for
 FP8_PROMPTS = _Tiling(128, 8, 3)  # the best that was measured on an H200; its pipeline has scales

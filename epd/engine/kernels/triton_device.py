@@ -7,6 +7,7 @@ import functools
 import torch
 
 HOPPER_SHARED_NBYTES = 227 << 10
+ADA_SHARED_NBYTES = 99 << 10
 
 
 @functools.cache
@@ -15,3 +16,8 @@ def shared_nbytes(device: torch.device) -> int:
     if device.type != "cuda":
         return HOPPER_SHARED_NBYTES
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def is_small(device: torch.device) -> bool:
+    """Ada's memory: tiles of heads of more than 128 are half as large."""
+    return shared_nbytes(device) <= ADA_SHARED_NBYTES

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from epd.engine.kernels import triton_device
 from epd.engine.kernels.triton_paged import pointers, strides
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ MAX_NBYTES = 128 << 20  # of all prompts of a step: 32,768 tokens with 8 heads o
 PARTS = 64  # programs that copy one sequence
 BOX_NBYTES = 16  # what rows must be a multiple of, for the copy engine
 BLOCK_N, NUM_WARPS, NUM_STAGES = 64, 8, 3  # the best that was measured on an H200
-WIDE_STAGES = 2  # heads of more than 128: what memory has room for
 SEVERAL = 2  # queries that every prompt has
 
 
@@ -203,6 +203,13 @@ def lay(query: torch.Tensor, layer: KvLayer, batch: FlatBatch, least: int) -> La
     return Laid(rows, needed <= room and have_enough)
 
 
+def _tiling(device: torch.device, block_d: int) -> tuple[int, int]:
+    """Keys of a tile, and stages; wide heads have what memory has room for."""
+    if block_d <= 128:
+        return BLOCK_N, NUM_STAGES
+    return 32 if triton_device.is_small(device) else BLOCK_N, 2
+
+
 def attend_laid(
     query: torch.Tensor,
     rows: torch.Tensor,
@@ -218,12 +225,13 @@ def attend_laid(
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     block_d = max(16, triton.next_power_of_2(head_dim))
     max_rows, width = rows.shape[1:]
-    shape, pitch, box = [max_rows, width], [width, 1], [BLOCK_N, block_d]
+    block_n, num_stages = _tiling(query.device, block_d)
+    shape, pitch, box = [max_rows, width], [width, 1], [block_n, block_d]
     boxes = [TensorDescriptor(part, shape, pitch, box) for part in rows]
     _prompts[(query.shape[1], batch.shape.num_tiles)](
         query, *boxes, batch.tiles, batch.decodes, batch.cu_q, batch.indptr, batch.seq_lens, out,
         scaling, max_rows, LEAST=batch.tile_size, NUM_HEADS=query.shape[1],
         NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size,
-        ALIGNED=ALIGNED, BLOCK_M=batch.tile_size, BLOCK_N=BLOCK_N, num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES if block_d <= 128 else WIDE_STAGES,
+        ALIGNED=ALIGNED, BLOCK_M=batch.tile_size, BLOCK_N=block_n, num_warps=NUM_WARPS,
+        num_stages=num_stages,
     )  # fmt: skip
