@@ -43,8 +43,8 @@ FAMILIES = (
 VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
 # Of families above, for tests marked long.
 SECOND_SIZES = ("internvl_moe", "ministral3", "glm46v", "paddleocr_vl_biased", "gemma4_moe")
-WITHOUT_FUSED_LAYERS = ("glm4v", "glm_ocr", "gemma4")  # of four norms: transformers' own are run
 OF_GEMMA = ("gemma4", "gemma4_moe")
+OF_FOUR_NORMS = ("glm4v", "glm46v", "glm_ocr", *OF_GEMMA)  # transformers' own layers are run
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe"),
@@ -253,6 +253,13 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         for family, name in zip(OF_GLM, ("Glm4v", "Glm46V", "GlmOcr", "Glm4vMoe"), strict=True)
     },
 }
+
+
+def is_known(family: str) -> bool:
+    """To the transformers that is installed."""
+    return family not in _CONFIGS or hasattr(
+        importlib.import_module("transformers"), _CONFIGS[family][0]
+    )
 
 
 def make_model(

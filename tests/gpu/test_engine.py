@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,10 +22,18 @@ from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
 from tests.engine.driver import Driver, expand, png
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, cases
-from tests.engine.tiny_models import VISION_FAMILIES, WITH_STATES
+from tests.engine.tiny_models import (
+    FAMILIES,
+    OF_FOUR_NORMS,
+    OF_GEMMA,
+    SECOND_SIZES,
+    VISION_FAMILIES,
+    is_known,
+)
 from tests.engine.vision.test_image_ops import NUM_IMAGES, check_images
 
-FUSED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen3", "llama", "embedded")
+SEEING = (*VISION_FAMILIES, *SECOND_SIZES, "embedded")
+SERVED = [family for family in (*FAMILIES, *SECOND_SIZES, "embedded") if family not in OF_GEMMA]
 
 
 @pytest.fixture(scope="module")
@@ -36,40 +43,29 @@ def gpu_driver(
 ) -> Callable[..., Driver]:
     @cache
     def make(family: str, dtype: str = "float32", graphs: bool = True) -> Driver:
+        if not is_known(family):
+            pytest.skip(f"this transformers does not know {family}")
         config = EngineConfig(
             device=cuda, dtype=dtype, kv_nbytes=32 << 20, threads=2, cuda_graphs=graphs
         )
         executor = build_executor(config)
         directory = model_dir(family)
-        sees = family in VISION_FAMILIES or family == "embedded"
-        vision = build_vision(directory, config, executor) if sees else None
+        vision = build_vision(directory, config, executor) if family in SEEING else None
         return Driver(directory, vision, build_language(directory, config, executor, 16))
 
     return make
 
 
-@pytest.mark.parametrize("family", [*FUSED, "qwen3_vl_moe", *WITH_STATES])
+@pytest.mark.parametrize("family", SERVED)
 async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., Driver]) -> None:
     """Greedy tokens of mixed batches in several chunk sizes, graphs included, and logits."""
     serving = gpu_driver(family)
     forward = serving.language.forward
-    assert isinstance(forward, FusedForward)
-    assert forward.graphs is not None and forward.prompt_graphs is not None
-    await check_equals_transformers(serving, family)
-
-
-async def test_latent_rows_equal_transformers(gpu_driver: Callable[..., Driver]) -> None:
-    """Not where its release is older than the family; of steps with prompts none is captured."""
-    if importlib.util.find_spec("transformers.models.kimi_k25") is None:
-        pytest.skip("this transformers does not know kimi_k25")
-    serving = gpu_driver("kimi_k25")
-    forward = serving.language.forward
-    assert isinstance(forward, FusedForward)
-    assert forward.graphs is not None and forward.prompt_graphs is None
-    await check_equals_transformers(serving, "kimi_k25")
-
-
-async def check_equals_transformers(serving: Driver, family: str) -> None:
+    assert isinstance(forward, FusedForward) == (family not in OF_FOUR_NORMS)
+    if isinstance(forward, FusedForward):
+        assert forward.graphs is not None
+        # Latent rows are expanded where the host knows how many there are.
+        assert (forward.prompt_graphs is None) == (family == "kimi_k25")
     golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in cases(family)]
     for chunk in (4096, 16):
         requests = [
@@ -89,7 +85,7 @@ async def check_equals_transformers(serving: Driver, family: str) -> None:
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_vl", "embedded"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_vl", "embedded", "paddleocr_vl"])
 @pytest.mark.parametrize("quantum_ms", [0.0, 0.001])
 async def test_captured_towers_give_the_same_rows(
     family: str,
@@ -186,7 +182,10 @@ async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., 
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "ministral3", "glm4v_moe", "paddleocr_vl"],
+)
 async def test_graphs_change_nothing(
     family: str, gpu_driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +261,7 @@ async def test_pending_tokens(gpu_driver: Callable[..., Driver]) -> None:
     assert found == tokens
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "embedded", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", *SERVED[SERVED.index("internvl") :]])
 async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> None:
     serving = gpu_driver(family, "bfloat16")
     for prompt, images in cases(family):
@@ -274,11 +273,15 @@ async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> 
         assert error < 0.08, (family, len(images), error)
 
 
-def test_images_on_the_device(cuda: str, model_dir: Callable[[str], Path]) -> None:  # noqa: F811
+@pytest.mark.parametrize("family", ["qwen3_vl", "internvl", "glm_ocr", "paddleocr_vl"])
+def test_images_on_the_device(
+    family: str,
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
     from epd.engine.adapter import adapter_for
-    from epd.engine.vision.image_ops import QwenImageOps
     from epd.model_files.checkpoint import read_checkpoint
 
-    adapter = adapter_for(read_checkpoint(model_dir("qwen3_vl")))
+    adapter = adapter_for(read_checkpoint(model_dir(family)))
     processor = adapter.image_processor()
-    assert check_images((adapter, processor, QwenImageOps(processor)), NUM_IMAGES, cuda) <= 1
+    assert check_images((adapter, processor, adapter.image_ops(processor)), NUM_IMAGES, cuda) <= 1

@@ -20,7 +20,7 @@ from tests.engine.driver import Driver
 from tests.engine.language.test_speculation import oracle
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, SLOWEST, cases
-from tests.engine.tiny_models import FAMILIES, WITHOUT_FUSED_LAYERS
+from tests.engine.tiny_models import FAMILIES, OF_FOUR_NORMS
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ SELDOM = (
 @pytest.mark.parametrize(
     "family",
     [
-        *(f for f in FAMILIES if f not in (*SELDOM, *WITHOUT_FUSED_LAYERS)),
+        *(f for f in FAMILIES if f not in (*SELDOM, *OF_FOUR_NORMS)),
         *(pytest.param(f, marks=pytest.mark.long) for f in SELDOM),
         SLOWEST,
     ],

@@ -40,7 +40,7 @@ from tests.engine.driver import Driver
 from tests.engine.language.test_decoder import fuse, fused  # noqa: F401  (a fixture)
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
-from tests.engine.tiny_models import FAMILIES, WITHOUT_FUSED_LAYERS
+from tests.engine.tiny_models import FAMILIES, OF_FOUR_NORMS
 
 TILE = 64
 SELDOM = ("kimi_k25", "qwen3_5_moe", "paddleocr_vl")
@@ -105,7 +105,7 @@ class Again:
     [
         pytest.param(family, marks=pytest.mark.long) if family in SELDOM else family
         for family in FAMILIES
-        if family not in WITHOUT_FUSED_LAYERS
+        if family not in OF_FOUR_NORMS
     ],
 )
 async def test_answers_are_the_same(
