@@ -65,6 +65,22 @@ class LinearPatchEmbed(nn.Module):
         return linear(patches.to(weight.dtype), weight.flatten(1), self.proj.bias)
 
 
+class PatchProduct(nn.Module):
+    """A convolution over images whose kernel covers a patch exactly; a library of convolutions
+    would plan each new number of them."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """`[N, C, height, width]` to `[N, D, rows, columns]`."""
+        side = self.weight.shape[-1]
+        split = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
+        patches = split.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
 class GeluMlp(nn.Module):
     """Two products with a tanh GELU between them, which the first one applies on CUDA."""
 

@@ -71,7 +71,9 @@ class Glm4v(Qwen2VL):
 
     def adopt_vision(self, model: Foreign) -> None:
         visual = model.model.visual
-        visual.embeddings = SmoothPositions(visual.embeddings)
+        if hasattr(visual, "embeddings"):
+            visual.embeddings = SmoothPositions(visual.embeddings)
+        visual.downsample = tower.PatchProduct(visual.downsample)
         tower.adopt(visual)
 
     def capture_vision(self, *_: object) -> None:
@@ -92,7 +94,7 @@ class GlmOcr(Glm4v):
     def adopt_vision(self, model: Foreign) -> None:
         for block in model.model.visual.blocks:
             block.attn.qkv = NormedHeads(block.attn)
-        tower.adopt(model.model.visual)
+        super().adopt_vision(model)
 
 
 class Glm4vMoe(Glm4v):

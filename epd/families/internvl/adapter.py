@@ -6,6 +6,7 @@ are not taken: their frames are announced in words and resized by torchvision.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from epd.engine.kernels.routing import Routing
 from epd.engine.language.experts import by_softmax
 from epd.engine.language.products import Foreign
 from epd.engine.vision.image_resize import resized
+from epd.engine.vision.tower import PatchProduct
 from epd.families.internvl.sizes import tile_grid
 from epd.messages import PixelBounds
 from epd.model_files.checkpoint import Settings
@@ -29,7 +31,8 @@ class TileOps:
     def __init__(self, processor: Foreign, settings: Settings) -> None:
         self._tile, self._settings = int(processor.size.height), settings
         mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
-        self._scale = torch.stack([processor.rescale_factor / std, -mean / std]).view(2, 3, 1, 1)
+        scale = torch.stack([processor.rescale_factor / std, -mean / std]).view(2, 3, 1, 1)
+        self._scale_on = functools.cache(scale.to)  # not again for each image
 
     def patches(
         self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
@@ -41,7 +44,7 @@ class TileOps:
         tiles = whole.view(lines, tile, columns, tile, 3).transpose(1, 2).flatten(0, 1)
         if len(tiles) > 1:
             tiles = torch.cat([tiles, resized(pixels[None], tile, tile)])
-        gain, offset = self._scale.to(pixels.device)
+        gain, offset = self._scale_on(pixels.device)
         return torch.addcmul(offset, tiles.permute(0, 3, 1, 2).float(), gain).to(dtype)
 
 
@@ -73,6 +76,10 @@ class InternVL(ModelAdapter):
         features = processor(images=[image], crop_to_patches=True, return_tensors="pt")
         settings = self.checkpoint.config, self.checkpoint.preprocessor
         return features["pixel_values"], image_geometry(*settings, *image.size).grid_thw
+
+    def adopt_vision(self, model: Foreign) -> None:
+        first = model.model.vision_tower.embeddings.patch_embeddings
+        first.projection = PatchProduct(first.projection)
 
     def encode(self, model: Foreign, batch: Sequence[Patches], dtype: torch.dtype) -> torch.Tensor:
         seeing = model.model
