@@ -290,10 +290,10 @@ def test_a_captured_step_takes_other_prompts(cuda: str, attention: Kernels) -> N
 @pytest.mark.parametrize("padded", [0, 10])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 2, 80), (32, 8, 128)])
 def test_attention_over_eight_bits(
-    heads: int, kv_heads: int, dim: int, padded: int, kernel_device: str
+    heads: int, kv_heads: int, dim: int, padded: int, kernel_device: str, attention: Kernels
 ) -> None:
     """Nothing is lost beyond what was when they were stored; NaN elsewhere, in scales too."""
-    ops = kernels_for("cuda")
+    ops = attention
     small = kernel_device == "cpu"  # the interpreter has no assembly: no decodes
     extents = [extent for extent in SMALL if extent[1] > 1] if small else LARGE
     for dtype, limit in dtypes(kernel_device)[1:]:
