@@ -20,6 +20,7 @@ from epd.transport.endpoint import is_loopback, is_tcp
 _FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _cuda_lacks = later("epd.transport.cuda.driver:missing")
 _mooncake_lacks = later("epd.transport.mooncake.library:missing")
+_nixl_lacks = later("epd.transport.nixl.library:missing")
 
 
 def _can_use_mooncake(endpoint: str, directory: str) -> bool:
@@ -55,6 +56,14 @@ _ALL = (
         offered="if the bus listens where other hosts reach it, and the package works",
         lacks=_mooncake_lacks,
         is_expected=True,
+    ),
+    Backend(
+        "nixl", rank=25, leaves_host=True,
+        make=later("epd.transport.nixl.backend:NixlTransferEngine"),
+        is_offered=lambda endpoint, directory: False,
+        domain="none, beyond loopback; on loopback the network namespace",
+        offered="never: it must be named",
+        lacks=_nixl_lacks,
     ),
     Backend(
         "tcp", rank=30, leaves_host=True, make=later("epd.transport.tcp:TcpTransferEngine"),

@@ -9,7 +9,9 @@ import select
 import socket
 from collections.abc import Iterator
 
-TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10  # states of the kernel
+# States of the kernel.
+TCP_FIN_WAIT1, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_LISTEN, TCP_CLOSING = 4, 7, 8, 9, 10, 11
+TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 @functools.cache
@@ -60,18 +62,28 @@ def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 
 def has_half_closed_arrivals() -> bool:
-    """Whether this process holds connections to its listeners that the other ends have closed.
+    """Whether this process has connections that the other ends have closed.
 
-    As long as there are any, bytes of a dead peer may lie in them unread.  Blocks briefly.
+    As long as there are any, bytes of a dead peer may be on their way: unread here, or queued by
+    this host's kernel for a process that has ended.  Whichever side connected, for UCX sends both
+    ways over one connection.  Blocks briefly.
     """
-    listening: set[int] = set()
-    half_closed: set[int] = set()
+    ports: set[int] = set()
     for port, state in _tcp_sockets():
-        if state == TCP_LISTEN:
-            listening.add(port)
-        elif state in {TCP_CLOSE, TCP_CLOSE_WAIT}:
-            half_closed.add(port)
-    return bool(listening & half_closed)
+        if state in {TCP_CLOSE, TCP_CLOSE_WAIT}:
+            return True
+        ports.add(port)
+    return not ports.isdisjoint(_ports_still_sent_to())
+
+
+def _ports_still_sent_to() -> Iterator[int]:
+    """Of what connections without a process, of this network namespace, have yet to deliver."""
+    for table in TCP_TABLES:
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as file:
+            for line in list(file)[1:]:
+                _, _, remote, state, _, _, _, _, _, inode, *_ = line.split()
+                if inode == "0" and int(state, 16) in {TCP_FIN_WAIT1, TCP_CLOSING, TCP_LAST_ACK}:
+                    yield int(remote.rpartition(":")[2], 16)
 
 
 def _tcp_sockets() -> Iterator[tuple[int, int]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epd.transport.mooncake.library import missing
 from epd_lab.bench import machine, plots
 from epd_lab.bench.transports import hop
 from epd_lab.bench.transports.hop import MIB, HopPlan, HopRow, measure_all, table, with_ratios
@@ -23,8 +22,8 @@ SMALL = HopPlan(max_nbytes=MIB, volume_nbytes=MIB, min_items=4, max_items=4, rou
 async def test_every_backend_and_reference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hop, "SIZES", (64 << 10, MIB, 4 * MIB))
     monkeypatch.setattr(hop, "IN_FLIGHT", (1, 2))
-    ways = [way for way in WAYS if not missing() or "mooncake" not in way]
-    rows = await measure_all(dataclasses.replace(SMALL, ways=tuple(ways)))
+    ways = hop.usable(WAYS)
+    rows = await measure_all(dataclasses.replace(SMALL, ways=ways))
     cells = {(row.way, row.nbytes, row.in_flight) for row in rows}
     assert cells == {
         (way, nbytes, in_flight)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epd.transport.mooncake.library import missing
+from epd.transport.backends import BACKENDS
 from epd_lab.bench.transports.soak import Soak, SoakPlan, judge
 from epd_lab.bench.transports.soak_process import Side, content
 
@@ -16,10 +16,10 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "backend", ["shm", *(pytest.param(b, marks=LONG) for b in ("tcp", "file", "mooncake"))]
+    "backend", ["shm", *(pytest.param(b, marks=LONG) for b in ("tcp", "file", "mooncake", "nixl"))]
 )
 async def test_either_side_is_killed_and_every_item_arrives(backend: str, tmp_path: Path) -> None:
-    if backend == "mooncake" and (reason := missing()):
+    if reason := BACKENDS[backend].lacks():
         pytest.skip(reason)
     found = await Soak(SoakPlan(backend, items=150, kills=4, seed=5), str(tmp_path)).run()
     assert judge(found) == []

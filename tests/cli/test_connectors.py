@@ -48,6 +48,7 @@ def test_each_key_becomes_its_setting() -> None:
     assert settings("p", ec("ec_consumer", ec_buffer_size=1e9)).prefill.pool_nbytes == 10**9
     assert settings("d", None, kv("kv_consumer", kv_buffer_size=5e8)).engine.kv_nbytes == 5 * 10**8
     assert settings("p", None, kv("kv_producer", "MooncakeConnector")).transport == "mooncake"
+    assert settings("p", None, kv("kv_producer", "NixlConnector")).transport == "nixl"
 
 
 def test_rdma_and_its_devices_are_chosen_as_mooncake_spells_them() -> None:
@@ -169,7 +170,6 @@ PASTED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("p", "ec_consumer", "ECMooncakeConnector", {"ip": "127.0.0.1", "port": 14579}),
 ]
 WITHOUT_LIKENESS = [
-    ("NixlConnector", "NIXL is not here: write auto"),
     ("P2pNcclConnector", "no NCCL transport: write auto"),
     ("PyNcclConnector", "no NCCL transport: write auto"),
     ("LMCacheConnectorV1", "found by its content in each instance anyway: write auto"),

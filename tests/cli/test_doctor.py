@@ -18,8 +18,7 @@ from epd.cli.main import main
 from epd.cli.start import leftovers
 from epd.cli.start.rundir import cluster_dir, make_private
 from epd.config import ConfigError
-from epd.transport.cuda import driver as cuda_driver
-from epd.transport.mooncake.library import missing
+from epd.transport.backends import BACKENDS
 from epd.transport.shm.segment import Segment
 
 NAMES = [
@@ -217,7 +216,7 @@ def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) 
 def test_transports_are_asked_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     found = doctor.check_transports()
     assert found.ok and {"shm", "tcp", "file"} <= set(found.detail.partition(" (")[0].split(", "))
-    assert found.remedy == "; ".join(filter(None, (cuda_driver.missing(), missing())))
+    assert found.remedy == "; ".join(filter(None, (one.lacks() for one in BACKENDS.values())))
     monkeypatch.setattr(doctor, "_ASK_TRANSPORTS", "raise ImportError('torn')")
     broken = doctor.check_transports()
     assert not broken.ok and "torn" in broken.detail

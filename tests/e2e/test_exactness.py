@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.transport.mooncake.library import missing
+from epd.transport.backends import BACKENDS
 from tests.e2e.client import post_all
 from tests.e2e.goldens import FAMILIES, Golden, differences, directory_of, goldens, heavy_goldens
 from tests.e2e.server import Server, serving
@@ -47,7 +47,7 @@ ARRANGEMENTS = [
         for family in ("internvl", "paddleocr_vl", *OF_GLM[2:], *SECOND_SIZES)
         if family not in OF_GEMMA  # refused in groups
     ),
-    *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake")),
+    *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake", "nixl")),
 ]
 
 
@@ -73,7 +73,7 @@ async def test_equals_generate(
     topology: str, family: str, transport: str, times: int, tmp_path: Path
 ) -> None:
     """All conversations in one burst, videos too, then again from warm caches."""
-    if transport == "mooncake" and (reason := missing()):
+    if transport in BACKENDS and (reason := BACKENDS[transport].lacks()):
         pytest.skip(reason)
     settings = {"transport": transport, "transport_directory": str(tmp_path)}
     with serving(topology, model=directory_of(family), **settings) as server:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from epd.messages import Address
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import named
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
 from epd.transport.files.backend import FileTransferEngine
 from epd.transport.files.whole_file import write_whole
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_boot_id, this_host_id
-from epd.transport.mooncake import backend as mooncake
-from epd.transport.mooncake.backend import MooncakeTransferEngine
-from epd.transport.mooncake.library import End, missing
+from epd.transport.linked import leave
+from epd.transport.linked.leave import End, FarRegion, LeaveEngine, Moved, WritePiece
 from epd.transport.shm.backend import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import GUARD, guard
@@ -106,9 +107,7 @@ async def test_shared_memory_cannot_fence_whose_host_is_not_known(tmp_path: Path
     await owner.close()
 
 
-# --- mooncake -------------------------------------------------------------------------------------
-
-needs_mooncake = pytest.mark.skipif(bool(missing()), reason=missing() or "it is there")
+# --- movers: mooncake, NIXL -----------------------------------------------------------------------
 
 
 class Held:
@@ -119,34 +118,43 @@ class Held:
         self.end = End.DONE
         self._released = threading.Event()
 
-    def transfer(self, peer: str, pieces: Any) -> End:
+    def transfer(self, to: FarRegion, pieces: Sequence[WritePiece]) -> Moved:
         self.begun.set()
         assert self._released.wait(10)
-        return self.end
+        return Moved(self.end)
 
     def release(self, end: End) -> None:
         self.end = end
         self._released.set()
 
 
+Make = Callable[[str, int], LeaveEngine]
+
+
+@pytest.fixture(params=["mooncake", "nixl"])
+def make(request: pytest.FixtureRequest) -> Make:
+    backend = named(request.param)
+    if reason := backend.lacks():
+        pytest.skip(reason)
+    return lambda name, epoch: cast("LeaveEngine", backend.make(BackendSettings(name, epoch)))
+
+
 async def begin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> tuple[MooncakeTransferEngine, MooncakeTransferEngine, Held, asyncio.Task[Any], Any]:
-    owner, writer = (
-        MooncakeTransferEngine(BackendSettings("owner", 1)),
-        MooncakeTransferEngine(BackendSettings("writer", 3)),
-    )
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> tuple[LeaveEngine, LeaveEngine, Held, asyncio.Task[Any], Any]:
+    owner, writer = make("owner", 1), make("writer", 3)
     region = owner.allocate("pool", 1, 64)
     held = Held()
-    monkeypatch.setattr(writer._library, "transfer", held.transfer)
+    monkeypatch.setattr(writer._mover, "transfer", held.transfer)
     write = asyncio.create_task(writer.write([bytes(64)], region.remote, (0,)))
     await asyncio.to_thread(held.begun.wait, 10)
     return owner, writer, held, write, region
 
 
-@needs_mooncake
-async def test_mooncake_an_open_write_keeps_the_fence_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, writer, held, write, region = await begin(monkeypatch)
+async def test_an_open_write_keeps_the_fence_open(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, writer, held, write, region = await begin(make, monkeypatch)
     for _ in range(3):  # however often: time is no fence (F7)
         assert not await owner.fence(WRITER, this_host_id(), os.getpid())
     held.release(End.DONE)
@@ -160,19 +168,18 @@ async def test_mooncake_an_open_write_keeps_the_fence_open(monkeypatch: pytest.M
     await owner.close()
 
 
-@needs_mooncake
 @pytest.mark.parametrize("fenced", [True, False])
-async def test_mooncake_a_broken_write_is_settled_with_a_living_owner(
-    monkeypatch: pytest.MonkeyPatch, fenced: bool
+async def test_a_broken_write_is_settled_with_a_living_owner(
+    make: Make, monkeypatch: pytest.MonkeyPatch, fenced: bool
 ) -> None:
     """Unknown at the writer until the owner has read what was on its way."""
-    owner, writer, held, write, _ = await begin(monkeypatch)
+    owner, writer, held, write, _ = await begin(make, monkeypatch)
     held.release(End.BROKEN)
     assert isinstance(await write, WriteUnknown)
-    monkeypatch.setattr(mooncake, "has_half_closed_arrivals", lambda: True)
+    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda: True)
     assert not await writer.fence(OWNER, this_host_id(), os.getpid())
     assert not await owner.fence(WRITER, this_host_id(), os.getpid())
-    monkeypatch.setattr(mooncake, "has_half_closed_arrivals", lambda: False)
+    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda: False)
     assert await (
         writer.fence(OWNER, this_host_id(), os.getpid()) if fenced else writer.settle(OWNER)
     )
@@ -181,11 +188,10 @@ async def test_mooncake_a_broken_write_is_settled_with_a_living_owner(
     await owner.close()
 
 
-@needs_mooncake
-async def test_mooncake_what_does_not_end_is_owned_as_long_as_the_owner_lives(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_what_does_not_end_is_owned_as_long_as_the_owner_lives(
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, writer, held, write, _ = await begin(monkeypatch)
+    owner, writer, held, write, _ = await begin(make, monkeypatch)
     held.release(End.ENDLESS)
     assert isinstance(await write, WriteUnknown)
     assert not await writer.settle(OWNER)
@@ -195,13 +201,12 @@ async def test_mooncake_what_does_not_end_is_owned_as_long_as_the_owner_lives(
     await owner.close()
 
 
-@needs_mooncake
-async def test_mooncake_an_end_that_was_not_heard_is_told_with_a_later_write(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_an_end_that_was_not_heard_is_told_with_a_later_write(
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when it ended while a write was being begun that did not tell of it: what the owner
     holds as begun no fence ever ends."""
-    owner, writer, held, write, region = await begin(monkeypatch)
+    owner, writer, held, write, region = await begin(make, monkeypatch)
     (wire,) = owner._links._inbound["writer", 3]
     late: list[Any] = []
     wire.on_frame = lambda wire, frame: late.append(frame)
@@ -266,6 +271,25 @@ async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() ->
             await asyncio.sleep(0.001)
     server.close()
     await server.wait_closed()
+
+
+def test_what_a_dead_process_has_queued_is_seen_before_its_end_arrives() -> None:
+    """Its connection is open at this end as long as this end's buffer is full."""
+    code = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
+    code += "s.setblocking(False)\ntry:\n while True: s.send(bytes(1 << 16))\n"
+    code += "except BlockingIOError: pass"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        with subprocess.Popen([sys.executable, "-c", code, port]) as sender:
+            arrived, _ = server.accept()
+        assert is_process_dead(sender.pid)
+        with arrived:
+            state = arrived.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            assert state == 1  # established
+            assert has_half_closed_arrivals()
+            while arrived.recv(1 << 20):
+                assert has_half_closed_arrivals()
+    assert not has_half_closed_arrivals()
 
 
 def test_what_is_no_pid_is_not_known_to_be_dead() -> None:

@@ -1,4 +1,4 @@
-"""TCP, files and mooncake between real processes that die, freeze and come back."""
+"""TCP, files, mooncake and NIXL between real processes that die, freeze and come back."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ import pytest
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import named
 from epd.transport.base import TransferEngine, WriteFailed, WriteUnknown, Written
-from epd.transport.files.backend import FileTransferEngine
 from epd.transport.host import this_host_id
-from epd.transport.mooncake.backend import MooncakeTransferEngine
-from epd.transport.mooncake.library import missing
-from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import GUARD, guard, pattern
 from tests.patience import PATIENCE_S
 
 CHILD = str(Path(__file__).with_name("engine_child.py"))
 ROOT = str(Path(__file__).parents[2])
-BACKENDS = ("tcp", "file", "mooncake")
+BACKENDS = ("tcp", "file", "mooncake", "nixl")
 GUARDED = bytes([GUARD])
 
 
@@ -42,15 +39,8 @@ class Family:
         self._engines: list[TransferEngine] = []
 
     def engine(self, instance_id: str, epoch: int = 1) -> Any:
-        engine: TransferEngine
-        if self.backend == "tcp":
-            engine = TcpTransferEngine(BackendSettings(instance_id, epoch, True))
-        elif self.backend == "file":
-            engine = FileTransferEngine(
-                BackendSettings(instance_id, epoch, True, directory=self.directory)
-            )
-        else:
-            engine = MooncakeTransferEngine(BackendSettings(instance_id, epoch, True))
+        settings = BackendSettings(instance_id, epoch, True, directory=self.directory)
+        engine = named(self.backend).make(settings)
         self._engines.append(engine)
         return engine
 
@@ -93,7 +83,7 @@ class Family:
 
 @pytest.fixture(params=BACKENDS)
 async def family(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Family]:
-    if request.param == "mooncake" and (reason := missing()):
+    if reason := named(request.param).lacks():
         pytest.skip(reason)
     made = Family(request.param, str(tmp_path))
     yield made
@@ -136,7 +126,7 @@ async def test_a_frozen_writer_writes_nothing_after_its_fence(family: Family) ->
     pid = await family.writer(region.remote)
     os.kill(pid, signal.SIGSTOP)
     fenced = await fenced_within(consumer, PRODUCER, pid, 0.3)
-    assert fenced or family.backend == "mooncake"
+    assert fenced or family.backend in {"mooncake", "nixl"}
     if fenced:
         guard(region)
     os.kill(pid, signal.SIGCONT)

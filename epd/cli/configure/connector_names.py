@@ -48,7 +48,7 @@ _EC_MOONCAKE = Connector(
     "mooncake", {**_MOONCAKE.extra, "master_server_address": ("encode.cache_store",)}
 )
 _AUTO = Connector("auto")
-_NIXL = "NIXL is not here: write auto, which takes the best way that both instances offer"
+_NIXL = Connector("nixl")
 _NCCL = "there is no NCCL transport: write auto, which takes the best way that both instances offer"
 _LMCACHE = "KV is kept and found by its content in each instance anyway: write auto"
 _OFFLOAD = "KV is not offloaded to host memory: give the pool more, --kv-nbytes; drop the flag"
@@ -58,7 +58,6 @@ REMEDIES = {  # connectors of theirs that have no likeness here, and what to do 
     "LMCacheMPConnector": _LMCACHE,
     "MooncakeStoreConnector": "KV is not kept in a store: write MooncakeConnector to move it",
     "MultiConnector": "write auto: an instance offers several ways, and each pair takes the best",
-    "NixlConnector": _NIXL,
     "OffloadingConnector": _OFFLOAD,
     "P2pNcclConnector": _NCCL,
     "PyNcclConnector": _NCCL,
@@ -89,6 +88,7 @@ KV = Hop(
         "ExampleConnector": _FILE,
         "SharedStorageConnector": _FILE,
         "MooncakeConnector": _MOONCAKE,
+        "NixlConnector": _NIXL,
         "SHMConnector": Connector("shm"),
         "auto": _AUTO,
     },

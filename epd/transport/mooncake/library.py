@@ -19,12 +19,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.transport.base import TransportError
+from epd.transport.linked.leave import End, FarRegion, Moved, WritePiece
 
 ENVIRONMENT = {
     # a restarted peer that got its predecessor's port is found again; the dead are asked as well
@@ -45,22 +44,6 @@ FAILED = -1  # a status; -2 is the library's time-out, 0 means under way, 1 done
 GIVE_UP_S = 60.0  # the library's own limits are below; after this the outcome is unknown
 PACKAGE = "mooncake-transfer-engine-non-cuda"
 SYSTEM_PACKAGES = {"libibverbs": "libibverbs1", "libnuma": "libnuma1", "libcurl": "libcurl4"}
-
-
-class End(Enum):
-    DONE = "all bytes are in the target's memory"
-    REFUSED = "some pieces were never submitted and nothing is under way"
-    BROKEN = "some pieces failed and their connections are closed; what was sent may still land"
-    ENDLESS = "some pieces did not end: the source may still be read"
-
-
-@dataclass(frozen=True, slots=True)
-class WritePiece:
-    """Bytes from one address of this process to one of the peer's."""
-
-    source: int
-    target: int
-    nbytes: int
 
 
 def load() -> Any:
@@ -165,22 +148,23 @@ class Library:
         """Nothing is registered or under way any more."""
         _idle.append(self)
 
-    def register(self, address: int, nbytes: int) -> None:
-        """Peers may write there from now on.  Raises TransportError."""
+    def register(self, address: int, nbytes: int) -> str:
+        """See `Mover`."""
         if not self._regions_at[address] and self._engine.register_memory(address, nbytes):
             raise TransportError(
                 f"mooncake cannot register {nbytes} bytes: raise the limit of locked memory "
                 "(ulimit -l unlimited), or lower pool_nbytes or kv_nbytes"
             )
         self._regions_at[address] += 1
+        return f"{self.host}:{self.port}"
 
     def unregister(self, address: int) -> None:
         self._regions_at[address] -= 1
         if not self._regions_at[address]:
             self._engine.unregister_memory(address)
 
-    def transfer(self, peer: str, pieces: Sequence[WritePiece]) -> End:
-        """Write the pieces; blocks its thread, asleep most of the time."""
+    def transfer(self, to: FarRegion, pieces: Sequence[WritePiece]) -> Moved:
+        """See `Mover`.  It has no means to ask again for a write without an end."""
         under_way: list[int] = []
         ends: set[End] = set()
         for piece in pieces:
@@ -189,16 +173,15 @@ class Library:
             if ends:
                 break
             handle = self._engine.transfer_submit_write(
-                peer, piece.source, piece.target, piece.nbytes
+                to.word, piece.source, piece.target, piece.nbytes
             )
             if handle <= 0:
                 ends.add(End.REFUSED)
                 break
             under_way.append(handle)
         self._wait(under_way, ends, limit=0)
-        return next(
-            (end for end in (End.ENDLESS, End.BROKEN, End.REFUSED) if end in ends), End.DONE
-        )
+        worst_first = (End.ENDLESS, End.BROKEN, End.REFUSED)
+        return Moved(next((end for end in worst_first if end in ends), End.DONE))
 
     def _wait(self, handles: list[int], ends: set[End], limit: int) -> list[int]:
         """Until at most `limit` are under way; returns those and notes bad ends."""

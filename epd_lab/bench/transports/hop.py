@@ -25,7 +25,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from epd.transport.mooncake.library import missing
+from epd.transport.backends import BACKENDS
 from epd_lab.bench import machine, plots
 from epd_lab.bench.transports.hop_senders import WAYS, HopRows, Sender, make_sender
 from epd_lab.bench.transports.words import Remote
@@ -177,13 +177,20 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def usable(ways: tuple[str, ...]) -> tuple[str, ...]:
+    """Those whose library is here; prints why others are left out."""
+    backends = {way: BACKENDS.get(way.removesuffix("-raw")) for way in ways}
+    lacks = {way: backend.lacks() if backend else "" for way, backend in backends.items()}
+    for reason in sorted({*lacks.values()} - {""}):
+        print(f"left out: {reason}", file=sys.stderr)
+    return tuple(way for way in ways if not lacks[way])
+
+
 def run(plan: HopPlan, *, as_json: bool, out: str = "") -> int:
     """Measure and print; with `out`, also write hop.json, hop.md and hop.svg there."""
     import uvloop
 
-    if reason := missing():
-        print(f"left out: {reason}", file=sys.stderr)
-        plan = replace(plan, ways=tuple(way for way in plan.ways if "mooncake" not in way))
+    plan = replace(plan, ways=usable(plan.ways))
     described = machine.describe()
     rows = uvloop.run(measure_all(plan))
     found = {"machine": described, "rows": [asdict(row) for row in rows]}

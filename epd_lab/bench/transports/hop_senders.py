@@ -20,8 +20,9 @@ from epd.messages import RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS
 from epd.transport.base import TransferEngine, Written
+from epd.transport.linked.leave import End, FarRegion, WritePiece
 from epd.transport.local import LocalMemory, LocalTransferEngine
-from epd.transport.mooncake.library import End, Library, WritePiece
+from epd.transport.mooncake.library import Library
 from epd_lab.bench.transports.hop_process import TAG_NBYTES, backend_of, fingerprint
 from epd_lab.bench.transports.words import Remote
 
@@ -174,9 +175,10 @@ class RawMooncake:
     async def send(self, slot: int, rows: np.ndarray, seen: dict[str, int]) -> int:
         source = rows.__array_interface__["data"][0]
         pieces = [WritePiece(source, self._base + slot * rows.nbytes, rows.nbytes)]
-        end = await asyncio.to_thread(self._library.transfer, self._peer, pieces)
-        if end is not End.DONE:
-            raise RuntimeError(f"mooncake-raw: {end.value}")
+        place = FarRegion(self._peer, self._base, rows.nbytes, slot + 1)
+        moved = await asyncio.to_thread(self._library.transfer, place, pieces)
+        if moved.end is not End.DONE:
+            raise RuntimeError(f"mooncake-raw: {moved.end.value}")
         usable_ns: int = await self._receiver.ask(
             "use_raw", base=self._base, slot=slot, nbytes=rows.nbytes, **seen
         )

@@ -26,8 +26,8 @@ from tests.patience import PATIENCE_S
 NEEDED = ("ip", "nsenter", "unshare")
 APART = ("--net", "--pid", "--mount", "--ipc", "--uts", "--time")
 FIRST = (  # of a host's processes; children that nobody waits for are reaped by the kernel
-    "mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && hostname {name} && "
-    "ip link set lo up && echo up && exec env --ignore-signal=CHLD cat"
+    "mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && mount -t sysfs sysfs /sys && "
+    "hostname {name} && ip link set lo up && echo up && exec env --ignore-signal=CHLD cat"
 )
 TRIAL = "hostname one && ip link add cable type veth && ip link add card type bridge"
 NOWHERE = "02:00:00:00:00:01"  # frames to it are received by no interface
@@ -95,6 +95,7 @@ class Host:
         return (
             *("nsenter", "--target", str(self.first_pid), "--net", "--pid", "--mount", "--ipc"),
             *("--uts", "--time", f"--wdns={Path.cwd()}"),
+            *("env", "UCX_TCP_BRIDGE_ENABLE=y"),  # else UCX, of NIXL, does not see the card
         )
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from epd.transport.mooncake.library import missing
+from epd.transport.backends import named
 from tests.e2e.client import post_all
 from tests.e2e.faults.test_kill import ANSWER, HEALTHY, wait_until_replaced
 from tests.e2e.hosts.clusters import Cluster, cluster
@@ -32,12 +32,12 @@ PART = "1e1p1d"
 COUNT = 6
 
 
-@pytest.fixture(scope="module", params=["tcp", "mooncake"])
+@pytest.fixture(scope="module", params=["tcp", "mooncake", "nixl"])
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """2e2p2d, half of it on each."""
-    if request.param == "mooncake" and (reason := missing()):
+    if reason := named(request.param).lacks():
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("hosts")
     with cluster((PART, PART), directory, "--transport", request.param) as made:
@@ -49,10 +49,10 @@ def both(
 
 @pytest.fixture(autouse=True)
 def returned(both: Cluster) -> Iterator[None]:
-    """After each test nothing is in use.  But over mooncake slots stay owned where bytes of a lost
-    host may still come: until their owner restarts (docs/transports.md)."""
+    """After each test nothing is in use.  But over mooncake and NIXL slots stay owned where bytes
+    of a lost host may still come: until their owner restarts (docs/transports.md)."""
     yield
-    if both.flags[-1] == "mooncake":
+    if both.flags[-1] != "tcp":
         with contextlib.suppress(Failed):
             both.server.check_all_returned()
         held = re.findall('instance="(.+?)",kind="(incoming|slots)"', str(both.server.in_use()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.transport.mooncake.library import missing
+from epd.transport.backends import BACKENDS
 from tests.e2e.goldens import directory_of, goldens
 from tests.e2e.hosts.clusters import cluster
 from tests.e2e.hosts.network import unable
@@ -49,11 +49,11 @@ async def test_a_host_is_lost_and_comes_back(apart: Server, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transport", ["tcp", "mooncake", "auto"])
+@pytest.mark.parametrize("transport", ["tcp", "mooncake", "nixl", "auto"])
 async def test_conversations_equal_generate(transport: str, tmp_path: Path) -> None:
     """A stage on the other host, whose monotonic clock is elsewhere: as of a host that started at
     another time.  Wall clocks are this kernel's; only the simulator's differ."""
-    if transport == "mooncake" and (reason := missing()):
+    if transport in BACKENDS and (reason := BACKENDS[transport].lacks()):
         pytest.skip(reason)
     flags = ("--transport", transport, "--model", str(directory_of("embedded")))
     with cluster(("1e1p", "1d"), tmp_path, *flags, ahead_s=5) as made:

@@ -13,8 +13,9 @@ import pytest
 
 from epd.config import MooncakeConfig
 from epd.transport.base import TransportError
+from epd.transport.linked.leave import End, FarRegion, WritePiece
 from epd.transport.mooncake import library as mooncake_library
-from epd.transport.mooncake.library import End, Library, WritePiece, check_devices, load, missing
+from epd.transport.mooncake.library import Library, check_devices, load, missing
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +78,8 @@ def library(engine: FakeEngine) -> Library:
 
 
 def transfer(engine: FakeEngine, handles: list[int]) -> End:
-    return library(engine).transfer("peer", [WritePiece(handle, 0, 1) for handle in handles])
+    pieces = [WritePiece(handle, 0, 1) for handle in handles]
+    return library(engine).transfer(FarRegion("peer", 0, 1, 1), pieces).end
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,8 @@ def test_protocol_and_devices_reach_the_library(
 
 LISTEN = """
 from epd.config import MooncakeConfig
-from epd.transport.mooncake.library import Library, WritePiece
+from epd.transport.linked.leave import FarRegion, WritePiece
+from epd.transport.mooncake.library import Library
 import ctypes, os, sys
 span = MooncakeConfig(min_port=int(os.environ["FROM"]), max_port=int(os.environ["TO"]))
 library = Library("127.0.0.1", span)
@@ -163,7 +166,8 @@ print(library.port, flush=True)
 print("listens", file=sys.stderr, flush=True)
 memory = ctypes.create_string_buffer(64)
 library.register(ctypes.addressof(memory), 64)
-print(library.transfer("127.0.0.1:9", [WritePiece(ctypes.addressof(memory), 0, 64)]), flush=True)
+nowhere = FarRegion("127.0.0.1:9", 0, 64, 1)
+print(library.transfer(nowhere, [WritePiece(ctypes.addressof(memory), 0, 64)]).end, flush=True)
 os._exit(0)
 """
 
