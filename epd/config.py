@@ -168,6 +168,15 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     prompt_lookup_max: Annotated[CountOrNone, about("and of so many at most; the longest that is found wins")] = 0
 
 
+class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Adapters of the language model, each chosen by the `model` of a request; flags are vLLM's."""
+
+    enabled: Annotated[bool, about("requests may name LoRA adapters of the language model (dense, on a CPU, one rank)", "--enable-lora", "model")] = False
+    max_loras: Annotated[Count, about("adapters that an instance holds; any of them may be in one batch", "--max-loras", "model")] = 4
+    max_lora_rank: Annotated[Count, about("of an adapter, in any layer", "--max-lora-rank", "model")] = 16
+    modules: Annotated[Texts, about("adapters to load at start: each one's name in the API and its directory, as PEFT saves it, on every host", "--lora-modules", "model", "NAME=DIR")] = ()
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What computes: the device, its memory, and the size of its steps (docs/engine.md)."""
 
@@ -197,6 +206,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_caching: Annotated[bool, about("KV blocks that nobody uses are found again by their content")] = True
     checksums: Annotated[Literal["auto", "always", "never"], about("of rows and KV that move; auto: that leave the host")] = "auto"
     speculative: SpeculativeConfig = SpeculativeConfig()
+    lora: LoraConfig = LoraConfig()
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -82,6 +82,16 @@ class PreparedItem:
         )
 
 
+class Adapter(NamedTuple):
+    """What changes the language model for a request: its name in the API, and its digest."""
+
+    name: str = ""
+    digest: str = ""
+
+
+NO_ADAPTER = Adapter()
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One choice to generate; placeholders in `token_ids` are expanded already."""
@@ -95,6 +105,7 @@ class Generation:
     stage: Stage = ""
     claim: str = ""  # a generation of stage "prefill" whose KV is held for this one
     encoded_at: Mapping[str, str] = field(default_factory=dict)  # hash to encoder, by who asks
+    adapter: Adapter = NO_ADAPTER
 
 
 class Timeouts(Protocol):

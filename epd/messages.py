@@ -245,6 +245,7 @@ class PrefillRequest(Message):
     first_token_deadline_s: Seconds = 0.0  # for all that is moved before it: rows, then KV
     lease_s: Seconds = 0.0  # its KV is held so long after its answer, for a request that goes on
     is_suspect: bool = False  # as in EncodeRequest
+    adapter: Hash = ""  # digest of the adapter that the request names; empty: none
 
     def __post_init__(self) -> None:
         check_prompt(self.token_ids, self.num_emitted, self.items)

@@ -208,6 +208,7 @@ class Load(Record):
     silent_peers: Names = ()  # that do not answer it, though they may be healthy
     costs: StageCosts = StageCosts()
     hands: HandsList = HandsList()
+    adapters: Annotated[tuple[Hash, ...], Listed] = ()  # digests of those that it holds
 
 
 class NoRepeat(Record):

@@ -37,6 +37,7 @@ class KvOffer(Message):
     scope: Where = ""  # as in PrefillRequest
     first_token_deadline_s: Seconds = 0.0
     is_suspect: bool = False
+    adapter: Hash = ""  # as in PrefillRequest
 
     def __post_init__(self) -> None:
         check_prompt(self.token_ids, self.num_emitted, self.items)

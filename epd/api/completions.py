@@ -168,7 +168,7 @@ class Completions:
             describe_request(record, asked, prompts, self._preparer.model_name, request_id)
         facts = AnswerFacts(
             request_id,
-            self._preparer.model_name,
+            asked.adapter.name or self._preparer.model_name,
             int(time.time()),
             sum(len(prompt.token_ids) for prompt in prompts),
             self._preparer.token_text,
@@ -252,6 +252,7 @@ class Completions:
                     asked.staged.stage,
                     asked.staged.claim,
                     asked.staged.encoded_at,
+                    asked.adapter,
                 )
                 self._frontend.start_generation(stream, generation)
         except BaseException as error:

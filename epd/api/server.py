@@ -27,7 +27,7 @@ from epd.api.http.errors import ApiError, retry_after
 from epd.api.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from epd.api.http.rarely import Rarely, fetched
 from epd.api.http.unknown import Unknown
-from epd.api.openai.validation import unknown_model
+from epd.api.openai.validation import check_model
 from epd.api.prompts.prepare import Preparer
 from epd.api.watching.metering import NO_METER
 from epd.api.watching.metrics import CONTENT_TYPE, exposition, with_vllm_names
@@ -245,12 +245,14 @@ class ApiServer:
 
     def _model(self, name: str) -> JsonObject:
         assert self._preparer is not None
-        return {
+        adapter = self._preparer.adapters.get(name)
+        parent: JsonObject = {"parent": self._preparer.model_name} if adapter else {}
+        return parent | {
             "id": name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "epd",
-            "root": self._preparer.model_name,
+            "root": adapter.digest if adapter else self._preparer.model_name,
             "max_model_len": self._preparer.max_context,
         }
 
@@ -262,14 +264,14 @@ class ApiServer:
 
     async def _models(self, exchange: Exchange) -> None:
         assert self._preparer is not None
-        data = [self._model(name) for name in self._preparer.served_names]
+        names = *self._preparer.served_names, *self._preparer.adapters
+        data = [self._model(name) for name in names]
         await exchange.respond_json(200, {"object": "list", "data": data})
 
     async def _one_model(self, exchange: Exchange) -> None:
         assert self._preparer is not None
         name = exchange.path.removeprefix("/v1/models/")
-        if name not in self._preparer.served_names:
-            raise unknown_model(name, self._preparer)
+        check_model(name, self._preparer)
         await exchange.respond_json(200, self._model(name))
 
     async def _health(self, exchange: Exchange) -> None:

@@ -196,6 +196,7 @@ class StepSequence:
     num_drafts: int = 0  # the last of `token_ids` are drafts: each is sampled behind, too
     scoring: Scoring | None = None  # of a prompt's chunk
     copies: Sequence[tuple[int, int]] = ()  # blocks, from and to, before anything of the step runs
+    adapter: str = ""  # digest of the adapter that changes the model for it; empty: none
 
     @property
     def is_pending(self) -> bool:
@@ -290,6 +291,7 @@ class LanguageEngine(Protocol):
     kv_in_place: bool  # host memory: KV from elsewhere lands in the pool's own blocks
     kv_memory: KvMemory | None  # where a device's pool lies, if the data plane has made that
     num_landing_blocks: int  # registered memory, in blocks, that KV lands in where it is no pool's
+    adapters: tuple[str, ...]  # digests of those that a sequence may have
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """Pure and cheap."""

@@ -41,6 +41,7 @@ from epd.model_files.checkpoint import ModelError, read_checkpoint
 
 if TYPE_CHECKING:
     from epd.engine.device.streams import DeviceStreams
+    from epd.engine.language.lora import Bank
 
 logger = logging.getLogger(__name__)
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
@@ -166,8 +167,10 @@ def build_language(
         kv_plan(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
     _adopt(adapter, model, shard)
+    bank = _bank(adapter, model, engine_config, layout, shard)
     small = KvPool(layout, 1, kv_dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
+    forward.bank = bank
     on_gpu = executor.streams is not None
     if on_gpu:
         _touch_largest_step(forward, engine_config, adapter.max_context)
@@ -212,6 +215,18 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard) -> None:
 
         TensorParallel(adapter, model, shard).join()
     adapter.adopt_language(model)
+
+
+def _bank(
+    adapter: ModelAdapter, model: Any, config: EngineConfig, layout: KvLayout, shard: Shard
+) -> Bank | None:
+    """Of adapters, where requests may name some.  Raises ConfigError and ModelError."""
+    if not config.lora.enabled:
+        return None
+    from epd.engine.language import lora
+
+    lora.check(config, layout, shard)
+    return lora.bank_of(adapter, model, config.lora)
 
 
 def _log_memory(config: EngineConfig, engine: TorchLanguageEngine, streams: DeviceStreams) -> None:

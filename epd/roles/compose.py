@@ -243,6 +243,7 @@ class Instance:
             counts=self.actor.times.counts(),
             costs=self._costs(),
             hands=self.hands.report(),
+            adapters=requests.engine.adapters if requests is not None else (),
         )
 
     def _costs(self) -> StageCosts:

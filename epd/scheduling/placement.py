@@ -139,6 +139,13 @@ def lacking(infos: Iterable[InstanceInfo], *, with_images: bool, finds: bool) ->
     return f"no healthy instance has the role {' or '.join(missing)}" if missing else ""
 
 
+def holding(candidates: Sequence[Candidate], adapter: str) -> list[Candidate]:
+    """Without the roles of the language model where that does not hold this adapter."""
+    return [
+        c for c in candidates if not (adapter and c.info.kv_layout) or adapter in c.load.adapters
+    ]
+
+
 def place(
     candidates: Sequence[Candidate],
     asked: Needs,

@@ -8,7 +8,8 @@ own token ids, and of each image with rows in it.  An image counts by its `mm_ha
 processor, model, tenant) and its beginning, from the block's first token.  Two images of one size
 have the same placeholders and never the same key; nor has one image in two places.
 
-The first key also depends on the scope of who asks (`epd/api/http/identity.py`).  So under
+The first key also depends on the adapter, which changes every key and value behind it, by its
+digest, and on the scope of who asks (`epd/api/http/identity.py`).  So under
 `cache_scope` "tenant" two tenants never share a block, even for equal texts: the time to a first
 token shows neither the other's prompts (fault F53).  A look-up has to name a scope; there is no way
 to look into all of them.
@@ -43,11 +44,15 @@ class Placed(Protocol):
 class PrefixKeys:
     """The keys of one text's full blocks, made as it grows."""
 
-    __slots__ = ("_block_size", "_items", "_scope", "keys")
+    __slots__ = ("_adapter", "_block_size", "_items", "_scope", "keys")
 
-    def __init__(self, block_size: int, items: Sequence[Placed], scope: str) -> None:
-        """`items`: the text's images in order of their offsets; `scope`: of who asks."""
+    def __init__(
+        self, block_size: int, items: Sequence[Placed], scope: str, adapter: str = ""
+    ) -> None:
+        """`items`: the text's images in order of their offsets; `scope`: of who asks; `adapter`:
+        its digest, or empty."""
         self._scope = scope
+        self._adapter = adapter
         self._block_size = block_size
         self._items = items
         self.keys: list[Key] = []
@@ -60,10 +65,13 @@ class PrefixKeys:
         return self.keys[: num_tokens // size]
 
     def _key(self, start: int, token_ids: Sequence[int]) -> Key:
-        before = self.keys[-1] if self.keys else hashlib.sha256(self._scope.encode()).digest()
+        before = self.keys[-1] if self.keys else self._root()
         digest = hashlib.blake2b(before, digest_size=DIGEST_NBYTES)
         digest.update(array("q", token_ids).tobytes())
         for item in self._items:
             if item.offset < start + self._block_size and start < item.end:
                 digest.update(f"{item.mm_hash}@{item.offset - start}".encode())
         return digest.digest()
+
+    def _root(self) -> bytes:
+        return hashlib.sha256(f"{self._scope}\0{self._adapter}".encode()).digest()

@@ -88,6 +88,7 @@ class Settings:
     near: tuple[str, ...] = ()  # whose devices reach each other's pool: how their names begin
     has_state: bool = False  # besides KV, a state of fixed size for each sequence
     max_uncut: int = 0  # rows of the largest image, if no chunk may cut one
+    adapters: tuple[str, ...] = ()  # digests, at each instance from its start
     costs: Costs = Costs()
     restart_after_s: float = 0.5
     rank_lingers_s: float = 0.0  # a rank whose leader has died, at most
@@ -342,6 +343,7 @@ class Cluster:
                 rank=rank,
                 size=size,
             )
+            language.adapters = settings.adapters
             language.poison, language.on_found = self.world.poison, self.on_found
             language.row_contract = contract
         return engines

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from epd.frontend import Generation, PreparedItem, Stage, TimeLimits
+from epd.frontend import Adapter, Generation, PreparedItem, Stage, TimeLimits
 from epd.messages import SamplingParams, TokenLogprobs
 from epd_lab.sim import wishes
 from epd_lab.sim.core.rand import KeyedRandom, draw_integer
@@ -39,6 +39,7 @@ class Ask:
     drives: bool = False  # encode, prefill and decode one by one, as a proxy does
     leaves_after: Stage = ""  # so many stages, and it is never heard of again
     tenant: str = ""  # who asks: nobody else finds what was computed for it
+    adapter: str = ""  # that it names, which is its digest, too
     limits: TimeLimits | None = None  # how long it waits; None: as the settings say
     wishes: SamplingParams = wishes.SEEDED  # all else that it wants of its answer
     stop_word: int = 0  # when it reads this word, it has enough (a stop string); 0: never
@@ -97,13 +98,13 @@ class Ask:
             sampling = msgspec.structs.replace(sampling, max_tokens=1)
         return Generation(
             token_ids, items, sampling, wants_timeline=self.wants_timeline, scope=self.tenant,
-            stage=stage, claim=claim,
+            stage=stage, claim=claim, adapter=Adapter(self.adapter, self.adapter),
         )  # fmt: skip
 
     def said(self) -> tuple[TokenLogprobs, ...]:
         """The right answer, with the log-probabilities that were asked for."""
         token_ids, placed = self.placed()
-        return golden.answer(token_ids, placed, self.sampling())
+        return golden.answer(token_ids, placed, self.sampling(), self.adapter)
 
     def answer(self) -> tuple[int, ...]:
         """The token ids of the right answer."""
@@ -137,6 +138,7 @@ class Workload:
     num_words: int = 0  # of a conversation, its turns' ends besides; 0: one turn, any words
     whole_share: float = 0.5  # of clients that do not want a stream
     num_tenants: int = 1
+    adapters: tuple[str, ...] = ()  # that clients name, or none
     limits: TimeLimits | None = None
     drive_share: float = 0.0  # of clients that drive the stages of their requests themselves
     leave_share: float = 0.0  # of these, who leave between two stages
@@ -172,6 +174,7 @@ class Workload:
             limits=self.limits, tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
             drives=random.chance(self.drive_share, "drives"),
             leaves_after=self._leaves_after(random), wishes=wanted,
+            adapter=random.pick(("", *self.adapters), "adapter"),
             stop_word=self._stop_word(random, wanted.top_k or self.num_words),
         )  # fmt: skip
 

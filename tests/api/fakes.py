@@ -7,7 +7,7 @@ list of updates, floats (seconds to wait) and events to wait for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from epd.api.prompts.prepare import Prompt
 from epd.api.server import ApiServer
 from epd.config import AccessConfig, GatewayConfig, Limits
 from epd.frontend import (
+    Adapter,
     Generation,
     GenerationError,
     GenerationUpdate,
@@ -180,6 +181,7 @@ class FakePreparer:
 
     model_name = "tiny"
     served_names: tuple[str, ...] = ("tiny",)
+    adapters: Mapping[str, Adapter] = {}
     max_context = 200
     vocab_size = 0x110000
     eos_token_ids = (EOS,)

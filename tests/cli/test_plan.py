@@ -25,11 +25,12 @@ from epd.cli.main import main
 from epd.cli.start.plan import LogOptions, Placing, StartPlan, plan_role, plan_topology
 from epd.cli.start.ports import check_listen
 from epd.cli.verbs import run
-from epd.config import ConfigError, Settings
+from epd.config import ConfigError, EngineConfig, LoraConfig, Settings
 from epd.model_files.checkpoint import ModelError, read_config
 from epd.transport.base import TransportError
 from epd.transport.bus.curve import ClusterKey
 from epd.transport.codec import check_instance_id
+from tests.model_files.test_lora import write as adapter
 
 LOG = LogOptions()
 
@@ -44,6 +45,31 @@ def role(
     text: str, tmp_path: Path, join: str = "", listen: str = "", instance_id: str = ""
 ) -> StartPlan:
     return plan_role(text, instance_id, Settings(), Placing(join, listen, str(tmp_path)), LOG)
+
+
+def with_adapters(*modules: str, **lora: object) -> Settings:
+    engine = EngineConfig(lora=LoraConfig(**{"enabled": True, "modules": modules, **lora}))  # type: ignore[arg-type]
+    return Settings(engine=engine)
+
+
+def test_adapters_are_looked_at_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter(tmp_path / "pirate")
+    monkeypatch.chdir(tmp_path)
+    plan = topology("1e1p1d", tmp_path, with_adapters("a=pirate"))
+    assert plan.gateway is not None
+    for config in (plan.gateway, *plan.instances):
+        assert config.engine.lora.modules == (f"a={tmp_path}/pirate",)
+    for wrong, match in (
+        (with_adapters("a=pirate", enabled=False), "need --enable-lora"),
+        (with_adapters("a=nowhere"), "nowhere does not exist"),
+        (with_adapters("epd-tiny=pirate"), "the model itself has this name"),
+        (with_adapters("a=pirate", "b=pirate", max_loras=1), "names 2 adapters"),
+        (with_adapters("a=pirate", max_lora_rank=1), "raise --max-lora-rank"),
+    ):
+        with pytest.raises((ConfigError, ModelError), match=match):
+            topology("1e1p1d", tmp_path, wrong)
 
 
 def test_a_topology_is_a_gateway_and_an_instance_each(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -234,6 +235,20 @@ def test_another_layout_of_kv_is_refused_for_good() -> None:
     with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
         other = msgspec.structs.replace(golden.KV_LAYOUT, dtype="float16")
         assert declined(at, offer(at, "r", layout=other)) == ("contract", False)
+
+
+def test_an_adapter_that_is_not_held_is_refused_for_good() -> None:
+    """By prefill and by decode, whatever the gateway believed; where it is held, it is taken."""
+    with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
+        assert refused(at, prompt(at, "r", adapter="pirate")) == ("contract", False)
+    with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
+        assert declined(at, offer(at, "r", adapter="pirate")) == ("contract", False)
+    holding = replace(SETTINGS, adapters=("pirate",))
+    with desk("1e1p1d", "p0", "prefill", holding) as at:
+        assert refused(at, prompt(at, "r", adapter="pirate")) is None
+    with desk("1e1p1d", "d0", "decode", holding) as at:
+        assert declined(at, offer(at, "r", adapter="pirate")) is None
+        assert declined(at, offer(at, "s", adapter="poet")) == ("contract", False)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,16 @@ def test_two_scopes_have_no_key_in_common(tokens: list[int], one: str, other: st
     assert bool(shared) is (one == other)
 
 
+@given(st.lists(st.integers(0, 3), min_size=BLOCK, max_size=30), st.text(max_size=3))
+def test_two_adapters_have_no_key_in_common(tokens: list[int], scope: str) -> None:
+    """Fault F53: what one has computed never answers for another, nor for the model itself."""
+    names = ("", "a" * 32, "b" * 32)
+    each = [PrefixKeys(BLOCK, (), scope, name) for name in names]
+    found = [keys.extend(lambda a, b: tokens[a:b], len(tokens)) for keys in each]
+    assert len({key for keys in found for key in keys}) == sum(map(len, found))
+    assert found[0] == keys_of(tokens, scope=scope)
+
+
 def test_no_two_of_many_texts_collide() -> None:
     """F81: a part of a digest would be enough for few."""
     texts = [[n] * BLOCK for n in range(2000)]

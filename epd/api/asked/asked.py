@@ -17,7 +17,7 @@ from epd.api.asked.tools import Tool, ToolUse
 from epd.api.http.errors import ApiError, bad_request
 from epd.api.http.shapes import Facts
 from epd.config import Limits
-from epd.frontend import JsonObject
+from epd.frontend import NO_ADAPTER, Adapter, JsonObject
 from epd.messages import NoRepeat, SamplingParams
 
 SEED_MASK = 2**63 - 1
@@ -29,6 +29,7 @@ class ModelFacts(Protocol):
 
     model_name: str
     served_names: tuple[str, ...]  # this one, and others that requests may give
+    adapters: Mapping[str, Adapter]  # by their names, which requests may give, too
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -66,6 +67,7 @@ class Asked(Spoken):
     tool_use: ToolUse | None = None  # chat
     template_flags: TemplateFlags = NO_FLAGS  # chat
     staged: Staged = WHOLE
+    adapter: Adapter = NO_ADAPTER
     told: Callable[[ApiError], ApiError] = _as_it_is  # names fields as the client's API does
     echo: JsonObject = field(default_factory=dict)  # what that API's answers repeat of it
 

@@ -85,7 +85,7 @@ def _properties(top: Schema, model: ModelFacts) -> JsonObject:
     properties, required = top["properties"], top.get("required", ())
     assert isinstance(properties, dict)
     assert isinstance(required, list | tuple)
-    properties["model"] = {"enum": [*model.served_names]}
+    properties["model"] = {"enum": [*model.served_names, *model.adapters]}
     return {
         name: schema if name in required or NULL in schema.get("anyOf", ()) else _or_null(schema)
         for name, schema in properties.items()

@@ -25,7 +25,7 @@ from epd.api.openai.request import ChatRequest, CompletionRequest, Completions, 
 from epd.api.openai.video_field import read_bounds, read_request_sampling
 from epd.api.prompts.continued import check_continued
 from epd.config import Limits
-from epd.frontend import JsonObject
+from epd.frontend import NO_ADAPTER, JsonObject
 
 C = TypeVar("C", bound=Completions)
 _KINDS: dict[type, str] = {str: "a string", int: "an integer", list: "an array"}
@@ -115,6 +115,7 @@ def _asked(
             setattr(asked, name, value)
     asked.top_k = 0 if asked.top_k < 0 else min(asked.top_k, model.vocab_size)
     asked.num_logprobs, asked.no_tokens = num_logprobs, no_tokens
+    asked.adapter = model.adapters.get(request.model or "", NO_ADAPTER)
     asked.logprob_token_ids = _logprob_token_ids(request.logprob_token_ids, asked)
     _take_no_repeat(asked, request.vllm_xargs)
     if request.prompt_logprobs is not None:
@@ -164,12 +165,12 @@ def _take_stage(asked: Asked, staged: Staged) -> None:
 
 def check_model(name: str | None, model: ModelFacts) -> None:
     """Raises ApiError 404 for another model's name."""
-    if name is not None and name not in model.served_names:
+    if name is not None and name not in model.served_names and name not in model.adapters:
         raise unknown_model(name, model)
 
 
 def unknown_model(name: str, model: ModelFacts) -> ApiError:
-    served = "' or '".join(model.served_names)
+    served = "' or '".join((*model.served_names, *model.adapters))
     message = f"model '{name[:200]}' is not served here; the served model is '{served}'"
     return ApiError(404, message, param="model", code="model_not_found")
 

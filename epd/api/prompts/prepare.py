@@ -29,7 +29,7 @@ from epd.api.prompts.media import MediaFetcher
 from epd.api.prompts.medium import Measurer, Medium, Source
 from epd.api.prompts.model_texts import sampling_defaults
 from epd.config import GatewayConfig
-from epd.frontend import Metric, PreparedItem
+from epd.frontend import Adapter, Metric, PreparedItem
 from epd.media_files.image_opening import load_pillow
 from epd.media_files.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
@@ -104,6 +104,15 @@ class Preparer:
         text = self._renderer.config.get("text_config") or self._renderer.config
         self.model_name = config.model_name or directory.resolve().name
         self.served_names = (self.model_name, *config.model_aliases)
+        self.adapters: Mapping[str, Adapter] = {}
+        if config.engine.lora.modules:
+            from epd.model_files.lora import modules_of, read_adapter
+
+            max_rank = config.engine.lora.max_lora_rank
+            self.adapters = {
+                name: Adapter(name, read_adapter(directory, max_rank).digest)
+                for name, directory in modules_of(config.engine.lora.modules).items()
+            }
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None

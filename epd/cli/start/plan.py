@@ -15,7 +15,7 @@ from epd.cli.configure.names import default_prefix
 from epd.cli.configure.settings import gateway_config, instance_config
 from epd.cli.start.cpus import deal_cpus
 from epd.cli.start.rundir import cluster_dir, ipc_endpoint, make_private
-from epd.config import ConfigError, GatewayConfig, InstanceConfig, Settings
+from epd.config import ConfigError, GatewayConfig, InstanceConfig, LoraConfig, Settings
 from epd.runtime import lines
 from epd.runtime.logs import json_line
 from epd.topology import (
@@ -130,20 +130,7 @@ def _plan(
     for instance_id, _ in named:
         check_instance_id(instance_id)
     all_roles = {role for _, roles in named for role in roles}
-    settings = msgspec.structs.replace(
-        settings,
-        model_dir=str(
-            check_model(
-                settings.model_dir,
-                all_roles,
-                with_gateway,
-                weights=settings.engine.load_format != "dummy",
-                allow_unused=settings.engine.allow_unused_tensors,
-                template=settings.chat_template,
-            ).directory
-        ),
-        model_name=settings.model_name or served_name(settings.model_dir),
-    )
+    settings = _checked(settings, all_roles, with_gateway)
     base = Path(placing.run_dir).absolute() if placing.run_dir else None
     directory = cluster_dir(settings.port, base)
     gateway_endpoint = placing.join or ipc_endpoint(directory, GATEWAY_ID)
@@ -178,6 +165,29 @@ def _plan(
     gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
     gateway = msgspec.structs.replace(gateway, starts_instances=bool(instances))
     return StartPlan(gateway if with_gateway else None, instances, log, str(directory))
+
+
+def _checked(settings: Settings, roles: set[str], with_gateway: bool) -> Settings:
+    """With directories that are absolute, and what is in them looked at.  Raises ConfigError and
+    ModelError."""
+    checkpoint = check_model(
+        settings.model_dir,
+        roles,
+        with_gateway,
+        weights=settings.engine.load_format != "dummy",
+        allow_unused=settings.engine.allow_unused_tensors,
+        template=settings.chat_template,
+    )
+    settings = msgspec.structs.replace(
+        settings,
+        model_dir=str(checkpoint.directory),
+        model_name=settings.model_name or served_name(settings.model_dir),
+    )
+    if settings.engine.lora == LoraConfig():
+        return settings
+    from epd.cli.configure.adapters import checked
+
+    return checked(settings)
 
 
 def _deal_devices(text: str, ranks: list[int]) -> list[list[str]]:

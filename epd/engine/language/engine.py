@@ -94,6 +94,8 @@ class TorchLanguageEngine:
         self._executor = executor
         self._shard = shard
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
+        self.bank = forward.bank
+        self.adapters = self.bank.held if self.bank is not None else ()
         self._check = StepCheck(
             self.max_context,
             self.kv_layout.block_size,
@@ -101,6 +103,7 @@ class TorchLanguageEngine:
             self.num_blocks,
             vocabulary,
             self.row_contract,
+            self.bank,
         )
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
         self._dtype = dtype

@@ -34,6 +34,7 @@ from epd.engine.language.row_splice import RowSplicer
 if TYPE_CHECKING:
     from epd.engine.language.decoder import FusedDecoder
     from epd.engine.language.graphs import DecodeGraphs, PartsRecorder, PromptGraphs
+    from epd.engine.language.lora import Bank
     from epd.engine.language.products import Foreign
     from epd.engine.language.row_splice import AddedRows
     from epd.engine.language.scoring import Head, Scores
@@ -48,6 +49,7 @@ class Forward(Protocol):
     """One forward; `pool` may be exchanged between steps."""
 
     pool: KvPool
+    bank: Bank | None  # of adapters, where there may be some
 
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
@@ -86,6 +88,7 @@ class SeamForward:
         self.pool = pool
         self._looks = looks
         self._read = read
+        self.bank: Bank | None = None
         self._head: Head = model.lm_head
         self._stack = stack
         self._splicer = splicer
@@ -100,6 +103,8 @@ class SeamForward:
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
+        if self.bank is not None:
+            self.bank.begin(batch)
         extents = [Extent(s.start, len(s.token_ids), s.block_table, _pictures(s)) for s in batch]
         self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
         known = [
@@ -199,6 +204,7 @@ class FusedForward:
         multi_axis: bool,
     ) -> None:
         self.pool = pool
+        self.bank: Bank | None = None
         self.graphs: DecodeGraphs | None = None  # once captured
         self.prompt_graphs: PromptGraphs | None = None
         self._head: Head = model.lm_head
@@ -260,23 +266,32 @@ class FusedForward:
         order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > few)
         parts = [part for i in order for part in self._parts(batch[i], sources[i])]
         ordered = [batch[i] for i in order]
-        if self.graphs is not None and all(
-            len(s.token_ids) == 1 + s.num_drafts <= few and s.sample is not None and not s.spans
-            for s in ordered
+        if self.bank is not None:
+            self.bank.begin(ordered)
+        plain = self.bank is None or not self.bank.rows  # as captured
+        if (
+            plain
+            and self.graphs is not None
+            and all(
+                len(s.token_ids) == 1 + s.num_drafts <= few and s.sample is not None and not s.spans
+                for s in ordered
+            )
         ):
             logits = self.graphs.replay(parts)
             if logits is not None:
                 return logits, []
-        hidden = self._hidden(parts, ordered)
+        hidden = self._hidden(parts, ordered, plain=plain)
         place = {i: at for at, i in enumerate(order)}
         ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
         ends = [ends[place[i]] for i in range(len(batch))]
         wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
         return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
 
-    def _hidden(self, parts: list[FlatSequence], batch: list[StepSequence]) -> torch.Tensor:
+    def _hidden(
+        self, parts: list[FlatSequence], batch: list[StepSequence], *, plain: bool
+    ) -> torch.Tensor:
         counts = [len(part.ids) for part in parts]
-        if self.prompt_graphs is not None:
+        if self.prompt_graphs is not None and plain:
             needed = shape_of(counts, self._tile_size)
             flat = self.prompt_graphs.fill(parts, needed)
             if flat is not None:

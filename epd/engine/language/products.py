@@ -18,8 +18,9 @@ Product = Callable[[torch.Tensor | Scaled], torch.Tensor]
 
 def side_by_side(*projections: Foreign) -> nn.Module:
     """One weight (and bias) for several products of one input; the modules keep views."""
-    if isinstance(projections[0], Fp8Linear):
-        return Fp8Linear.side_by_side(projections)
+    if joins := getattr(projections[0], "side_by_side", None):
+        several: nn.Module = joins(projections)
+        return several
     weight = torch.cat([p.weight for p in projections])
     bias = torch.cat([p.bias for p in projections]) if projections[0].bias is not None else None
     at = 0

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from epd.engine.base import Rows, RowSpan, StepSequence
 from epd.messages import RowContract
+
+if TYPE_CHECKING:
+    from epd.engine.language.lora import Bank
 
 MAX_SOUND = 4096  # tables that are remembered
 
@@ -19,6 +23,7 @@ class StepCheck:
     num_blocks: int
     vocabulary: int
     row_contract: RowContract | None
+    bank: Bank | None = None
     _sound: dict[int, Sequence[int]] = field(default_factory=dict)
 
     def fault(self, sequence: StepSequence, sampled: Container[str]) -> str:
@@ -35,6 +40,8 @@ class StepCheck:
             return f"{len(table)} KV blocks where {total} tokens need {blocks}"
         if sequence.num_drafts and self.num_state_blocks:
             return "draft tokens, which a state that they change would keep"
+        if sequence.adapter and (self.bank is None or sequence.adapter not in self.bank.held):
+            return "its adapter is not held here"
         copied = (block for pair in sequence.copies for block in pair)
         if not self._in_pool(table) or not all(0 <= b < self.num_blocks for b in copied):
             return f"a KV block outside the pool of {self.num_blocks}"

@@ -121,7 +121,7 @@ def _places(
 ) -> list[tuple[str, StoredPiece]]:
     """The parameters that a stored tensor is a piece of, under the first name that the model
     has."""
-    for name in _candidates(stored, family.renames):
+    for name in candidates(stored, family.renames):
         if name in held:
             return [(name, StoredPiece(stored))]
         if expert := _EXPERT.fullmatch(name):
@@ -139,7 +139,7 @@ def _places(
     return []
 
 
-def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[str]:
+def candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[str]:
     name = stored.removesuffix(_PACKED)
     yield name
     for pattern, replacement in renames:

@@ -29,6 +29,7 @@ from epd.messages import Address, CancelTransfer, Grant, KvLayout, KvOffer
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.decode.landing import Landing
 from epd.roles.incoming import IncomingRooms
+from epd.roles.steps.adapters import adapter_objection
 from epd.roles.steps.record import rank_of
 from epd.roles.steps.requests import Requests
 from epd.scheduling.kv_order import KvOrder
@@ -108,6 +109,8 @@ class DecodeRole(Component[Request]):
             return Failure(FailureKind.CONTRACT, reason)
         if reason := self._requests.kv.objection(message.layout):
             return Failure(FailureKind.CONTRACT, reason)
+        if lacks := adapter_objection(self._requests.engine, message.adapter):
+            return lacks
         if too_many := self._requests.objection(_num_tokens(message), "the decode instance"):
             return too_many
         num_blocks = self._requests.table_size(message.num_prompt_tokens)

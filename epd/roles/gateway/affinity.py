@@ -57,7 +57,8 @@ class Affinity(Component[Never]):
             return {}
         layout = holders[0].info.kv_layout
         assert layout is not None  # as the filter says
-        keys = PrefixKeys(layout.block_size, machine.prompt.items, machine.prompt.scope)
+        prompt = machine.prompt
+        keys = PrefixKeys(layout.block_size, prompt.items, prompt.scope, prompt.adapter.digest)
         opened = self._open[machine.key] = _Open(keys)
         self._num_blocks.update({c.instance_id: c.info.num_kv_blocks for c in holders})
         wanted = keys.extend(lambda a, b: _tokens(machine, a, b), _num_tokens(machine))

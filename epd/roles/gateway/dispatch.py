@@ -38,6 +38,7 @@ from epd.scheduling.placement import (
     Placement,
     Unplaceable,
     another_encoder,
+    holding,
     lacking,
     place,
 )
@@ -105,7 +106,7 @@ class Dispatcher:
         """Instances for the next attempt of this generation."""
         if self.suspects.is_barred(machine):
             return Unplaceable("what an instance may have died of is being computed elsewhere")
-        candidates = self.candidates()
+        candidates = holding(self.candidates(), machine.prompt.adapter.digest)
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
         asked = Needs(
@@ -128,6 +129,8 @@ class Dispatcher:
         if is_absent and isinstance(chosen, Unplaceable):
             told = f"the rows of an image are not in the shared storage, and {chosen.reason}"
             return Unplaceable(told)
+        if isinstance(chosen, Unplaceable) and (name := machine.prompt.adapter.name):
+            return Unplaceable(f"{chosen.reason} and holds the adapter {name}")
         return chosen
 
     def another_encoder(
@@ -199,6 +202,7 @@ class Dispatcher:
             first_token_deadline_s=token_due_s,
             lease_s=self.holds.lease_s(machine),
             is_suspect=self.suspects.is_suspect(machine),
+            adapter=prompt.adapter.digest,
         )
         return self._actor.send(placement.prefill, message)
 

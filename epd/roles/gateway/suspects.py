@@ -14,10 +14,14 @@ from epd.scheduling.deaths import Deaths, Life
 
 
 def content_of(
-    token_ids: Iterable[int], hashes: Iterable[str], sampling: SamplingParams, scope: str
+    token_ids: Iterable[int],
+    hashes: Iterable[str],
+    sampling: SamplingParams,
+    scope: str,
+    adapter: str = "",
 ) -> str:
     """What a request asks for, as one key; its seed may be the gateway's own."""
-    asked = repr((scope, tuple(token_ids), tuple(hashes), sampling.seedless()))
+    asked = repr((scope, adapter, tuple(token_ids), tuple(hashes), sampling.seedless()))
     return "prompt " + hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
 
@@ -38,7 +42,8 @@ class Suspects:
         """What deaths of its prompt are counted by."""
         prompt = machine.prompt
         hashes = (item.mm_hash for item in prompt.items)
-        return content_of(prompt.token_ids, hashes, prompt.sampling, prompt.scope)
+        asked = prompt.sampling, prompt.scope, prompt.adapter.digest
+        return content_of(prompt.token_ids, hashes, *asked)
 
     def is_suspect(self, machine: Generation) -> bool:
         """Whether an instance died of its prompt, or may have."""

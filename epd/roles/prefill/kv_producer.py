@@ -76,6 +76,7 @@ class KvProducer(Component[Request]):
             scope=message.scope,
             first_token_deadline_s=message.first_token_deadline_s,
             is_suspect=message.is_suspect,
+            adapter=message.adapter,
         )
         self._rooms.open(
             request.kv_room,

@@ -40,6 +40,7 @@ from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.prefill.held_prompts import HeldPrompts
 from epd.roles.prefill.kv_producer import KvProducer
+from epd.roles.steps.adapters import adapter_objection
 from epd.roles.steps.record import rank_of
 from epd.roles.steps.requests import Requests
 from epd.roles.steps.step import layouts_of
@@ -131,6 +132,8 @@ class PrefillRole(Component[Request]):
             return Failure(FailureKind.MEDIA, "this model takes no images")
         if self._embeddings is not None and (reason := self._embeddings.refusal(message.items)):
             return Failure(FailureKind.CAPACITY, reason)
+        if lacks := adapter_objection(self._requests.engine, message.adapter):
+            return lacks
         num_tokens = len(message.token_ids)
         if self.actor.is_self(message.decode):
             num_tokens += message.sampling.max_tokens - message.num_emitted

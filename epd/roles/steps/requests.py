@@ -156,7 +156,7 @@ class Requests(Component[Request]):
         """`positions`: of its prompt's tokens, if not linear."""
         message, block_size = request.message, self.engine.kv_layout.block_size
         self._requests[request.key] = request
-        keys = PrefixKeys(block_size, message.items, message.scope)
+        keys = PrefixKeys(block_size, message.items, message.scope, message.adapter)
         self._records[request.key] = Record(keys, positions)
         if message.is_suspect:
             self._suspects[request.key] = request

@@ -44,6 +44,7 @@ def sequence_of(
         num_drafts=len(drafts),
         scoring=scoring_of(request, start, stop),
         copies=_copies(request, start),
+        adapter=request.message.adapter,
     )
 
 

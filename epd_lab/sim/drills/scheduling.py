@@ -28,6 +28,8 @@ DRAFTING = msgspec.structs.replace(
 )
 """With answers of a few words, most steps have drafts, and about half of them hold."""
 
+ADAPTERS = ("pirate", "poet")
+
 # fmt: off
 SCHEDULING_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -63,6 +65,17 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, image_share=0.2, num_texts=2, max_text=80, spread_s=2.0, num_tenants=2),
         settings=Settings(num_blocks=256), fires=("prefix_hit", "kv_held"),
         mutants=("keys_say_nothing_of_who_asks", "decode_is_not_told_who_asks"),
+        calm={"work.num_texts": 0, "work.num_images": 1 << 30},
+    ),
+    Drill(
+        "adapters-of-one-prompt", ("F53",), topology="1e2p2d",
+        work=Workload(
+            24, image_share=0.2, num_texts=2, max_text=80, spread_s=2.0, adapters=ADAPTERS
+        ),
+        faults=(Fault("kill", "here", duration_s=0.5, point="OUTGOING:GRANTED>STREAMING", nth=8),),
+        settings=Settings(num_blocks=256, adapters=ADAPTERS),
+        fires=("prefix_hit", "GENERATION:MIGRATING>PLACED"),
+        mutants=("keys_say_nothing_of_the_adapter", "decode_is_not_told_the_adapter"),
         calm={"work.num_texts": 0, "work.num_images": 1 << 30},
     ),
     Drill(

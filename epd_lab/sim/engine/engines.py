@@ -193,6 +193,7 @@ class SimLanguageEngine(HashStates, LandedKv):
 
     row_contract: RowContract | None = golden.ROW_CONTRACT
     max_context = 4096
+    adapters: tuple[str, ...] = ()
     row_memory: RowMemory  # once attached
 
     def __init__(
@@ -304,6 +305,9 @@ class SimLanguageEngine(HashStates, LandedKv):
         needed = start + len(sequence.token_ids)
         if PENDING in sequence.token_ids:
             return StepFailure("it waits for a token that the previous step did not sample")
+        if sequence.adapter and sequence.adapter not in self.adapters:
+            self.found(f"{sequence.request_id}: a step with an adapter that is not held")
+            return StepFailure("its adapter is not held here")
         if needed > len(table) * BLOCK_SIZE:
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
         self.check_leased(f"{sequence.request_id} in a step", sequence.block_table)
@@ -344,7 +348,7 @@ class SimLanguageEngine(HashStates, LandedKv):
     def _records(self, sequence: StepSequence, prefix: bytes) -> list[bytes]:
         """Of the chunk's tokens."""
         start = sequence.start
-        rows = rows_by_position(sequence.spans)
+        rows, changed = rows_by_position(sequence.spans), sequence.adapter.encode()
         last = prefix[-RECORD_NBYTES:]
         records = []
         for at, token_id in enumerate(sequence.token_ids):
@@ -352,7 +356,7 @@ class SimLanguageEngine(HashStates, LandedKv):
                 rope = golden.linear_key(start + at + sequence.rope_delta)
             else:
                 rope = golden.rope_key(sequence.positions, at)
-            last = golden.record(last, start + at, token_id, rope, rows.get(at, b""))
+            last = golden.record(last, start + at, token_id, rope, rows.get(at, b"") + changed)
             records.append(last)
         return records
 

@@ -6,7 +6,7 @@ records, so one wrong, missing or swapped record changes the answer, and on all 
 sampling reads (`sampler.py`).  A model with a state (`STATE_LAYOUT`) keeps running hashes of all
 records besides: one of each head, which the ranks of a group share.  A row of 32 bytes stands for
 an embedding: its first half for the main embedding, its second for deepstack; both depend on the
-image and the row's index.
+image and the row's index.  An adapter changes every record.
 
 What is right is computed from the request alone, in one place and in one go: no block, no chunk, no
 engine and no message is part of it.
@@ -147,20 +147,23 @@ def linear_key(position: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def answer(
-    token_ids: tuple[int, ...], images: tuple[tuple[int, Image], ...], sampling: SamplingParams
+    token_ids: tuple[int, ...],
+    images: tuple[tuple[int, Image], ...],
+    sampling: SamplingParams,
+    adapter: str = "",
 ) -> tuple[TokenLogprobs, ...]:
     """All output tokens, the ending one included, of a prompt with images at these offsets, with
     the log-probabilities that were asked for."""
     layouts = [MediaLayout(at, p.num_rows, p.grid_thw) for at, p in images]
     rope = rope_positions(len(token_ids), layouts)
     rows = {at + r: p.row(r) for at, p in images for r in range(p.num_rows)}
-    kv, last = bytearray(), b""
+    kv, last, changed = bytearray(), b"", adapter.encode()
     scores: list[TokenLogprobs] = []
     for index, token_id in enumerate(token_ids):
         if index and sampling.num_prompt_logprobs >= 0:
             scores.append(score_of(last, token_id))
         key = linear_key(index) if rope.positions is None else rope_key(rope.positions, index)
-        last = record(last, index, token_id, key, rows.get(index, b""))
+        last = record(last, index, token_id, key, rows.get(index, b"") + changed)
         kv += last
     output: list[TokenLogprobs] = []
     output_ids: list[int] = []
@@ -172,7 +175,7 @@ def answer(
         if token.token_id in sampling.stop_token_ids:
             break
         index = len(token_ids) + len(output) - 1
-        last = record(last, index, token.token_id, linear_key(index + rope.delta), b"")
+        last = record(last, index, token.token_id, linear_key(index + rope.delta), changed)
         kv += last
     if scores:
         output[0] = output[0].with_prompt(tuple(scores))

@@ -12,6 +12,8 @@ _REASON = "these ranks share no heads of states"
 class AlikeRanks:
     """What `LanguageEngine` does of states between ranks that share their heads otherwise."""
 
+    adapters: tuple[str, ...] = ()
+
     async def fetch_state(
         self, blocks: Sequence[int], heads: range, *, in_place: bool
     ) -> Sequence[Buffer]:

@@ -14,6 +14,7 @@ import pytest
 from epd.api.http.access import tls_context, warning
 from epd.api.server import ApiServer
 from epd.config import AccessConfig, ConfigError, GatewayConfig
+from epd.frontend import NO_ADAPTER, Adapter
 from tests.api.fakes import FakeFrontend, FakePreparer, serving
 from tests.api.wire import CHAT, HI, exchange, refused, request
 from tests.patience import PATIENCE_S
@@ -195,6 +196,26 @@ async def test_the_model_has_several_names(monkeypatch: pytest.MonkeyPatch) -> N
         assert [model["id"] for model in listed["data"]] == ["tiny", "gpt-4o"]
         error = await refused(server, request({**HI, "model": "other"}), 404)
         assert "'tiny' or 'gpt-4o'" in error["message"]
+
+
+async def test_adapters_have_names_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by name, and named by the answer; what is asked of the model itself has none."""
+    pirate = Adapter("pirate", "d" * 32)
+    monkeypatch.setattr(FakePreparer, "adapters", {"pirate": pirate})
+    async with serving() as (server, frontend, _):
+        for name in ("tiny", "pirate"):
+            status, _, body = await exchange(server, request({**HI, "model": name}))
+            assert (status, json.loads(body)["model"]) == (200, name)
+        assert [one.adapter for one in frontend.generations] == [NO_ADAPTER, pirate]
+        listed = json.loads((await exchange(server, request(method="GET", path="/v1/models")))[2])
+        assert [(m["id"], m.get("parent")) for m in listed["data"]] == [
+            ("tiny", None),
+            ("pirate", "tiny"),
+        ]
+        raw = request(method="GET", path="/v1/models/pirate")
+        assert json.loads((await exchange(server, raw))[2])["root"] == pirate.digest
+        error = await refused(server, request({**HI, "model": "other"}), 404)
+        assert "'tiny' or 'pirate'" in error["message"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "server.example"])

@@ -130,6 +130,28 @@ def decode_is_not_told_who_asks() -> Planted:
 
 
 @mutant
+def keys_say_nothing_of_the_adapter() -> Planted:
+    """F53: KV that one adapter has made answers for another, and for the model itself."""
+    init = PrefixKeys.__init__
+
+    def plain(self: PrefixKeys, size: int, items: Any, scope: str, adapter: str = "") -> None:
+        init(self, size, items, scope)
+
+    return patched(PrefixKeys, "__init__", plain)
+
+
+@mutant
+def decode_is_not_told_the_adapter() -> Planted:
+    """What prefill begins with an adapter goes on without it."""
+    offer = messages.KvOffer
+
+    def plain(**fields: Any) -> messages.KvOffer:
+        return offer(**fields | {"adapter": ""})
+
+    return mock.patch("epd.roles.prefill.kv_producer.KvOffer", plain)
+
+
+@mutant
 def prefix_ignores_what_is_before() -> Planted:
     """A block's key says nothing of the blocks before it."""
     key = PrefixKeys._key

@@ -1,0 +1,278 @@
+"""Adapters mixed in one batch answer as each of them merged into the model, and as PEFT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from epd.config import ConfigError, LoraConfig
+from epd.engine.base import StepFailure
+from epd.engine.factory import build_executor, build_language
+from epd.engine.sharding import Collectives, Shard
+from epd.model_files.checkpoint import ModelError
+from tests.engine.adapters import LAYERS, make_adapter, merge
+from tests.engine.conftest import CONFIG, chat, drawn_image
+from tests.engine.driver import Driver, Request
+from tests.engine.language.test_decoder import fuse
+from tests.engine.reference import reference_generate, reference_inputs, reference_model
+
+NEW_TOKENS = 8
+KINDS: tuple[dict[str, Any], ...] = (
+    {"targets": LAYERS + "(q_proj|v_proj)"},
+    {"targets": LAYERS + r"\w+_proj", "rank": 8, "alpha": 24},
+    {"targets": LAYERS + "(o_proj|down_proj)", "rank": 2, "alpha": 6, "use_rslora": True},
+    {"targets": r".*layers\.1\.(self_attn|mlp)\.(k_proj|up_proj)", "rank": 3, "alpha": 7.5},
+)
+OTHERS = ("qwen3", "qwen2_5_vl", "qwen3_vl", "internvl", "mistral3", "glm_ocr")
+FAMILIES = ["llama", "qwen2_vl", *(pytest.param(f, marks=pytest.mark.long) for f in OTHERS)]
+
+
+@pytest.fixture(scope="module")
+def adapters(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[Path]]:
+    made: dict[str, list[Path]] = {}
+
+    def of(family: str) -> list[Path]:
+        if family not in made:
+            place = tmp_path_factory.mktemp(family)
+            made[family] = [
+                make_adapter(place / str(seed), model_dir(family), seed, **kind)
+                for seed, kind in enumerate(KINDS)
+            ]
+        return made[family]
+
+    return of
+
+
+def serving(plain: Driver, *modules: Path, **lora: Any) -> Driver:
+    """The same vision engine, and a language engine with these adapters."""
+    texts = tuple(f"a{i}={path}" for i, path in enumerate(modules))
+    config = msgspec.structs.replace(CONFIG, lora=LoraConfig(enabled=True, modules=texts, **lora))
+    executor = build_executor(config)
+    return Driver(plain.model_dir, plain.vision, build_language(plain.model_dir, config, executor))
+
+
+def adapted(request: Request, adapter: str) -> Request:
+    """Each of its steps names the adapter."""
+    plain = request.next_step
+    request.next_step = lambda chunk: replace(plain(chunk), adapter=adapter)  # type: ignore[method-assign]
+    return request
+
+
+def prompts_of(plain: Driver) -> list[tuple[Any, list[Any]]]:
+    """For each adapter, and for who has none; the first two are equal."""
+    texts = ["hello there", "hello there", "What is 2 + 2?", "and 3 + 3?", "hello there"]
+    prompts: list[tuple[Any, list[Any]]] = [(chat(text), []) for text in texts]
+    if plain.vision is not None:
+        prompts[2] = chat((1, "what is it?")), [drawn_image(1, 64, 64)]
+    return prompts
+
+
+async def ask_all(mixed: Driver, chunk: int) -> list[list[int]]:
+    names = [*mixed.language.adapters, ""]
+    requests = [
+        adapted(await mixed.request(str(i), prompt, images, max_tokens=NEW_TOKENS), names[i])
+        for i, (prompt, images) in enumerate(prompts_of(mixed))
+    ]
+    answers = await mixed.run(requests, chunk)
+    mixed.release(requests)
+    return answers
+
+
+@pytest.mark.parametrize("is_fused", [False, True], ids=["seam", "fused"])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_four_in_one_batch_equal_each_alone(
+    family: str,
+    is_fused: bool,
+    driver: Callable[[str], Driver],
+    adapters: Callable[[str], list[Path]],
+    tmp_path: Path,
+) -> None:
+    """Merged into the weights, by transformers; the fifth has none.  In chunks and in one."""
+    plain = driver(family)
+    models = [
+        *(merge(tmp_path / f"m{i}", plain.model_dir, a) for i, a in enumerate(adapters(family))),
+        plain.model_dir,
+    ]
+    golden = [
+        reference_generate(model, prompt, images, NEW_TOKENS)
+        for model, (prompt, images) in zip(models, prompts_of(plain), strict=True)
+    ]
+    assert golden[0] != golden[1] != golden[4] != golden[0]  # of one prompt
+    mixed = serving(plain, *adapters(family))
+    if is_fused:
+        if family == "glm_ocr":
+            pytest.skip("its layers have no fused form")
+        bank, mixed.language.forward = mixed.language.bank, fuse(mixed.language)
+        mixed.language.forward.bank = bank
+    for chunk in (5, 4096):
+        assert await ask_all(mixed, chunk) == golden, f"chunks of {chunk}"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # by PEFT itself
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl"])
+async def test_they_equal_peft(
+    family: str, driver: Callable[[str], Driver], tmp_path: Path
+) -> None:
+    """Its own files, names, patterns and sums."""
+    peft = pytest.importorskip("peft")
+    plain = driver(family)
+    golden, places = [], []
+    for seed, kind in enumerate(KINDS):
+        model = _with_peft(peft, plain.model_dir, seed, kind, tmp_path / str(seed))
+        places.append(tmp_path / str(seed))
+        inputs = reference_inputs(plain.model_dir, chat("hello there"), [], ())
+        with torch.inference_mode():
+            said = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+        golden.append(said[0, inputs["input_ids"].shape[1] :].tolist())
+    mixed = serving(plain, *places)
+    requests = [
+        adapted(await mixed.request(name, chat("hello there"), max_tokens=NEW_TOKENS), name)
+        for name in mixed.language.adapters
+    ]
+    assert await mixed.run(requests, 7) == golden
+
+
+def _with_peft(peft: Any, model_dir: Path, seed: int, kind: dict[str, Any], place: Path) -> Any:
+    import copy
+
+    config = peft.LoraConfig(
+        r=kind.get("rank", 4),
+        lora_alpha=kind.get("alpha", 8),
+        target_modules=kind["targets"],
+        use_rslora=kind.get("use_rslora", False),
+        alpha_pattern={"v_proj": 20},
+        rank_pattern={"q_proj": 5},
+    )
+    model = peft.get_peft_model(copy.deepcopy(reference_model(model_dir)), config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    model.save_pretrained(place)
+    return model
+
+
+async def test_a_bystander_has_the_same_bits(
+    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]]
+) -> None:
+    """In one batch with adapters or without, and in an engine that knows none."""
+    plain = driver("llama")
+    mixed = serving(plain, *adapters("llama"))
+    one = await mixed.request("one", chat("hello there"))
+    other = await mixed.request("other", chat("and 3 + 3?"))
+    first = mixed.language.adapters[1]
+    steps = [one.next_step(4096), replace(other.next_step(4096), adapter=first)]
+    alone = [one.next_step(4096), other.next_step(4096)]
+    with_adapter, without = mixed.language.logits(steps), mixed.language.logits(alone)
+    assert torch.equal(with_adapter[0], without[0])
+    assert not torch.equal(with_adapter[1], without[1])
+    assert torch.equal(without, plain.language.logits(alone))
+
+
+async def test_an_adapter_that_is_not_held_fails_alone(
+    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]]
+) -> None:
+    mixed = serving(driver("llama"), *adapters("llama")[:1])
+    requests = [await mixed.request(name, chat("hello")) for name in ("one", "other")]
+    steps = [requests[0].next_step(99), replace(requests[1].next_step(99), adapter="0" * 32)]
+    fine, wrong = mixed.language.run(steps).outcomes
+    assert not isinstance(fine, StepFailure)
+    assert wrong == StepFailure("its adapter is not held here")
+    plain = driver("llama").language.run(steps[1:]).outcomes
+    assert plain == [wrong]
+
+
+async def test_one_is_dropped_and_another_held(
+    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]]
+) -> None:
+    """In the same place; what the first one was cannot be read any more."""
+    first, second = adapters("llama")[:2]
+    bank = serving(driver("llama"), first, max_loras=1).language.bank
+    assert bank is not None
+    (digest,) = bank.held
+    with pytest.raises(ModelError, match="--max-loras"):
+        bank.hold(*bank.read(second))
+    bank.drop(digest)
+    assert bank.held == ()
+    bank.hold(*bank.read(second))
+    assert len(bank.held) == 1 and bank.held != (digest,)
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(adapters: Callable[[str], list[Path]], tmp_path: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(adapters("llama")[0], tmp_path / "damaged"))
+
+
+def test_another_models_adapter_is_refused(
+    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]]
+) -> None:
+    with pytest.raises(ModelError, match="none of the decoder's linear layers"):
+        serving(driver("llama"), adapters("qwen2_vl")[0])
+
+
+def test_another_size_is_refused(driver: Callable[[str], Driver], damaged: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = damaged / "adapter_model.safetensors"
+    save_file({n: t.repeat(1, 2) if "_A" in n else t for n, t in load_file(file).items()}, file)
+    with pytest.raises(ModelError, match="another model's adapter"):
+        serving(driver("llama"), damaged)
+
+
+def test_numbers_that_are_not_finite_are_refused(
+    driver: Callable[[str], Driver], damaged: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = damaged / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values()))[0, 0] = torch.nan
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match="not finite"):
+        serving(driver("llama"), damaged)
+
+
+def test_a_towers_adapter_is_refused(
+    driver: Callable[[str], Driver], model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    place = make_adapter(tmp_path / "tower", model_dir("qwen2_vl"), 0, r".*visual\.blocks.*qkv")
+    with pytest.raises(ModelError, match="vision tower"):
+        serving(driver("qwen2_vl"), place)
+
+
+@pytest.mark.parametrize(
+    ("family", "match"), [("qwen3_vl_moe", "has experts"), ("qwen3_5", "common attention")]
+)
+def test_a_model_that_is_not_dense_is_refused(
+    family: str, match: str, driver: Callable[[str], Driver]
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        serving(driver(family))
+
+
+def test_several_ranks_are_refused(model_dir: Callable[[str], Path]) -> None:
+    config = msgspec.structs.replace(CONFIG, lora=LoraConfig(enabled=True))
+    with pytest.raises(ConfigError, match="several ranks"):
+        build_language(model_dir("llama"), config, shard=Shard(0, 2, Collectives()))
+
+
+def test_its_config_is_read_by_name(damaged: Path, driver: Callable[[str], Driver]) -> None:
+    path = damaged / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
+    with pytest.raises(ModelError, match="use_dora True is not served"):
+        serving(driver("llama"), damaged)
