@@ -95,10 +95,17 @@ def test_an_answer_under_counts_goes_on_elsewhere() -> None:
     assert (allowed(fresh, "r", grammar, token_ids[: len(token_ids) - 1]) == here).all()
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(400, marks=pytest.mark.long)])
-def test_counts_of_counts_are_refused_or_followed(count: int) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(8),
+        *(pytest.param(range(n, n + 50), marks=pytest.mark.long) for n in range(0, 400, 50)),
+    ],
+    ids=str,
+)
+def test_counts_of_counts_are_refused_or_followed(seeds: range) -> None:
     """Whatever the proof accepts goes on past where a proof ends."""
-    found = outcomes(_followed, range(count), share=40)
+    found = outcomes(_followed, seeds, share=50)
     assert found["followed"] and found["refused"] and len(found) == 2, found
 
 
