@@ -136,16 +136,18 @@ class PlannedLanguage(AlikeRanks):
     """The `LanguageEngine` port."""
 
     max_context = MAX_CONTEXT
-    kv_in_place = False
     kv_memory: KvMemory | None = None
 
-    def __init__(self, costs: Costs, device: PlannedDevice, config: EngineConfig) -> None:
-        block_size = config.block_size
+    def __init__(
+        self, costs: Costs, device: PlannedDevice, config: EngineConfig, *, kv_in_place: bool
+    ) -> None:
+        block_size, self.kv_in_place = config.block_size, kv_in_place
         self.row_contract: RowContract | None = row_contract(costs)
         self.kv_layout = kv_layout(costs, block_size)
         self.num_blocks = max(1, costs.model.kv_tokens // block_size)
         landing = config.kv_landing_nbytes // SCALE // self.kv_layout.block_nbytes
-        self.num_landing_blocks = max(1, min(self.num_blocks, landing))
+        lands = self.num_blocks if kv_in_place else max(1, min(self.num_blocks, landing))
+        self.num_landing_blocks = lands
         self._costs = costs
         self._device = device
         self._captures = config.cuda_graphs

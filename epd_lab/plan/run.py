@@ -91,7 +91,12 @@ class PlannedCluster(Cluster):
         if "encode" in roles:
             engines.vision = PlannedVision(plan.costs, device, threads, config)
         if "prefill" in roles or "decode" in roles:
-            engines.language = PlannedLanguage(plan.costs, device, config)
+            engines.language = PlannedLanguage(
+                plan.costs,
+                device,
+                config,
+                kv_in_place=(plan.transport or next(iter(plan.costs.hops))) == "cuda",
+            )
         return engines, []
 
 

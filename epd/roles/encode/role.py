@@ -288,10 +288,11 @@ class EncodeRole(Component[Encoding]):
         while self._num_batches < self._engine.max_batches and (batch := self._next_batch()):
             self._num_batches += 1
             patches = [cast(Patches, encoding.patches) for encoding in batch]  # its own
-            self._hands.take([encoding.key for encoding in batch])
             for encoding in batch:
                 self.fire(encoding, encoding_fsm.BatchStarted())
-            self.actor.spawn("vision batch", self._encode(patches), partial(self._end_batch, batch))
+            keys = [encoding.key for encoding in batch]
+            work = self._encode(keys, patches)
+            self.actor.spawn("vision batch", work, partial(self._end_batch, batch))
 
     def _end_batch(self, batch: list[Encoding], outcomes: list[Event]) -> None:
         try:
@@ -316,7 +317,8 @@ class EncodeRole(Component[Encoding]):
         keys = next_batch(line, most, self._num_ranks, is_behind=is_behind)
         return [self._prepared.pop(key) for key in keys]
 
-    async def _encode(self, patches: list[Patches]) -> list[Event]:
+    async def _encode(self, keys: list[str], patches: list[Patches]) -> list[Event]:
+        self._hands.take(keys)  # not before: an instance that ends first has not begun with them
         try:
             results = await self._engine.encode(patches)
         except RankLost as lost:  # this instance ends, as it should
