@@ -168,8 +168,7 @@ def build_language(
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
     _adopt(adapter, model, shard)
     bank = _bank(adapter, model, engine_config, layout, shard)
-    small = KvPool(layout, 1, kv_dtype, device)
-    forward = _forward(adapter, model, small, dtype, executor.streams)
+    forward = _forward(adapter, model, KvPool(layout, 1, kv_dtype, device), dtype, executor.streams)
     forward.bank = bank
     on_gpu = executor.streams is not None
     if on_gpu:
@@ -218,7 +217,11 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard) -> None:
 
 
 def _bank(
-    adapter: ModelAdapter, model: Any, config: EngineConfig, layout: KvLayout, shard: Shard
+    adapter: ModelAdapter,
+    model: torch.nn.Module,
+    config: EngineConfig,
+    layout: KvLayout,
+    shard: Shard,
 ) -> Bank | None:
     """Of adapters, where requests may name some.  Raises ConfigError and ModelError."""
     if not config.lora.enabled:
