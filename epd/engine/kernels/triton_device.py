@@ -19,5 +19,5 @@ def shared_nbytes(device: torch.device) -> int:
 
 
 def is_small(device: torch.device) -> bool:
-    """Ada's memory: tiles of heads of more than 128 are half as large."""
+    """Ada's memory: tiles of wide heads, and of decodes over latent rows, are smaller there."""
     return shared_nbytes(device) <= ADA_SHARED_NBYTES

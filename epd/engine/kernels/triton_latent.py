@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from epd.engine.kernels import triton_device
 from epd.engine.kernels.triton_paged import rows as rows_at
 from epd.engine.kernels.triton_parts import join, leave, part_at, room_for_sums
 
@@ -198,21 +199,22 @@ class _Tiling(NamedTuple):
     num_stages: int
 
 
-def _decode_tiling(dtype: torch.dtype, num_heads: int) -> _Tiling:
+def _decode_tiling(query: torch.Tensor) -> _Tiling:
     """Fits the registers and memory of a multiprocessor of Hopper, as the compiler reports them.
     Blocks are looked up ahead of their rows, so 5 stages bring one or two tiles ahead."""
-    if dtype == torch.float32:
+    if query.dtype == torch.float32:
         return _Tiling(16, 16, 4, 1)
-    if num_heads > 32:
-        return _Tiling(64, 32, 8, 5)
-    return _Tiling(32, 64, 8, 5) if num_heads > 16 else _Tiling(16, 32, 4, 5)
+    num_heads = query.shape[1]
+    if num_heads <= 16 or triton_device.is_small(query.device):
+        return _Tiling(16, 32, 4, 5)
+    return _Tiling(64, 32, 8, 5) if num_heads > 32 else _Tiling(32, 64, 8, 5)
 
 
 def attend_latent(
     query: torch.Tensor, turned: torch.Tensor, pool: KvPart, batch: FlatBatch, scaling: float
 ) -> torch.Tensor:
     num_heads, num_latent = query.shape[1:]
-    tiling = _decode_tiling(query.dtype, num_heads)
+    tiling = _decode_tiling(query)
     # No part is of what pads, and that must be finite.
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     block_l = max(16, triton.next_power_of_2(num_latent))

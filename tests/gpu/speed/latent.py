@@ -52,8 +52,8 @@ def decodes(name: str, contexts: Sequence[int], heads: int, rate: float) -> None
     bytes_ms = 1e3 * sum(contexts) * (LATENT + TURNED) * 2 / rate
     chosen = triton_latent._decode_tiling
     try:
-        for tiling in (chosen(torch.bfloat16, heads), *TILINGS):
-            triton_latent._decode_tiling = lambda dtype, heads, tiling=tiling: (  # type: ignore[misc]
+        for tiling in (chosen(query), *TILINGS):
+            triton_latent._decode_tiling = lambda query, tiling=tiling: (  # type: ignore[misc]
                 triton_latent._Tiling(*tiling)
             )
             layer_ms = took_ms(layers) / LAYERS
