@@ -34,6 +34,7 @@ MAX_FILE_NBYTES = 64 << 20  # of JSON and templates; the largest tokenizers have
 MAX_SENTENCE = 1000  # characters: names in files have any length
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".npz", ".onnx", ".pt", ".pth", ".safetensors"}
 
 
 class ModelError(Told):
@@ -294,11 +295,19 @@ def weight_files(directory: Path | str) -> list[Path]:
     elif is_there(directory / _SINGLE):
         files = [directory / _SINGLE]
     else:
-        raise ModelError(f"{directory} has no {_SINGLE} and no {_INDEX}; only safetensors are read")
+        lacks = f"{directory} has no {_SINGLE} and no {_INDEX}"
+        raise ModelError(f"{lacks}; only safetensors are read{_others(directory)}")
     for file in files:
         if not is_there(file):
             raise ModelError(f"{file} is missing though {_INDEX} lists it; copy it again")
     return files
+
+
+def _others(directory: Path) -> str:
+    """Weights of other kinds that a directory has, in words."""
+    found = sorted(p.name for p in directory.iterdir() if p.suffix in _OTHER_WEIGHTS)
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f", and it holds {', '.join(found[:3])}{more}" if found else ""
 
 
 def has_weights(directory: Path | str) -> bool:

@@ -67,8 +67,8 @@ def _check_supported(directory: Path, family: Family, sizes: Sizes) -> None:
     kind = sizes.text.get("model_type")
     if family.text_types and kind not in (None, *family.text_types):
         raise ModelError(
-            f"{directory}/config.json: text_config.model_type: {kind!r} is not one of "
-            f"{', '.join(family.text_types)}; use another checkpoint"
+            f"{directory} is a {sizes.config['model_type']!r} model with a text_config.model_type "
+            f"of {kind!r}, which is not one of {', '.join(family.text_types)}; use another one"
         )
     types = set(sizes.layer_types) - family.layer_types
     if types:

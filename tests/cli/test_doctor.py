@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
+from epd.cli.configure.model_check import check_model
 from epd.cli.look import doctor
 from epd.cli.look.doctor import Check
 from epd.cli.main import main
 from epd.cli.start import leftovers
 from epd.cli.start.rundir import cluster_dir, make_private
 from epd.config import ConfigError
+from epd.model_files.checkpoint import ModelError
 from epd.transport.backends import BACKENDS
 from epd.transport.shm.segment import Segment
+from tests.cli.test_plan import broken
+from tests.engine.tiny_models import cached_model
 
 NAMES = [
     "python", "packages", "torch", "machine", "open-files", "shared-memory", "port", "tls",
@@ -64,6 +68,44 @@ def test_json_is_one_object_of_the_promised_shape(
     model = report["checks"][-1]
     assert not model["ok"]
     assert "has no config.json" in model["detail"]
+
+
+def test_what_a_model_s_directory_holds_is_listed() -> None:
+    detail = doctor.check_checkpoint("model", "").detail
+    assert detail == "bundled, qwen3_vl, takes text, images, videos, 139 tensors, 0.0114 GB"
+    for family, takes in (("llama", "text,"), ("internvl", "text, images,")):
+        directory = cached_model(family)
+        detail = doctor.check_checkpoint("model", str(directory)).detail
+        assert detail.startswith(f"{directory}, {family}, takes {takes} ")
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "said"),
+    [
+        (None, {"model_type": "interns1"}, "is a 'interns1' model; supported are"),
+        ("deepseek_v3", {"model_type": "mistral3"}, "'mistral3' .* 'deepseek_v3', which is not"),
+    ],
+)
+def test_what_is_not_served_is_refused_before_its_weights_are_there(
+    tmp_path: Path, text: str | None, changes: dict[str, str], said: str
+) -> None:
+    copy = broken(tmp_path, remove="model.safetensors", **changes)
+    path = copy / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["model_type"] = text
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said):
+        check_model(str(copy))
+
+
+def test_weights_of_other_kinds_are_named(tmp_path: Path) -> None:
+    copy = broken(tmp_path, remove="model.safetensors")
+    names = [f"pytorch_model-{n}.bin" for n in range(4)]
+    for name in (*names, "README.md"):
+        (copy / name).write_text("")
+    said = f"only safetensors are read, and it holds {', '.join(names[:3])} and 1 more$"
+    with pytest.raises(ModelError, match=said):
+        check_model(str(copy))
 
 
 def test_torch_is_looked_at_from_outside() -> None:

@@ -63,7 +63,7 @@ def check_model(
         from epd.cli.configure.hub import find_model
 
         directory = find_model(model_dir, weights=needs_weights)
-    checkpoint = read_checkpoint(directory, weights=needs_weights)
+    checkpoint = read_checkpoint(directory, weights=False)
     family = family_of(directory, checkpoint.config)
     if "encode" in roles and len(roles) == 1 and not family.vision:
         raise ModelError(
@@ -72,7 +72,8 @@ def check_model(
         )
     check_config(checkpoint)
     check_processors(checkpoint)
-    if needs_weights:
+    if needs_weights:  # only now: they may be long in coming, for a model that is refused
+        checkpoint = read_checkpoint(directory)
         stages = {"vision" if role == "encode" else "language" for role in roles}
         check_tensors(checkpoint, stages, allow_unused=allow_unused)
     if with_gateway:

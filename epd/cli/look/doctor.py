@@ -31,6 +31,8 @@ from epd.cli.start.ports import any_free, is_free
 from epd.cli.start.preflight import memory_nbytes
 from epd.cli.start.rundir import base_dir, cluster_dir
 from epd.config import ConfigError, EngineConfig
+from epd.model_files.checkpoint import weight_files
+from epd.model_files.geometry import images_of
 from epd.scheduling.slots import POOL_ROWS
 from epd.transport.endpoint import is_answered
 from epd.transport.shm.segment import free_nbytes
@@ -321,7 +323,11 @@ def check_checkpoint(name: str, model: str) -> Check:
     checkpoint = check_model(model)
     directory = checkpoint.directory
     where = "bundled" if directory == bundled_model() else str(directory)
-    detail = f"{where}, {checkpoint.model_type}, {len(checkpoint.tensors)} tensors"
+    images = images_of(checkpoint.config)
+    takes = "text" if images is None else "text, images" + ", videos" * (images.video is not None)
+    gigabytes = sum(path.stat().st_size for path in weight_files(directory)) / 1e9
+    detail = f"{where}, {checkpoint.model_type}, takes {takes}, {len(checkpoint.tensors)} tensors"
+    detail += f", {gigabytes:.3g} GB"
     return Check(name, ok=True, detail=detail)
 
 

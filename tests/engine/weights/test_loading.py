@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import shutil
@@ -212,7 +213,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model_type": (lambda d: edit_config(d, model_type=None), "names no model_type"),
     "another family": (
         lambda d: edit_config(d, model_type="gpt2"),
-        "'gpt2' model; supported are glm46v, glm4v, glm4v_moe, glm_ocr, idefics3",
+        "'gpt2' model; supported are .*glm46v, glm4v, glm4v_moe, glm_ocr, idefics3",
     ),
     "absurd size": (lambda d: edit_config(d, text_config__hidden_size="x"), "config.json"),
     "impossible size": (lambda d: edit_config(d, vision_config__num_heads=0), "config.json"),
@@ -260,6 +261,16 @@ def test_a_broken_directory_is_one_sentence(kind: str, tmp_path: Path, model_dir
         build_language(directory, CONFIG)
         build_vision(directory, CONFIG)
     assert "\n" not in str(caught.value).strip() and str(directory) in str(caught.value)
+
+
+def test_a_family_that_transformers_lacks_is_named(
+    model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, find = read_checkpoint(model_dir("paddleocr_vl")), importlib.util.find_spec
+    there = lambda name, *of: None if name.endswith("models.paddleocr_vl") else find(name, *of)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", there)
+    with pytest.raises(ModelError, match=r"transformers 5\S+ does not know paddleocr_vl; install"):
+        adapter_for(checkpoint)
 
 
 @pytest.mark.parametrize(("section", "name"), [("text", "num_hidden_layers"), ("vision", "depth")])
