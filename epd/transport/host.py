@@ -7,7 +7,7 @@ import functools
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # States of the kernel.
 TCP_FIN_WAIT1, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_LISTEN, TCP_CLOSING = 4, 7, 8, 9, 10, 11
@@ -68,12 +68,20 @@ def has_half_closed_arrivals() -> bool:
     this host's kernel for a process that has ended.  Whichever side connected, for UCX sends both
     ways over one connection.  Blocks briefly.
     """
-    ports: set[int] = set()
-    for port, state in _tcp_sockets():
-        if state in {TCP_CLOSE, TCP_CLOSE_WAIT}:
-            return True
-        ports.add(port)
-    return not ports.isdisjoint(_ports_still_sent_to())
+    sockets = list(_tcp_sockets())
+    half_closed = any(state in {TCP_CLOSE, TCP_CLOSE_WAIT} for _, state in sockets)
+    return half_closed or is_still_sent_to(port for port, _ in sockets)
+
+
+def own_ports() -> tuple[int, ...]:
+    """Of all TCP sockets of this process.  Blocks briefly."""
+    return tuple(sorted({port for port, _ in _tcp_sockets()}))
+
+
+def is_still_sent_to(ports: Iterable[int]) -> bool:
+    """Whether this host's kernel has bytes for one of these, here or elsewhere, whose sender has
+    ended.  Blocks briefly."""
+    return not set(ports).isdisjoint(_ports_still_sent_to())
 
 
 def _ports_still_sent_to() -> Iterator[int]:

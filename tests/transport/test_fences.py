@@ -23,7 +23,7 @@ from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Writte
 from epd.transport.files.backend import FileTransferEngine
 from epd.transport.files.whole_file import write_whole
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_boot_id, this_host_id
-from epd.transport.linked import leave
+from epd.transport.linked import leave, links
 from epd.transport.linked.leave import End, FarRegion, LeaveEngine, Moved, WritePiece
 from epd.transport.shm.backend import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
@@ -224,6 +224,42 @@ async def test_an_end_that_was_not_heard_is_told_with_a_later_write(
             await asyncio.sleep(0.01)
     await writer.close()
     await owner.close()
+
+
+@pytest.mark.parametrize("end", [End.DONE, End.ENDLESS])
+async def test_what_another_host_cannot_move_any_more_its_next_life_attests(
+    make: Make, monkeypatch: pytest.MonkeyPatch, end: End
+) -> None:
+    """Either way: of a writer that has ended, and of an owner.  Nothing else ends the doubt."""
+    monkeypatch.setattr(links, "this_host_id", lambda: "there")
+    owner, writer, held, write, region = await begin(make, monkeypatch)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    if end is End.DONE:  # by then it is too late
+        asks, lost = owner, WRITER
+        successor, target = make("writer", 4), region
+    else:
+        held.release(end)
+        assert isinstance(await write, WriteUnknown)
+        asks, lost = writer, OWNER
+        successor, target = make("owner", 2), None
+    assert not await asks.fence(lost, "there", ended.pid)
+    if target is not None:
+        assert isinstance(await successor.write([bytes(64)], target.remote, (0,)), Written)
+    else:
+        monkeypatch.undo()
+        monkeypatch.setattr(links, "this_host_id", lambda: "there")
+        target = successor.allocate("pool", 1, 64)
+        assert isinstance(await writer.write([bytes(64)], target.remote, (0,)), Written)
+    assert not await asks.fence(lost, "there", os.getpid())
+    assert not await asks.fence(lost, "elsewhere", ended.pid)
+    monkeypatch.setattr(leave, "is_still_sent_to", lambda ports: True)
+    assert not await asks.fence(lost, "there", ended.pid)
+    monkeypatch.setattr(leave, "is_still_sent_to", lambda ports: False)
+    assert await asks.fence(lost, "there", ended.pid)
+    held.release(end)
+    for engine in (successor, writer, owner):
+        await engine.close()
 
 
 def test_another_pid_namespace_is_another_host() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from epd.messages import Message
 from epd.ranges import Checksum, Count, Id, Index, Name, NumBytes, Positive, Total
+
+HostId = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class Challenge(Message):
@@ -28,11 +30,13 @@ class Hello(Message):
     to_instance_id: Name
     to_epoch: Total
     succeeds: bool
+    host_id: HostId
     nonce: bytes
     proof: bytes
 
 
 class Accepted(Message):
+    host_id: HostId
     proof: bytes
 
 
@@ -84,6 +88,14 @@ class SettleFrame(Message):
     tokens: tuple[bytes, ...]
 
 
+class GoneFrame(Message):
+    """Has this process of your host ended, and has your kernel nothing more of it for our ports?"""
+
+    number: Total
+    pid: Total
+    ports: tuple[Index, ...]
+
+
 class Done(Message):
     """Yes: it has landed, it may begin, it is settled; whatever was asked."""
 
@@ -100,7 +112,7 @@ class Declined(Message):
 
 Frame = (
     Challenge | Hello | Accepted | Refused | WriteFrame | BeginFrame | EndFrame | SettleFrame
-    | Done | Declined
+    | GoneFrame | Done | Declined
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)

@@ -10,10 +10,11 @@ Outcomes.  Not begun, or declined: `WriteFailed`.  All pieces done: `Written`.  
 `WriteUnknown`.
 
 Fence.  A peer is barred: it begins nothing any more.  If it has begun nothing that has not ended,
-that is all.  Otherwise it must have died on this host, and the mover must have read its
-connections to their ends.  A writer in doubt whose connections broke can also ask a living owner
+that is all.  Otherwise its process must have ended, and the mover must have read its connections to
+their ends.  Of another host, a life that runs there attests both, if we are connected with one: its
+successor, mostly.  A writer in doubt whose connections broke can also ask a living owner
 whether they have been read to the end.  In all other cases memory stays owned: a host that vanished
-in the middle of a write leaves its slots owned until this process ends.
+in the middle of a write leaves its slots owned until one of its instances is back.
 
 Over TCP any source memory will do.  RDMA reads sources from registered memory only: KV blocks lie
 in it, rows go through the encoder's ring of send slots.
@@ -35,11 +36,24 @@ from typing import Protocol
 from epd.messages import Address, Message, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Life, WriteOutcome, WriteUnknown, Written
-from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
+from epd.transport.host import (
+    has_half_closed_arrivals,
+    is_process_dead,
+    is_still_sent_to,
+    own_ports,
+    this_host_id,
+)
 from epd.transport.host_engine import Write
 from epd.transport.host_memory import address_of
 from epd.transport.linked.engine import LinkedEngine
-from epd.transport.linked.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
+from epd.transport.linked.frames import (
+    BeginFrame,
+    Declined,
+    Done,
+    EndFrame,
+    GoneFrame,
+    SettleFrame,
+)
 from epd.transport.linked.wire import Wire, WireLost
 from epd.transport.region import SlotRegion, WriteRefused
 
@@ -191,6 +205,8 @@ class LeaveEngine(LinkedEngine):
             self._end(frame.tokens)
         elif isinstance(frame, SettleFrame):
             self._answer_later(self._settle(wire, frame))
+        elif isinstance(frame, GoneFrame):
+            self._answer_later(self._attest(wire, frame))
         else:
             wire.sever()
 
@@ -216,6 +232,14 @@ class LeaveEngine(LinkedEngine):
         self._end(frame.tokens)
         wire.post(Done(number=frame.number))
 
+    async def _attest(self, wire: Wire, frame: GoneFrame) -> None:
+        if is_process_dead(frame.pid) and not await asyncio.to_thread(
+            is_still_sent_to, frame.ports
+        ):
+            wire.post(Done(number=frame.number))
+        else:
+            wire.post(Declined(number=frame.number, reason="it may live, or its bytes are queued"))
+
     # --- the end of things ------------------------------------------------------------------------
 
     async def settle(self, peer: Address) -> bool:
@@ -233,7 +257,7 @@ class LeaveEngine(LinkedEngine):
         doubts = self._doubts.get(life, {})
         if not begun and not doubts:
             return True
-        if host_id == this_host_id() and is_process_dead(pid):
+        if await self._is_gone(life, host_id, pid):
             self._doubts.pop(life, None)  # its memory is gone
             arriving = await asyncio.to_thread(has_half_closed_arrivals)
             if begun and arriving:
@@ -241,6 +265,15 @@ class LeaveEngine(LinkedEngine):
             self._end(tuple(begun))
             return True
         return not begun and await self._resolve(life, doubts)
+
+    async def _is_gone(self, life: Life, host_id: str, pid: int) -> bool:
+        """Its process has ended, as seen here, or attested by a process that can see it."""
+        if host_id == this_host_id():
+            return is_process_dead(pid)
+        ports = await asyncio.to_thread(own_ports)
+        return await self._links.attested(
+            life, host_id, lambda number: GoneFrame(number=number, pid=pid, ports=ports)
+        )
 
     async def _resolve(self, life: Life, doubts: dict[bytes, _Doubt]) -> bool:
         for doubt in list(doubts.values()):

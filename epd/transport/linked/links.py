@@ -31,12 +31,12 @@ import msgspec
 from epd.messages import Message
 from epd.transport.base import Life, TransportError
 from epd.transport.endpoint import is_loopback
-from epd.transport.host import this_boot_id
-from epd.transport.linked.frames import Accepted, Challenge, Done, Hello, Refused
+from epd.transport.host import this_boot_id, this_host_id
+from epd.transport.linked.frames import Accepted, Challenge, Declined, Done, Hello, Refused
 from epd.transport.linked.wire import MAX_FRAME_NBYTES, Wire
 from epd.transport.region import WriteRefused
 
-VERSION = 1
+VERSION = 2
 HANDSHAKE_TIMEOUT_S = 5.0
 SETTLE_TIMEOUT_S = 0.8
 MAX_STRANGERS = 256  # connections that have not proved anything yet
@@ -154,9 +154,11 @@ class PeerLinks:
             self._sever_all(life)
         self._strangers.discard(wire)
         self._inbound.setdefault(life, set()).add(wire)
-        wire.peer, wire.max_frame_nbytes = life, MAX_FRAME_NBYTES
+        wire.peer, wire.host_id, wire.max_frame_nbytes = life, frame.host_id, MAX_FRAME_NBYTES
         wire.on_frame = self._on_frame
-        wire.post(Accepted(proof=self._proof(b"owner", frame.nonce, frame)))
+        here = this_host_id()
+        proof = self._proof(f"owner {here}".encode(), frame.nonce, frame)
+        wire.post(Accepted(host_id=here, proof=proof))
 
     def _objection(self, hello: Hello) -> Refused | None:
         if hello.version != VERSION:
@@ -243,6 +245,7 @@ class PeerLinks:
             to_instance_id=life[0],
             to_epoch=life[1],
             succeeds=succeeds,
+            host_id=this_host_id(),
             nonce=nonce,
             proof=b"",
         )
@@ -254,9 +257,10 @@ class PeerLinks:
             kinds = {"gone": PeerGone, "fenced": FencedByPeer}
             raise kinds.get(answer.kind, LinkRefused)(reason)
         if not isinstance(answer, Accepted) or not hmac.compare_digest(
-            answer.proof, self._proof(b"owner", nonce, unproved)
+            answer.proof, self._proof(f"owner {answer.host_id}".encode(), nonce, unproved)
         ):
             raise LinkRefused(f"{life[0]} did not prove that it holds the cluster key")
+        wire.peer, wire.host_id = life, answer.host_id
 
     def _address(self, locator: str) -> tuple[str, int]:
         """Host and port of a descriptor.  Raises LinkRefused."""
@@ -271,7 +275,8 @@ class PeerLinks:
         """Of the key's holder, over the other side's nonce and all that the caller sends."""
         said = "\n".join(
             map(str, (hello.version, hello.instance_id, hello.epoch, hello.to_instance_id,
-                      hello.to_epoch, hello.succeeds, hello.nonce.hex()))
+                      hello.to_epoch, hello.succeeds, hello.host_id,
+                      hello.nonce.hex()))
         ).encode()  # fmt: skip
         return hmac.digest(self._secret, side + b"\n" + nonce + said, hashlib.sha256)
 
@@ -309,6 +314,22 @@ class PeerLinks:
         await asyncio.wait((answer,), timeout=SETTLE_TIMEOUT_S)
         wire.sever()
         return answer.done() and not answer.exception() and isinstance(answer.result(), Done)
+
+    async def attested(self, life: Life, host_id: str, frame_of: Callable[[int], Message]) -> bool:
+        """Whether another life of that host, with which we are connected, agrees."""
+        calls = [call for call in self._outbound.values() if call.done() and not call.exception()]
+        wires = {call.result() for call in calls}.union(*self._inbound.values())
+        asked = []
+        for wire in wires:
+            if wire.host_id == host_id and wire.peer != life and not wire.severed:
+                number, answer = wire.ask()
+                wire.post(frame_of(number))
+                asked.append((wire, number, answer))
+        if asked:
+            await asyncio.wait([answer for *_, answer in asked], timeout=SETTLE_TIMEOUT_S)
+        for wire, number, _ in asked:
+            wire.answer(Declined(number=number, reason="no answer in time"))
+        return any(not a.exception() and isinstance(a.result(), Done) for *_, a in asked)
 
     def _sever_all(self, life: Life) -> None:
         for wire in list(self._inbound.get(life, ())):

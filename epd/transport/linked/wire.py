@@ -46,6 +46,7 @@ class Wire(asyncio.BufferedProtocol):
         self.on_lost = on_lost
         self._on_made = on_made
         self.peer = ("", 0)  # instance id and epoch, once proved
+        self.host_id = ""
         self.nonce = b""
         self.turn = asyncio.Lock()  # payloads leave one after the other
         self.unanswered = 0

@@ -92,7 +92,7 @@ async def test_an_owner_that_cannot_prove_the_key_gets_nothing(room: Room) -> No
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(frame(Challenge(nonce=b"n" * 32)))
         await read_frame(reader)
-        writer.write(frame(links.Accepted(proof=b"p" * 32)))
+        writer.write(frame(links.Accepted(host_id="h", proof=b"p" * 32)))
         assert await reader.read() == b""  # not a byte of payload
         writer.close()
 
@@ -100,7 +100,7 @@ async def test_an_owner_that_cannot_prove_the_key_gets_nothing(room: Room) -> No
     assert isinstance(outcome, WriteFailed) and "did not prove" in outcome.reason
 
 
-@pytest.mark.parametrize("said", [UNASKED_WRITE, links.Accepted(proof=b"p" * 32)])
+@pytest.mark.parametrize("said", [UNASKED_WRITE, links.Accepted(host_id="h", proof=b"p" * 32)])
 async def test_a_listener_that_does_not_challenge_is_no_instance(room: Room, said: Any) -> None:
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(frame(said))
@@ -129,6 +129,7 @@ FORGED_HELLO = Hello(
     to_instance_id="owner",
     to_epoch=1,
     succeeds=False,
+    host_id="h",
     nonce=b"n" * 32,
     proof=b"p" * 32,
 )
