@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-import msgspec
-
 from epd.config import (
     DecodeConfig,
     EncodeConfig,
@@ -327,12 +325,12 @@ class Cluster:
         rank: int,
     ) -> Engines:
         settings, size = self.settings, self.groups.size_of(instance_id)
-        contract = msgspec.structs.replace(golden.ROW_CONTRACT, max_uncut=settings.max_uncut)
         engines = Engines()
         if "encode" in roles:
             quantum_s = settings.engine.max_quantum_ms / 1e3
             engines.vision = vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
-            vision.poison, vision.contract = self.world.poison, contract
+            vision.poison = self.world.poison
+            vision.contract = golden.contract_of(settings.max_uncut)
         if "prefill" in roles or "decode" in roles:
             engines.language = language = SimLanguageEngine(
                 device,
@@ -345,7 +343,8 @@ class Cluster:
             )
             language.adapters = settings.adapters
             language.poison, language.on_found = self.world.poison, self.on_found
-            language.row_contract = contract
+            if language.row_contract is not None:  # of a text-only model there is none
+                language.row_contract = golden.contract_of(settings.max_uncut)
         return engines
 
     def _ends(self, why: str, node: Node, reason: str) -> None:

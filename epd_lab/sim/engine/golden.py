@@ -61,6 +61,10 @@ NUM_STATE_BLOCKS = STATE_LAYOUT.num_state_blocks  # of one rank; others have no 
 ROW_CONTRACT = RowContract(hidden=4, row_width=8, num_deepstack=1, dtype="float32", row_nbytes=32)
 
 
+def contract_of(max_uncut: int) -> RowContract:
+    return msgspec.structs.replace(ROW_CONTRACT, max_uncut=max_uncut)
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """The simulator's data of an image; `flaw` is "", "broken", "unencodable" or "slow"."""
