@@ -290,8 +290,7 @@ class EncodeRole(Component[Encoding]):
             patches = [cast(Patches, encoding.patches) for encoding in batch]  # its own
             for encoding in batch:
                 self.fire(encoding, encoding_fsm.BatchStarted())
-            keys = [encoding.key for encoding in batch]
-            work = self._encode(keys, patches)
+            work = self._encode(batch, patches)
             self.actor.spawn("vision batch", work, partial(self._end_batch, batch))
 
     def _end_batch(self, batch: list[Encoding], outcomes: list[Event]) -> None:
@@ -317,8 +316,8 @@ class EncodeRole(Component[Encoding]):
         keys = next_batch(line, most, self._num_ranks, is_behind=is_behind)
         return [self._prepared.pop(key) for key in keys]
 
-    async def _encode(self, keys: list[str], patches: list[Patches]) -> list[Event]:
-        self._hands.take(keys)  # not before: an instance that ends first has not begun with them
+    async def _encode(self, batch: list[Encoding], patches: list[Patches]) -> list[Event]:
+        self._hands.take([one.key for one in batch])  # not before, lest an end in between counts
         try:
             results = await self._engine.encode(patches)
         except RankLost as lost:  # this instance ends, as it should

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-import msgspec
-
 from epd import messages
 from epd.engine.base import PENDING, OnLayers, StepSequence
 from epd.fsm import generation, outgoing, request
@@ -112,8 +110,8 @@ def keys_say_nothing_of_who_asks() -> Planted:
     """F53: one tenant finds the KV of another's prompt."""
     init = PrefixKeys.__init__
 
-    def for_all(self: PrefixKeys, size: int, items: Any, scope: str) -> None:
-        init(self, size, items, "")
+    def for_all(self: PrefixKeys, size: int, items: Any, scope: str, adapter: str = "") -> None:
+        init(self, size, items, "", adapter)
 
     return patched(PrefixKeys, "__init__", for_all)
 
@@ -123,8 +121,8 @@ def decode_is_not_told_who_asks() -> Planted:
     """F53: prefill keeps tenants apart, and the KV that decode holds tells who came before."""
     offer = messages.KvOffer
 
-    def nameless(*fields: Any) -> messages.KvOffer:
-        return msgspec.structs.replace(offer(*fields), scope="")
+    def nameless(**fields: Any) -> messages.KvOffer:
+        return offer(**fields | {"scope": ""})
 
     return mock.patch("epd.roles.prefill.kv_producer.KvOffer", nameless)
 

@@ -38,6 +38,7 @@ NOT_SEEN = {
     "engine.kv_landing_nbytes": "as engine.kv_nbytes: the pool of landing blocks raises, too",
     "engine.gpu_memory_utilization": _FOREIGN, "engine.threads": _FOREIGN,
     "timing.group_join_timeout_s": "a group that forms serves nobody; tests/roles looks at it",
+    "engine.lora.max_loras": _FOREIGN, "engine.lora.max_lora_rank": _FOREIGN,
     "engine.tensor_parallel_size": "how many ranks there are, not how much they may hold",
     "timing.retry_interval_s": _OFTEN, "timing.heartbeat_interval_s": _OFTEN,
     "engine.max_quantum_ms": _LEARNT, "engine.max_itl_impact": _LEARNT,
