@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -50,17 +52,44 @@ class StateTensor(Record):
 
 
 class RowKind(Record):
-    """Layers whose rows have one shape, where a model has several."""
+    """Layers whose rows have one shape and are seen as long, where a model has several kinds.  They
+    lie in blocks of their own, as large as those of other kinds."""
 
     layers: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1 << 16)]
     num_kv_heads: Heads
     head_dim: Positive
+    window: Count = 0  # tokens behind which its rows are not seen; 0: all are
+    block_size: Positive = 1  # tokens in a block
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """How blocks of rows follow each other in a table: again and again for so many tokens, each at
+    the first token whose rows it holds."""
+
+    num_tokens: int
+    starts: tuple[int, ...] = (0,)
+
+    def count(self, num_tokens: int) -> int:
+        """Blocks for so many tokens."""
+        whole, rest = divmod(num_tokens, self.num_tokens)
+        return whole * len(self.starts) + bisect_left(self.starts, rest)
+
+    def room(self, num_blocks: int) -> int:
+        """Tokens that have room in so many blocks."""
+        whole, rest = divmod(num_blocks, len(self.starts))
+        return whole * self.num_tokens + self.starts[rest]
+
+    def num_full(self, num_tokens: int) -> int:
+        """The first blocks that are full when so many tokens are computed, none of them behind one
+        that is not."""
+        return num_tokens // self.num_tokens * len(self.starts)
 
 
 class KvLayout(Record):
     """Shape of one KV block, `[num_layers, num_parts, block_size, num_kv_heads, head_dim]` of
     `dtype`, and what a sequence has besides: `tensors`, in blocks at the head of its table.  Where
-    rows have several `kinds`, a block has such a piece for each of them, one behind the other."""
+    rows have several `kinds`, each has blocks of its own, and `block_size` is a multiple of all."""
 
     num_layers: Heads
     block_size: Positive
@@ -89,12 +118,35 @@ class KvLayout(Record):
             layers = sorted(layer for kind in self.kinds for layer in kind.layers)
             if layers != list(range(self.num_layers)) or self.ranks:
                 raise ValueError("the kinds of rows do not share out the layers of one rank")
+            if any(self.block_size % kind.block_size for kind in self.kinds):
+                raise ValueError("blocks of rows do not begin together")
         for ranks in (self.ranks, self.state_ranks):
             covered = 0
             for first, count in sorted(ranks):
                 if first > covered:
                     raise ValueError(f"no rank has head {covered}")
                 covered = max(covered, first + count)
+
+    @property
+    def rows(self) -> RowBlocks:
+        """How the blocks of all kinds follow each other, behind those of its tensors."""
+        return RowBlocks(self.block_size, tuple(start for start, _ in self._order()))
+
+    @property
+    def token_nbytes(self) -> float:
+        return self.block_nbytes * len(self.rows.starts) / self.block_size
+
+    def columns(self, kind: int) -> list[int]:
+        """Which of the blocks of `block_size` tokens hold rows of a kind."""
+        return [at for at, (_, of) in enumerate(self._order()) if of == kind]
+
+    def _order(self) -> list[tuple[int, int]]:
+        """Of blocks for `block_size` tokens: the first token of each, and its kind."""
+        sizes = [kind.block_size for kind in self.kinds] or [self.block_size]
+        return sorted(
+            (start, kind)
+            for kind, size in enumerate(sizes) for start in range(0, self.block_size, size)
+        )  # fmt: skip
 
     @property
     def num_state_blocks(self) -> int:

@@ -42,7 +42,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from epd.layouts import RowBlocks
 from epd.scheduling.block_pool import BlockPool, Key
+from epd.scheduling.prefix_keys import of_blocks
 from epd.scheduling.snapshots import Snapshots, TakenBlocks
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.waiting import Queue
@@ -145,7 +147,7 @@ class BatchScheduler(Generic[T]):
     def __init__(
         self,
         pool: BlockPool,
-        block_size: int,
+        rows: RowBlocks,
         bounds: StepBounds,
         cost: StepCost | None = None,
         num_state_blocks: int = 0,
@@ -158,7 +160,7 @@ class BatchScheduler(Generic[T]):
         self._drafts_of = drafts_of
         self._uncut = uncut
         self._pool = pool
-        self._block_size = block_size
+        self._rows = rows
         self._num_state_blocks = num_state_blocks
         self._snapshots = Snapshots(pool, num_state_blocks)
         self._bounds = bounds
@@ -186,7 +188,7 @@ class BatchScheduler(Generic[T]):
 
     def blocks_for(self, num_tokens: int) -> int:
         """Of the table of a sequence with so many tokens."""
-        return self._num_state_blocks - (-num_tokens // self._block_size)
+        return self._num_state_blocks + self._rows.count(num_tokens)
 
     @property
     def decoding(self) -> Iterable[T]:
@@ -229,11 +231,12 @@ class BatchScheduler(Generic[T]):
         """Tokens behind its last expected one that its blocks have room for."""
         self.at_hand = entry
         num_blocks = len(entry.block_table) - self._num_state_blocks
-        return num_blocks * self._block_size - entry.num_expected
+        return self._rows.room(num_blocks) - entry.num_expected
 
-    def _lacking(self) -> list[T]:
-        """Who decodes and has no place for its next token."""
-        return [entry for entry in self._decoding.values() if self._room(entry) < 0]
+    def _lacking(self) -> dict[T, int]:
+        """Who decodes and has no place for its next token, and the blocks that give it one."""
+        poor = [entry for entry in self._decoding.values() if self._room(entry) < 0]
+        return {e: self.blocks_for(e.num_expected) - len(e.block_table) for e in poor}
 
     def victim(self) -> T | None:
         """Who must give its blocks up now, for decodes to take their next token; None: nobody.
@@ -241,7 +244,8 @@ class BatchScheduler(Generic[T]):
         The youngest that can be computed again, which may be the one that lacks a block itself.
         """
         num_free = self._pool.num_free
-        if len(self._decoding) <= num_free or len(self._lacking()) <= num_free:
+        most = len(self._decoding) * len(self._rows.starts)
+        if most <= num_free or sum(self._lacking().values()) <= num_free:
             return None
         decodes = (entry for entry in self._decoding.values() if entry.recomputable)
         young = [*self._prefilling.values(), *decodes]
@@ -251,8 +255,8 @@ class BatchScheduler(Generic[T]):
         """Blocks for the next token of those who decode, the oldest first; then, while blocks are
         not scarce, for drafts that do not fit.  Either is a block that they need soon anyway.
         They have them before the next one is asked for, as with `admissions`."""
-        for entry in sorted(self._lacking(), key=attrgetter("rank")):
-            blocks = self._pool.take(1)
+        for entry, count in sorted(self._lacking().items(), key=lambda item: item[0].rank):
+            blocks = self._pool.take(count)
             if blocks is None:
                 return
             yield entry, blocks
@@ -276,10 +280,11 @@ class BatchScheduler(Generic[T]):
             entry, reserves = head.entry, line is self._reservations
             self.at_hand = entry
             count = self.blocks_for(max(entry.num_tokens + reserves, entry.num_promised))
-            spare = len(self._lacking())  # of those who run, for their next token
+            spare = sum(self._lacking().values())  # of those who run, for their next token
             if self.num_running and not reserves:
                 spare += self._watermark
-            usable = (entry.num_tokens - 1) // self._block_size  # the last token gives the logits
+            size = self._rows.num_tokens
+            usable = (entry.num_tokens - 1) // size  # the last token gives the logits
             taken = self._take(head.keys[:usable], count, spare, with_state=not reserves)
             if taken is None:
                 return
@@ -288,9 +293,9 @@ class BatchScheduler(Generic[T]):
             blocks = taken.blocks[first:] + taken.blocks[:first]
             if not reserves:
                 self._prefilling[entry.key] = entry
-            size = self._block_size
             kept = {place * size: states for place, states in taken.kept.items()}
-            yield Admission(entry, blocks, taken.num_found * size, reserves, taken.found, kept)
+            num_cached = self._rows.room(taken.num_found)
+            yield Admission(entry, blocks, num_cached, reserves, taken.found, kept)
 
     def _take(
         self, keys: Sequence[Key], count: int, spare: int, *, with_state: bool
@@ -298,7 +303,8 @@ class BatchScheduler(Generic[T]):
         """A state that will be received need not be found."""
         if with_state and self._num_state_blocks:
             return self._snapshots.take(keys, count, spare)
-        taken = self._pool.take_prefix(keys, count, spare)
+        each = of_blocks(keys, self._rows)
+        taken = self._pool.take_prefix(each, count, spare, len(self._rows.starts))
         return TakenBlocks(*taken) if taken is not None else None
 
     def _next(self) -> Queue[T] | None:

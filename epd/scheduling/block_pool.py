@@ -68,14 +68,15 @@ class BlockPool(Pool):
             self._references[block] += 1
 
     def take_prefix(
-        self, keys: Sequence[Key], count: int, spare: int = 0
+        self, keys: Sequence[Key], count: int, spare: int = 0, together: int = 1
     ) -> tuple[tuple[int, ...], int] | None:
         """`count` blocks, of which the first n hold the contents of `keys[:n]`, and n; or None.
 
         `keys`: of no more than `count` blocks.  Those n are shared, and must not be written.
-        `spare` blocks must be left over.
+        `spare` blocks must be left over.  So many `together` are found, or none of them.
         """
         found = self.find(keys)
+        del found[len(found) // together * together :]
         num_idle = sum([block in self._idle for block in found])
         if count - len(found) + spare > self.num_free - num_idle:
             return None

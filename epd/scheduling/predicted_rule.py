@@ -224,7 +224,7 @@ def predicted_loads(candidates: Sequence[Candidate]) -> Iterator[StageLoad]:
 
 def _kv_token_nbytes(info: InstanceInfo) -> float:
     layout = info.kv_layout
-    return layout.block_nbytes / layout.block_size if layout is not None else 0.0
+    return layout.token_nbytes if layout is not None else 0.0
 
 
 def _usual(told: Iterable[StageCosts]) -> dict[str, float]:

@@ -25,6 +25,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from epd.layouts import RowBlocks
 from epd.scheduling.block_pool import Key
 
 DIGEST_NBYTES = 16
@@ -39,6 +40,12 @@ class Placed(Protocol):
     def offset(self) -> int: ...
     @property
     def end(self) -> int: ...
+
+
+def of_blocks(keys: Sequence[Key], rows: RowBlocks) -> Sequence[Key]:
+    """Of each block, where several hold rows of the same tokens."""
+    count = len(rows.starts)
+    return [key + bytes([at]) for key in keys for at in range(count)] if count > 1 else keys
 
 
 class PrefixKeys:

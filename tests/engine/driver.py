@@ -184,7 +184,7 @@ class Driver:
         """All blocks that it can need."""
         total = len(request.token_ids) + request.sampling.max_tokens
         layout = self.language.kv_layout
-        num_blocks = layout.num_state_blocks - (-total // layout.block_size)
+        num_blocks = layout.num_state_blocks + layout.rows.count(total)
         request.blocks = [self.free.pop() for _ in range(num_blocks)]
 
     async def step(self, requests: Sequence[Request], chunk: int) -> None:

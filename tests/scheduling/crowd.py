@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from epd.layouts import RowBlocks
 from epd.scheduling.batching import BatchScheduler, Share, StepBounds
 from epd.scheduling.block_pool import BlockPool
 from tests.scheduling.entry import Entry, drafts_of
@@ -75,7 +76,9 @@ class Crowd:
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks)
-        self.scheduler = BatchScheduler[Entry](self.pool, BLOCK, self.bounds, drafts_of=drafts_of)
+        self.scheduler = BatchScheduler[Entry](
+            self.pool, RowBlocks(BLOCK), self.bounds, drafts_of=drafts_of
+        )
         self.memory: dict[int, list[int]] = {}
         self.under_way: list[list[Part]] = []
         self.jobs: dict[str, Job] = {}

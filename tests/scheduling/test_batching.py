@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epd.layouts import RowBlocks
 from epd.scheduling.batching import BatchScheduler, StepBounds
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.step_cost import StepCost
@@ -27,7 +28,7 @@ def scheduler_of(
     num_blocks: int, *bounds: int, cost: StepCost | None = None
 ) -> BatchScheduler[Entry]:
     return BatchScheduler(
-        BlockPool(num_blocks), BLOCK, StepBounds(*bounds), cost, drafts_of=drafts_of
+        BlockPool(num_blocks), RowBlocks(BLOCK), StepBounds(*bounds), cost, drafts_of=drafts_of
     )
 
 
@@ -78,7 +79,8 @@ def test_who_waits_for_an_image_is_passed_and_keeps_its_blocks() -> None:
 
 def test_a_few_tokens_before_an_image_are_not_worth_a_step() -> None:
     pool = BlockPool(8)
-    scheduler = BatchScheduler[Entry](pool, BLOCK, StepBounds(64, 64, 1, min_partial_tokens=6))
+    bounds = StepBounds(64, 64, 1, min_partial_tokens=6)
+    scheduler = BatchScheduler[Entry](pool, RowBlocks(BLOCK), bounds)
     waits = Entry("waits", 12)
     scheduler.add(waits)
     assert admit(scheduler) == ["waits"]

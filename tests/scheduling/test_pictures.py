@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.layouts import RowBlocks
 from epd.roles.steps.pictures import uncut
 from epd.scheduling.batching import BatchScheduler, StepBounds
 from epd.scheduling.block_pool import BlockPool
@@ -37,7 +38,7 @@ def test_a_picture_waits_for_room_unless_it_is_first() -> None:
     """And the first has it whole, however many decode: no step is larger than its budget."""
     scheduler = BatchScheduler[Entry](
         BlockPool(64),
-        BLOCK,
+        RowBlocks(BLOCK),
         StepBounds(15, 8, 16),
         uncut=lambda entry, count: uncut(entry.num_computed, count, [(2, 14)]),
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as play
 
+from epd.layouts import RowBlocks
 from epd.scheduling.batching import BatchScheduler, StepBounds
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.snapshots import Snapshots, TakenBlocks, worth_keeping
@@ -116,7 +117,7 @@ def test_what_will_be_received_needs_no_state() -> None:
     for block, key in zip(blocks, keys_of("abc"), strict=True):
         pool.publish(block, key)
     pool.give_back(blocks)
-    scheduler = BatchScheduler[Entry](pool, 4, StepBounds(64, 64, 8), None, STATE)
+    scheduler = BatchScheduler[Entry](pool, RowBlocks(4), StepBounds(64, 64, 8), None, STATE)
     scheduler.reserve(Entry("received", 16), keys_of("abcd"))
     (admission,) = scheduler.admissions()
     assert admission.num_cached == 12 and len(admission.blocks) == 5 + STATE

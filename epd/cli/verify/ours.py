@@ -129,7 +129,7 @@ class Ours:
         )
         layout = self.language.kv_layout
         total = len(prompt.token_ids) + num_tokens
-        num_blocks = layout.num_state_blocks - (-total // layout.block_size)
+        num_blocks = layout.num_state_blocks + layout.rows.count(total)
         # Not in order: a table that happens to be so would hide wrong indices.
         scattered = sorted(range(num_blocks), key=lambda block: block * 7919 % 1009)
         request.fire(TextOnly())  # its rows are here

@@ -45,7 +45,8 @@ def kv_plan(config: EngineConfig, layout: KvLayout, mirrored_nbytes: int = 0) ->
         free, total = torch.cuda.mem_get_info(config.device)
         nbytes = int(free - (1 - config.gpu_memory_utilization) * total) - RESERVE_NBYTES
         nbytes -= mirrored_nbytes
-    least_nbytes = (layout.num_state_blocks + 1) * layout.block_nbytes
+    least = layout.num_state_blocks + layout.rows.count(1)
+    least_nbytes = least * layout.block_nbytes
     if nbytes < least_nbytes:
         remedy = (
             "raise it"
@@ -57,7 +58,7 @@ def kv_plan(config: EngineConfig, layout: KvLayout, mirrored_nbytes: int = 0) ->
         )
         raise ConfigError(
             f"engine.kv_nbytes is {max(nbytes, 0)}, less than the {least_nbytes} bytes of "
-            f"{layout.num_state_blocks + 1} KV blocks that a sequence has at least; {remedy}"
+            f"{least} KV blocks that a sequence has at least; {remedy}"
         )
     num_blocks = nbytes // layout.block_nbytes
     return KvPlan(num_blocks, min(num_blocks, config.kv_landing_nbytes // layout.block_nbytes))

@@ -14,7 +14,7 @@ linear layers see one big batch.  Only attention needs the bounds of sequences: 
 
 Layers may differ (`Look`).  Some see only a window of the last tokens, in which rows of a picture
 may see each other both ways.  Some read the rows of a layer before them.  What a layer sees is a
-mask over the same gathered rows.
+mask over the rows that are gathered from the blocks of its kind.
 
 A table is padded with the sequence's own first block, so no sequence ever reads another's memory.
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from epd.engine.language.kv_pool import KvLayer, KvPool
+from epd.layouts import RowBlocks
 
 NAME = "epd_paged"
 
@@ -80,15 +81,22 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedBatch:
-    """The metadata of a step for attention; the same for every layer."""
+class KindBatch:
+    """The metadata of a step for the layers whose rows lie in the same blocks."""
 
-    pool: KvPool
-    looks: Sequence[Look]  # of the stack's layers; empty: each sees everything, in rows of its own
     slot_blocks: torch.Tensor  # [T] int64: block of each token
     slot_offsets: torch.Tensor  # [T] int64: its place in the block
     chunks: list[Chunk]
     decodes: list[DecodeGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """The metadata of a step for attention."""
+
+    pool: KvPool
+    looks: Sequence[Look]  # of the stack's layers; empty: each sees everything, in rows of its own
+    of_layers: Sequence[KindBatch]  # of the pool's
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +116,43 @@ def register() -> None:
     AttentionInterface.register(NAME, paged_attention)
 
 
-def fresh_blocks(extents: Sequence[Extent], block_size: int) -> list[int]:
+def fresh_blocks(extents: Sequence[Extent], rows: RowBlocks) -> list[int]:
     """Blocks whose first slot is written in this step."""
     blocks: list[int] = []
     for extent in extents:
-        first = -(-extent.start // block_size)
-        last = (extent.start + extent.count - 1) // block_size
-        blocks.extend(extent.table[first : last + 1])
+        first, last = rows.count(extent.start), rows.count(extent.start + extent.count)
+        blocks.extend(extent.table[first:last])
     return blocks
 
 
 def plan(extents: Sequence[Extent], pool: KvPool, looks: Sequence[Look] = ()) -> PagedBatch:
     """Metadata of a step; sequences lie in the row in the given order."""
-    size = pool.layout.block_size
-    device = pool.memory.device
-    reaches = {look.reach for look in looks} or {EVERYTHING}
+    layout, device = pool.layout, pool.memory.device
+    if not layout.kinds:
+        reaches = {look.reach for look in looks} or {EVERYTHING}
+        batch = _plan(extents, layout.block_size, device, reaches)
+        return PagedBatch(pool, looks, [batch] * layout.num_layers)
+    found: dict[int, KindBatch] = {}
+    for number, kind in enumerate(layout.kinds):
+        columns = layout.columns(number)
+        own = [replace(one, table=_of_kind(one.table, columns, layout.rows)) for one in extents]
+        reaches = {look.reach for look in looks if look.layer in kind.layers}
+        batch = _plan(own, kind.block_size, device, reaches)
+        found |= dict.fromkeys(kind.layers, batch)
+    return PagedBatch(pool, looks, [found[layer] for layer in range(layout.num_layers)])
+
+
+def _of_kind(table: Sequence[int], columns: Sequence[int], rows: RowBlocks) -> list[int]:
+    """Its blocks in a table of all kinds."""
+    size = len(rows.starts)
+    places = (first + column for first in range(0, len(table), size) for column in columns)
+    return [table[place] for place in places if place < len(table)]
+
+
+def _plan(
+    extents: Sequence[Extent], size: int, device: torch.device, reaches: Iterable[Reach]
+) -> KindBatch:
+    """`size`: tokens in a block."""
     slot_blocks: list[np.ndarray[Any, Any]] = []
     slot_offsets: list[np.ndarray[Any, Any]] = []
     chunks: list[Chunk] = []
@@ -139,9 +169,7 @@ def plan(extents: Sequence[Extent], pool: KvPool, looks: Sequence[Look] = ()) ->
         else:
             chunks.append(_chunk(at, extent, total, table, size, device, reaches))
         at += extent.count
-    return PagedBatch(
-        pool=pool,
-        looks=looks,
+    return KindBatch(
         slot_blocks=torch.from_numpy(np.concatenate(slot_blocks)).to(device),
         slot_offsets=torch.from_numpy(np.concatenate(slot_offsets)).to(device),
         chunks=chunks,
@@ -224,19 +252,19 @@ def paged_attention(
     assert paged is not None, "the model was called without its `paged` metadata"
     index = int(module.layer_idx)  # type: ignore[arg-type]
     look = paged.looks[index] if paged.looks else Look(index)
-    layer = paged.pool.layer(look.layer)
-    place = paged.slot_blocks, paged.slot_offsets
+    layer, batch = paged.pool.layer(look.layer), paged.of_layers[look.layer]
+    place = batch.slot_blocks, batch.slot_offsets
     if look.writes:
         key, value = (
             part.write(*place, rows[0].transpose(0, 1)).transpose(0, 1)[None]
             for part, rows in zip(layer, (key, value), strict=True)
         )
     output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
-    for chunk in paged.chunks:
+    for chunk in batch.chunks:
         end = chunk.at + chunk.count
         attended = _attend_chunk(chunk, look.reach, query, key, value, layer, scaling)
         output[chunk.at : end] = attended[0].transpose(0, 1)
-    for group in paged.decodes:
+    for group in batch.decodes:
         output.index_copy_(0, group.at, _attend_decodes(group, look.reach, query, layer, scaling))
     return output[None], None
 

@@ -98,7 +98,7 @@ class TorchLanguageEngine:
         self.adapters = self.bank.held if self.bank is not None else ()
         self._check = StepCheck(
             self.max_context,
-            self.kv_layout.block_size,
+            self.kv_layout.rows,
             self.kv_layout.num_state_blocks,
             self.num_blocks,
             vocabulary,
@@ -319,10 +319,11 @@ class TorchLanguageEngine:
     def warm_up(self) -> None:
         """One small forward in a pool of its own: first touch of weights and code."""
         pool = self.pool
-        table = list(range(self.kv_layout.num_state_blocks + 1))
+        layout = self.kv_layout
+        table = list(range(layout.num_state_blocks + layout.rows.count(layout.block_size)))
         self.forward.pool = pool.like(len(table))
         try:
-            tokens = [0] * min(8, self.kv_layout.block_size)
+            tokens = [0] * min(8, layout.block_size)
             with torch.inference_mode():
                 self._logits([StepSequence("warm-up", tokens, 0, table, None)])
             self._grammars.warm_up()

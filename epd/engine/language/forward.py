@@ -106,7 +106,7 @@ class SeamForward:
         if self.bank is not None:
             self.bank.begin(batch)
         extents = [Extent(s.start, len(s.token_ids), s.block_table, _pictures(s)) for s in batch]
-        self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
+        self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.rows))
         known = [
             s.token_ids if row < 0 else [self._sampled[row]]
             for s, row in zip(batch, sources, strict=True)

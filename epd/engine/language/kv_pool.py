@@ -11,7 +11,8 @@ are its values.  No token depends on its neighbours, and none is rounded twice. 
 `[num_parts, num_kv_heads, block_size]`, lie behind the numbers of their layer in their block, so
 whatever moves a layer or a block moves them too.
 
-Rows of several shapes (`KvLayout.kinds`) lie in one block, too: such a piece for each shape.
+Where rows have several kinds (`KvLayout.kinds`), a block holds those of one: each kind sees all
+blocks in its own shape, and a table has which are whose.
 
 A block is cleared when its first slot is about to be written (`clear`).  What a former tenant left
 behind would be masked anyway, but a masked NaN still poisons a sum: zero times NaN is NaN.
@@ -77,7 +78,7 @@ class KvLayer(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Of the layers whose rows have one shape, in their order."""
+    """All blocks, as the layers of one kind have them, in their order."""
 
     numbers: torch.Tensor  # [num_blocks, num_layers, num_parts, block_size, num_kv_heads, head_dim]
     scales: torch.Tensor | None  # [num_blocks, num_layers, num_parts, num_kv_heads, block_size]
@@ -236,25 +237,27 @@ class KvPool:
         return self._memory
 
     def _shaped(self, memory: torch.Tensor) -> _Memory:
-        layout, first = self.layout, 0
+        layout = self.layout
         whole = memory.view(self.num_blocks, -1)
         pieces: list[_Piece] = []
         places: dict[int, tuple[_Piece, int]] = {}
         layers = tuple(range(layout.num_layers))
         all_alike = RowKind(
-            layers=layers, num_kv_heads=layout.num_kv_heads, head_dim=layout.head_dim
+            layers=layers,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+            block_size=layout.block_size,
         )
         for kind in layout.kinds or (all_alike,):
             nbytes = len(kind.layers) * layer_nbytes(
-                layout.block_size, kind.num_kv_heads, kind.head_dim, self._dtype, layout.num_parts
+                kind.block_size, kind.num_kv_heads, kind.head_dim, self._dtype, layout.num_parts
             )
-            pieces.append(self._piece(whole[:, first : first + nbytes], kind))
+            pieces.append(self._piece(whole[:, :nbytes], kind))
             places |= {layer: (pieces[-1], at) for at, layer in enumerate(kind.layers)}
-            first += nbytes
         return _Memory(whole, pieces, [places[layer] for layer in layers])
 
     def _piece(self, memory: torch.Tensor, kind: RowKind) -> _Piece:
-        parts, size, heads = self.layout.num_parts, self.layout.block_size, kind.num_kv_heads
+        parts, size, heads = self.layout.num_parts, kind.block_size, kind.num_kv_heads
         layers = memory.unflatten(1, (len(kind.layers), -1))
         nbytes = parts * size * heads * kind.head_dim * self._dtype.itemsize
         numbers = layers[..., :nbytes].view(self._dtype)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 
 from epd.config import ConfigError
 from epd.engine.language.kv_pool import layer_nbytes
@@ -46,17 +47,14 @@ class PagedRows:
         """Where only so many layers have them."""
         return replace(self, num_layers=num_layers)
 
-    def block_nbytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Of so many tokens' rows in all layers."""
-        every = range(self.num_layers)
-        kinds = self.kinds or (
-            RowKind(layers=tuple(every), num_kv_heads=self.num_heads, head_dim=self.head_dim),
-        )
-        return sum(
-            len(kind.layers)
-            * layer_nbytes(block_size, kind.num_kv_heads, kind.head_dim, dtype, self.num_parts)
-            for kind in kinds
-        )
+    def token_nbytes(self, dtype: torch.dtype) -> list[int]:
+        """Of one token's rows, in the layers of each kind."""
+        heads = [(len(k.layers), k.num_kv_heads, k.head_dim) for k in self.kinds]
+        return [
+            layers * layer_nbytes(1, num_heads, head_dim, dtype, self.num_parts)
+            for layers, num_heads, head_dim in
+            heads or [(self.num_layers, self.num_heads, self.head_dim)]
+        ]  # fmt: skip
 
 
 def sequence_tensor(
@@ -87,7 +85,10 @@ def layout_of(
     max_layer_groups: int,
 ) -> KvLayout:
     """`dtype`: of rows.  Raises ConfigError where a block cannot hold a piece of a tensor."""
-    block_nbytes = rows.block_nbytes(block_size, dtype)
+    each = rows.token_nbytes(dtype)
+    # Blocks are equally large: those of a kind with smaller rows hold more tokens.
+    sizes = [max(block_size, max(each) * block_size // one // 8 * 8) for one in each]
+    block_nbytes = max(size * one for size, one in zip(sizes, each, strict=True))
     for tensor in tensors:
         if tensor.piece_nbytes > block_nbytes:
             raise ConfigError(
@@ -96,7 +97,7 @@ def layout_of(
             )
     return KvLayout(
         num_layers=rows.num_layers,
-        block_size=block_size,
+        block_size=math.lcm(*sizes),
         num_kv_heads=rows.num_heads,
         head_dim=rows.head_dim,
         dtype=str(dtype).removeprefix("torch."),
@@ -105,5 +106,8 @@ def layout_of(
         first_kv_head=rows.first_head,
         num_parts=rows.num_parts,
         tensors=tuple(tensors),
-        kinds=rows.kinds,
+        kinds=tuple(
+            structs.replace(kind, block_size=size)
+            for kind, size in zip(rows.kinds, sizes, strict=False)
+        ),
     )

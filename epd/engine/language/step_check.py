@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epd.engine.base import Rows, RowSpan, StepSequence
+from epd.layouts import RowBlocks
 from epd.messages import RowContract
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ MAX_SOUND = 4096  # tables that are remembered
 @dataclass(frozen=True, slots=True)
 class StepCheck:
     max_context: int
-    block_size: int
+    rows: RowBlocks
     num_state_blocks: int
     num_blocks: int
     vocabulary: int
@@ -30,7 +31,7 @@ class StepCheck:
         """What is wrong, or nothing; `sampled`: whose next token the previous step has."""
         count = len(sequence.token_ids)
         total = sequence.start + count
-        blocks = self.num_state_blocks + -(-total // self.block_size)
+        blocks = self.num_state_blocks + self.rows.count(total)
         table = sequence.block_table
         if count == 0:
             return "the chunk has no tokens"

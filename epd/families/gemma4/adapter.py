@@ -75,14 +75,15 @@ class Gemma4(ModelAdapter):
                 f"{self.checkpoint.directory} has rows of several shapes, which are not shared out "
                 "to the ranks of a group; leave :tp out"
             )
-        layers: dict[tuple[int, int], list[int]] = {}
+        layers: dict[tuple[int, int, int], list[int]] = {}
+        looks = self.looks
         for index in range(self._num_own):
             own = self.text_config.per_layer_config[index]
             shape = int(own.num_key_value_heads), int(own.head_dim)
-            layers.setdefault(shape, []).append(index)
+            layers.setdefault((looks[index].reach.window, *shape), []).append(index)
         kinds = tuple(
-            RowKind(layers=tuple(found), num_kv_heads=heads, head_dim=width)
-            for (heads, width), found in layers.items()
+            RowKind(layers=tuple(found), num_kv_heads=heads, head_dim=width, window=window)
+            for (window, heads, width), found in layers.items()
         )
         first = kinds[0]
         return PagedRows(self._num_own, first.num_kv_heads, first.head_dim, kinds=kinds)

@@ -106,14 +106,14 @@ class KvProducer(Component[Request]):
             return
         num_groups = 0
         if layers is not None:
-            num_full = layers.start // self._layout.block_size
+            num_full = self._layout.rows.num_full(layers.start)
             num_groups = layers.num_layers // self._layout.layers_per_slot
             num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._whole.block_nbytes
             record = self._requests.record(request)
             if record.num_whole is None:  # computed again, it may begin before what was sent
                 record.num_whole = max(num_full, num_said)
         else:
-            num_full = request.num_computed // self._layout.block_size
+            num_full = self._layout.rows.num_full(request.num_computed)
         text = self._text_of(request)
         num_owned = len(text.table) if request.has_blocks else 0
         order = self._order(outgoing, text, min(num_full, num_owned))

@@ -10,6 +10,7 @@ from epd.fsm.request import Request
 from epd.messages import KvLayout
 from epd.roles.steps.record import Record
 from epd.scheduling.block_pool import BlockPool, Key
+from epd.scheduling.prefix_keys import of_blocks
 from epd.scheduling.snapshots import Snapshots
 
 
@@ -28,15 +29,15 @@ class Contents:
 
     def __init__(self, owner: Blocks, layout: KvLayout) -> None:
         self._owner = owner
-        self._layout = layout
+        self._layout, self._rows = layout, layout.rows
         self._snapshots = Snapshots(owner.pool, layout.num_state_blocks)
 
     def publish(self, request: Request, record: Record, num_computed: int) -> None:
         """Let other requests find its new full blocks.  A token was sampled behind them, so they
         are finite; a bad block would fail every request that finds it."""
-        first, num_full = record.num_published, num_computed // self._layout.block_size
+        first, num_full = record.num_published, self._rows.num_full(num_computed)
         if self._owner.caching and num_full > first:
-            keys = self.keys(request, record, num_computed)[first:num_full]
+            keys = of_blocks(self.keys(request, record, num_computed), self._rows)[first:num_full]
             table = request.block_table[self._layout.num_state_blocks :]
             for block, key in zip(table[first:], keys, strict=False):
                 self._owner.pool.publish(block, key)

@@ -74,7 +74,7 @@ class Requests(Component[Request]):
         self.pool = BlockPool(engine.num_blocks)
         self.kv = KvRanks(engine, actor.ports.transfers, ranks)
         actor.ports.transfers.guard(self.kv.own.region)
-        self._timing = timing
+        self._timing, self._rows = timing, engine.kv_layout.rows
         self._alive = SignsOfLife(actor, timing, self._tell_alive)
         self.cost = StepCost(
             actor.clock.now_s,
@@ -88,7 +88,7 @@ class Requests(Component[Request]):
         self._speculation = Speculation(config.speculative, self.totals, self._records)
         self._scheduler = BatchScheduler[Request](
             self.pool,
-            engine.kv_layout.block_size,
+            engine.kv_layout.rows,
             StepBounds(
                 config.max_step_tokens,
                 config.max_chunk_tokens,
@@ -176,7 +176,7 @@ class Requests(Component[Request]):
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Those that hold the tokens."""
-        return -(-num_tokens // self.engine.kv_layout.block_size)
+        return self._rows.count(num_tokens)
 
     def table_size(self, num_tokens: int) -> int:
         """Blocks of a sequence of so many tokens: those of its state, too."""

@@ -12,6 +12,7 @@ from epd_lab.sim.drills.drill import NOTHING, Drill
 from epd_lab.sim.drills.elsewhere import ELSEWHERE_DRILLS
 from epd_lab.sim.drills.faults import FAULT_DRILLS
 from epd_lab.sim.drills.groups import GROUP_DRILLS
+from epd_lab.sim.drills.kinds import KIND_DRILLS
 from epd_lab.sim.drills.links import LINK_DRILLS
 from epd_lab.sim.drills.losses import LOSS_DRILLS
 from epd_lab.sim.drills.pictures import PICTURE_DRILLS
@@ -200,7 +201,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     *LOSS_DRILLS, *ELSEWHERE_DRILLS, *POISON_DRILLS, *CACHE_DRILLS, *RECOVERY_DRILLS, *LINK_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
-    *GROUP_DRILLS, *PICTURE_DRILLS,
+    *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS,
 )  # fmt: skip
 # fmt: on
 

@@ -7,7 +7,6 @@ transfer wrote, or another request overwrote, are what it computes with.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,15 +36,13 @@ from epd_lab.sim.engine import golden, sampler
 from epd_lab.sim.engine.device import Costs, SimDevice
 from epd_lab.sim.engine.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, Image
 from epd_lab.sim.engine.hash_states import HashStates, layout_of
+from epd_lab.sim.engine.kv_records import KvRecords
 from epd_lab.sim.engine.landing import LandedKv, PoolMemory
 from epd_lab.sim.engine.sampler import Past
 from epd_lab.sim.engine.spans import cuts_one, placeholders, rows_by_position
 from epd_lab.sim.poison import Poison, both
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
-SLOT_NBYTES = golden.KV_LAYOUT.slot_nbytes
-PART_NBYTES = RECORD_NBYTES // NUM_LAYERS  # of a record in one layer
-_BLOCK_WORDS = BLOCK_NBYTES // PART_NBYTES
 _INDEX_LOW = bytes(index & 0xFF for index in range(65536))
 
 
@@ -188,7 +185,7 @@ class _Launched:
         return replace(sequence, token_ids=(token_id,), output_ids=output_ids)
 
 
-class SimLanguageEngine(HashStates, LandedKv):
+class SimLanguageEngine(HashStates, KvRecords, LandedKv):
     """The `LanguageEngine` port."""
 
     row_contract: RowContract | None = golden.ROW_CONTRACT
@@ -204,11 +201,12 @@ class SimLanguageEngine(HashStates, LandedKv):
         *,
         num_landing_blocks: int = 0,
         has_state: bool = False,
+        has_kinds: bool = False,
         rank: int = 0,
         size: int = 1,
     ) -> None:
         """`num_landing_blocks`: 0, if KV lands in the pool.  `rank`: of a group of this size."""
-        self.kv_layout = layout_of(rank, size, has_state=has_state)
+        self.kv_layout = layout_of(rank, size, has_state=has_state, has_kinds=has_kinds)
         super().__init__(device, self.kv_layout.state_shares[rank] if has_state else range(0))
         self._num_state_blocks = self.kv_layout.num_state_blocks
         self.num_blocks, self.kv_in_place = num_blocks, not num_landing_blocks
@@ -240,7 +238,8 @@ class SimLanguageEngine(HashStates, LandedKv):
     ) -> list[memoryview]:
         if self._breaks.meet("fetch_kv"):
             raise self._breaks.error("fetch_kv")
-        return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
+        size = self.kv_layout.slot_nbytes
+        return [self._kv[s * size : (s + 1) * size] for s in slots]
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
@@ -288,17 +287,6 @@ class SimLanguageEngine(HashStates, LandedKv):
             now.note(sequence, outcome)
         return StepResult(outcomes, self.device.elapsed_s)
 
-    def _prefix(self, sequence: StepSequence) -> bytes:
-        """The records of the tokens before it, put together from both layers."""
-        table = sequence.block_table[self._num_state_blocks :]
-        words = array("Q", b"".join(self.kv_views(table)))
-        records = array("Q", bytes(len(words) * 8))
-        for token in range(BLOCK_SIZE):
-            for layer in range(NUM_LAYERS):
-                place = layer * BLOCK_SIZE + token
-                records[token * NUM_LAYERS + layer :: _BLOCK_WORDS] = words[place::_BLOCK_WORDS]
-        return records.tobytes()[: sequence.start * RECORD_NBYTES]
-
     def _run(self, sequence: StepSequence, prefix: bytes) -> Outcome:
         self.poison.meet_in_step(self.device.process, sequence)
         start, table = sequence.start, sequence.block_table[self._num_state_blocks :]
@@ -308,15 +296,15 @@ class SimLanguageEngine(HashStates, LandedKv):
         if sequence.adapter and sequence.adapter not in self.adapters:
             self.found(f"{sequence.request_id}: a step with an adapter that is not held")
             return StepFailure("its adapter is not held here")
-        if needed > len(table) * BLOCK_SIZE:
+        if needed > self.kv_layout.rows.room(len(table)):
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
         self.check_leased(f"{sequence.request_id} in a step", sequence.block_table)
-        written = {table[at // BLOCK_SIZE] for at in range(start, needed)}
+        written = self._blocks_of(table, range(start, needed))
         written.update(sequence.block_table[: self._num_state_blocks])
         self.check_private(sequence.request_id, written)
         if (indices := prefix[12::RECORD_NBYTES]) != _INDEX_LOW[:start]:
             at = next(at for at in range(start) if indices[at] != _INDEX_LOW[at])
-            block = table[at // BLOCK_SIZE]
+            (block, *_) = self._blocks_of(table, [at])
             self.found(f"{sequence.request_id}: KV of another text in block {block}, token {at}")
         if self.row_contract is not None and self.row_contract.max_uncut and cuts_one(sequence):
             return StepFailure("a chunk that ends in a picture")
@@ -367,17 +355,6 @@ class SimLanguageEngine(HashStates, LandedKv):
             self.check_private(sequence.request_id, pair[1:])
             source, target = self.kv_views(pair)
             target[:] = source
-
-    def _store(self, sequence: StepSequence, records: list[bytes], last_layer: int) -> None:
-        """Each layer's part of them, up to this layer, at the places of the chunk's tokens."""
-        table = sequence.block_table[self._num_state_blocks :]
-        for index, record in enumerate(records, sequence.start):
-            block = table[index // BLOCK_SIZE]
-            for layer in range(last_layer + 1):
-                place = layer * BLOCK_SIZE + index % BLOCK_SIZE
-                at = block * BLOCK_NBYTES + place * PART_NBYTES
-                part = record[layer * PART_NBYTES : (layer + 1) * PART_NBYTES]
-                self._kv[at : at + PART_NBYTES] = part
 
 
 def _scores(sequence: StepSequence, records: Sequence[bytes]) -> tuple[TokenLogprobs, ...]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import msgspec
 
 from epd.engine.base import MediaLayout, RopePositions
+from epd.layouts import RowKind
 from epd.messages import KvLayout, RowContract, SamplingParams, StateTensor, TokenLogprobs
 from epd_lab.sim.engine.sampler import Past, sample, score_of
 
@@ -40,6 +41,15 @@ KV_LAYOUT = KvLayout(
     head_dim=1,
     dtype="float32",
     block_nbytes=BLOCK_SIZE * RECORD_NBYTES,
+)
+# Each layer's rows in blocks of their own; those of the second one are half as full.
+KINDS_LAYOUT = msgspec.structs.replace(
+    KV_LAYOUT,
+    block_size=2 * BLOCK_SIZE,
+    kinds=tuple(
+        RowKind(layers=(layer,), num_kv_heads=1, head_dim=1, block_size=size * BLOCK_SIZE)
+        for layer, size in ((0, 2), (1, 1))
+    ),
 )
 NUM_HEADS = 7  # of a state
 STATE_NBYTES = 16  # of each

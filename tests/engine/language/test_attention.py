@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from epd.engine.language.attention import Extent, Look, Reach, fresh_blocks, paged_attention, plan
 from epd.engine.language.kv_pool import KvPool
-from epd.layouts import RowKind
+from epd.layouts import RowBlocks, RowKind
 from epd.messages import KvLayout
 
 LAYERS, BLOCK, KV_HEADS, HEADS, DIM, BLOCKS = 2, 4, 2, 6, 8, 64
@@ -55,7 +57,7 @@ def test_equals_plain_attention(extents: list[tuple[int, int]], seed: int) -> No
         key, value = torch.randn(2, KV_HEADS, total, DIM, generator=generator)
         parts.append(Extent(start, count, table))
         whole.append((query, key, value))
-        pool.clear(fresh_blocks([Extent(0, total, table)], BLOCK))
+        pool.clear(fresh_blocks([Extent(0, total, table)], RowBlocks(BLOCK)))
         for kind, tensor in enumerate((key, value)):
             for token in range(start):
                 place = pool.tensor[table[token // BLOCK], 1, kind, token % BLOCK]
@@ -85,11 +87,11 @@ def test_new_keys_land_in_their_slots() -> None:
 
 def test_fresh_blocks_are_those_whose_first_slot_is_written() -> None:
     table = [10, 11, 12, 13]
-    assert fresh_blocks([Extent(0, 4, table)], 4) == [10]
-    assert fresh_blocks([Extent(0, 5, table)], 4) == [10, 11]
-    assert fresh_blocks([Extent(3, 1, table)], 4) == []
-    assert fresh_blocks([Extent(4, 1, table)], 4) == [11]
-    assert fresh_blocks([Extent(3, 6, table)], 4) == [11, 12]
+    assert fresh_blocks([Extent(0, 4, table)], RowBlocks(4)) == [10]
+    assert fresh_blocks([Extent(0, 5, table)], RowBlocks(4)) == [10, 11]
+    assert fresh_blocks([Extent(3, 1, table)], RowBlocks(4)) == []
+    assert fresh_blocks([Extent(4, 1, table)], RowBlocks(4)) == [11]
+    assert fresh_blocks([Extent(3, 6, table)], RowBlocks(4)) == [11, 12]
 
 
 def test_padding_at_most_doubles_the_work() -> None:
@@ -97,7 +99,7 @@ def test_padding_at_most_doubles_the_work() -> None:
     pool = KvPool(LAYOUT, BLOCKS, torch.float32, "cpu")
     lengths = [3, 4, 5, 200, 7, 90, 1]
     parts = [Extent(n, 1, list(range(-(-(n + 1) // BLOCK)))) for n in lengths]
-    groups = plan(parts, pool).decodes
+    groups = plan(parts, pool).of_layers[0].decodes
     assert sorted(at for group in groups for at in group.at.tolist()) == list(range(7))
     padded = sum(group.blocks.numel() for group in groups)
     assert padded <= 2 * sum(len(part.table) for part in parts)
@@ -105,15 +107,15 @@ def test_padding_at_most_doubles_the_work() -> None:
 
 # --- layers that differ ---------------------------------------------------------------------------
 
-WIDE = RowKind(layers=(1,), num_kv_heads=1, head_dim=2 * DIM)
+SMALL = RowKind(layers=(1,), num_kv_heads=1, head_dim=DIM, block_size=2 * BLOCK)
 TWO_KINDS = KvLayout(
     num_layers=2,
-    block_size=BLOCK,
+    block_size=2 * BLOCK,
     num_kv_heads=KV_HEADS,
     head_dim=DIM,
     dtype="float32",
-    block_nbytes=2 * BLOCK * (KV_HEADS * DIM + 2 * DIM) * 4,
-    kinds=(RowKind(layers=(0,), num_kv_heads=KV_HEADS, head_dim=DIM), WIDE),
+    block_nbytes=2 * BLOCK * KV_HEADS * DIM * 4,
+    kinds=(RowKind(layers=(0,), num_kv_heads=KV_HEADS, head_dim=DIM, block_size=BLOCK), SMALL),
 )
 
 
@@ -155,15 +157,15 @@ def test_windows_pictures_and_rows_of_a_layer_before(
     pictures = chunks[1::2]
     windowed = Reach(window, both_ways)
     looks = [Look(0, reach=windowed), Look(1), Look(0, writes=False, reach=windowed)]
-    shapes = [(KV_HEADS, DIM), (1, 2 * DIM), (KV_HEADS, DIM)]
+    shapes = [(KV_HEADS, DIM), (1, DIM), (KV_HEADS, DIM)]
     rows = [torch.randn(2, heads, total, dim, generator=generator) for heads, dim in shapes]
     rows[2] = rows[0]
     queries = [torch.randn(HEADS, total, dim, generator=generator) for _, dim in shapes]
-    table = torch.randperm(BLOCKS, generator=generator)[: -(-total // BLOCK)].tolist()
+    table = torch.randperm(BLOCKS, generator=generator)[: TWO_KINDS.rows.count(total)].tolist()
     found: list[list[torch.Tensor]] = [[], [], []]
     for start, stop in chunks:
         extent = Extent(start, stop - start, table, [p for p in pictures if p == (start, stop)])
-        pool.clear(fresh_blocks([extent], BLOCK))
+        pool.clear(fresh_blocks([extent], TWO_KINDS.rows))
         batch = plan([extent], pool, looks)
         for layer in range(3):
             key, value = rows[layer][:, None, :, start:stop]
@@ -183,4 +185,24 @@ def test_windows_pictures_and_rows_of_a_layer_before(
 
 def test_kinds_of_rows_share_out_the_layers() -> None:
     with pytest.raises(ValueError, match="share out"):
-        structs.replace(TWO_KINDS, kinds=(WIDE,))
+        structs.replace(TWO_KINDS, kinds=(SMALL,))
+    with pytest.raises(ValueError, match="begin together"):
+        structs.replace(TWO_KINDS, block_size=BLOCK)
+
+
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3), num_tokens=st.integers(0, 100))
+def test_blocks_of_all_kinds_follow_each_other(sizes: list[int], num_tokens: int) -> None:
+    """In one table, each at its first token; all of a kind are found by its columns."""
+    kinds = tuple(structs.replace(SMALL, layers=(i,), block_size=n) for i, n in enumerate(sizes))
+    unit = math.lcm(*sizes)
+    layout = structs.replace(TWO_KINDS, num_layers=len(sizes), block_size=unit, kinds=kinds)
+    rows = layout.rows
+    count = rows.count(num_tokens)
+    assert count == sum(-(-num_tokens // size) for size in sizes)
+    assert num_tokens <= rows.room(count) and (not count or rows.room(count - 1) < num_tokens)
+    assert rows.num_full(num_tokens) == rows.count(num_tokens // unit * unit)
+    every = [column for number in range(len(sizes)) for column in layout.columns(number)]
+    assert sorted(every) == list(range(len(rows.starts)))
+    for number, size in enumerate(sizes):
+        own = [at for at in range(count) if at % len(rows.starts) in layout.columns(number)]
+        assert len(own) == -(-num_tokens // size)

@@ -18,8 +18,10 @@ from epd.engine.adapter import adapter_for
 from epd.engine.base import StepFailure
 from epd.engine.language import attention
 from epd.engine.language.attention import EVERYTHING, Look
+from epd.engine.language.state_kinds import PagedRows, layout_of
 from epd.engine.sharding import Collectives, Shard
 from epd.engine.weights.loading import load_stage
+from epd.layouts import RowKind
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.conftest import CONFIG, chat, drawn_image
 from tests.engine.driver import Driver
@@ -102,6 +104,30 @@ async def test_a_chunk_that_ends_in_a_picture_is_refused(driver: Callable[[str],
     assert isinstance(outcome, StepFailure)
     assert outcome.reason == "a chunk that ends in a picture, behind 5 of its rows"
     serving.release([request])
+
+
+@pytest.mark.parametrize(
+    ("windowed", "full", "sizes"),
+    [((12, 1), (3, 1), [16, 32]), ((20, 2), (4, 2), [16, 40]), ((25, 8), (5, 2), [16, 160])],
+    ids=["E2B", "E4B", "26B-A4B"],
+)
+def test_blocks_of_both_kinds_are_as_large(
+    windowed: tuple[int, int], full: tuple[int, int], sizes: list[int]
+) -> None:
+    """Layers and heads of each kind; nothing of a block is left over."""
+    num_layers = windowed[0] + full[0]
+    layers = range(windowed[0]), range(windowed[0], num_layers)
+    kinds = tuple(
+        RowKind(layers=tuple(its), num_kv_heads=heads, head_dim=width)
+        for its, (_, heads), width in zip(layers, (windowed, full), (256, 512), strict=True)
+    )
+    layout = layout_of(
+        PagedRows(num_layers, windowed[1], 256, kinds=kinds), (), torch.bfloat16, 16, 4
+    )
+    assert [kind.block_size for kind in layout.kinds] == sizes
+    assert {
+        len(k.layers) * 2 * k.block_size * k.num_kv_heads * k.head_dim * 2 for k in layout.kinds
+    } == {layout.block_nbytes}
 
 
 def test_what_is_not_computed_is_refused(

@@ -25,6 +25,7 @@ from epd.config import EncodeConfig, EngineConfig, PrefillConfig, SpeculativeCon
 from epd.engine.base import Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language.engine import TorchLanguageEngine
+from epd.messages import KvLayout
 from epd.roles.compose import Engines
 from tests.engine.tiny_models import (
     EMBEDDED,
@@ -103,8 +104,8 @@ def vision(model_dir: Path) -> Any:
 
 
 @cache
-def block_nbytes(model_dir: Path) -> int:
-    return build_language(model_dir, CONFIG, executor()).kv_layout.block_nbytes
+def kv_layout(model_dir: Path) -> KvLayout:
+    return build_language(model_dir, CONFIG, executor()).kv_layout
 
 
 @cache
@@ -229,10 +230,12 @@ class Served:
 def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> None:
     directory = model_dir(case["family"])
     asked = questions(directory, tight=case["tight"])
-    num_blocks = max(map(num_tokens, asked)) * 3 // 2 // 16 + 2 if case["tight"] else 128
+    layout = kv_layout(directory)
+    most = (max(map(num_tokens, asked)) * 3 // 2 // 16 + 2) * 16 if case["tight"] else 2048
+    num_blocks = layout.rows.count(most)
     config = msgspec.structs.replace(
         CONFIG,
-        kv_nbytes=num_blocks * block_nbytes(directory),
+        kv_nbytes=num_blocks * layout.block_nbytes,
         max_chunk_tokens=case["chunk"],
         prefix_caching=case["caching"],
         async_scheduling=case["ahead"],

@@ -12,7 +12,8 @@ from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Record
 from epd_lab.sim.core.process import SimProcess
-from epd_lab.sim.engine.golden import BLOCK_SIZE, NUM_STATE_BLOCKS, ROW_NBYTES
+from epd_lab.sim.engine.golden import ROW_NBYTES
+from epd_lab.sim.engine.hash_states import layout_of
 from epd_lab.sim.workload import Ask
 
 GRACE_S = 1.0
@@ -59,7 +60,7 @@ class Answers(Checker):
         settings, (token_ids, placed) = self.context.cluster.settings, ask.placed()
         slot_rows = settings.prefill.slot_nbytes // ROW_NBYTES
         num_slots = sum(-(-image.num_rows // slot_rows) for _, image in placed)
-        num_blocks = -(-(len(token_ids) + ask.max_tokens) // BLOCK_SIZE)
-        num_blocks += NUM_STATE_BLOCKS * settings.has_state
+        layout = layout_of(0, 1, has_state=settings.has_state, has_kinds=settings.has_kinds)
+        num_blocks = layout.num_state_blocks + layout.rows.count(len(token_ids) + ask.max_tokens)
         has_slots = num_slots <= settings.prefill.pool_nbytes // settings.prefill.slot_nbytes
         return num_blocks <= settings.num_blocks and has_slots

@@ -11,6 +11,7 @@ from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Record
 from epd_lab.sim.engine import golden
 from epd_lab.sim.engine.engines import BLOCK_NBYTES
+from epd_lab.sim.engine.hash_states import layout_of
 from epd_lab.sim.planes.storage import DiskConditions
 from epd_lab.sim.workload import Ask
 
@@ -62,7 +63,8 @@ class FirstToken(Checker):
         costs = settings.costs
         token_ids, placed = ask.placed()
         work_s = 0.0
-        nbytes = len(token_ids) * BLOCK_NBYTES / golden.BLOCK_SIZE
+        layout = layout_of(0, 1, has_state=False, has_kinds=settings.has_kinds)
+        nbytes = len(token_ids) * layout.token_nbytes
         if settings.has_state:  # of which each rank has blocks, and may fetch and land them apart
             nbytes += golden.NUM_STATE_BLOCKS * BLOCK_NBYTES * self._most_ranks
             work_s += 2 * costs.copy_s
