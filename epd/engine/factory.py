@@ -162,12 +162,11 @@ def build_language(
     )
     attention.register()
     _check_looks(adapter, engine_config)
-    _check_states(layout, engine_config)
+    _check_layout(layout, engine_config, shard)
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
-    _adopt(adapter, model, shard)
-    bank = _bank(adapter, model, engine_config, layout, shard)
+    bank = _adopt(adapter, model, shard, engine_config)
     forward = _forward(adapter, model, KvPool(layout, 1, kv_dtype, device), dtype, executor.streams)
     forward.bank = bank
     on_gpu = executor.streams is not None
@@ -201,8 +200,10 @@ def build_language(
     return engine
 
 
-def _adopt(adapter: ModelAdapter, model: Any, shard: Shard) -> None:
-    """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it."""
+def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig) -> Bank | None:
+    """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
+
+    Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
     layers = adapter.language_model(model).layers
     few_rows.exchange(layers)
     if adapter.routing is not None:
@@ -214,21 +215,10 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard) -> None:
 
         TensorParallel(adapter, model, shard).join()
     adapter.adopt_language(model)
-
-
-def _bank(
-    adapter: ModelAdapter,
-    model: torch.nn.Module,
-    config: EngineConfig,
-    layout: KvLayout,
-    shard: Shard,
-) -> Bank | None:
-    """Of adapters, where requests may name some.  Raises ConfigError and ModelError."""
     if not config.lora.enabled:
         return None
     from epd.engine.language import lora
 
-    lora.check(config, layout, shard)
     return lora.bank_of(adapter, model, config.lora)
 
 
@@ -276,9 +266,13 @@ def _check_looks(adapter: ModelAdapter, config: EngineConfig) -> None:
         )
 
 
-def _check_states(layout: KvLayout, config: EngineConfig) -> None:
-    """Refuse what would compute wrongly with tensors of sequences; log their cost.  Raises
-    ConfigError."""
+def _check_layout(layout: KvLayout, config: EngineConfig, shard: Shard) -> None:
+    """Refuse what would compute wrongly, with adapters or with tensors of sequences; log the cost
+    of these.  Raises ConfigError."""
+    if config.lora.enabled:
+        from epd.engine.language import lora
+
+        lora.check(config, layout, shard)
     if not layout.tensors:
         return
     names = " and ".join(tensor.name for tensor in layout.tensors)
