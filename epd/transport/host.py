@@ -61,16 +61,18 @@ def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
     return bool(poll.poll(1000 * timeout_s))
 
 
-def has_half_closed_arrivals() -> bool:
-    """Whether this process has connections that the other ends have closed.
+def has_half_closed_arrivals(*, at_listeners: bool) -> bool:
+    """Whether this process has connections, to its listeners or any, that the other ends have
+    closed.
 
     As long as there are any, bytes of a dead peer may be on their way: unread here, or queued by
-    this host's kernel for a process that has ended.  Whichever side connected, for UCX sends both
-    ways over one connection.  Blocks briefly.
+    this host's kernel for a process that has ended.  Blocks briefly.
     """
     sockets = list(_tcp_sockets())
-    half_closed = any(state in {TCP_CLOSE, TCP_CLOSE_WAIT} for _, state in sockets)
-    return half_closed or is_still_sent_to(port for port, _ in sockets)
+    listening = {port for port, state in sockets if state == TCP_LISTEN}
+    looked_at = [one for one in sockets if one[0] in listening or not at_listeners]
+    half_closed = any(state in {TCP_CLOSE, TCP_CLOSE_WAIT} for _, state in looked_at)
+    return half_closed or is_still_sent_to(port for port, _ in looked_at)
 
 
 def own_ports() -> tuple[int, ...]:

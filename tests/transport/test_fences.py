@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,10 +177,10 @@ async def test_a_broken_write_is_settled_with_a_living_owner(
     owner, writer, held, write, _ = await begin(make, monkeypatch)
     held.release(End.BROKEN)
     assert isinstance(await write, WriteUnknown)
-    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda: True)
+    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda at_listeners: True)
     assert not await writer.fence(OWNER, this_host_id(), os.getpid())
     assert not await owner.fence(WRITER, this_host_id(), os.getpid())
-    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda: False)
+    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda at_listeners: False)
     assert await (
         writer.fence(OWNER, this_host_id(), os.getpid()) if fenced else writer.settle(OWNER)
     )
@@ -294,16 +295,16 @@ async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() ->
     _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
     while not accepted:
         await asyncio.sleep(0.001)
-    assert not has_half_closed_arrivals()
+    assert not has_half_closed_arrivals(at_listeners=True)
     transport = accepted[0].transport
     transport.pause_reading()  # as a thread that does not get round to it
     writer.write(b"late bytes")
     writer.close()
     await writer.wait_closed()
-    assert has_half_closed_arrivals()
+    assert has_half_closed_arrivals(at_listeners=True)
     transport.abort()
     async with asyncio.timeout(PATIENCE_S):
-        while has_half_closed_arrivals():
+        while has_half_closed_arrivals(at_listeners=True):
             await asyncio.sleep(0.001)
     server.close()
     await server.wait_closed()
@@ -322,10 +323,10 @@ def test_what_a_dead_process_has_queued_is_seen_before_its_end_arrives() -> None
         with arrived:
             state = arrived.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
             assert state == 1  # established
-            assert has_half_closed_arrivals()
+            assert has_half_closed_arrivals(at_listeners=True)
             while arrived.recv(1 << 20):
-                assert has_half_closed_arrivals()
-    assert not has_half_closed_arrivals()
+                assert has_half_closed_arrivals(at_listeners=True)
+    assert not has_half_closed_arrivals(at_listeners=True)
 
 
 def test_what_is_no_pid_is_not_known_to_be_dead() -> None:
@@ -346,3 +347,15 @@ async def test_nobody_else_may_look_into_the_directory_of_files(tmp_path: Path) 
         await engine.close()
     finally:
         os.umask(mask)
+
+
+def test_a_connection_of_ours_that_the_peer_closed_counts_where_peers_write_over_it() -> None:
+    """Mooncake never closes its own connections to a peer that died: no fence would end again."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()[:2]),
+    ):
+        server.accept()[0].close()
+        while not has_half_closed_arrivals(at_listeners=False):
+            time.sleep(0.001)
+        assert not has_half_closed_arrivals(at_listeners=True)

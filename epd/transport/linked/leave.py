@@ -101,6 +101,8 @@ class Moved:
 class Mover(Protocol):
     """One engine of a library.  Its methods may block, but `transfer` alone does for long."""
 
+    at_listeners: bool  # a peer writes over connections that it opened, and over no others
+
     def register(self, address: int, nbytes: int) -> str:
         """Let peers write there, to a `FarRegion` of this word.  Raises TransportError."""
 
@@ -226,7 +228,7 @@ class LeaveEngine(LinkedEngine):
 
     async def _settle(self, wire: Wire, frame: SettleFrame) -> None:
         """The writer has closed what carried these; have we read it to the end?"""
-        if await asyncio.to_thread(has_half_closed_arrivals):
+        if await self._is_arriving():
             wire.post(Declined(number=frame.number, reason="bytes may still be arriving"))
             return
         self._end(frame.tokens)
@@ -259,12 +261,15 @@ class LeaveEngine(LinkedEngine):
             return True
         if await self._is_gone(life, host_id, pid):
             self._doubts.pop(life, None)  # its memory is gone
-            arriving = await asyncio.to_thread(has_half_closed_arrivals)
-            if begun and arriving:
+            if begun and await self._is_arriving():
                 return False
             self._end(tuple(begun))
             return True
         return not begun and await self._resolve(life, doubts)
+
+    async def _is_arriving(self) -> bool:
+        look = functools.partial(has_half_closed_arrivals, at_listeners=self._mover.at_listeners)
+        return await asyncio.to_thread(look)
 
     async def _is_gone(self, life: Life, host_id: str, pid: int) -> bool:
         """Its process has ended, as seen here, or attested by a process that can see it."""

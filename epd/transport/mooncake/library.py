@@ -116,6 +116,8 @@ def without_log() -> Iterator[None]:
 class Library:
     """One engine of the library, reachable at `host`:`port`; unauthenticated and unencrypted."""
 
+    at_listeners = True  # it never closes its own connections to a peer that died
+
     def __init__(self, host: str, config: MooncakeConfig = MOONCAKE_OVER_TCP) -> None:
         if config.protocol == "rdma":
             check_devices(config.devices)

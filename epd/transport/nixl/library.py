@@ -126,6 +126,8 @@ class _Write:
 class Agent:
     """One agent, by the name of a life of an instance; reachable by all that have its words."""
 
+    at_listeners = False  # UCX sends both ways over one connection
+
     def __init__(self, life: str) -> None:
         module = load()
         kinds = [kind for kind in vars(module.nixlBind).values() if isinstance(kind, type)]
