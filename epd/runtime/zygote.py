@@ -147,7 +147,7 @@ class Zygote:
     def __init__(self, model_dir: str) -> None:
         self._model_dir = model_dir
         self._lock = asyncio.Lock()  # answers come in the order of requests
-        self._process: asyncio.subprocess.Process | None = None
+        self._processes: list[asyncio.subprocess.Process] = []  # the last one, and who still ends
         self._control: socket.socket | None = None
         self._answer: asyncio.Future[ForkedProcess] | None = None
         self._has_answered = False
@@ -191,7 +191,7 @@ class Zygote:
             return
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "epd.runtime.zygote",
@@ -201,6 +201,8 @@ class Zygote:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+        ending = (one for one in self._processes if one.returncode is None)
+        self._processes = [*ending, process]
         self._control, self._has_answered = control, False
         control.setblocking(False)
         asyncio.get_running_loop().add_reader(control, self._on_readable, control)
@@ -238,9 +240,8 @@ class Zygote:
     def _give_up(self, control: socket.socket | None) -> None:
         """It hangs: another one takes its place."""
         if control is not None and control is self._control:
-            assert self._process is not None
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                self._processes[-1].kill()
             self._lost()
 
     def _lost(self) -> None:
@@ -265,10 +266,10 @@ class Zygote:
         for orphan in self._orphans:
             orphan.send_signal(signal.SIGKILL)
             orphan.end(LOST)
-        if self._process is not None:
+        for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+                process.kill()
+            await process.wait()
 
 
 # --- the zygote's side ----------------------------------------------------------------------------
