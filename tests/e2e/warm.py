@@ -62,6 +62,8 @@ def address() -> str:
 class Fork:
     """What `Zygote` uses of an `asyncio.subprocess.Process`."""
 
+    returncode = None  # the end is seen by `wait`
+
     def __init__(self, pid: int) -> None:
         self._pidfd = os.pidfd_open(pid)
 
