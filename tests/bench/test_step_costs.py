@@ -40,7 +40,8 @@ async def test_measured_on_a_cpu_and_planned_with(
     assert found.model.kv_token_nbytes == 4096
     assert [size for size, _ in found.step.tokens_ms] == [1, 4, 32, 128]
     assert [size for size, _ in found.tower.patches_ms] == [64, 256]
-    assert found.step_s(128, 0, 0, mixed=False) > found.step_s(4, 0, 0, mixed=False)
+    # Of few repeats: beside other work 4 tokens took as long as 128 once.
+    assert found.step_s(128, 0, 0, mixed=False) > found.step_s(1, 0, 0, mixed=False)
     assert any("not measured" in source for source in found.sources)
 
 
