@@ -223,8 +223,6 @@ def _landing(landing: Landing, incoming: IncomingRooms) -> Iterator[str]:
 def _steps(requests: Requests) -> Iterator[str]:
     """Its turns end within one instant, so nobody is awake while nothing happens."""
     loop, scheduler = requests._loop, requests._scheduler
-    for key in requests._suspects.keys() - requests._requests.keys():
-        yield f"{key} has ended, and other suspects wait for its turn"
     if loop._awake:
         yield "the step loop is awake and has no turn"
     if loop._under_way:
