@@ -30,6 +30,7 @@ def _can_use_mooncake(endpoint: str, directory: str) -> bool:
     return importlib.util.find_spec("mooncake") is not None and not _mooncake_lacks()
 
 
+BY_ADDRESS = "none, beyond loopback; on loopback the network namespace"
 _ALL = (
     Backend(
         "cuda", rank=8, leaves_host=False,
@@ -52,7 +53,7 @@ _ALL = (
         "mooncake", rank=20, leaves_host=True,
         make=later("epd.transport.mooncake.backend:MooncakeTransferEngine"),
         is_offered=_can_use_mooncake,
-        domain="none, beyond loopback; on loopback the network namespace",
+        domain=BY_ADDRESS,
         offered="if the bus listens where other hosts reach it, and the package works",
         lacks=_mooncake_lacks,
         is_expected=True,
@@ -61,14 +62,14 @@ _ALL = (
         "nixl", rank=25, leaves_host=True,
         make=later("epd.transport.nixl.backend:NixlTransferEngine"),
         is_offered=lambda endpoint, directory: False,
-        domain="none, beyond loopback; on loopback the network namespace",
+        domain=BY_ADDRESS,
         offered="never: it must be named",
         lacks=_nixl_lacks,
     ),
     Backend(
         "tcp", rank=30, leaves_host=True, make=later("epd.transport.tcp:TcpTransferEngine"),
         is_offered=lambda endpoint, directory: is_tcp(endpoint),
-        domain="none, beyond loopback; on loopback the network namespace",
+        domain=BY_ADDRESS,
         offered="if the bus is on tcp",
     ),
     Backend(

@@ -10,8 +10,7 @@ without an adapter is the layer's own product and nothing else; captured steps a
 Products that are joined (`products.side_by_side`) stay so: each part adds to its own columns.  In
 front of weights of eight bits rows come in more bits, for the products of low rank.
 
-Loading reads files on any thread.  What a step reads is changed on the launch thread alone,
-between two steps.
+Adapters are read and held with the model, before its first step.
 """
 
 from __future__ import annotations
