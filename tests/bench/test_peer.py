@@ -91,6 +91,15 @@ async def test_a_cut_run_has_what_it_measured(sides: list[FakeServer]) -> None:
     assert [row["workload"] for row in found["rows"]] == ["one"] * 4 + ["two"] * 4
 
 
+async def test_replicas_of_a_side_take_turns(sides: list[FakeServer]) -> None:
+    both = serve.Target("a", url=",".join(side.url for side in sides))
+    await peer.measure(
+        replace(plan(sides), targets=(both,)), peer.Beside({}, 1.0, 0.0, math.inf), lambda _: None
+    )
+    first, second = (len(side.bodies) for side in sides)
+    assert first + second > REPEATS * COUNT and abs(first - second) <= 1
+
+
 async def test_models_of_two_names_are_refused(sides: list[FakeServer]) -> None:
     sides[1].name = "other"
     with pytest.raises(ServerError, match="their models fake, other"):

@@ -100,14 +100,22 @@ def encoded(shard: Shard, directory: Path, images: Sequence[Any]) -> list[list[l
     return asyncio.run(play())
 
 
+@cache
+def _cut_driver(directory: Path, shard: Shard) -> Driver:
+    """With a tower in slices.  Later a quantum is longer: steps between slices have been seen."""
+    there = _driver(directory, shard, "float32", shared=True, quantum_ms=0.001)
+    assert there.vision is not None and there.vision.num_turns([there.vision._image(1)]) > 1
+    return there
+
+
 def let_in(
     shard: Shard, directory: Path, images: Sequence[Any], ids: list[int], num_turns: int
 ) -> LetIn:
     """Steps between the slices of a batch, layer by layer, all of them captured."""
 
     async def play() -> LetIn:
-        there = _driver(directory, shard, "float32", shared=True, quantum_ms=0.001)
-        assert there.vision is not None and there.vision.num_turns([there.vision._image(1)]) > 1
+        there = _cut_driver(directory, shard)
+        assert there.vision is not None
         batch = await batch_of(there.vision, directory, images, -1, shard)
         return await steps_let_in(shard, there.vision, there.language, batch, ids, num_turns)
 

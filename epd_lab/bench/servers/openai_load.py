@@ -12,6 +12,7 @@ two streams at once, reads the timeline of an answer, or asks on virtual time (`
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -67,11 +68,13 @@ class Sample:
 
 
 class Server:
-    """One OpenAI server under load."""
+    """One OpenAI server under load, or replicas at several addresses, which take turns."""
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
         self._session = session
-        self._base_url = base_url.rstrip("/")
+        replicas = [url.rstrip("/") for url in base_url.split(",")]
+        self._base_url = replicas[0]
+        self._turns = itertools.cycle(replicas)
         self.model = ""
 
     async def connect(self) -> None:
@@ -115,7 +118,7 @@ class Server:
         headers = TIMELINE | {"Content-Type": "application/json", "Content-Length": str(nbytes)}
         try:
             async with self._session.post(
-                self._base_url + PATH, data=_pieces(named, body), headers=headers
+                next(self._turns) + PATH, data=_pieces(named, body), headers=headers
             ) as response:
                 if response.status != 200:
                     sample.error = f"HTTP {response.status}: {(await response.text())[:300]}"

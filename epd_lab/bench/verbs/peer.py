@@ -17,15 +17,18 @@ DESCRIPTION = f"""\
 Servers of one model side by side on the same cards, of which one is loaded at a time: requests per
 second, times, joules per request (of all GPUs, by NVML's counter), and goodput by the p99 gap under
 open arrivals. All get the same bytes, with new images in each repeat, and take turns in beginning.
-A SERVER is NAME=URL, or NAME=TOPOLOGY to have it started; ratios are to the first. Figures are
-medians. Workloads are those of epd bench serve, default {", ".join(WORKLOADS)}.
+A SERVER is NAME=URL, NAME=URL,URL for replicas that take turns, or NAME=TOPOLOGY to have it
+started; ratios are to the first. Figures are medians. Workloads are those of epd bench serve,
+default {", ".join(WORKLOADS)}.
 """
 
 
 def add_to(kinds: Any) -> None:
     """Add the parser; `kinds` is argparse's action of subparsers."""
     parser = kinds.add_parser("peer", help="two servers on one card", description=DESCRIPTION)
-    parser.add_argument("servers", nargs="+", metavar="SERVER", help="NAME=URL or NAME=TOPOLOGY")
+    parser.add_argument(
+        "servers", nargs="+", metavar="SERVER", help="NAME=URL[,URL] or NAME=TOPOLOGY"
+    )
     parser.add_argument(
         "--save", type=Path, required=True, metavar="FILE",
         help="the JSON, written after each repeat; epd diagrams makes a table of it",
