@@ -134,6 +134,17 @@ def test_memory_that_cannot_be_enough() -> None:
         check_memory("cuda", both, 8 * GIB, 0.5)
 
 
+def test_pools_that_would_each_take_what_is_free() -> None:
+    """The first one would leave the second none, and half a minute later."""
+    encoder, one, other = (
+        instance("e0", "encode", kv_nbytes=0), instance("p0", "prefill", kv_nbytes=0),
+        instance("d0", "decode", kv_nbytes=0),
+    )  # fmt: skip
+    check_memory("cuda:0", [encoder, one], 8 * GIB, 0.5)
+    with pytest.raises(ConfigError, match=r"d0 and p0 share cuda:0.*--kv-nbytes, below 2\.0GiB"):
+        check_memory("cuda:0", [encoder, one, other], 8 * GIB, 0.5)
+
+
 def test_weights_of_eight_bits_are_not_counted_as_sixteen() -> None:
     language = weights_nbytes(CHECKPOINT, 2)["language"]
     plain, eight = (

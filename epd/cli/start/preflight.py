@@ -37,7 +37,7 @@ def check_host(instances: Sequence[InstanceConfig], *, in_one: bool = False) -> 
     by_device: defaultdict[str, list[InstanceConfig]] = defaultdict(list)
     for instance in instances:
         for device in (instance.engine.device, *instance.rank_devices):
-            by_device[device].append(instance)
+            by_device["cpu" if device == "cpu" else f"cuda:{_index(device)}"].append(instance)
     for device, there in by_device.items():
         if device == "cpu":
             total, share = memory_nbytes(), 1.0
@@ -84,11 +84,19 @@ def _index(device: str) -> int:
 def check_memory(
     device: str, instances: Sequence[InstanceConfig], total_nbytes: int, share: float
 ) -> None:
-    """Raises ConfigError if weights and KV pools alone are more than there is."""
+    """Raises ConfigError if weights and KV pools alone are more than there is, or if several pools
+    would take what is free."""
     needs: defaultdict[str, int] = defaultdict(int)
     for instance in instances:  # several times, if several of its ranks are there
         needs[instance.instance_id] += _needed(instance)
-    if (needed := sum(needs.values())) <= total_nbytes * share:
+    if (rest := total_nbytes * share - (needed := sum(needs.values()))) >= 0:
+        greedy = {i.instance_id for i in instances if _speaks(i) and not i.engine.kv_nbytes}
+        if len(greedy) > 1:
+            raise ConfigError(
+                f"{' and '.join(sorted(greedy))} share {device}, where one KV pool would take all "
+                "that is free: name more devices (--device cuda:0,cuda:1), or give each pool a "
+                f"size (--kv-nbytes, below {rest / len(greedy) / GIB:.1f}GiB)"
+            )
         return
     each = ", ".join(f"{name} {nbytes / GIB:.1f}" for name, nbytes in needs.items())
     of = f" of {total_nbytes / GIB:.1f}" if share < 1.0 else ""
@@ -126,7 +134,7 @@ def _shared_nbytes(instance: InstanceConfig) -> int:
     if backends[:1] != ["shm"]:
         return 0
     nbytes = 0
-    if engine.device == "cpu" and ("prefill" in roles or "decode" in roles):
+    if engine.device == "cpu" and _speaks(instance):
         nbytes += engine.kv_nbytes * 15 // 16
     directory = Path(instance.model_dir)
     config = read_config(directory)
@@ -140,9 +148,13 @@ def _shared_nbytes(instance: InstanceConfig) -> int:
     return nbytes * (1 + len(instance.rank_devices))
 
 
+def _speaks(instance: InstanceConfig) -> bool:
+    return "prefill" in instance.roles or "decode" in instance.roles
+
+
 def _needed(instance: InstanceConfig) -> int:
     engine = instance.engine
-    speaks = "prefill" in instance.roles or "decode" in instance.roles
+    speaks = _speaks(instance)
     num_ranks = 1 + len(instance.rank_devices)
     nbytes = engine.kv_nbytes if speaks else 0
     stages = {"vision": "encode" in instance.roles, "language": speaks}
