@@ -231,6 +231,8 @@ class GraphRooms:
         decodes = _next(self._decodes, needed.num_decodes)
         if tokens is None or decodes is None or (tokens > MIXED_TOKENS and decodes):
             return None
+        if needed.num_sequences - needed.num_decodes > MAX_CHUNKS:
+            return None  # kernels have programs for so many prompts, from the first one on
         room = self._shape(tokens, decodes)
         return room if all(a >= b for a, b in zip(room, needed, strict=True)) else None
 

@@ -182,6 +182,10 @@ def test_the_smallest_room_that_holds_a_step() -> None:
         assert room.num_decodes == min(fits)
     for name, counts in most.items():
         assert rooms.holding(shape_of([*counts, counts[-1]], TILE)) is None, name
+    few_decodes = [1, *[2] * MAX_CHUNKS, 1000]  # fewer than their room
+    assert rooms.holding(shape_of(few_decodes[1:], TILE)) is None
+    assert rooms.holding(shape_of(few_decodes, TILE)) is None
+    assert rooms.holding(shape_of([1, *few_decodes[2:]], TILE)) is not None
     assert rooms.holding(shape_of([1] * 49, TILE)) is None
     large = GraphRooms(3000, 48, TILE)
     assert len(list(large)) == (16 + 8) * 4 + 4, "those of more than 2048 tokens without decodes"
