@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -62,6 +63,17 @@ class RowKind(Record):
     block_size: Positive = 1  # tokens in a block
 
 
+PASSED = -1  # in a table, in place of a block behind its window, which has another owner
+
+
+class Windowed(NamedTuple):
+    """A block whose rows are seen for a while, among those that follow each other."""
+
+    column: int
+    stop: int  # behind its last token
+    window: int
+
+
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
     """How blocks of rows follow each other in a table: again and again for so many tokens, each at
@@ -69,6 +81,7 @@ class RowBlocks:
 
     num_tokens: int
     starts: tuple[int, ...] = (0,)
+    windowed: tuple[Windowed, ...] = ()  # of them
 
     def count(self, num_tokens: int) -> int:
         """Blocks for so many tokens."""
@@ -84,6 +97,21 @@ class RowBlocks:
         """The first blocks that are full when so many tokens are computed, none of them behind one
         that is not."""
         return num_tokens // self.num_tokens * len(self.starts)
+
+    def num_windowed(self, num_blocks: int) -> int:
+        """Of the first so many blocks, those that are seen for a while."""
+        whole, rest = divmod(num_blocks, len(self.starts))
+        return whole * len(self.windowed) + sum(one.column < rest for one in self.windowed)
+
+    def behind(self, num_tokens: int, first: int = 0) -> Iterator[int]:
+        """Places of blocks that no token behind the first `num_tokens` sees, in order; of those
+        that are seen for a while, without the `first` ones."""
+        for at in itertools.count(first) if self.windowed else ():
+            unit, index = divmod(at, len(self.windowed))
+            column, stop, window = self.windowed[index]
+            if unit * self.num_tokens + stop + window > num_tokens + 1:
+                return
+            yield unit * len(self.starts) + column
 
 
 class KvLayout(Record):
@@ -130,7 +158,12 @@ class KvLayout(Record):
     @property
     def rows(self) -> RowBlocks:
         """How the blocks of all kinds follow each other, behind those of its tensors."""
-        return RowBlocks(self.block_size, tuple(start for start, _ in self._order()))
+        order, kinds = self._order(), self.kinds
+        windowed = tuple(
+            Windowed(at, start + kinds[of].block_size, kinds[of].window)
+            for at, (start, of) in enumerate(order) if kinds and kinds[of].window
+        )  # fmt: skip
+        return RowBlocks(self.block_size, tuple(start for start, _ in order), windowed)
 
     @property
     def token_nbytes(self) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from epd.engine.base import MediaLayout, RopePositions, RowSpan, StepSequence
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.vision.engine import TorchVisionEngine
+from epd.layouts import PASSED
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.geometry import image_geometry, images_of
@@ -204,6 +205,17 @@ class Driver:
             if sequence.sample is not None:
                 assert isinstance(outcome, TokenLogprobs), outcome
                 request.output.append(outcome)
+        for request in active:
+            self._pass(request)
+
+    def _pass(self, request: Request) -> None:
+        """Blocks behind its window have another owner, who writes what is no number."""
+        layout = self.language.kv_layout
+        for place in layout.rows.behind(request.computed):
+            if (block := request.blocks[layout.num_state_blocks + place]) != PASSED:
+                request.blocks[layout.num_state_blocks + place] = PASSED
+                self.language.pool.memory[block].fill_(255)
+                self.free.append(block)
 
     async def run(self, requests: Sequence[Request], chunk: int = 4096) -> list[list[int]]:
         """All requests to their ends; request i joins at step i, so prefill meets decode."""
@@ -215,5 +227,5 @@ class Driver:
 
     def release(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            self.free.extend(request.blocks)
+            self.free.extend(block for block in request.blocks if block != PASSED)
             request.blocks = []

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from epd.engine.base import Rows
+from epd.layouts import PASSED
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver, Request
 from tests.engine.reference import reference_generate, reference_logits
@@ -156,11 +157,12 @@ async def test_decode_continues_from_copied_blocks(
     request = await serving.request("r", prompt, images, max_tokens=NEW_TOKENS)
     while not request.output:
         await serving.step([request], 13)
-    sources = serving.language.pool.views(request.blocks)
-    serving.release([request])
-    request.blocks = [there.free.pop() for _ in sources]
-    for source, target in zip(sources, language.pool.views(request.blocks), strict=True):
-        target[:] = source
+    blocks = request.blocks
+    request.blocks = [block if block == PASSED else there.free.pop() for block in blocks]
+    for source, target in zip(blocks, request.blocks, strict=True):
+        if source != PASSED:
+            language.pool.views([target])[0][:] = serving.language.pool.views([source])[0]
+            serving.free.append(source)
     answers = await there.run([request])
     await executor.close()
     assert answers == [reference_generate(serving.model_dir, prompt, images, NEW_TOKENS)]

@@ -14,7 +14,8 @@ linear layers see one big batch.  Only attention needs the bounds of sequences: 
 
 Layers may differ (`Look`).  Some see only a window of the last tokens, in which rows of a picture
 may see each other both ways.  Some read the rows of a layer before them.  What a layer sees is a
-mask over the rows that are gathered from the blocks of its kind.
+mask over the rows that are gathered from the blocks of its kind.  They begin with the first block
+that the window reaches: one before it may have another owner (`layouts.PASSED`).
 
 A table is padded with the sequence's own first block, so no sequence ever reads another's memory.
 
@@ -137,7 +138,7 @@ def plan(extents: Sequence[Extent], pool: KvPool, looks: Sequence[Look] = ()) ->
         columns = layout.columns(number)
         own = [replace(one, table=_of_kind(one.table, columns, layout.rows)) for one in extents]
         reaches = {look.reach for look in looks if look.layer in kind.layers}
-        batch = _plan(own, kind.block_size, device, reaches)
+        batch = _plan(own, kind.block_size, device, reaches, kind.window)
         found |= dict.fromkeys(kind.layers, batch)
     return PagedBatch(pool, looks, [found[layer] for layer in range(layout.num_layers)])
 
@@ -150,9 +151,13 @@ def _of_kind(table: Sequence[int], columns: Sequence[int], rows: RowBlocks) -> l
 
 
 def _plan(
-    extents: Sequence[Extent], size: int, device: torch.device, reaches: Iterable[Reach]
+    extents: Sequence[Extent],
+    size: int,
+    device: torch.device,
+    reaches: Iterable[Reach],
+    window: int = 0,
 ) -> KindBatch:
-    """`size`: tokens in a block."""
+    """`size`: tokens in a block; `window`: of all reaches."""
     slot_blocks: list[np.ndarray[Any, Any]] = []
     slot_offsets: list[np.ndarray[Any, Any]] = []
     chunks: list[Chunk] = []
@@ -160,14 +165,15 @@ def _plan(
     at = 0
     for extent in extents:
         total = extent.start + extent.count
-        table = np.asarray(extent.table[: -(-total // size)], dtype=np.int64)
+        first = max(0, extent.start + 1 - window) // size if window else 0
+        table = np.asarray(extent.table[first : -(-total // size)], dtype=np.int64)
         index = np.arange(extent.start, total)
-        slot_blocks.append(table[index // size])
+        slot_blocks.append(table[index // size - first])
         slot_offsets.append(index % size)
         if extent.count == 1 and extent.start > 0:
-            groups[(len(table) - 1).bit_length()].append((at, total, table))
+            groups[(len(table) - 1).bit_length()].append((at, total - first * size, table))
         else:
-            chunks.append(_chunk(at, extent, total, table, size, device, reaches))
+            chunks.append(_chunk(at, extent, first * size, table, size, device, reaches))
         at += extent.count
     return KindBatch(
         slot_blocks=torch.from_numpy(np.concatenate(slot_blocks)).to(device),
@@ -180,15 +186,16 @@ def _plan(
 def _chunk(
     at: int,
     extent: Extent,
-    total: int,
+    first: int,
     table: np.ndarray[Any, Any],
     size: int,
     device: torch.device,
     reaches: Iterable[Reach],
 ) -> Chunk:
-    is_first = extent.start == 0
+    """`first`: token of the table."""
+    is_first, total = extent.start == 0, extent.start + extent.count
     query = torch.arange(extent.start, total, device=device)
-    key = query if is_first else torch.arange(len(table) * size, device=device)
+    key = query if is_first else torch.arange(first, first + len(table) * size, device=device)
     masks: dict[Reach, torch.Tensor | None] = {}
     for reach in reaches:
         masks[reach] = _seen(extent, query, key, reach)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epd.engine.base import Rows, RowSpan, StepSequence
-from epd.layouts import RowBlocks
+from epd.layouts import PASSED, RowBlocks
 from epd.messages import RowContract
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class StepCheck:
             return "draft tokens, which a state that they change would keep"
         if sequence.adapter and (self.bank is None or sequence.adapter not in self.bank.held):
             return "its adapter is not held here"
-        copied = (block for pair in sequence.copies for block in pair)
-        if not self._in_pool(table) or not all(0 <= b < self.num_blocks for b in copied):
+        copied = all(0 <= b < self.num_blocks for pair in sequence.copies for b in pair)
+        if not (copied and self._in_pool(table, sequence.start)):
             return f"a KV block outside the pool of {self.num_blocks}"
         if sequence.is_pending:
             if sequence.request_id not in sampled:
@@ -57,12 +57,18 @@ class StepCheck:
             return f"positions must be 3 x {count}"
         return next(filter(None, (self._span_fault(span, count) for span in sequence.spans)), "")
 
-    def _in_pool(self, table: Sequence[int]) -> bool:
-        """Checked once for each tuple: a request shows the same one step after step."""
+    def _in_pool(self, table: Sequence[int], start: int) -> bool:
+        """All but those that no token from `start` on sees.  Checked once for each tuple: a request
+        shows the same one step after step."""
         if self._sound.get(id(table)) is table:
             return True
-        if min(table) < 0 or max(table) >= self.num_blocks:
+        least = min(table)
+        if least < PASSED or max(table) >= self.num_blocks:
             return False
+        if least == PASSED:
+            behind = {self.num_state_blocks + place for place in self.rows.behind(start)}
+            if any(b == PASSED and at not in behind for at, b in enumerate(table)):
+                return False
         if isinstance(table, tuple):
             if len(self._sound) >= MAX_SOUND:
                 self._sound.clear()

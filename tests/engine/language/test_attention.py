@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from epd.engine.language.attention import Extent, Look, Reach, fresh_blocks, paged_attention, plan
 from epd.engine.language.kv_pool import KvPool
-from epd.layouts import RowBlocks, RowKind
+from epd.layouts import PASSED, RowBlocks, RowKind
 from epd.messages import KvLayout
 
 LAYERS, BLOCK, KV_HEADS, HEADS, DIM, BLOCKS = 2, 4, 2, 6, 8, 64
@@ -161,11 +161,19 @@ def test_windows_pictures_and_rows_of_a_layer_before(
     rows = [torch.randn(2, heads, total, dim, generator=generator) for heads, dim in shapes]
     rows[2] = rows[0]
     queries = [torch.randn(HEADS, total, dim, generator=generator) for _, dim in shapes]
-    table = torch.randperm(BLOCKS, generator=generator)[: TWO_KINDS.rows.count(total)].tolist()
+    layout = structs.replace(
+        TWO_KINDS, kinds=(structs.replace(TWO_KINDS.kinds[0], window=window), SMALL)
+    )
+    pool.layout = layout
+    table = torch.randperm(BLOCKS, generator=generator)[: layout.rows.count(total)].tolist()
     found: list[list[torch.Tensor]] = [[], [], []]
     for start, stop in chunks:
+        for place in layout.rows.behind(start):
+            if table[place] != PASSED:
+                pool.memory[table[place]].fill_(255)  # NaN, of its next owner
+            table[place] = PASSED
         extent = Extent(start, stop - start, table, [p for p in pictures if p == (start, stop)])
-        pool.clear(fresh_blocks([extent], TWO_KINDS.rows))
+        pool.clear(fresh_blocks([extent], layout.rows))
         batch = plan([extent], pool, looks)
         for layer in range(3):
             key, value = rows[layer][:, None, :, start:stop]

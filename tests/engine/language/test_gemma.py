@@ -21,7 +21,7 @@ from epd.engine.language.attention import EVERYTHING, Look
 from epd.engine.language.state_kinds import PagedRows, layout_of
 from epd.engine.sharding import Collectives, Shard
 from epd.engine.weights.loading import load_stage
-from epd.layouts import RowKind
+from epd.layouts import PASSED, RowKind
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.conftest import CONFIG, chat, drawn_image
 from tests.engine.driver import Driver
@@ -165,3 +165,35 @@ def test_what_hears_and_what_no_layer_reads_is_left_aside(
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"1 tensors that config\.json has no place for"):
         load_stage(adapter_for(read_checkpoint(directory)), "language", torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe"])
+async def test_an_answer_over_many_windows_equals_generate(
+    family: str, driver: Callable[[str], Driver]
+) -> None:
+    """Blocks behind the window have other owners meanwhile, who fill them (`Driver`)."""
+    serving = driver(family)
+    golden = reference_generate(serving.model_dir, *LONG, 100, min_new_tokens=100)
+    requests = [await serving.request(n, *LONG, max_tokens=100, min_tokens=100) for n in "ab"]
+    assert await serving.run(requests, 7) == [golden, golden]
+    layout = serving.language.kv_layout
+    kept = [block for block in requests[0].blocks if block != PASSED]
+    assert len(requests[0].blocks) - len(kept) == len([*layout.rows.behind(requests[0].computed)])
+    assert len(requests[0].blocks) - len(kept) >= 4
+    serving.release(requests)
+
+
+async def test_a_block_that_a_window_reaches_is_not_given_up(
+    driver: Callable[[str], Driver],
+) -> None:
+    serving = driver("gemma4")
+    request = await serving.request("r", *LONG)
+    await serving.step([request], 4096)
+    rows = serving.language.kv_layout.rows
+    size = rows.windowed[0].stop
+    for place in rows.behind(request.computed + size):
+        request.blocks[place] = PASSED
+    (outcome,) = serving.language.run([request.next_step(1)]).outcomes
+    assert isinstance(outcome, StepFailure)
+    assert outcome.reason.startswith("a KV block outside the pool of")
+    serving.release([request])
