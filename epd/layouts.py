@@ -104,14 +104,33 @@ class RowBlocks:
         return whole * len(self.windowed) + sum(one.column < rest for one in self.windowed)
 
     def behind(self, num_tokens: int, first: int = 0) -> Iterator[int]:
-        """Places of blocks that no token behind the first `num_tokens` sees, in order; of those
-        that are seen for a while, without the `first` ones."""
+        """Places of blocks that no token behind the first `num_tokens` sees, up to one that is
+        seen; of those that are seen for a while, without the `first` ones."""
         for at in itertools.count(first) if self.windowed else ():
             unit, index = divmod(at, len(self.windowed))
-            column, stop, window = self.windowed[index]
+            _, stop, window = self.windowed[index]
             if unit * self.num_tokens + stop + window > num_tokens + 1:
                 return
-            yield unit * len(self.starts) + column
+            yield self.place(at)
+
+    def place(self, at: int) -> int:
+        """In a table, of one of those that are seen for a while."""
+        unit, index = divmod(at, len(self.windowed))
+        return unit * len(self.starts) + self.windowed[index].column
+
+    def live(self, reach: int) -> int:
+        """Of those that are seen for a while, as many as `reach` tokens in a row see, at most."""
+        tokens = 0
+        for column, stop, window in self.windowed:
+            size = stop - self.starts[column]
+            tokens += size * (1 - (2 - window - reach) // size)
+        return tokens // self.num_tokens
+
+    def needed(self, num_tokens: int, reach: int) -> int:
+        """Blocks of a sequence of so many tokens, if `reach` are computed at a time."""
+        total = self.count(num_tokens)
+        num_windowed = self.num_windowed(total)
+        return total - num_windowed + min(num_windowed, self.live(reach))
 
 
 class KvLayout(Record):
@@ -148,6 +167,8 @@ class KvLayout(Record):
                 raise ValueError("the kinds of rows do not share out the layers of one rank")
             if any(self.block_size % kind.block_size for kind in self.kinds):
                 raise ValueError("blocks of rows do not begin together")
+            if self.tensors and any(kind.window for kind in self.kinds):
+                raise ValueError("a state is not kept beside rows that are seen for a while")
         for ranks in (self.ranks, self.state_ranks):
             covered = 0
             for first, count in sorted(ranks):

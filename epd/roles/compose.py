@@ -38,8 +38,7 @@ from epd.roles.steps.requests import Requests
 from epd.roles.unsent import fail_at_instance
 from epd.roles.watching.observers import Observable
 from epd.roles.watching.profiling import Profiled
-from epd.scheduling.encode_policy import pick_encoder
-from epd.scheduling.placement import MakeRule
+from epd.scheduling.placement import MakeRule, pick_encoder
 from epd.scheduling.predicted_rule import PredictedRule
 from epd.scheduling.step_cost import Measured
 

@@ -6,21 +6,23 @@ Policy only: no I/O, no clock, no tensors, and no copy of a request.  Its data a
 request itself (`Schedulable`); only its queue, or that it runs, is kept here.  The step loop asks
 in this order, between two steps:
 
-1. `victim`: running sequences need one more block for their next token and the pool has none.
-   The youngest gives its own up and is computed again later (preemption by recompute).
-2. `growth`: those who need a block get it.
-3. `admissions`: the queue enters, as far as blocks reach.
-4. `plan`: one budget of tokens, shared by decodes (first, so that running streams keep their pace)
+1. `passing`: blocks behind a window go back (`windows.py`), before any is taken.
+2. `victim`: running sequences need one more block for their next token and the pool has none.  The
+   youngest gives its own up and is computed again later (preemption by recompute).
+3. `growth`: those who need a block get it.
+4. `admissions`: the queue enters, as far as blocks reach.
+5. `plan`: one budget of tokens, shared by decodes (first, so that running streams keep their pace)
    and chunks of prompts, in order of rank.
 
 **Rank** is arrival minus a bonus, in seconds: lower is served first.  So the order of two requests
 never changes, and a bonus of b overtakes what came at most b seconds before: nobody starves.
 
-**What admission promises.**  A prompt gets all its blocks when it enters, so a prompt that runs
-never waits for memory; only decoding grows.  A sequence that cannot be computed again here (its
-images' rows are gone once its prompt is computed) gets all blocks that it can ever need.  Then
-the oldest sequence always goes on: everybody who holds blocks either is younger and gives way, or
-ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F24).
+**What admission promises.**  A prompt gets all its blocks when it enters (with a window, as many as
+it sees).  So one that runs never waits for memory; only decoding grows.  A sequence that cannot be
+computed again here (its images' rows are gone once its prompt is computed) gets all blocks that it
+can ever need.  Then the oldest sequence always goes on: everybody who holds blocks either is
+younger and gives way, or ends by itself.  Nobody lives on promises, and the pool cannot livelock
+(fault F24).
 
 A prompt whose next image is not here (`lacks_rows`) is passed over and keeps its place and
 blocks.  So is one with few tokens before it, where few cost as much as many (`min_partial_tokens`).
@@ -40,63 +42,19 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from epd.layouts import RowBlocks
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import of_blocks
 from epd.scheduling.snapshots import Snapshots, TakenBlocks
 from epd.scheduling.step_cost import StepCost
-from epd.scheduling.waiting import Queue
+from epd.scheduling.waiting import Queue, Schedulable
+from epd.scheduling.windows import Windows
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
 PROMPT_SHARE = 0.125  # of the budget, and of several places: prompts have it, however many decode
 RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
-
-
-class Schedulable(Protocol):
-    """A request as the scheduler sees it.  It is asked, and nothing is written into it: what is
-    decided here comes back to it as events (blocks, a part in a step)."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def rank(self) -> float: ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the prompt and of the output that is here."""
-        ...
-
-    @property
-    def num_expected(self) -> int:
-        """Here or on their way; the last of them is the last to be computed."""
-        ...
-
-    @property
-    def num_left(self) -> int:
-        """Of them, those that could be computed now, beside those that steps under way compute;
-        negative while draft tokens are verified."""
-        ...
-
-    @property
-    def lacks_rows(self) -> bool:
-        """Whether what could be computed ends at an image whose rows are not here."""
-        ...
-
-    @property
-    def num_promised(self) -> int:
-        """Tokens whose blocks it must have from the start, if more than it has tokens."""
-        ...
-
-    @property
-    def recomputable(self) -> bool:
-        """Whether it may be preempted while it decodes."""
-        ...
-
-    @property
-    def block_table(self) -> Sequence[int]: ...
 
 
 T = TypeVar("T", bound=Schedulable)
@@ -107,7 +65,8 @@ class Admission(NamedTuple, Generic[T]):
 
     `reserves`: for KV that will be received; it has no place in the batch.  Of a family with
     states, `states_found` has the blocks of the state behind the cached tokens.  `states_kept` has
-    those for states to be kept, by the number of tokens before them.
+    those for states to be kept, by the number of tokens before them.  `ahead` are for later places
+    of its table.
     """
 
     entry: T
@@ -116,6 +75,7 @@ class Admission(NamedTuple, Generic[T]):
     reserves: bool
     states_found: tuple[int, ...] = ()
     states_kept: Mapping[int, tuple[int, ...]] = {}
+    ahead: tuple[int, ...] = ()
 
 
 class Share(NamedTuple, Generic[T]):
@@ -132,13 +92,21 @@ class StepBounds:
     run: KV that arrives has its blocks and enters all the same.
 
     `min_partial_tokens`: what is ready of a prompt that lacks an image is computed only if it is
-    as much as that.
+    as much as that.  `max_uncut_tokens`: of a picture, which may be more than a chunk.  `depth`:
+    steps under way at once.
     """
 
     max_step_tokens: int
     max_chunk_tokens: int
     max_running: int
     min_partial_tokens: int = 0
+    max_uncut_tokens: int = 0
+    depth: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Tokens of a prompt that steps under way compute, at most."""
+        return self.depth * max(self.max_chunk_tokens, self.max_uncut_tokens)
 
 
 class BatchScheduler(Generic[T]):
@@ -163,6 +131,7 @@ class BatchScheduler(Generic[T]):
         self._rows = rows
         self._num_state_blocks = num_state_blocks
         self._snapshots = Snapshots(pool, num_state_blocks)
+        self._windows = Windows(pool, rows, bounds.reach, bounds.depth) if rows.windowed else None
         self._bounds = bounds
         self._cost = cost
         self._queue = Queue[T]()  # prompts
@@ -236,7 +205,19 @@ class BatchScheduler(Generic[T]):
     def _lacking(self) -> dict[T, int]:
         """Who decodes and has no place for its next token, and the blocks that give it one."""
         poor = [entry for entry in self._decoding.values() if self._room(entry) < 0]
+        if (windows := self._windows) is not None:
+            return {e: windows.lacking(e, e.num_expected) for e in poor}
         return {e: self.blocks_for(e.num_expected) - len(e.block_table) for e in poor}
+
+    def passing(self) -> Iterator[tuple[T, dict[int, int]]]:
+        """Who gives up blocks behind its window now, and which, by their place in its table."""
+        if (windows := self._windows) is None:
+            return
+        for entries, decodes in ((self._decoding, True), (self._prefilling, False)):
+            for entry in entries.values():
+                self.at_hand = entry
+                if passed := windows.passing(entry, decodes=decodes):
+                    yield entry, passed
 
     def victim(self) -> T | None:
         """Who must give its blocks up now, for decodes to take their next token; None: nobody.
@@ -256,10 +237,13 @@ class BatchScheduler(Generic[T]):
         not scarce, for drafts that do not fit.  Either is a block that they need soon anyway.
         They have them before the next one is asked for, as with `admissions`."""
         for entry, count in sorted(self._lacking().items(), key=lambda item: item[0].rank):
-            blocks = self._pool.take(count)
-            if blocks is None:
+            if count > self._pool.num_free:
                 return
-            yield entry, blocks
+            yield entry, self._more(entry, entry.num_expected)
+        if (windows := self._windows) is not None:
+            for entry in self._prefilling.values():
+                if blocks := windows.extend(entry, windows.wanted(entry, decodes=False)):
+                    yield entry, blocks
         if self._drafts_of is None:
             return
         for entry in self._decoding.values():
@@ -268,9 +252,13 @@ class BatchScheduler(Generic[T]):
                 continue
             if self._pool.num_free <= self._watermark:
                 return
-            blocks = self._pool.take(1)
-            assert blocks is not None  # one is free at least
-            yield entry, blocks
+            yield entry, self._more(entry, entry.num_expected + self._room(entry) + 1)
+
+    def _more(self, entry: T, num_tokens: int) -> tuple[int, ...]:
+        """Blocks for so many tokens, of which the pool has at least one."""
+        if self._windows is not None:
+            return self._windows.extend(entry, num_tokens)
+        return self._pool.take(self.blocks_for(num_tokens) - len(entry.block_table)) or ()
 
     def admissions(self) -> Iterator[Admission[T]]:
         """Who enters now, strictly by rank: the first that lacks blocks stops those behind it."""
@@ -281,11 +269,16 @@ class BatchScheduler(Generic[T]):
             self.at_hand = entry
             count = self.blocks_for(max(entry.num_tokens + reserves, entry.num_promised))
             spare = sum(self._lacking().values())  # of those who run, for their next token
+            if (windows := self._windows) is not None:
+                spare += sum(windows.lacking_chunk(other) for other in self._prefilling.values())
             if self.num_running and not reserves:
                 spare += self._watermark
             size = self._rows.num_tokens
-            usable = (entry.num_tokens - 1) // size  # the last token gives the logits
-            taken = self._take(head.keys[:usable], count, spare, with_state=not reserves)
+            keys = head.keys[: (entry.num_tokens - 1) // size]  # the last token gives the logits
+            if windows is not None and entry.slides and not reserves:
+                taken = windows.take(keys, entry.num_tokens, entry.num_promised, spare)
+            else:
+                taken = self._take(keys, count, spare, with_state=not reserves)
             if taken is None:
                 return
             line.leave(entry.key)
@@ -295,7 +288,7 @@ class BatchScheduler(Generic[T]):
                 self._prefilling[entry.key] = entry
             kept = {place * size: states for place, states in taken.kept.items()}
             num_cached = self._rows.room(taken.num_found)
-            yield Admission(entry, blocks, num_cached, reserves, taken.found, kept)
+            yield Admission(entry, blocks, num_cached, reserves, taken.found, kept, taken.ahead)
 
     def _take(
         self, keys: Sequence[Key], count: int, spare: int, *, with_state: bool
@@ -353,12 +346,12 @@ class BatchScheduler(Generic[T]):
             budget = budget if bound is None else min(budget, bound)
         for place, entry in enumerate(prompts[: bounds.max_running - len(step)]):
             self.at_hand = entry
-            chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
+            chunk = min(self._num_left(entry), bounds.max_chunk_tokens, budget)
             if chunk <= 0:
                 break
             if self._uncut is not None:
                 chunk = self._uncut(entry, chunk)
-                if place and chunk > budget:
+                if (place and chunk > budget) or chunk > self._num_left(entry):
                     continue
             step.append(Share(entry, chunk, decodes=False))
             budget -= chunk
@@ -367,9 +360,15 @@ class BatchScheduler(Generic[T]):
     def _num_due(self, entry: T) -> int:
         """Tokens that are worth a step now."""
         self.at_hand = entry
-        num_left = entry.num_left
+        num_left = self._num_left(entry)
         enough = num_left >= self._bounds.min_partial_tokens or not entry.lacks_rows
         return num_left if enough else 0
+
+    def _num_left(self, entry: T) -> int:
+        """Of those, as many as its table has room for."""
+        if self._windows is None:
+            return entry.num_left
+        return min(entry.num_left, self._rows.room(len(entry.block_table)) - entry.num_launched)
 
     def _with_drafts(self, decodes: list[T], budget: int) -> list[Share[T]]:
         """Drafts take what is left of the decodes' budget and of the places in the batch: a step

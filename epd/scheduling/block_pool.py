@@ -77,13 +77,19 @@ class BlockPool(Pool):
         """
         found = self.find(keys)
         del found[len(found) // together * together :]
+        rest = self.take_beside(found, count - len(found), spare)
+        return None if rest is None else ((*found, *rest), len(found))
+
+    def take_beside(
+        self, found: Sequence[int], count: int, spare: int = 0
+    ) -> tuple[int, ...] | None:
+        """`count` blocks to be written, and one more owner for those that were found just now; or
+        None.  `spare` blocks must be left over."""
         num_idle = sum([block in self._idle for block in found])
-        if count - len(found) + spare > self.num_free - num_idle:
+        if count + spare > self.num_free - num_idle:
             return None
         self.hold(found)
-        rest = self.take(count - len(found))
-        assert rest is not None  # counted above
-        return (*found, *rest), len(found)
+        return self.take(count)
 
     def find(self, keys: Sequence[Key]) -> list[int]:
         """Blocks with the contents of the longest prefix of `keys` that the pool holds."""

@@ -23,6 +23,7 @@ candidates are chosen, and the image always travels with its request.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -160,7 +161,7 @@ def place(
 
     `finds`: False where storage was asked for these images and did not have them.  `at`: the
     prefill instance that holds the prompt for it.  `pick` takes an encoder for each image, wherever
-    its rows are (`encode_policy.py`).
+    its rows are (`pick_encoder`).
     """
     images, known = asked.images, asked.known
     infos = [c.info for c in candidates]
@@ -265,3 +266,34 @@ def _encoder_for(
 def weight(mm_hash: str, instance_id: str) -> bytes:
     """Of rendezvous hashing: who has most takes the image, so equal images meet."""
     return hashlib.blake2b(f"{mm_hash}/{instance_id}".encode(), digest_size=8).digest()
+
+
+# --- for comparison, or with a storage that all encoders share ------------------------------------
+
+
+class RoundRobin:
+    """Each its turn, over all images of a gateway."""
+
+    def __init__(self) -> None:
+        self._images = itertools.count()
+
+    def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
+        return encoders[next(self._images) % len(encoders)]
+
+
+class ByChance:
+    """Uniformly; `integer` draws, by number of the image."""
+
+    def __init__(self, integer: Callable[..., int]) -> None:
+        self._integer = integer
+        self._images = itertools.count()
+
+    def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
+        return encoders[self._integer("encode policy", next(self._images)) % len(encoders)]
+
+
+def pick_encoder(policy: str, integer: Callable[..., int]) -> PickEncoder | None:
+    """By the setting `encode_policy`; None: as placement does without one."""
+    if policy == "round_robin":
+        return RoundRobin()
+    return ByChance(integer) if policy == "random" else None

@@ -30,13 +30,15 @@ class TakenBlocks(NamedTuple):
     """Blocks for a sequence: the first `num_found` hold the beginning of its text, and are shared.
 
     `found`: the blocks of the state behind them; `kept`: those where states are to be kept, by the
-    number of blocks of the text before them.  All of them are leased.
+    number of blocks of the text before them.  `ahead`: those for later places of its table
+    (`windows.py`).  All of them are leased.
     """
 
     blocks: tuple[int, ...]
     num_found: int
     found: tuple[int, ...] = ()
     kept: Mapping[int, tuple[int, ...]] = {}
+    ahead: tuple[int, ...] = ()
 
 
 class Snapshots:

@@ -49,7 +49,7 @@ REQUESTS = {  # with `nodes`
     "REQUEST_KV_COMES_AHEAD": (RequestSetting(remote_kv=True, ahead=True), (92, 9)),
 }
 SILENT = frozenset(
-    "grow keep_failure note_late EXTEND PUSH_KV REPORT_HANG "
+    "grow slide keep_failure note_late EXTEND PUSH_KV REPORT_HANG RETURN_PASSED "
     "REPORT_SPANS END_LEASE CANCEL_TRANSFER".split()
 )
 TIMERS: tuple[tuple[str, str, type[Event]], ...] = (
@@ -202,7 +202,9 @@ def _blocks() -> Iterator[Happening]:
     yield Happening("is_scheduled", "work", queued, r.Scheduled, 0, ("blocks = 'owned'",))
     gives = "state in (RUNNING, WAITING_MID_PROMPT) or state == DECODING and not IMAGES"
     yield Happening("an_older_one_needs_blocks", "fault", gives, r.Preempted)
-    yield Happening("gets_more_blocks", "fault", "state in (RUNNING, DECODING)", r.Grown)
+    runs = "state in (RUNNING, WAITING_MID_PROMPT, DECODING)"
+    yield Happening("gets_more_blocks", "fault", runs, r.Grown)
+    yield Happening("blocks_are_behind_its_window", "fault", runs, r.Slid)
     open_, over = "transfer == 'open'", "transfer = 'over'"
     yield Happening("kv_fails", "fault", open_, r.KvFailed, 0, (over,))
     remote = f"{open_} and REMOTE_KV"

@@ -85,7 +85,7 @@ class Settings:
     num_landing_blocks: int = 0  # in front of a pool that others cannot write; 0: they can
     near: tuple[str, ...] = ()  # whose devices reach each other's pool: how their names begin
     has_state: bool = False  # besides KV, a state of fixed size for each sequence
-    has_kinds: bool = False  # of rows, each in blocks of its own
+    window: int | None = None  # of one of two kinds of rows; 0: none of them; None: one kind
     max_uncut: int = 0  # rows of the largest image, if no chunk may cut one
     adapters: tuple[str, ...] = ()  # digests, at each instance from its start
     costs: Costs = Costs()
@@ -339,7 +339,7 @@ class Cluster:
                 settings.num_blocks,
                 num_landing_blocks=settings.num_landing_blocks,
                 has_state=settings.has_state,
-                has_kinds=settings.has_kinds,
+                window=settings.window,
                 rank=rank,
                 size=size,
             )

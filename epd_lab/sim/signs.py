@@ -16,9 +16,11 @@ from epd.fsm.request import (
     RemoteKvArrived,
     S,
     Scheduled,
+    Slid,
     TokenSampled,
 )
 from epd.keys import is_kv
+from epd.layouts import PASSED
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.world import World
 
@@ -31,6 +33,7 @@ EVENTS = (
     RemoteKvArrived,
     Preempted,
     SlotsLeased,
+    Slid,
 )
 
 
@@ -55,8 +58,10 @@ def count(
     if isinstance(event, Scheduled) and event.num_cached:
         fired["prefix_hit"] += 1
     if isinstance(event, Scheduled):
+        fired["found_with_its_window"] += PASSED in event.blocks
         fired["state_found"] += bool(event.states_found)
         fired["state_kept"] += bool(event.states_kept)
+    fired["slides"] += isinstance(event, Slid)
     if isinstance(event, GrantReceived) and event.grant.num_held:
         fired["kv_held"] += 1
     if isinstance(event, SlotsLeased) and is_kv(machine.key):

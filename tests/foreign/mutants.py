@@ -29,6 +29,7 @@ ACTIONS: Mapping[str, Body] = {
     "append_later_token": ("said = True",),
     "mark": ("computed = 0",),
     "remember": (),
+    "keep_passed": (),
     "begin_again": ("computed = 0",),
     "short": (*STEP_ENDS, "computed = computed + 1"),
 }
@@ -68,6 +69,7 @@ UNSEEN = {
     "bad_image_fails_batch": "the kind of a failure is no part of the model",
     "a_preempted_grammar_starts_anew": "what may be said next is no part of the model",
     "a_token_is_computed_again": "how many tokens a chunk has is no part of the model",
+    "what_is_passed_goes_back_twice": "blocks one by one are no part of the model",
     "a_grant_waits_for_its_retry": "a timer says it: it is late and breaks nothing",
     "both_loads_are_first": "whose rows they are is no part of the model",
     "no_commit_retry": "a deadline ends it: the own search's mode `timers last` sees it",

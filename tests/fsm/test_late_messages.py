@@ -38,7 +38,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "REQUEST": {
         "EmbeddingsRequired TextOnly KvOffered": "once, first",
-        "Scheduled StepLaunched Preempted Grown PlanFailed": "of who is in queue or batch now",
+        "Scheduled StepLaunched Preempted Grown Slid PlanFailed": "of who is in queue or batch now",
         "ChunkComputed LayersComputed FirstTokenSampled LastTokenSampled PromptHeld TokenSampled"
         " StepFailed StepReturned": "how a step ends depends on whether who is in it has left",
         "EmbeddingsPromised EmbeddingReady EmbeddingFailed": "at a decode instance there are none",

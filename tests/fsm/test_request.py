@@ -29,12 +29,14 @@ from epd.fsm.request import (
     Request,
     S,
     Scheduled,
+    Slid,
     StepFailed,
     StepLaunched,
     StepReturned,
     TextOnly,
     TokenSampled,
 )
+from epd.layouts import PASSED
 from epd.messages import TokenLogprobs
 from tests.fsm.paths import follow
 from tests.fsm.tables import KV, launch, make_request
@@ -299,6 +301,21 @@ def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None
     follow(running, (EmbeddingsPromised(), S.PREEMPTED, ()))  # of an image that was here already
     follow(running, (Scheduled((7,)), S.RUNNING, ()))
     assert (running.num_computed, running.block_table) == (0, (7,))
+
+
+def test_blocks_behind_a_window_are_not_its_own(decoding: Request) -> None:
+    """They go back once, and those for later places of its table with the rest."""
+    decoding.fire(Grown((8, 9)))
+    follow(decoding, (Slid({0: 3, 2: 8}), S.DECODING, (Do.RETURN_PASSED,)))
+    assert decoding.block_table == (PASSED, 4, PASSED, 9)
+    assert (decoding.num_passed, decoding.blocks) == (2, (4, 9))
+    follow(decoding, (Preempted(), S.PREEMPTED, (Do.DEQUEUE, Do.RELEASE_BLOCKS, Do.ENQUEUE)))
+    found = Scheduled((PASSED, 5, 6), 4, ahead=(7, 8))
+    follow(decoding, (found, S.RUNNING, ()))
+    assert (decoding.num_passed, decoding.blocks) == (1, (5, 6, 7, 8))
+    decoding.fire(Grown((7, 3)))
+    assert decoding.block_table == (PASSED, 5, 6, 7, 3)
+    assert decoding.blocks == (5, 6, 7, 3, 8)
 
 
 def test_decoding_grows_gives_way_and_goes_on(decoding: Request) -> None:

@@ -11,31 +11,13 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from epd.layouts import RowBlocks
+from epd.layouts import PASSED, RowBlocks
 from epd.scheduling.batching import BatchScheduler, Share, StepBounds
 from epd.scheduling.block_pool import BlockPool
-from tests.scheduling.entry import Entry, drafts_of
-
-BLOCK = 4
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One request; times are steps."""
-
-    arrives: int
-    prompt: int
-    output: int
-    stops_at: int = 0  # an end token comes sooner
-    bonus: int = 0
-    image_at: int = 0  # 0: none; else the place of its row, ready `ready_after` steps later
-    ready_after: int = 0
-    received: bool = False  # its KV comes from elsewhere, `ready_after` steps after admission
-    leaves_after: int = 0  # 0: stays; else the client hangs up so many steps after arrival
-    family: int = 0  # requests of one family share their tokens
-    drafts: int = 0  # while it decodes, so many in every step; every third is wrong
+from epd.scheduling.prefix_keys import of_blocks
+from tests.scheduling.entry import PLAIN, Entry, Shape, drafts_of, draw, windows_of
 
 
 @dataclass
@@ -69,6 +51,7 @@ class Crowd:
     bounds: StepBounds = field(default_factory=lambda: StepBounds(16, 8, 8))
     caching: bool = True
     ahead: bool = False  # a step is planned while one is under way
+    rows: RowBlocks = PLAIN
     now: int = 0
     num_preempted: int = 0
     num_cached: int = 0
@@ -77,9 +60,13 @@ class Crowd:
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks)
         self.scheduler = BatchScheduler[Entry](
-            self.pool, RowBlocks(BLOCK), self.bounds, drafts_of=drafts_of
+            self.pool, self.rows, self.bounds, drafts_of=drafts_of
         )
-        self.memory: dict[int, list[int]] = {}
+        windowed = {one.column: one[1:] for one in self.rows.windowed}
+        ends = [windowed.get(at, (self.rows.num_tokens, 0)) for at in range(len(self.rows.starts))]
+        self.spans = [(start, *end) for start, end in zip(self.rows.starts, ends, strict=True)]
+        self.memory: dict[int, dict[int, int]] = {}
+        self.num_passed = 0
         self.under_way: list[list[Part]] = []
         self.jobs: dict[str, Job] = {}
         self.line = sorted(enumerate(self.shapes), key=lambda pair: (pair[1].arrives, pair[0]))
@@ -117,8 +104,8 @@ class Crowd:
         return shape.image_at if waits and not covered and not shape.received else None
 
     def keys(self, job: Job) -> list[bytes]:
-        full = len(job.tokens) // BLOCK
-        return [repr(job.tokens[: (i + 1) * BLOCK]).encode() for i in range(full)]
+        ends = range(0, len(job.tokens) + 1, self.rows.num_tokens)[1:]
+        return [repr(job.tokens[:end]).encode() for end in ends]
 
     def leave(self, job: Job) -> None:
         """It has ended; its blocks stay until no step writes into them."""
@@ -128,8 +115,12 @@ class Crowd:
 
     def let_go(self, job: Job) -> None:
         if not job.in_flight:
-            self.pool.give_back(job.entry.block_table)
-            job.entry.block_table = ()
+            self.give_back(job)
+
+    def give_back(self, job: Job) -> None:
+        self.pool.give_back(job.entry.blocks)
+        job.entry.block_table = job.entry.blocks_ahead = ()
+        job.entry.num_passed = 0
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -161,10 +152,14 @@ class Crowd:
     def plan(self) -> list[Share[Entry]]:
         for entry in self.scheduler.decoding:
             self.draft(self.jobs[entry.key])
+        for entry, passed in self.scheduler.passing():
+            entry.slide(passed)
+            self.pool.give_back(passed.values())
+            self.num_passed += len(passed)
         if not self.preempt():
             return []
         for entry, blocks in self.scheduler.growth():
-            entry.block_table += blocks
+            entry.grow(blocks)
         self.admit()
         plan = self.scheduler.plan()
         self.check(plan)
@@ -185,8 +180,7 @@ class Crowd:
             spared = (e.key in decodes and not e.recomputable for e in older)
             assert all(spared), "an older one gave way"
             self.scheduler.remove(victim.key)
-            self.pool.give_back(job.entry.block_table)
-            job.entry.block_table = ()
+            self.give_back(job)
             job.num_preempted += 1
             self.num_preempted += 1
             self.enqueue(job)
@@ -201,6 +195,9 @@ class Crowd:
                     assert not same or other.entry.rank >= admission.entry.rank, "overtaken"
             assert not job.entry.block_table
             job.entry.block_table = admission.blocks
+            job.entry.blocks_ahead = admission.ahead
+            job.entry.num_passed = admission.blocks.count(PASSED)
+            job.entry.num_settled = admission.num_cached
             self.num_cached += admission.num_cached
             if admission.reserves:
                 job.arrives_kv = self.now + 1 + job.shape.ready_after
@@ -214,7 +211,7 @@ class Crowd:
         """Its KV has landed: it decodes at once."""
         self.write(job, 0, job.tokens)
         entry = job.entry
-        entry.num_computed = len(job.tokens)
+        entry.num_computed = entry.num_settled = len(job.tokens)
         self.sample(job)
         if not job.done:
             entry.num_tokens = len(job.tokens)
@@ -244,6 +241,7 @@ class Crowd:
         elif part.stop == len(job.tokens):
             right = next((n for n, g in enumerate(part.drafts) if g < 0), len(part.drafts))
             job.entry.num_computed -= len(part.drafts) - right
+            job.entry.num_settled = part.stop + right
             for _ in range(1 + right):
                 if not job.done:
                     self.sample(job)
@@ -251,11 +249,15 @@ class Crowd:
                 job.entry.num_tokens = max(job.entry.num_tokens, len(job.tokens))
                 if job.entry.key not in self.scheduler._decoding:
                     self.scheduler.add_decoding(job.entry)
+        else:
+            job.entry.num_settled = part.stop
 
     def sample(self, job: Job) -> None:
         if self.caching:
-            for index, key in enumerate(self.keys(job)):
-                self.pool.publish(job.entry.block_table[index], key)
+            each = of_blocks(self.keys(job), self.rows)
+            for block, key in zip(job.entry.block_table, each, strict=False):
+                if block != PASSED:
+                    self.pool.publish(block, key)
         job.output += 1
         job.tokens.append(self.token(job, len(job.tokens)))
         if job.output >= (job.shape.stops_at or job.shape.output):
@@ -269,20 +271,32 @@ class Crowd:
 
     def write(self, job: Job, start: int, tokens: Sequence[int]) -> None:
         for index, token in enumerate(tokens, start):
-            block = job.entry.block_table[index // BLOCK]
-            assert not self.pool.is_published(block), "others can read it"
-            if index % BLOCK == 0:
-                self.memory[block] = []
-            assert len(self.memory[block]) >= index % BLOCK, "a hole in the block"
-            del self.memory[block][index % BLOCK :]
-            self.memory[block].append(token)
+            for place, first, _ in self.places(index):
+                block = job.entry.block_table[place]
+                assert block != PASSED and self.pool.holds([block]), "it is another's"
+                assert not self.pool.is_published(block), "others can read it"
+                if index == first:
+                    self.memory[block] = {}
+                self.memory[block][index] = token
+
+    def places(self, index: int) -> list[tuple[int, int, int]]:
+        """Of a token's rows: blocks in a table, the first token of each, and who sees it."""
+        unit, rest = divmod(index, self.rows.num_tokens)
+        first = unit * self.rows.num_tokens
+        return [
+            (unit * len(self.spans) + column, first + start, window)
+            for column, (start, stop, window) in enumerate(self.spans)
+            if start <= rest < stop
+        ]
 
     def read(self, job: Job, num_tokens: int) -> None:
-        found = [
-            t for block in job.entry.block_table for t in self.memory.get(block, [None] * BLOCK)
-        ]
-        wanted = [self.token(job, index) for index in range(num_tokens)]
-        assert found[:num_tokens] == wanted, "KV of another text"
+        """What the token behind so many sees."""
+        for index in range(num_tokens):
+            for place, _, window in self.places(index):
+                if not window or index > num_tokens - window:
+                    block = job.entry.block_table[place]
+                    found = self.memory.get(block, {}).get(index)
+                    assert found == self.token(job, index), "KV of another text"
 
     # --- laws -------------------------------------------------------------------------------------
 
@@ -303,14 +317,30 @@ class Crowd:
             assert len(job.tokens) <= job.shape.prompt + job.shape.output
             if not decodes and ready is not None and ready < len(job.tokens):
                 assert ready - entry.num_computed >= bounds.min_partial_tokens, "a crumb"
-            assert entry.num_computed + count <= len(job.entry.block_table) * BLOCK
+            assert entry.num_computed + count <= self.rows.room(len(job.entry.block_table))
         sampled = sum(n for _, n, decodes in plan if decodes)
         assert sampled <= max(self.bounds.max_running, len(plan)), "more rows than places"
-        held = [block for job in self.jobs.values() for block in job.entry.block_table]
+        for job in self.jobs.values():
+            self.check_windows(job)
+        held = [block for job in self.jobs.values() for block in job.entry.blocks]
         assert self.pool.num_leased == len(set(held)) <= self.pool.size
         assert self.pool.num_free + self.pool.num_leased == self.pool.size
         if not self.caching:
             assert len(set(held)) == len(held), "a block with two owners"
+
+    def check_windows(self, job: Job) -> None:
+        """It has no more blocks of layers with a window than its steps see."""
+        entry, rows = job.entry, self.rows
+        if job.done or not entry.block_table:
+            return
+        num_held = rows.num_windowed(len(entry.block_table)) - entry.num_passed
+        decodes, bounds = entry.key in self.scheduler._decoding, self.bounds
+        runs = decodes or entry.key in self.scheduler._prefilling
+        most = rows.live(bounds.depth if decodes else bounds.reach) + len(entry.drafts)
+        passed = next(rows.behind(entry.num_settled, entry.num_passed), None)
+        assert num_held <= most or passed is None or not runs, "more than a window"
+        if not job.shape.received and not job.shape.image_at:
+            assert num_held <= rows.live(bounds.reach) + rows.live(1) + len(entry.drafts)
 
     def bound(self) -> int:
         """Steps within which everything must have ended: each prompt again for each preemption."""
@@ -334,31 +364,6 @@ class Crowd:
         return f"{len(left)} of {len(self.jobs)} never end: {left[:2]}"
 
 
-def draw(rng: random.Random, count: int, num_blocks: int) -> list[Shape]:
-    """Random shapes, each of which fits the pool alone."""
-    shapes = []
-    for _ in range(count):
-        output = rng.randint(1, 12) if rng.random() < 0.7 else rng.randint(12, 30)
-        prompt = rng.randint(1, max(1, min(40, num_blocks * BLOCK - output - 1)))
-        kind = rng.random()
-        shapes.append(
-            Shape(
-                rng.randint(0, count // 2),
-                prompt,
-                output,
-                stops_at=rng.choice((0, 0, rng.randint(1, output))),
-                bonus=rng.choice((0, 0, 0, 5, 20)),
-                image_at=rng.randint(1, prompt - 1) if kind < 0.4 and prompt > 1 else 0,
-                ready_after=rng.randint(0, 12),
-                received=kind > 0.8 or kind < 0.1,
-                leaves_after=rng.randint(1, 30) if rng.random() < 0.15 else 0,
-                family=rng.randint(0, 3),
-                drafts=rng.choice((0, 0, 1, 5)),
-            )
-        )
-    return shapes
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Random requests through the pure scheduler.")
     parser.add_argument("--requests", type=int, default=100_000)
@@ -372,7 +377,9 @@ def main() -> None:
         limits = (rng.choice((2, 8, 16, 64)), rng.choice((1, 7, 16)), rng.choice((1, 4, 32)))
         bounds = StepBounds(*limits, min_partial_tokens=rng.choice((0, 0, 10)))
         caching, ahead = rng.random() < 0.7, rng.random() < 0.5
-        crowd = Crowd(draw(rng, 200, blocks), blocks, bounds, caching=caching, ahead=ahead)
+        rows = windows_of(rng.choice((5, 8, 11))) if rng.random() < 0.5 else PLAIN
+        bounds = replace(bounds, depth=1 + ahead)
+        crowd = Crowd(draw(rng, 200, blocks, rows), blocks, bounds, caching, ahead, rows=rows)
         try:
             crowd.run()
         except AssertionError:

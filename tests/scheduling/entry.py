@@ -1,10 +1,12 @@
-"""A request as the scheduler sees it, of numbers alone."""
+"""A request as the scheduler sees it, of numbers alone; and those of a crowd, drawn at random."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from epd.layouts import PASSED, RowBlocks, Windowed
 from epd.scheduling.batching import BatchScheduler
 
 
@@ -19,6 +21,29 @@ class Entry:
     block_table: tuple[int, ...] = ()
     recomputable: bool = True
     drafts: Sequence[int] = ()
+    slides: bool = True
+    num_passed: int = 0
+    blocks_ahead: tuple[int, ...] = ()
+    num_settled: int = 0
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(b for b in (*self.block_table, *self.blocks_ahead) if b != PASSED)
+
+    def slide(self, passed: Mapping[int, int]) -> None:
+        gone = passed.keys()
+        self.block_table = tuple(
+            PASSED if place in gone else block for place, block in enumerate(self.block_table)
+        )
+        self.num_passed += len(gone)
+
+    def grow(self, blocks: tuple[int, ...]) -> None:
+        self.block_table += blocks
+        self.blocks_ahead = tuple(b for b in self.blocks_ahead if b not in blocks)
+
+    @property
+    def num_launched(self) -> int:
+        return self.num_computed
 
     @property
     def num_expected(self) -> int:
@@ -55,6 +80,61 @@ def grow(scheduler: BatchScheduler[Entry]) -> list[tuple[Entry, tuple[int, ...]]
     """Who gets more blocks, and which."""
     grown = []
     for entry, blocks in scheduler.growth():
-        entry.block_table += blocks
+        entry.grow(blocks)
         grown.append((entry, blocks))
     return grown
+
+
+# --- of a crowd -----------------------------------------------------------------------------------
+
+BLOCK = 4
+PLAIN = RowBlocks(BLOCK)
+
+
+def windows_of(window: int) -> RowBlocks:
+    """One kind sees everything; another, of blocks half as large, so many tokens."""
+    size = 2 * BLOCK
+    windowed = Windowed(1, BLOCK, window), Windowed(2, size, window)
+    return RowBlocks(size, (0, 0, BLOCK), windowed)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One request; times are steps."""
+
+    arrives: int
+    prompt: int
+    output: int
+    stops_at: int = 0  # an end token comes sooner
+    bonus: int = 0
+    image_at: int = 0  # 0: none; else the place of its row, ready `ready_after` steps later
+    ready_after: int = 0
+    received: bool = False  # its KV comes from elsewhere, `ready_after` steps after admission
+    leaves_after: int = 0  # 0: stays; else the client hangs up so many steps after arrival
+    family: int = 0  # requests of one family share their tokens
+    drafts: int = 0  # while it decodes, so many in every step; every third is wrong
+
+
+def draw(rng: random.Random, count: int, num_blocks: int, rows: RowBlocks = PLAIN) -> list[Shape]:
+    """Random shapes, each of which fits the pool alone."""
+    shapes = []
+    for _ in range(count):
+        output = rng.randint(1, 12) if rng.random() < 0.7 else rng.randint(12, 30)
+        prompt = rng.randint(1, max(1, min(40, rows.room(num_blocks) - output - 1)))
+        kind = rng.random()
+        shapes.append(
+            Shape(
+                rng.randint(0, count // 2),
+                prompt,
+                output,
+                stops_at=rng.choice((0, 0, rng.randint(1, output))),
+                bonus=rng.choice((0, 0, 0, 5, 20)),
+                image_at=rng.randint(1, prompt - 1) if kind < 0.4 and prompt > 1 else 0,
+                ready_after=rng.randint(0, 12),
+                received=kind > 0.8 or kind < 0.1,
+                leaves_after=rng.randint(1, 30) if rng.random() < 0.15 else 0,
+                family=rng.randint(0, 3),
+                drafts=rng.choice((0, 0, 1, 5)),
+            )
+        )
+    return shapes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from random import Random
 from typing import Any
@@ -18,10 +17,8 @@ from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
 from epd.scheduling.waiting import Queue
 from epd.shares import most
-from tests.scheduling.crowd import Crowd, Shape, draw
-from tests.scheduling.entry import Entry, admit, drafts_of, grow
-
-BLOCK = 4
+from tests.scheduling.crowd import Crowd
+from tests.scheduling.entry import BLOCK, Entry, Shape, admit, drafts_of, draw, grow
 
 
 def scheduler_of(
@@ -317,7 +314,7 @@ def test_every_law_holds_at_every_step(
 @pytest.mark.parametrize("seed", range(4))
 def test_crowds(seed: int) -> None:
     """A sample; `python -m tests.scheduling.crowd --requests 100000` is the whole run."""
-    rng = random.Random(seed)
+    rng = Random(seed)
     how = {"caching": seed % 2 == 0, "ahead": seed > 1}
     crowd = Crowd(draw(rng, 200, 16), 16, StepBounds(16, 7, 32), **how)
     crowd.run()
@@ -345,7 +342,7 @@ def test_the_laws_notice_a_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(Queue, "join", _first_come)
     with pytest.raises(AssertionError):
         for seed in range(8):
-            Crowd(draw(random.Random(seed), 200, 16), 16, StepBounds(16, 7, 32)).run()
+            Crowd(draw(Random(seed), 200, 16), 16, StepBounds(16, 7, 32)).run()
 
 
 def _first_come(self: Queue[Entry], rank: float, *who: Any, join: Any = Queue.join) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, Load
 from epd.scheduling import placement
-from epd.scheduling.encode_policy import pick_encoder
 from epd.scheduling.fixed_rule import BALANCE, PREFIX_BALANCE, PREFIX_SLACK, FixedRule
 from epd.scheduling.placement import (
     NOTHING_HELD,
@@ -23,6 +22,7 @@ from epd.scheduling.placement import (
     Placement,
     Shares,
     Unplaceable,
+    pick_encoder,
 )
 from epd.scheduling.residency import Whereabouts
 from epd_lab.sim.core.rand import KeyedRandom

@@ -10,7 +10,7 @@ KV while the rest is computed. At a decode instance it begins by waiting for rem
 it then decodes until a token, or its deadline, ends the answer.
 
 Blocks belong to the request from admission to its end, except after the hand-over, when the
-transfer owns them until its outcome. Decoding asks for more as it goes. When there are none, the
+transfer owns them until its outcome.  Those behind a window go back while it runs. Decoding asks for more as it goes. When there are none, the
 youngest request gives up its blocks (PREEMPTED), joins the queue at its old place, and computes all
 of it again; its client sees a pause.
 
@@ -54,6 +54,7 @@ from epd.fsm.request.events import (
     PromptHeld,
     RemoteKvArrived,
     Scheduled,
+    Slid,
     StepFailed,
     StepLaunched,
     StepReturned,
@@ -62,6 +63,7 @@ from epd.fsm.request.events import (
     _Failed,
 )
 from epd.fsm.request.states import Do, Own, S
+from epd.layouts import PASSED
 
 __all__ = (
     "TABLE",
@@ -93,6 +95,7 @@ __all__ = (
     "Request",
     "S",
     "Scheduled",
+    "Slid",
     "StepFailed",
     "StepLaunched",
     "StepReturned",
@@ -119,6 +122,7 @@ __all__ = (
     "may_begin",
     "note_late",
     "reaches_missing",
+    "slide",
 )  # fmt: skip
 
 
@@ -185,6 +189,7 @@ def fail_step(request: Request, event: StepFailed) -> None:
 
 def keep_blocks(request: Request, event: Scheduled) -> None:
     request.block_table, request.num_computed = event.blocks, event.num_cached
+    request.blocks_ahead, request.num_passed = event.ahead, event.blocks.count(PASSED)
     request.states_found, request.states_kept = event.states_found, event.states_kept
     request.num_found = event.num_cached
     if request.num_cached is None:
@@ -193,6 +198,17 @@ def keep_blocks(request: Request, event: Scheduled) -> None:
 
 def grow(request: Request, event: Grown) -> None:
     request.block_table += event.blocks
+    if request.blocks_ahead:
+        new = set(event.blocks)
+        request.blocks_ahead = tuple(b for b in request.blocks_ahead if b not in new)
+
+
+def slide(request: Request, event: Slid) -> None:
+    table = list(request.block_table)
+    for place in event.passed:
+        table[place] = PASSED
+    request.block_table = tuple(table)
+    request.num_passed += len(event.passed)
 
 
 def count_chunk(request: Request, event: ChunkComputed) -> None:
@@ -217,7 +233,7 @@ def keep_last_token(request: Request, event: LastTokenSampled) -> None:
 
 
 def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
-    request.block_table = event.blocks
+    request.block_table, request.num_passed = event.blocks, 0
     request.num_computed = event.kv.num_tokens
     request.num_cached = event.kv.num_cached
     request.rope_delta = event.kv.rope_delta
@@ -279,7 +295,8 @@ ROWS = (
     Row((S.WAITING_FOR_REMOTE_KV, S.CALLED_OFF), KvWithdrawn, S.FINISHED),
     # Decode.
     Row(S.DECODING, TokenSampled, None, (Do.EMIT_TOKENS,), keep_token),
-    Row((S.RUNNING, S.DECODING), Grown, None, (), grow, note="of RUNNING, for its second token, in the step ahead"),
+    Row(_IN_BATCH, Slid, None, (Do.RETURN_PASSED,), slide, note="its next blocks are taken when they are back"),
+    Row(_IN_BATCH, Grown, None, (), grow, note="of a prompt: behind a window, or for its second token, in the step ahead"),
     Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), keep_last_token, in_another_step, "the step ahead writes into its blocks, and reads no rows"),
     Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, unless(in_another_step)),
     # It gives way: what it computed is computed again; rows stay referenced, an offer stands.

@@ -1,6 +1,6 @@
 """The context of REQUEST: what guards and the scheduler read of an attempt at an instance.
 
-The scheduler asks it (`epd.scheduling.batching.Schedulable`) and keeps nothing of its own.  What only
+The scheduler asks it (`epd.scheduling.waiting.Schedulable`) and keeps nothing of its own.  What only
 the roles need is in their record of the attempt (`roles/steps/record.py`).  Tokens count as computed when
 their step has returned, and for the scheduler from its launch.
 """
@@ -14,6 +14,7 @@ from epd.failure import Failure
 from epd.fsm.kernel import NULL_JOURNAL, Journal, Machine
 from epd.fsm.request.states import Own, S
 from epd.keys import RoomKey
+from epd.layouts import PASSED
 from epd.messages import KvOffer, PrefillRequest
 from epd.records import TokenLogprobs
 
@@ -31,6 +32,7 @@ class Context(Machine):
 
     __slots__ = (
         "block_table",
+        "blocks_ahead",
         "deadline_s",
         "decode_here",
         "failure",
@@ -45,6 +47,7 @@ class Context(Machine):
         "num_coming",
         "num_computed",
         "num_found",
+        "num_passed",
         "num_under_way",
         "output",
         "prompt",
@@ -80,6 +83,8 @@ class Context(Machine):
         self.missing: set[str] = set()  # rooms whose rows are not resident yet
         self.min_early_tokens = min_early_tokens  # that begin before its images
         self.block_table: tuple[int, ...] = ()
+        self.num_passed = 0  # of them: blocks behind the window, which are not its own any more
+        self.blocks_ahead: tuple[int, ...] = ()  # its own, for later places
         # Of a family with states: the blocks of the state behind the first `num_found` tokens, which
         # it begins with a copy of, and those that get a copy of its own, by the tokens before it.
         self.num_found = 0
@@ -115,6 +120,27 @@ class Context(Machine):
     def has_blocks(self) -> bool:
         """Whether the blocks of its table are its own: it may have given them up."""
         return Own.BLOCKS in self.state.owns
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """All that are its own."""
+        table = self.block_table
+        if self.num_passed:
+            table = tuple([block for block in table if block != PASSED])
+        return table + self.blocks_ahead
+
+    @property
+    def slides(self) -> bool:
+        """KV that another instance decodes is sent whole."""
+        return self.decode_here
+
+    @property
+    def num_settled(self) -> int:
+        return self.num_computed
+
+    @property
+    def num_launched(self) -> int:
+        return self.num_computed + self.num_under_way
 
     @property
     def is_due(self) -> bool:

@@ -55,6 +55,7 @@ class Scheduled(Event):
     num_cached: int = 0  # tokens whose KV the first blocks hold already
     states_found: tuple[int, ...] = ()  # where the state behind them is, to be read
     states_kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # see `Context`
+    ahead: tuple[int, ...] = ()  # of its blocks, those for later places of its table
 
 
 @dataclass(slots=True)
@@ -62,6 +63,13 @@ class Grown(Event):
     """It got blocks for its next tokens."""
 
     blocks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Slid(Event):
+    """No step under way sees these blocks, nor will a later one."""
+
+    passed: Mapping[int, int]  # by their place in its table
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ class Do(Effect):
     RESERVE_BLOCKS = "join the queue for blocks, for remote KV"
     CANCEL_TRANSFER = "stop the transfer of remote KV"
     RELEASE_BLOCKS = "return the blocks to the pool"
+    RETURN_PASSED = "return blocks behind the window to the pool"
     EMIT_TOKENS = "send new tokens to the gateway"
     SEND_FAILURE = "tell the gateway why"
     SEND_ABORTED = "confirm the abort to the gateway"

@@ -50,9 +50,9 @@ class HeldPrompts(Component[Request]):
     def _let_go(self) -> None:
         """Until no more blocks are held than may be."""
         held = list(self._held.values())
-        num_blocks = sum(len(request.block_table) for request in held)
+        num_blocks = sum(len(request.blocks) for request in held)
         for request in held:
             if num_blocks <= self._max_blocks:
                 return
-            num_blocks -= len(request.block_table)
+            num_blocks -= len(request.blocks)
             self._requests.fire(request, LeaseRevoked())

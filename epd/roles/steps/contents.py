@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from epd.fsm.request import Request
+from epd.layouts import PASSED
 from epd.messages import KvLayout
 from epd.roles.steps.record import Record
 from epd.scheduling.block_pool import BlockPool, Key
@@ -40,7 +41,8 @@ class Contents:
             keys = of_blocks(self.keys(request, record, num_computed), self._rows)[first:num_full]
             table = request.block_table[self._layout.num_state_blocks :]
             for block, key in zip(table[first:], keys, strict=False):
-                self._owner.pool.publish(block, key)
+                if block != PASSED:
+                    self._owner.pool.publish(block, key)
             record.num_published = num_full
             if record.states:
                 for num_tokens, blocks in request.states_kept.items():

@@ -35,6 +35,7 @@ from epd.messages import (
 )
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.steps.blame import blaming
+from epd.roles.steps.bounds import bounds_of, too_many
 from epd.roles.steps.contents import Contents
 from epd.roles.steps.outcomes import Outcomes
 from epd.roles.steps.prompt_scores import PromptScores, is_scored
@@ -45,7 +46,7 @@ from epd.roles.steps.speculation import Speculation
 from epd.roles.steps.step import sequence_of, uncut
 from epd.roles.steps.step_loop import Part, Plan, StepLoop
 from epd.roles.steps.token_outbox import TokenOutbox
-from epd.scheduling.batching import BatchScheduler, StepBounds
+from epd.scheduling.batching import BatchScheduler
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
@@ -86,19 +87,15 @@ class Requests(Component[Request]):
         self._requests: dict[str, Request] = {}
         self._records: dict[str, Record] = {}  # of them
         self._speculation = Speculation(config.speculative, self.totals, self._records)
+        self._bounds = bounds_of(config, engine.row_contract, max_running)
         self._scheduler = BatchScheduler[Request](
             self.pool,
             engine.kv_layout.rows,
-            StepBounds(
-                config.max_step_tokens,
-                config.max_chunk_tokens,
-                max_running,
-                config.min_partial_tokens,
-            ),
+            self._bounds,
             self.cost,
             engine.kv_layout.num_state_blocks,
             self._speculation.drafts_of if self._speculation.is_on else None,
-            uncut if engine.row_contract is not None and engine.row_contract.max_uncut else None,
+            uncut if self._bounds.max_uncut_tokens else None,
         )
         self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
@@ -182,16 +179,12 @@ class Requests(Component[Request]):
         """Blocks of a sequence of so many tokens: those of its state, too."""
         return self.engine.kv_layout.num_state_blocks + self.num_blocks_for(num_tokens)
 
-    def objection(self, num_tokens: int, where: str = "the instance") -> Failure | None:
-        """Why so many tokens never fit here; None if they do."""
-        needed, size = self.table_size(num_tokens), self.pool.size
-        if needed <= size:
-            return None
-        reason = (
-            f"{num_tokens} tokens need {needed} KV blocks and {where} has {size}; ask for fewer "
-            "tokens, or raise engine.kv_nbytes"
-        )
-        return Failure(FailureKind.CAPACITY, reason)
+    def objection(
+        self, num_tokens: int, where: str = "the instance", *, slides: bool = False
+    ) -> Failure | None:
+        """Why so many tokens never fit here; None if they do.  `slides`: see `Schedulable`."""
+        reach = self._bounds.reach if slides else 0
+        return too_many(num_tokens, self.engine.kv_layout, self.pool.size, where, reach)
 
     def reserve(self, request: Request) -> None:
         """Wait for blocks for its KV, which will be received; `on_reserved` gets them when they are
@@ -216,7 +209,8 @@ class Requests(Component[Request]):
             self._loop.wake()
 
     def _admit(self) -> None:
-        for request, blocks, num_cached, reserves, found, kept in self._scheduler.admissions():
+        entering = self._scheduler.admissions()
+        for request, blocks, num_cached, reserves, found, kept, ahead in entering:
             self.totals["prefix_cache_queried_tokens"] += request.num_tokens
             self.totals["prefix_cache_hit_tokens"] += num_cached
             record = self._records[request.key]
@@ -224,7 +218,7 @@ class Requests(Component[Request]):
             if reserves:
                 self.on_reserved(request, blocks, self.num_blocks_for(num_cached))
             else:
-                self.fire(request, request_fsm.Scheduled(blocks, num_cached, found, kept))
+                self.fire(request, request_fsm.Scheduled(blocks, num_cached, found, kept, ahead))
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -287,6 +281,8 @@ class Requests(Component[Request]):
     def _make_room(self) -> bool:
         """Blocks for the next token of everybody who decodes, from the youngest if need be; False:
         it is in a step, and cannot give way now."""
+        for request, passed in self._scheduler.passing():
+            self.fire(request, request_fsm.Slid(passed))
         could = True
         while could and (victim := self._scheduler.victim()) is not None:
             self.fire(victim, request_fsm.Preempted())
@@ -361,7 +357,11 @@ class Requests(Component[Request]):
             self._contents.let_go_of_states(record)
         elif isinstance(event, request_fsm.Scheduled):  # too late
             self._contents.let_go(event.states_found, *event.states_kept.values())
-        self.return_blocks(request.block_table)
+        self.return_blocks(request.blocks)
+
+    @performs(Do.RETURN_PASSED)
+    def return_passed(self, request: Request, event: request_fsm.Slid) -> None:
+        self.return_blocks(tuple(event.passed.values()))
 
     @performs(Do.EMIT_TOKENS)
     def emit_tokens(self, request: Request, event: Event) -> None:

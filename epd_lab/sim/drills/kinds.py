@@ -1,4 +1,5 @@
-"""Drills of rows of several kinds, each in blocks of its own, and all in one table."""
+"""Drills of rows of several kinds, each in blocks of its own, and all in one table; and of a kind
+whose blocks go back behind a window."""
 
 from __future__ import annotations
 
@@ -20,17 +21,48 @@ KIND_DRILLS: tuple[Drill, ...] = (
             40, image_share=0.3, num_texts=3, max_text=50, max_tokens=48, spread_s=0.05,
             cancel_share=0.1,
         ),
-        settings=Settings(has_kinds=True, num_blocks=50, engine=AHEAD),
+        settings=Settings(window=0, num_blocks=50, engine=AHEAD),
         fires=("prefix_hit", "REQUEST:DECODING>PREEMPTED"),
         mutants=("a_kind_is_found_alone", "what_is_begun_has_room"),
         calm={"settings.num_blocks": 1024} | ALL_DIFFER, must_fire=0.7,
     ),
     Drill(
         "blocks-of-two-kinds-at-decode", ("F20", "F28"), topology="1e2p2d", work=AGAIN,
-        settings=Settings(has_kinds=True, num_blocks=96),
+        settings=Settings(window=0, num_blocks=96),
         faults=(Fault("kill", "d0", duration_s=0.5),),
         fires=("kv_held", "GENERATION:MIGRATING>PLACED"),
         mutants=("blocks_are_full_too_early",), calm=ALL_DIFFER,
+    ),
+    Drill(
+        "windows-slide", ("F6", "F24", "F28"), topology="1epd",
+        work=Workload(
+            40, image_share=0.3, num_texts=3, max_text=60, max_tokens=48, spread_s=0.05,
+            cancel_share=0.1,
+        ),
+        settings=Settings(window=10, num_blocks=64, engine=AHEAD),
+        fires=("slides", "found_with_its_window", "REQUEST:DECODING>PREEMPTED"),
+        mutants=(
+            "a_block_too_many_is_passed", "no_block_is_passed", "what_is_passed_goes_back_twice",
+            "a_hit_without_its_window",
+        ),
+        calm={"settings.num_blocks": 1024, "settings.window": 1024} | ALL_DIFFER, must_fire=0.7,
+    ),
+    Drill(
+        "windows-of-pictures", ("F24", "F28"), topology="1epd",
+        work=Workload(
+            30, image_share=0.8, num_texts=3, max_text=40, max_tokens=32, spread_s=0.1,
+            cancel_share=0.1,
+        ),
+        settings=Settings(window=5, num_blocks=64, max_uncut=16),
+        fires=("slides",), mutants=("a_block_too_many_is_passed",),
+        calm={"settings.window": 1024, "settings.num_blocks": 1024},
+    ),
+    Drill(
+        "windows-at-decode", ("F6", "F20", "F28"), topology="1e2p2d", work=AGAIN,
+        settings=Settings(window=10, num_blocks=128, engine=AHEAD),
+        faults=(Fault("kill", "d0", duration_s=0.5),),
+        fires=("slides", "GENERATION:MIGRATING>PLACED"),
+        mutants=("what_leaves_slides",), calm={"settings.window": 1024},
     ),
 )
 # fmt: on

@@ -201,12 +201,12 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv):
         *,
         num_landing_blocks: int = 0,
         has_state: bool = False,
-        has_kinds: bool = False,
+        window: int | None = None,
         rank: int = 0,
         size: int = 1,
     ) -> None:
         """`num_landing_blocks`: 0, if KV lands in the pool.  `rank`: of a group of this size."""
-        self.kv_layout = layout_of(rank, size, has_state=has_state, has_kinds=has_kinds)
+        self.kv_layout = layout_of(rank, size, has_state=has_state, window=window)
         super().__init__(device, self.kv_layout.state_shares[rank] if has_state else range(0))
         self._num_state_blocks = self.kv_layout.num_state_blocks
         self.num_blocks, self.kv_in_place = num_blocks, not num_landing_blocks
@@ -298,7 +298,10 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv):
             return StepFailure("its adapter is not held here")
         if needed > self.kv_layout.rows.room(len(table)):
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
-        self.check_leased(f"{sequence.request_id} in a step", sequence.block_table)
+        unseen, own = {*self.kv_layout.rows.behind(start)}, list(sequence.block_table)
+        if unseen:  # of which some may have another owner
+            own = [block for at, block in enumerate(own) if at not in unseen]
+        self.check_leased(f"{sequence.request_id} in a step", own)
         written = self._blocks_of(table, range(start, needed))
         written.update(sequence.block_table[: self._num_state_blocks])
         self.check_private(sequence.request_id, written)

@@ -51,6 +51,18 @@ KINDS_LAYOUT = msgspec.structs.replace(
         for layer, size in ((0, 2), (1, 1))
     ),
 )
+
+
+def layout_with(window: int) -> KvLayout:
+    """The first layer has whole records; the second, copies of their first halves, of which it sees
+    so many of the last."""
+    kinds = tuple(
+        RowKind(layers=(layer,), num_kv_heads=1, head_dim=1, block_size=size, window=seen)
+        for layer, size, seen in ((0, BLOCK_SIZE, 0), (1, BLOCK_SIZE // 2, window))
+    )
+    return msgspec.structs.replace(KV_LAYOUT, kinds=kinds)
+
+
 NUM_HEADS = 7  # of a state
 STATE_NBYTES = 16  # of each
 _HASH_NBYTES = 4

@@ -28,11 +28,11 @@ _PER_BLOCK = BLOCK_NBYTES // STATE_NBYTES
 
 
 @functools.cache
-def layout_of(rank: int, size: int, *, has_state: bool, has_kinds: bool = False) -> KvLayout:
+def layout_of(rank: int, size: int, *, has_state: bool, window: int | None = None) -> KvLayout:
     """A rank's of `size`: each has the one head of KV, and its part of a state's heads.  There are
     as many blocks as come from any group (as in `ModelAdapter.kv_layout`)."""
-    if has_kinds:
-        return golden.KINDS_LAYOUT
+    if window is not None:
+        return golden.layout_with(window) if window else golden.KINDS_LAYOUT
     own = _shared(rank, size, has_state=has_state)
     if not has_state or size == 1:
         return own

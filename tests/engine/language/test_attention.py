@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from epd.engine.language.attention import Extent, Look, Reach, fresh_blocks, paged_attention, plan
 from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.state_kinds import sequence_tensor
 from epd.layouts import PASSED, RowBlocks, RowKind
 from epd.messages import KvLayout
 
@@ -214,3 +215,46 @@ def test_blocks_of_all_kinds_follow_each_other(sizes: list[int], num_tokens: int
     for number, size in enumerate(sizes):
         own = [at for at in range(count) if at % len(rows.starts) in layout.columns(number)]
         assert len(own) == -(-num_tokens // size)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=3),
+    window=st.integers(1, 30),
+    num_tokens=st.integers(0, 100),
+    reach=st.integers(1, 12),
+)
+def test_blocks_behind_a_window(sizes: list[int], window: int, num_tokens: int, reach: int) -> None:
+    """Token by token; all kinds but the first have the window."""
+    kinds = tuple(
+        structs.replace(SMALL, layers=(i,), block_size=n, window=window if i else 0)
+        for i, n in enumerate(sizes)
+    )
+    layout = structs.replace(
+        TWO_KINDS, num_layers=len(sizes), block_size=math.lcm(*sizes), kinds=kinds
+    )
+    rows, last = layout.rows, max(0, num_tokens - window + 1)  # that a next token sees
+    seen_places, live, windowed = [], 0, 0
+    for number, size in list(enumerate(sizes))[1:]:
+        columns = layout.columns(number)
+        places = [at for at in range(400) if at % len(rows.starts) in columns]
+        seen_places += places[last // size :]
+        windowed += len([at for at in places if at < num_tokens])
+        seen = range(window - 1 + reach)
+        live += max(len({(first + at) // size for at in seen}) for first in range(size))
+    first = min(seen_places)
+    behind = [at for at in range(first) if rows.num_windowed(at + 1) > rows.num_windowed(at)]
+    assert list(rows.behind(num_tokens)) == behind
+    assert list(rows.behind(num_tokens, 2)) == behind[2:]
+    assert [rows.place(at) for at in range(len(behind))] == behind
+    assert rows.num_windowed(num_tokens) == windowed
+    assert rows.live(reach) == live
+    total = rows.count(num_tokens)
+    held = min(rows.num_windowed(total), live)
+    assert rows.needed(num_tokens, reach) == total - rows.num_windowed(total) + held
+
+
+def test_a_state_is_not_beside_a_window() -> None:
+    tensor = sequence_tensor("state", 1, 1, (4,), torch.float32)
+    kinds = (structs.replace(TWO_KINDS.kinds[0], window=4), SMALL)
+    with pytest.raises(ValueError, match="not kept beside rows that are seen for a while"):
+        structs.replace(TWO_KINDS, kinds=kinds, tensors=(tensor,))

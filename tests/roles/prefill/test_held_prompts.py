@@ -28,7 +28,7 @@ class FakeRequests:
     def fire(self, request: Any, event: Event) -> None:
         self.fired.append((request.key, type(event)))
         self.part.end_lease(request, event)
-        request.block_table = ()  # its blocks go back with it
+        request.blocks = ()  # they go back with it
 
 
 def made() -> tuple[HeldPrompts, FakeRequests]:
@@ -44,7 +44,7 @@ def made() -> tuple[HeldPrompts, FakeRequests]:
 
 def prompt(key: str, num_blocks: int) -> Any:
     blocks = tuple(range(num_blocks))
-    return SimpleNamespace(key=key, block_table=blocks, lease_s=3.0)
+    return SimpleNamespace(key=key, blocks=blocks, lease_s=3.0)
 
 
 def test_more_than_half_of_the_pool_is_not_held() -> None:

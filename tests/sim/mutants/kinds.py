@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from epd.layouts import RowBlocks
+from epd.fsm import request
+from epd.layouts import PASSED, RowBlocks
 from epd.scheduling.block_pool import BlockPool
-from tests.sim.mutants.planting import Planted, mutant, patched
+from epd.scheduling.prefix_keys import of_blocks
+from epd.scheduling.windows import Windows
+from tests.sim.mutants.planting import Planted, mutant, patched, row, several
 
 
 @mutant
@@ -38,3 +41,53 @@ def what_is_begun_has_room() -> Planted:
         return -(-num_blocks // len(self.starts)) * self.num_tokens
 
     return patched(RowBlocks, "room", begun)
+
+
+@mutant
+def a_block_too_many_is_passed() -> Planted:
+    """F28: a block goes back whose last token the next step still sees."""
+    behind = RowBlocks.behind
+
+    def further(self: RowBlocks, num_tokens: int, first: int = 0) -> Any:
+        return behind(self, num_tokens + 1, first)
+
+    return patched(RowBlocks, "behind", further)
+
+
+@mutant
+def no_block_is_passed() -> Planted:
+    """F24: a prompt that has used up its blocks waits for ones that nobody gives back."""
+    return patched(Windows, "passing", lambda self, entry, decodes: {})
+
+
+@mutant
+def what_is_passed_goes_back_twice() -> Planted:
+    """F6: blocks behind a window are returned when they are passed, and at the end again."""
+
+    def keep_passed(machine: request.Request, event: request.Slid) -> None:
+        machine.num_passed += len(event.passed)
+
+    table, do = request.Request.table, (request.Do.RETURN_PASSED,)
+    states = (request.S.RUNNING, request.S.DECODING)
+    return several(*(row(table, state, request.Slid, None, do, keep_passed) for state in states))
+
+
+@mutant
+def a_hit_without_its_window() -> Planted:
+    """F28: a beginning is found by the blocks that all tokens see, whatever its window has."""
+
+    def whole(self: Windows, keys: Any) -> list[int]:
+        size = len(self._rows.starts)
+        each = of_blocks(keys, self._rows)
+        known = [next(iter(self._pool.find((key,))), PASSED) for key in each]
+        windowed = {one.column for one in self._rows.windowed}
+        gaps = (at for at, b in enumerate(known) if b == PASSED and at % size not in windowed)
+        return known[: next(gaps, len(known)) // size * size]
+
+    return patched(Windows, "_longest", whole)
+
+
+@mutant
+def what_leaves_slides() -> Planted:
+    """F28: a prompt gives blocks up whose KV decode has not been sent."""
+    return patched(request.Request, "slides", True)

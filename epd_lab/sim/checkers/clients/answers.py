@@ -60,7 +60,7 @@ class Answers(Checker):
         settings, (token_ids, placed) = self.context.cluster.settings, ask.placed()
         slot_rows = settings.prefill.slot_nbytes // ROW_NBYTES
         num_slots = sum(-(-image.num_rows // slot_rows) for _, image in placed)
-        layout = layout_of(0, 1, has_state=settings.has_state, has_kinds=settings.has_kinds)
+        layout = layout_of(0, 1, has_state=settings.has_state, window=settings.window)
         num_blocks = layout.num_state_blocks + layout.rows.count(len(token_ids) + ask.max_tokens)
         has_slots = num_slots <= settings.prefill.pool_nbytes // settings.prefill.slot_nbytes
         return num_blocks <= settings.num_blocks and has_slots

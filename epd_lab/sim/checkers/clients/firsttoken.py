@@ -63,7 +63,7 @@ class FirstToken(Checker):
         costs = settings.costs
         token_ids, placed = ask.placed()
         work_s = 0.0
-        layout = layout_of(0, 1, has_state=False, has_kinds=settings.has_kinds)
+        layout = layout_of(0, 1, has_state=False, window=settings.window)
         nbytes = len(token_ids) * layout.token_nbytes
         if settings.has_state:  # of which each rank has blocks, and may fetch and land them apart
             nbytes += golden.NUM_STATE_BLOCKS * BLOCK_NBYTES * self._most_ranks

@@ -15,6 +15,7 @@ from typing import Any
 
 from epd.fsm import encoding, generation, incoming, request
 from epd.fsm.kernel import Event, Machine, State
+from epd.messages import KvOffer
 from epd.roles.prefill.held_prompts import MAX_SHARE
 from epd.scheduling.slots import CACHE_ROWS, sized
 from epd_lab.sim.checkers.base import Checker, Context
@@ -22,6 +23,7 @@ from epd_lab.sim.checkers.memory.ahead import Ahead
 from epd_lab.sim.checkers.memory.quotas import over_quota
 from epd_lab.sim.cluster import Node, Settings
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.engine import golden
 from epd_lab.sim.engine.golden import ROW_NBYTES
 from epd_lab.sim.signs import is_longer_for_a_picture
 
@@ -185,7 +187,26 @@ def _held_blocks(node: Node, settings: Settings) -> Held:
     return sum(len(machine.block_table) for machine in held), settings.num_blocks * MAX_SHARE
 
 
+def _window_blocks(node: Node, settings: Settings) -> Held:
+    """Of a prompt that decodes here: what its steps see, and those of a beginning found."""
+    assert node.instance is not None
+    assert node.instance.requests is not None
+    if not settings.window:
+        return 0, 0
+    rows = golden.layout_with(settings.window).rows
+    depth = 2 if settings.engine.async_scheduling else 1
+    reach = depth * max(settings.engine.max_chunk_tokens, settings.max_uncut)
+    found = rows.live(1) + settings.engine.speculative.num_speculative_tokens
+    held = (
+        rows.num_windowed(len(one.block_table)) - one.num_passed
+        for one in node.instance.requests._requests.values()
+        if one.has_blocks and one.slides and not isinstance(one.message, KvOffer)
+    )
+    return max(held, default=0), rows.live(reach) + found
+
+
 IDLE: tuple[tuple[str, str, Rests], ...] = (
+    ("blocks of a window", "requests", _window_blocks),
     ("encode.cache_device_nbytes", "encode", _device_tier),
     ("encode.cache_host_nbytes", "encode", _host_tier),
     ("encode.send_buffer_nbytes", "encode", _ring),
