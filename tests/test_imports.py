@@ -96,7 +96,9 @@ def family(*parents: str) -> Area:
 
 FOLDERS = [path.parent.name for path in (ROOT / "epd" / "families").glob("*/__init__.py")]
 # Of families that have parts of another.
-PARENTS = dict.fromkeys(("qwen3_5", "glm", "paddleocr_vl"), ("qwen_vl",))
+PARENTS = dict.fromkeys(("qwen3_5", "glm", "paddleocr_vl"), ("qwen_vl",)) | {
+    "deepseek_ocr2": ("internvl",)
+}
 
 
 # The longest prefix of a module's name decides.

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from epd.model_files.checkpoint import ModelError, Settings
@@ -69,12 +70,18 @@ class Sizes:
         self.vision: Settings = config.get("vision_config") or {}
         self.config = config
 
+    @cached_property
+    def _own(self) -> Mapping[str, int | Sequence[int]]:
+        return self._family.words(self.config)
+
     def __call__(self, word: str) -> int:
         """Raises ModelError where config.json lacks it."""
         if "*" in word:
             return math.prod(map(self, word.split("*")))
         if word.isdigit():
             return int(word)
+        if isinstance(own := self._own.get(word), int):
+            return own
         if word in _MADE:
             return self(_MADE[word])
         if word in _SUMS:
@@ -104,6 +111,8 @@ class Sizes:
 
     def range(self, name: str) -> Sequence[int | str]:
         """The indices that a pattern has in braces; "once": none, and one tensor."""
+        if not isinstance(own := self._own.get(name, 0), int):
+            return own
         if name in self._family.ranges:
             of, is_so = self._family.ranges[name]
             return self.range(of) if is_so(self.config) else ()

@@ -14,7 +14,7 @@ in order, each on what the one before gave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from epd.model_files.checkpoint import Settings
@@ -84,6 +84,8 @@ class Family:
     # wrong with fields that it alone has; empty: nothing.
     plain: Callable[[Settings], Settings] = lambda config: config
     fault: Callable[[Settings], str] = lambda config: ""
+    # Numbers and ranges that no other family has, by config.json with the common names.
+    words: Callable[[Settings], Mapping[str, int | Sequence[int]]] = lambda config: {}
     # Ranges of its own: the range that each is, where config.json is so, and else nothing.
     ranges: Mapping[str, tuple[str, Callable[[Settings], bool]]] = field(default_factory=dict)
 

@@ -83,16 +83,17 @@ _TEXT_KINDS: dict[Any, str] = {
     "use_double_wide_mlp",
     _ROPE: "rope_scaling rope_parameters",
     _Names: "layer_types architectures",
+    list[Literal["dense", "sparse"]]: "mlp_layer_types",
     TokenId: "bos_token_id",
     Annotated[int, Meta(ge=-1, lt=1 << 31)]: "pad_token_id",
     Ends: "eos_token_id",
     _Dtype: "dtype torch_dtype",
     int: "chunk_size_feed_forward",
     _QUANTIZATION: "quantization_config",
-    str: "model_type",
+    str: "model_type topk_method",
 }
 _TEXT = _object("Text", _TEXT_KINDS)
-_VISION = _object("Vision", {
+_VISION_KINDS: dict[Any, str] = {
     str: "model_type",
     _Count: "depth num_hidden_layers num_heads num_attention_heads pos_emb_height pos_emb_width "
     "pos_emb_time",
@@ -106,7 +107,16 @@ _VISION = _object("Vision", {
     _Positive: "tokens_per_second layer_norm_eps",
     _Indices: "fullatt_block_indexes deepstack_visual_indexes",
     Annotated[list[_Side], Meta(min_length=2, max_length=2)]: "merge_kernel_size",
+}
+_SAM = _object("Sam", _VISION_KINDS | {
+    _Size: _VISION_KINDS[_Size] + " output_channels mlp_dim",
+    _Pair: "downsample_channels",
+    _Side: "patch_size",
+    _Positive: _VISION_KINDS[_Positive] + " mlp_ratio",
+    _Indices: "global_attn_indexes",
+    bool: "qkv_bias use_abs_pos use_rel_pos",
 })  # fmt: skip
+_VISION = _object("Vision", _VISION_KINDS, sam_config=_SAM, encoder_config=_TEXT)
 CONFIG = _object("Config", _TEXT_KINDS | {
     TokenId: "bos_token_id image_token_id image_token_index video_token_id video_token_index "
     "vision_start_token_id vision_end_token_id media_placeholder_token_id",

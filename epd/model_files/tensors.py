@@ -25,6 +25,9 @@ EXPERTS = {
     "mlp.experts.gate_up_proj": "experts 2*moe hidden",
     "mlp.experts.down_proj": "experts hidden moe",
 }
+SHARED_EXPERTS = {
+    f"mlp.shared_experts.{n[4:]}": w.replace("ffn", "shared*moe") for n, w in MLP.items()
+}
 BIASED = QKV_BIASES | {"self_attn.o_proj.bias": "hidden"}
 LLAMA_LAYERS = {
     "layers": LAYER | MLP,

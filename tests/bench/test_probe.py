@@ -21,7 +21,8 @@ from epd.model_files.checkpoint import ModelError
 from epd.model_files.config_sizes import Sizes, counted
 from epd_lab.bench.costs import probe, probe_table, shape, step_costs
 from tests.engine.tiny_models import cached_model
-from tests.model_files.published_checkpoints import PUBLISHED, config_of, tensors_of
+from tests.model_files.published_checkpoints import PUBLISHED, config_of
+from tests.model_files.published_tensors import tensors_of
 
 RECORDED = {
     "4b": "Qwen/Qwen3-VL-4B-Instruct",

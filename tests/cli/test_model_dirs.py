@@ -29,8 +29,9 @@ from epd.config import ConfigError, EngineConfig, GatewayConfig, InstanceConfig,
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.tiny import CHECKPOINT
 from tests.hostile import model_dirs
-from tests.model_files.published_checkpoints import PUBLISHED, config_of, tensors_of
+from tests.model_files.published_checkpoints import PUBLISHED, config_of
 from tests.model_files.published_files import write_headers
+from tests.model_files.published_tensors import tensors_of
 
 LIMIT_S = 2.0
 GROWTH_KIB = 256 << 10

@@ -98,6 +98,7 @@ sys.exit(main(["verify", directory, "--json", report]))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("family", [*FAMILIES, *SECOND_SIZES, "smolvlm", "embedded"])
 def test_each_family_is_proved_through_processes(family: str, tmp_path: Path) -> None:
     """As a command."""

@@ -44,7 +44,7 @@ ARRANGEMENTS = [
     *(("1e1p1d", family, "auto") for family in SECOND_SIZES),
     *(
         ("1e1pd:tp2", family, "auto")
-        for family in ("internvl", "paddleocr_vl", *OF_GLM[2:], *SECOND_SIZES)
+        for family in ("internvl", "paddleocr_vl", "deepseek_ocr2", *OF_GLM[2:], *SECOND_SIZES)
         if family not in OF_GEMMA  # refused in groups
     ),
     *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake", "nixl")),

@@ -58,6 +58,10 @@ def reference_processor(model_dir: Path) -> Any:
         from transformers.models.glm4v.image_processing_pil_glm4v import (
             Glm4vImageProcessorPil as Processor,
         )
+    elif settings["image_processor_type"].startswith("DeepseekOcr2"):
+        from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import (
+            DeepseekOcr2ImageProcessorPil as Processor,
+        )
     elif settings["image_processor_type"].startswith("PaddleOCRVL"):
         from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
             PaddleOCRVLImageProcessorPil as Processor,

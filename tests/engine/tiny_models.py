@@ -17,8 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.engine import tiny_gemma, tiny_glm, tiny_internvl, tiny_mistral, tiny_paddle
-from tests.engine.tiny_tokens import name_tokens, plain_template
+from tests.engine import (
+    tiny_deepseek,
+    tiny_gemma,
+    tiny_glm,
+    tiny_idefics,
+    tiny_internvl,
+    tiny_mistral,
+    tiny_paddle,
+)
+from tests.engine.tiny_tokens import plain_template
 
 FAMILIES = (
     "qwen2_vl",
@@ -39,16 +47,21 @@ FAMILIES = (
     "glm4v_moe",
     "paddleocr_vl",
     "gemma4",
+    "deepseek_ocr2",
 )
 VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
 # Of families above, for tests marked long.
-SECOND_SIZES = ("internvl_moe", "ministral3", "glm46v", "paddleocr_vl_biased", "gemma4_moe")
+SECOND_SIZES = (
+    *("internvl_moe", "ministral3", "glm46v", "paddleocr_vl_biased", "gemma4_moe"),
+    "deepseek_ocr2_wide",
+)
 OF_GEMMA = ("gemma4", "gemma4_moe")
 OF_FOUR_NORMS = ("glm4v", "glm46v", "glm_ocr", *OF_GEMMA)  # transformers' own layers are run
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe"),
     *("mistral3", "ministral3", *OF_GLM, "paddleocr_vl", "paddleocr_vl_biased", *OF_GEMMA),
+    *("deepseek_ocr2", "deepseek_ocr2_wide"),
 )
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
@@ -76,20 +89,6 @@ _TOKENS = {
     "vision_end_token_id": _VISION_END,
 }
 _PIXELS = {"size": {"shortest_edge": 1024, "longest_edge": 16384}, "patch_size": 8, "merge_size": 2}
-# SmolVLM's, but for its end of a turn.
-_IDEFICS3_TEMPLATE = (
-    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
-    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% endif %}"
-    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
-    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
-# Behind those of the bundled tokenizer; the names of other tiles are text to it.
-_TILE_TOKENS = (
-    *("<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
-    *("<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>"),
-)
 
 
 def _qwen2_vl() -> dict[str, Any]:
@@ -175,20 +174,6 @@ def _llava_onevision() -> dict[str, Any]:
     }
 
 
-def _idefics3() -> dict[str, Any]:
-    vision = {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "initializer_range": _RANGE,
-    }  # fmt: skip
-    return {
-        "text_config": _TEXT | {"model_type": "llama"},
-        "vision_config": vision,
-        "image_token_id": _IMAGE,
-        "scale_factor": 2,
-        "tie_word_embeddings": False,
-    }
-
-
 def _kimi_k25() -> dict[str, Any]:
     """Latent attention, one dense layer, experts in groups; positions of 8 x 8 places."""
     text = {
@@ -215,8 +200,10 @@ def _kimi_k25() -> dict[str, Any]:
     } | _TOKENS
 
 
+_IDEFICS3 = tiny_idefics.config(_IMAGE, _TEXT, _RANGE)
 _INTERNVL = "InternVLConfig", "InternVLForConditionalGeneration"
 _MISTRAL3 = "Mistral3Config", "Mistral3ForConditionalGeneration"
+_OCR2 = "DeepseekOcr2Config", "DeepseekOcr2ForConditionalGeneration"
 _PADDLE = "PaddleOCRVLConfig", "PaddleOCRVLForConditionalGeneration"
 _GEMMA4 = "Gemma4Config", "Gemma4ForConditionalGeneration"
 _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -232,8 +219,16 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         _llava_onevision(),
     ),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration", _kimi_k25()),
-    "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration", _idefics3()),
-    "smolvlm": ("SmolVLMConfig", "SmolVLMForConditionalGeneration", _idefics3()),
+    "idefics3": (
+        "Idefics3Config",
+        "Idefics3ForConditionalGeneration",
+        tiny_idefics.config(_IMAGE, _TEXT, _RANGE),
+    ),
+    "smolvlm": (
+        "SmolVLMConfig",
+        "SmolVLMForConditionalGeneration",
+        tiny_idefics.config(_IMAGE, _TEXT, _RANGE),
+    ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _TEXT | {"head_dim": 16}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", dict(_TEXT)),
     "mistral3": (*_MISTRAL3, tiny_mistral.config(_IMAGE, _TEXT, _RANGE)),
@@ -242,6 +237,8 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma4_moe": (*_GEMMA4, tiny_gemma.config_moe(_IMAGE, _TEXT, _RANGE)),
     "internvl": (*_INTERNVL, tiny_internvl.config(_IMAGE, _TEXT, _RANGE)),
     "internvl_moe": (*_INTERNVL, tiny_internvl.config_moe(_IMAGE, _TEXT, _RANGE)),
+    "deepseek_ocr2": (*_OCR2, tiny_deepseek.config(_IMAGE, _TEXT, _RANGE)),
+    "deepseek_ocr2_wide": (*_OCR2, tiny_deepseek.config_wide(_IMAGE, _TEXT, _RANGE)),
     "paddleocr_vl": (*_PADDLE, tiny_paddle.config(_IMAGE, _TEXT, _RANGE)),
     "paddleocr_vl_biased": (*_PADDLE, tiny_paddle.config_biased(_IMAGE, _TEXT, _RANGE)),
     **{
@@ -341,19 +338,15 @@ def _write_companions(family: str, directory: Path) -> None:
             "image_grid_pinpoints": _llava_onevision()["image_grid_pinpoints"],
         }
     elif family in ("idefics3", "smolvlm"):
-        (directory / "chat_template.jinja").write_text(_IDEFICS3_TEMPLATE)
-        name_tokens(directory, "<image>", _TILE_TOKENS)
-        (directory / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
-        settings = {
-            "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64},
-            "max_image_size": {"longest_edge": 32},
-        }  # fmt: skip
+        settings = tiny_idefics.write_companions(directory)
     elif family in ("internvl", "internvl_moe"):
         settings = tiny_internvl.write_companions(directory, _CONFIGS[family][2])
     elif family in ("mistral3", "ministral3"):
         settings = tiny_mistral.write_companions(directory)
     elif family in ("paddleocr_vl", "paddleocr_vl_biased"):
         settings = tiny_paddle.write_companions(directory)
+    elif family.startswith("deepseek_ocr2"):
+        settings = tiny_deepseek.write_companions(directory, _CONFIGS[family][2])
     elif family in OF_GLM:
         settings = tiny_glm.write_companions(directory)
     elif family in OF_GEMMA:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.model_files.published_checkpoints import Shape
+from tests.model_files.published_tensors import Shape
 
 
 def write_headers(directory: Path, tensors: Mapping[str, Shape], num_files: int) -> None:

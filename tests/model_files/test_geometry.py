@@ -211,6 +211,21 @@ def test_internvl_tiles_equal_the_processor(tile: int, least: int, most: int) ->
         assert geometry.num_rows * 4 == geometry.num_patches
 
 
+def test_deepseek_ocr2_views_equal_the_processor() -> None:
+    from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import (
+        DeepseekOcr2ImageProcessorPil,
+    )
+
+    processor, config = DeepseekOcr2ImageProcessorPil(), {"model_type": "deepseek_ocr2"}
+    edges = [(768 * i + d, 768 * j) for i in (1, 2, 3) for j in (1, 2, 6) for d in (-1, 0, 1)]
+    for width, height in [*edges, (2480, 3508), *sizes("deepseek_ocr2")]:
+        geometry = image_geometry(config, {}, width, height)
+        num_tiles = processor.get_number_of_image_patches(height, width) - 1
+        num_tiles *= max(width, height) > 768  # as it prepares images; its count leaves that out
+        assert geometry.num_patches == num_tiles * 48**2 + 64**2, (width, height)
+        assert geometry.num_rows == num_tiles * 144 + 257
+
+
 @pytest.mark.parametrize(("patch", "longest"), [(14, 1540), (16, 1000)])
 def test_mistral_sizes_equal_the_processor(patch: int, longest: int) -> None:
     from transformers.models.pixtral import image_processing_pil_pixtral as theirs
@@ -269,6 +284,10 @@ def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[st
             columns, lines = (places.amax(0) + 1).tolist()
             assert (geometry.num_rows, geometry.grid_thw) == (num_rows, (1, lines, columns))
             num_patches = int((places >= 0).all(-1).sum())
+        elif family == "deepseek_ocr2":
+            num_tiles = int(features["num_local_patches"][0])
+            num_patches = (num_tiles + 1) * 48**2
+            assert geometry.num_rows == (num_tiles + 1) * 144 + 1
         elif family == "idefics3":
             num_patches = features["pixel_values"].shape[1] * 16
             assert geometry.num_rows * 4 == num_patches
@@ -283,10 +302,12 @@ def test_extreme_sides_are_refused_for_the_client(
     family: str, model_dir: Callable[[str], Path]
 ) -> None:
     config = json.loads((model_dir(family) / "config.json").read_text())
-    image_geometry(config, {}, 200, 1)
+    views = {"size": {"height": 192}, "tile_size": 192}  # of patches that are as small
+    settings = views if family == "deepseek_ocr2" else {}
+    image_geometry(config, settings, 200, 1)
     for width, height in [(30_000, 1), (1, 201), (0, 5)]:
         with pytest.raises(MediaError, match=f"{width} x {height}"):
-            image_geometry(config, {}, width, height)
+            image_geometry(config, settings, width, height)
 
 
 def test_a_text_model_takes_no_images() -> None:

@@ -40,9 +40,9 @@ from tests.model_files.published_checkpoints import (
     Published,
     config_of,
     reduced,
-    tensors_of,
 )
 from tests.model_files.published_files import write_headers
+from tests.model_files.published_tensors import tensors_of
 from tests.test_imports import FOLDERS
 
 SMALLEST = {p.family: name for name, p in reversed(PUBLISHED.items())}
@@ -149,7 +149,11 @@ def write_companions(directory: Path, published: Published) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-@pytest.mark.parametrize("name", [*SMALLEST.values(), *TIED_AND_NOT, *OF_OTHER_PARTS])
+# But for the family whose made checkpoints have the published names (tests/engine).
+LOADED = [name for name in SMALLEST.values() if PUBLISHED[name].family != "deepseek_ocr2"]
+
+
+@pytest.mark.parametrize("name", [*LOADED, *TIED_AND_NOT, *OF_OTHER_PARTS])
 def test_each_layout_loads_as_in_transformers(name: str, tmp_path: Path) -> None:
     """Transformers' own mapping of old names, transposed experts and tied heads is the judge."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText

@@ -134,6 +134,8 @@ def pictures(sides: Sides) -> Finding:
 def _cut(right: Mapping[str, torch.Tensor], ours: torch.Tensor) -> torch.Tensor:
     """Patches: where a tower takes a whole image, ours are cut before it; theirs may be padded."""
     theirs = right["pixel_values"]
+    if ours.ndim == 1:  # views of several sizes, those of tiles first
+        return torch.cat([right.get("pixel_values_local", theirs[:0]).flatten(), theirs.flatten()])
     if (places := right.get("image_position_ids")) is not None:
         return theirs[(places >= 0).all(-1)]
     if theirs.ndim != 4 or len(theirs) == len(ours):

@@ -86,9 +86,7 @@ _FOUR_NORMS = tensors.LAYER | {
 }
 _DENSE = {"mlp.gate_up_proj.weight": "2*ffn hidden", "mlp.down_proj.weight": "hidden ffn"}
 _EXPERTS = tensors.EXPERTS | {"mlp.gate.e_score_correction_bias": "experts"}
-_EXPERTS |= {
-    f"mlp.shared_experts.{n[4:]}": w.replace("ffn", "shared*moe") for n, w in tensors.MLP.items()
-}
+_EXPERTS |= tensors.SHARED_EXPERTS
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _TOWER = _tower("out", "tower_ffn", "attn.proj", *_MLP) | {
     f"{_VISUAL}post_conv_layernorm.weight": "tower",

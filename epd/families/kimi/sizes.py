@@ -26,9 +26,7 @@ _SPLIT_QUERY = {
     "self_attn.q_b_proj.weight": "heads*query query_rank",
 }
 _ROUTED = tensors.EXPERTS | {"mlp.gate.e_score_correction_bias": "experts"}
-_ROUTED |= {
-    f"mlp.shared_experts.{n[4:]}": w.replace("ffn", "shared*moe") for n, w in tensors.MLP.items()
-}
+_ROUTED |= tensors.SHARED_EXPERTS
 _MOONVIT = {
     **tensors.with_biases(
         "model.vision_tower.layers.{blocks}.",

@@ -121,6 +121,21 @@ async def test_what_is_not_taken_is_refused() -> None:
         ("internvl", "preprocessor_config", {"size": {"height": 64, "width": 64}}, "size is 64"),
         ("internvl", "preprocessor_config", {"size": {"height": 32, "width": 64}}, "no square"),
         ("internvl", "preprocessor_config", {"min_patches": "few"}, "no image can be prepared"),
+        *(
+            ("deepseek_ocr2", "config", {part: change}, wrong)
+            for part, change, wrong in (
+                ("text_config", {"mlp_layer_types": ["dense"]}, "has to name each layer"),
+                ("text_config", {"mlp_layer_types": ["thin"] * 3}, "mlp_layer_types.*thin"),
+                ("text_config", {"topk_method": "group_limited_greedy"}, "topk_method"),
+                ("text_config", {"mlp_bias": True}, "mlp_bias"),
+                ("vision_config", {"sam_config": {"use_rel_pos": False}}, "config.use_rel_pos"),
+                ("vision_config", {"sam_config": {"output_channels": "x"}}, "output_channels"),
+                ("vision_config", {"sam_config": 5}, "sam_config: Expected"),
+                ("vision_config", {"encoder_config": {"hidden_size": 40}}, "downsample_channels"),
+                ("vision_config", {"encoder_config": {"num_hidden_layers": 0}}, "num_hidden"),
+            )
+        ),
+        ("deepseek_ocr2", "preprocessor_config", {"tile_size": 160}, "queries for"),
     ],
 )
 def test_what_tiles_cannot_be_cut_by(

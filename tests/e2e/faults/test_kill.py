@@ -103,7 +103,8 @@ async def test_kill_of_the_only_one(server: Server, name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "family", ["kimi_k25", "qwen3_5", "internvl", "glm_ocr", "glm4v_moe", "paddleocr_vl"]
+    "family",
+    ["kimi_k25", "qwen3_5", "internvl", "glm_ocr", "glm4v_moe", "paddleocr_vl", "deepseek_ocr2"],
 )
 @pytest.mark.parametrize("name", ["p0", "d0"])
 async def test_kill_with_other_state(name: str, family: str) -> None:

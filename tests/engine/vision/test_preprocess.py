@@ -70,6 +70,8 @@ def test_patches_equal_the_processors(
         expected = expected[0, : geometry.num_patches]
     if family == "mistral3":  # whose tower cuts patches, as a convolution
         expected = torch.nn.functional.unfold(expected, 8, stride=8)[0].T
+    if family == "deepseek_ocr2":  # views of several sizes
+        expected = expected.flatten()
     assert torch.equal(found.pixels, expected)
     assert (found.num_rows, found.num_patches) == (geometry.num_rows, geometry.num_patches)
 

@@ -31,6 +31,7 @@ CONFIG = EngineConfig(threads=1, kv_nbytes=1 << 20)
 VISION = (
     *("visual", "vision_tower", "multi_modal_projector", "mm_projector", "image_newline"),
     *("vision_model", "connector", "projector", "embed_vision"),
+    "view_separator",
 )
 
 
