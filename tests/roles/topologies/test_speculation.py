@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from epd.api.asked.structured import Constraint
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.frontend import Generation
 from epd.fsm.request import (
     FirstTokenSampled,
     LastTokenSampled,
@@ -79,6 +80,14 @@ def questions() -> list[Question]:
         ]
 
     return asyncio.run(ask())
+
+
+async def tokens_of(gateway: Gateway, asked: Generation) -> list[int]:
+    tokens: list[int] = []
+    async for update in gateway.role.submit(asked):
+        assert update.error is None, update.error
+        tokens += update.token_ids
+    return tokens
 
 
 async def ask_all(gateway: Gateway, questions: list[Question]) -> None:
@@ -175,6 +184,27 @@ async def test_any_sampling_says_the_same(
         said.append(tokens)
     assert said == [said[0]] * len(ways)
     assert accepted > 0
+
+
+async def test_no_run_comes_twice_where_the_youngest_gives_way(shared: dict[str, Any]) -> None:
+    """It computes its tokens again, and those before a preemption bind those behind it."""
+    prompt = (await question("ababababababab cd", max_tokens=2)).generation
+    wishes = {}, {"seed": 1}, {"no_repeat_ngram": NoRepeat(ngram_size=2, window_size=100)}
+    asked = [
+        type(prompt)(prompt.token_ids, prompt.items, SamplingParams(max_tokens=40, **wish))
+        for wish in wishes
+    ]
+    said = []
+    for num_blocks in (96, 11):
+        config = EngineConfig(kv_nbytes=num_blocks * BLOCK_NBYTES, threads=1)
+        cluster = cluster_of(shared, "1epd", config)
+        async with cluster.running() as gateway:
+            said.append(await asyncio.gather(*(tokens_of(gateway, one) for one in asked)))
+            await cluster.settle()
+        assert bool(total(cluster, "preemptions")) is (num_blocks < 96)
+    assert said[0] == said[1]
+    pairs = list(pairwise(said[0][-1]))
+    assert len(set(pairs)) == len(pairs)
 
 
 def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
