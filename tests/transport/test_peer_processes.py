@@ -51,6 +51,7 @@ class Family:
             [sys.executable, "-P", CHILD, self.backend, self.directory, what, instance_id, *more],
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,  # else the kernel may hang up pytest: see `Remote`
             env={**os.environ, "PYTHONPATH": ROOT},
         )
         self._children[process.pid] = process

@@ -45,6 +45,7 @@ class Family:
             [sys.executable, "-P", "-W", "error", CHILD, self.directory, what, instance_id, *more],
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,  # else the kernel may hang up pytest: see `Remote`
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         )
         self._children.append(process)

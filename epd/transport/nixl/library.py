@@ -31,6 +31,7 @@ from epd.transport.linked.leave import End, FarRegion, Moved, WritePiece
 
 ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",  # what fails is returned, and not only logged
+    "UCX_LOG_LEVEL": "FATAL",  # on standard output
     "UCX_TCP_USER_TIMEOUT": "5s",  # of bytes that nobody acknowledges: a cable that is cut
     "UCX_KEEPALIVE_INTERVAL": "inf",
     # A dead writer's queue in shared memory would be read after its end, and nothing shows it.

@@ -13,9 +13,11 @@ free, and neither files nor descriptors nor memory have grown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import secrets
 import signal
 import sys
 import tempfile
@@ -37,6 +39,14 @@ SLOT_NBYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class SoakHost:
+    """`enter`: see `Remote`; `address`: where the other one reaches it."""
+
+    enter: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
 class SoakPlan:
     backend: str
     items: int = 10_000
@@ -46,6 +56,8 @@ class SoakPlan:
     slot_nbytes: int = SLOT_NBYTES
     seed: int = 1
     samples: int = 10  # of memory and descriptors over the run
+    owner: SoakHost = SoakHost()
+    writer: SoakHost = SoakHost()
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +67,8 @@ class SoakLife:
     name: str
     remote: Remote
     epoch: int = 0
-    pid: int = 0
+    pid: int = 0  # as its host counts
+    host_id: str = ""
     target: Any = None
     free: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
@@ -71,16 +84,19 @@ class Soak:
         self.samples: list[dict[str, Any]] = []
         self._numbers = iter(range(plan.items))
         self._delivered = asyncio.Condition()
+        self._secret = secrets.token_hex(32)
 
     # --- processes --------------------------------------------------------------------------------
 
     async def _spawn(self, name: str) -> SoakLife:
         plan = self._plan
-        life = SoakLife(name, Remote("epd_lab.bench.transports.soak_process"))
+        host = plan.owner if name == OWNER else plan.writer
+        life = SoakLife(name, Remote("epd_lab.bench.transports.soak_process", host.enter))
         began = await life.remote.ask(
-            "start", backend=plan.backend, instance_id=name, directory=self._directory
-        )
-        life.epoch, life.pid = began["epoch"], began["pid"]
+            "start", backend=plan.backend, instance_id=name, directory=self._directory,
+            host=host.address, secret=self._secret,
+        )  # fmt: skip
+        life.epoch, life.pid, life.host_id = began["epoch"], began["pid"], began["host_id"]
         if name == OWNER:
             owned = await life.remote.ask("own", slots=plan.slots, slot_nbytes=plan.slot_nbytes)
             life.target = owned["remote"]
@@ -94,16 +110,14 @@ class Soak:
 
     async def _kill(self, name: str) -> None:
         life = await self._lives[name]
-        life.remote.process.kill()
-        await asyncio.to_thread(life.remote.process.wait)
-        await life.remote.close()
+        await life.remote.kill()
         self._begin(name)
 
     async def _freeze(self, name: str) -> None:
         life = await self._lives[name]
-        os.kill(life.pid, signal.SIGSTOP)
+        life.remote.signal(signal.SIGSTOP)
         await asyncio.sleep(FREEZE_S)
-        os.kill(life.pid, signal.SIGCONT)
+        life.remote.signal(signal.SIGCONT)
 
     async def _chaos(self) -> None:
         plan = self._plan
@@ -187,8 +201,9 @@ class Soak:
             while True:
                 try:
                     if await asked.remote.ask(
-                        "fence", instance_id=other.name, epoch=other.epoch, pid=other.pid
-                    ):
+                        "fence", instance_id=other.name, epoch=other.epoch, pid=other.pid,
+                        host_id=other.host_id,
+                    ):  # fmt: skip
                         break
                 except Gone:
                     if asked is owner:
@@ -197,17 +212,23 @@ class Soak:
                 if time.monotonic() > until_s:
                     return False
                 await asyncio.sleep(0.05)
+                await self._meet()
         if kind != "writer died" and not writer.remote.gone:
             await self._renew(writer)  # fenced means barred: it goes on as another life
         return True
+
+    async def _meet(self) -> None:
+        """The lives that there are connect: between hosts, a later one attests an earlier's end.
+        Items may all wait for that."""
+        with contextlib.suppress(Gone):
+            owner, writer = await self._lives[OWNER], await self._lives[WRITER]
+            await writer.remote.ask("meet", target=owner.target)
 
     async def _renew(self, writer: SoakLife) -> None:
         current = self._lives[WRITER]
         if current.done() and current.result() is writer:
             self._begin(WRITER)
-            writer.remote.process.kill()
-            await asyncio.to_thread(writer.remote.process.wait)
-            await writer.remote.close()
+            await writer.remote.kill()
 
     # --- the whole --------------------------------------------------------------------------------
 
@@ -230,11 +251,8 @@ class Soak:
         plan, began_s = self._plan, time.monotonic()
         self._begin(OWNER)
         self._begin(WRITER)
-        chaos = asyncio.ensure_future(self._chaos())
-        watch = asyncio.ensure_future(self._watch())
-        await asyncio.gather(*(self._worker() for _ in range(plan.in_flight)))
-        await chaos
-        await watch
+        workers = (self._worker() for _ in range(plan.in_flight))
+        await asyncio.gather(self._chaos(), self._watch(), *workers)
         owner, writer = await self._lives[OWNER], await self._lives[WRITER]
         free = owner.free.qsize()
         for life in (writer, owner):

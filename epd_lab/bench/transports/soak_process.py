@@ -46,11 +46,17 @@ class Side:
         self._region: Region | None = None
         self._free_sum = 0
 
-    def start(self, backend: str, instance_id: str, directory: str) -> dict[str, Any]:
+    def start(
+        self, backend: str, instance_id: str, directory: str, host: str = "127.0.0.1",
+        secret: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
         epoch = time.time_ns() // 1000
-        settings = BackendSettings(instance_id, epoch, checksums=True, directory=directory)
+        settings = BackendSettings(
+            instance_id, epoch, checksums=True, host=host, secret=bytes.fromhex(secret),
+            directory=directory,
+        )  # fmt: skip
         self._engine = BACKENDS[backend].make(settings)
-        return {"epoch": epoch, "pid": os.getpid()}
+        return {"epoch": epoch, "pid": os.getpid(), "host_id": this_host_id()}
 
     async def own(self, slots: int, slot_nbytes: int) -> dict[str, Any]:
         """The descriptor, and how long it took to allocate and touch every page."""
@@ -92,9 +98,14 @@ class Side:
             return ["Written", outcome.checksum]
         return [type(outcome).__name__, outcome.reason]
 
-    async def fence(self, instance_id: str, epoch: int, pid: int) -> bool:
+    async def meet(self, target: list[Any]) -> None:
+        """Be connected with the owner, by a write of nothing."""
         assert self._engine is not None
-        return await self._engine.fence(Address(instance_id, epoch, ""), this_host_id(), pid)
+        await self._engine.write([], msgspec.convert(target, RemoteRegion), ())
+
+    async def fence(self, instance_id: str, epoch: int, pid: int, host_id: str) -> bool:
+        assert self._engine is not None
+        return await self._engine.fence(Address(instance_id, epoch, ""), host_id, pid)
 
     def state(self) -> dict[str, int]:
         """File descriptors and resident KiB that this process holds now."""

@@ -7,12 +7,16 @@ as much as the message.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,18 +57,37 @@ class Gone(Exception):
 class Remote:
     """A process that answers, as the one that asks sees it."""
 
-    def __init__(self, module: str) -> None:
-        """Start `python -m module FD`.  It ends when this end closes."""
+    def __init__(self, module: str, enter: Sequence[str] = ()) -> None:
+        """Start `python -m module FD`.  It ends when this end closes.
+
+        `enter`: what the command begins with that is to run on another host of this kernel; it
+        forks."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(its.fileno())], pass_fds=(its.fileno(),)
-            )
+            fd = its.fileno()
+            command = [*enter, sys.executable, "-m", module, str(fd)]
+            # Of a group whose parent has left, in which one is stopped, the kernel hangs up all.
+            self.process = subprocess.Popen(command, pass_fds=(fd,), process_group=0)
+        self._has_entered = bool(enter)
         self._words = Words(mine, self._answered)
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.Future[Any]] = {}
         self.gone = False
         self.cpu_s = 0.0
+
+    def signal(self, number: int) -> None:
+        """To both where it has entered: `nsenter` stops itself when its child stops."""
+        pid = self.process.pid
+        with contextlib.suppress(OSError):  # it has ended
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+            for one in (*map(int, children.split() if self._has_entered else ()), pid):
+                os.kill(one, number)
+
+    async def kill(self) -> None:
+        """Returns when it has ended."""
+        self.signal(signal.SIGKILL)
+        await asyncio.to_thread(self.process.wait)
+        await self.close()
 
     async def ask(self, do: str, **arguments: Any) -> Any:
         """What the other's method `do` returns.  Raises Gone, or RuntimeError with its error."""
@@ -81,6 +104,8 @@ class Remote:
     async def close(self) -> None:
         """Let it end in good order and wait for that."""
         self._words.close()
+        self._end()  # its end may not have been heard
+        self.signal(signal.SIGCONT)
         await asyncio.to_thread(self.process.wait, 30)
 
     def _answered(self, word: Any) -> None:

@@ -143,6 +143,12 @@ class Cable:
         for host in self.hosts:
             host.ip("link", "set", "plug", "master", "card", "up")
 
+    def limit(self, gbit_per_s: float) -> None:
+        """What each host sends."""
+        rate = ("rate", f"{gbit_per_s}gbit", "burst", "1mb", "latency", "50ms")
+        for host in self.hosts:
+            host.run("tc", "qdisc", "replace", "dev", "plug", "root", "tbf", *rate)
+
     def kill(self, host: Host) -> None:
         """As by a loss of power; returns when nothing runs there any more."""
         host.kill()

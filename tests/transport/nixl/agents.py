@@ -25,10 +25,13 @@ class AgentProcess:
     """`enter`: what a command begins with that is to run elsewhere."""
 
     def __init__(self, enter: tuple[str, ...] = (), **environment: str) -> None:
-        own = {"UCX_TLS": "tcp", "PYTHONPATH": ROOT, **environment}  # by CMA no write takes long
+        card = "card" if enter else "lo"  # other tests' cables come and go
+        own = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": card}  # by CMA no write takes long
+        own |= {"PYTHONPATH": ROOT, **environment}
         self._process = subprocess.Popen(
             [*enter, sys.executable, "-P", CHILD],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **own},
+            process_group=0,  # else the kernel may hang up pytest: see `Remote`
         )  # fmt: skip
 
     def ask(self, name: str, *arguments: Any) -> Any:
