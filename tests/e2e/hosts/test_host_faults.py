@@ -1,12 +1,15 @@
 """Kills on either of two hosts, and a cable that is cut: nothing is lost, and no answer differs.
 
 Each host has an instance for each stage, so there is a second one whatever ends.  Answers are
-compared token for token with those of a cluster on one host.
+compared token for token with those of a cluster on one host.  ROUNDS=8 in the environment repeats
+each test so often with other images: in all 72 kills and 48 cuts over each transport.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import re
 import signal
 import time
@@ -30,6 +33,8 @@ pytestmark = [
 ]
 PART = "1e1p1d"
 COUNT = 6
+ROUNDS = range(int(os.environ.get("ROUNDS", "1")))
+SEEDS = itertools.count(70)  # of images, so that no cache answers
 
 
 @pytest.fixture(scope="module", params=["tcp", "mooncake", "nixl"])
@@ -47,7 +52,7 @@ def both(
         yield made
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, params=ROUNDS)
 def returned(both: Cluster) -> Iterator[None]:
     """After each test nothing is in use.  But over mooncake and NIXL slots stay owned where bytes
     of a lost host may still come: until their owner restarts (docs/transports.md)."""
@@ -67,9 +72,9 @@ def returned(both: Cluster) -> Iterator[None]:
 
 async def test_kill_of_each_instance(both: Cluster, apart: Server) -> None:
     """Faults F19, F20."""
-    for number, (name, entry) in enumerate(sorted(both.server.instances().items())):
+    for name, entry in sorted(both.server.instances().items()):
         host = both.host_of(name)
-        bodies = questions(70 + number, COUNT, side=200, num_tokens=60)
+        bodies = questions(next(SEEDS), COUNT, side=200, num_tokens=60)
         kill = lambda: host.signal(signal.SIGKILL, entry["pid"])  # noqa: B023, E731
         replies = await ask_during(both.server, bodies, kill, first_has_said)
         wait_until_replaced(both.server, name, entry["epoch"])
@@ -80,7 +85,7 @@ async def test_kill_of_each_instance(both: Cluster, apart: Server) -> None:
 async def test_kill_of_the_gateway(both: Cluster) -> None:
     """Its clients' connections are cut; instances of both hosts join its successor."""
     (gateway,) = [p for p in both.server.processes() if "epd.runtime.child" in p.cmdline()]
-    bodies = questions(80, 3, side=100, num_tokens=2500)
+    bodies = questions(next(SEEDS), 3, side=100, num_tokens=2500)
     with pytest.raises(aiohttp.ClientError):
         await ask_during(both.server, bodies, gateway.kill, first_has_said)
     both.wait_ready(6)
@@ -90,7 +95,7 @@ async def test_kill_of_the_gateway(both: Cluster) -> None:
 async def test_kill_of_a_command(both: Cluster, apart: Server) -> None:
     """All that it started ends with it.  Started again, its instances have the names they had."""
     before = set(both.server.instances())
-    bodies = questions(81, COUNT, side=200, num_tokens=100)
+    bodies = questions(next(SEEDS), COUNT, side=200, num_tokens=100)
 
     def kill() -> None:
         both.other.send(signal.SIGKILL)
@@ -105,7 +110,7 @@ async def test_kill_of_a_command(both: Cluster, apart: Server) -> None:
 
 async def test_a_host_loses_power(both: Cluster, apart: Server) -> None:
     """Nothing of it is closed, and no error comes from it: silence alone tells."""
-    bodies = questions(82, COUNT, side=200, num_tokens=100)
+    bodies = questions(next(SEEDS), COUNT, side=200, num_tokens=100)
     kill = lambda: both.cable.kill(both.b)  # noqa: E731
     replies = await ask_during(both.server, bodies, kill, first_has_said)
     assert await check_same_afterwards(apart, bodies, replies) == {"answered": COUNT}
@@ -120,7 +125,7 @@ async def test_a_cut(both: Cluster, apart: Server, seconds: int, senders: str) -
     """Of the cable, or of what one of the hosts sends.  Who was lost joins again by itself."""
     before = both.server.instances()
     cut = [host for host in both.cable.hosts if host.name == senders]
-    bodies = questions(83 + seconds, COUNT, side=200, num_tokens=100)
+    bodies = questions(next(SEEDS), COUNT, side=200, num_tokens=100)
     began_s = time.monotonic()
     replies = await ask_during(
         both.server, bodies, lambda: both.cable.cut_for(seconds, *cut), first_has_said
