@@ -95,7 +95,7 @@ class World:
         self.fabric = Fabric(
             self.loop, self.random.stream("data"), self.trace, data or DataConditions()
         )
-        self.fabric.is_cut = lambda one, other: (one, other) in self.network.blocked
+        self.fabric.witnesses.is_cut = lambda one, other: (one, other) in self.network.blocked
         self.processes: dict[str, SimProcess] = {}  # the latest life of each
         self.watchers: list[Watcher] = []  # of every transition
         self._watchers_of: dict[type[Event], list[Watcher]] = {}

@@ -35,6 +35,7 @@ IN_DOUBT = "OUTGOING:WRITING>QUARANTINED"
 
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
 BETWEEN_HOSTS = DataConditions(kind="rdma", unknown=0.3, linger_s=1.0, nbytes_per_s=2e5, asks=True)
+SLOWLY_BETWEEN_HOSTS = DataConditions("rdma", nbytes_per_s=3e2, linger_s=4.0, asks=True)
 SOON_LOST = replace_timing(suspect_after_s=0.6, lost_after_s=1.0)
 SHORT_TOMBSTONES = replace_timing(tombstone_s=0.3)
 ON_DISK = msgspec.structs.replace(
@@ -134,6 +135,15 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         fires=("settle unanswered", "raised late settle"), may_fail=NO_ANSWER,
         why="four attempts can each meet a write whose outcome is unknown",
         mutants=("no_answer_settles", "a_settle_that_raises_has_settled"),
+    ),
+    Drill(
+        "a-later-life-attests", ("F7", "F19", "F44"), topology="2e1p1d",
+        work=Workload(num_requests=8, image_share=1.0, num_images=8, spread_s=0.5),
+        data=SLOWLY_BETWEEN_HOSTS, settings=Settings(timing=SOON_LOST),
+        faults=(Fault("kill", "e0", duration_s=3.0),),
+        fires=("fence not attested", "INSTANCE:SUSPECT>LOST", "INCOMING:QUARANTINED>FAILED"),
+        mutants=("the_end_of_a_process_is_the_end_of_its_bytes", "a_fence_is_asked_for_once"),
+        from_s=1.3, to_s=1.8,
     ),
     # --- bytes and disks --------------------------------------------------------------------------
     Drill(

@@ -15,7 +15,8 @@ gone refuses.
 `Unknown` outcomes are a stress that a drill asks for: the writer gets it early, and the bytes may
 land up to `linger_s` later; `settle` gives True when they have.  A call that raises late is alike.
 Where only the peer has the outcome (`asks`, as between hosts), `settle` asks it, if it lives.
-`fence` gives True only when the peer is dead and nothing between the two is under way.
+`fence` gives True only when the peer is dead and nothing between the two is under way; with `asks`,
+a writer's death in a write must be attested (`witnesses.py`).
 
 A changed bit is found by who sums: a transport that does so itself (`own_check`) fails the write.
 
@@ -56,12 +57,12 @@ from epd.transport.region import (
 from epd_lab.sim.core.loop import SimLoop
 from epd_lab.sim.core.process import SimProcess, current_process
 from epd_lab.sim.core.rand import SEPARATOR, KeyedRandom
+from epd_lab.sim.planes.witnesses import Witnesses
 
 FENCE_COST_S = 0.001
 LOCAL_COST_S = 0.00002
 CLOSE_TIMEOUT_S = 5.0
 SETTLE_TIMEOUT_S = 0.5
-TOO_SLOW = 5.0  # a process that takes so many times as long does not answer in time
 SLOW_WRITE_S = 0.02  # there is time for more than the next step: a sign, it changes nothing
 
 
@@ -121,7 +122,7 @@ class Fabric:
         self.busy_until_s: dict[str, float] = {}
         self.counters: Counter[str] = Counter()
         self.on_land: Callable[[SimWrite, SimProcess, Sequence[int]], None] | None = None
-        self.is_cut: Callable[[str, str], bool] = lambda one, other: False  # messages do not pass
+        self.witnesses = Witnesses(self.lives)
         self.corrupt_next: dict[str, deque[str]] = {}  # by writer: what its next writes are called
         self.near: tuple[str, ...] = ()  # whose devices reach each other: how their names begin
         self._serial: Counter[tuple[object, ...]] = Counter()
@@ -135,6 +136,8 @@ class Fabric:
         for write in list(self.writes):
             if write.writer is not process:
                 continue
+            owner = (write.target.instance_id, write.target.epoch)
+            self.witnesses.died_in_a_write((process.instance_id, process.epoch), owner)
             if self.conditions.kind == "shm":
                 self.end(write)
             else:
@@ -252,14 +255,6 @@ class Fabric:
             else:
                 write.future.set_result(outcome)
 
-    def answers(self, asker: SimProcess, life: tuple[str, int]) -> bool:
-        """Whether this life answers in time."""
-        peer = self.lives.get(life)
-        if peer is None or not peer.runs or peer.slowness >= TOO_SLOW:
-            return False
-        one, other = asker.instance_id, peer.instance_id
-        return not (self.is_cut(one, other) or self.is_cut(other, one))
-
     def under_way(self, writer: tuple[str, int], owner: tuple[str, int]) -> bool:
         return any(
             (w.writer.instance_id, w.writer.epoch) == writer
@@ -344,7 +339,7 @@ class SimTransferEngine(DataPlane):
         """True: nothing of ours is under way to that peer."""
         await self._take_time("settle")
         life = (peer.instance_id, peer.epoch)
-        if self._fabric.conditions.asks and not self._fabric.answers(self._process, life):
+        if self._fabric.conditions.asks and not self._fabric.witnesses.answers(self._process, life):
             self._fabric.counters["settle unanswered"] += 1
             await asyncio.sleep(SETTLE_TIMEOUT_S)
             return False
@@ -362,6 +357,9 @@ class SimTransferEngine(DataPlane):
         if not host_id or process is None or process.alive:
             return False
         fabric = self._fabric
+        if fabric.conditions.asks and fabric.witnesses.lacks(self._process, life):
+            fabric.counters["fence not attested"] += 1
+            return False
         return not fabric.under_way(life, self._life) and not fabric.under_way(self._life, life)
 
     async def _take_time(self, call: str) -> None:

@@ -147,7 +147,7 @@ def no_answer_settles() -> Planted:
 
     async def hopeful(self: SimTransferEngine, peer: Any) -> bool:
         life = (peer.instance_id, peer.epoch)
-        return not self._fabric.answers(self._process, life) or await settle(self, peer)
+        return not self._fabric.witnesses.answers(self._process, life) or await settle(self, peer)
 
     return patched(SimTransferEngine, "settle", hopeful)
 
@@ -163,6 +163,29 @@ def doubts_about_the_dead_stay() -> Planted:
         return None
 
     return patched(OutgoingRooms, "settle_write", ask)
+
+
+@mutant
+def the_end_of_a_process_is_the_end_of_its_bytes() -> Planted:
+    """F7: a writer on another host that is dead is fenced, though none of that host attests it."""
+
+    async def fence(self: SimTransferEngine, peer: Any, host_id: str, pid: int) -> bool:
+        life = (peer.instance_id, peer.epoch)
+        self._fabric.barred.add((self._life, life))
+        return not self._fabric.lives[life].alive
+
+    return patched(SimTransferEngine, "fence", fence)
+
+
+@mutant
+def a_fence_is_asked_for_once() -> Planted:
+    """F7: a fence that does not hold yet never does, though a later life could attest it."""
+
+    async def fence(self: IncomingRooms, machine: Incoming, event: Event) -> Event | None:
+        with patched(self, "_ask_again", lambda room: None):
+            return await self._fence(machine, incoming.PeerFenced())
+
+    return patched(IncomingRooms, "start_fence", fence)
 
 
 @mutant
