@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from epd.later import later
 from epd.records import TransportLack
@@ -81,6 +82,13 @@ _ALL = (
     ),
 )  # fmt: skip
 BACKENDS = {backend.name: backend for backend in _ALL}
+_ON_GPU = {  # of an instance that computes there, and has no other backend there
+    "nixl": replace(
+        BACKENDS["nixl"], leaves_host=False,
+        make=later("epd.transport.nixl.on_device:make"),
+        memory=later("epd.transport.nixl.on_device:memory"),
+    )
+}  # fmt: skip
 _foreign = later("epd.transport.foreign:backend")
 MAX_REASON = 500
 NAMES = ("auto", *BACKENDS)
@@ -117,7 +125,10 @@ def chosen(
         return tuple(b for b in there if b.is_offered(endpoint, directory))
     if wrong := problem(transport):
         raise TransportError(f"there is no transport {transport!r}: {wrong}")
-    return tuple(map(named, transport.split(",")))
+    backends = tuple(map(named, transport.split(",")))
+    if device == "cpu" or any(one.on_device for one in backends):
+        return backends
+    return tuple(_ON_GPU.get(one.name, one) for one in backends)
 
 
 def lacked(endpoint: str, device: str = "cpu") -> Iterator[TransportLack]:

@@ -17,7 +17,7 @@ EXAMPLES = (
     ("epd bench gateway", "about a minute on two cores"),
     ("epd bench gateway --json --repeats 5", "for programs"),
     ("epd bench hop --max-nbytes 16MiB", "two minutes; --json for programs"),
-    ("epd bench hop --device cuda", "between two GPUs; half a minute"),
+    ("epd bench hop --device cuda", "between two GPUs; a minute"),
     ("epd bench soak shm", "a minute; other transports take up to five"),
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
     ("epd bench reuse", "encodes and first tokens when images repeat; some minutes"),
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hop.add_argument("--json", action="store_true", help="print one JSON object")
     hop.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu",
-        help="cuda: rows and KV between the first two GPUs, over the transport of that name",
+        help="cuda: rows and KV between the first two GPUs, over cuda and, if it is there, nixl",
     )  # fmt: skip
     soak = kinds.add_parser("soak", help="a transport under kills", description=SOAK)
     soak.add_argument("transport", help="such as shm; epd doctor names them")

@@ -11,6 +11,8 @@ import ctypes
 from epd.transport.backend import BackendSettings
 from epd.transport.cuda.backend import CudaTransferEngine
 from epd.transport.cuda.driver import CudaDevice, CudaMemory
+from epd.transport.nixl.library import MEMORY, Agent
+from epd.transport.nixl.on_device import NixlDeviceEngine
 from tests.transport.stand_in_driver import NAME, StandIn
 
 __all__ = ["NAME", "FakeDevice", "make"]
@@ -35,6 +37,23 @@ class FakeDevice(CudaDevice):
         memory = super().allocate(nbytes)
         memory.__class__ = FakeMemory
         return memory
+
+    def allocate_plain(self, nbytes: int) -> CudaMemory:
+        memory = super().allocate_plain(nbytes)
+        memory.__class__ = FakeMemory
+        return memory
+
+
+class NixlOnFakeDevice(NixlDeviceEngine):
+    """Whose memory NIXL takes for the host's, which it is."""
+
+    def __init__(self, its: BackendSettings) -> None:
+        super().__init__(its, FakeDevice())
+
+    def _moved_by(self, its: BackendSettings) -> Agent:
+        agent = super()._moved_by(its)
+        agent.device_memory = MEMORY
+        return agent
 
 
 def make(its: BackendSettings) -> CudaTransferEngine:

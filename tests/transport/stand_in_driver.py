@@ -185,6 +185,12 @@ class StandIn:
     def _cuMemAddressReserve(self, nbytes: int, *_: int) -> int:
         return _map(None, nbytes, PROT_NONE)
 
+    def _cuMemAlloc(self, nbytes: int) -> int:
+        return _map(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def _cuMemFree(self, _address: int) -> Result | None:
+        return None
+
     def _cuMemMap(self, address: int, nbytes: int, _at: int, handle: int, _f: int) -> Result | None:
         if os.fstat(handle).st_size != nbytes:
             return Result.CUDA_ERROR_INVALID_VALUE
@@ -269,7 +275,9 @@ NEED_NO_CONTEXT = {
     "cuInit",
     "cuMemAddressFree",
     "cuMemAddressReserve",
+    "cuMemAlloc",
     "cuMemExportToShareableHandle",
+    "cuMemFree",
     "cuMemGetAllocationGranularity",
     "cuMemMap",
     "cuMemRelease",

@@ -137,6 +137,12 @@ def _nixl(directory: str) -> Make:
     return lambda name, epoch: NixlTransferEngine(BackendSettings(name, epoch, True))
 
 
+def _nixl_on_gpu(directory: str) -> Make:
+    if reason := nixl_missing():
+        pytest.skip(reason)
+    return lambda name, epoch: fake_device.NixlOnFakeDevice(BackendSettings(name, epoch, True))
+
+
 def _cuda(directory: str) -> Make:
     return lambda name, epoch: CudaTransferEngine(
         BackendSettings(name, epoch, True), FakeDevice(), directory
@@ -144,7 +150,8 @@ def _cuda(directory: str) -> Make:
 
 
 KINDS = [
-    _local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file, _mooncake, _nixl, _cuda,
+    _local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file, _mooncake, _nixl,
+    _nixl_on_gpu, _cuda,
 ]  # fmt: skip
 ROUTED = (_all_in_one, _stages_meet, _stages_apart)
 
@@ -162,7 +169,7 @@ async def world(request: pytest.FixtureRequest, directory: str) -> AsyncIterator
     yield made
     await made.close()
     assert [name for name in os.listdir(directory) if "casualty" not in name] == []
-    if request.param in {_mooncake, _nixl}:
+    if request.param in {_mooncake, _nixl, _nixl_on_gpu}:
         return  # an engine of theirs keeps its own where somebody may still write to it
     async with asyncio.timeout(PATIENCE_S):  # a copy thread lets go of its last views late
         while len(os.listdir("/proc/self/fd")) > descriptors_before or _is_mapped(directory):

@@ -20,36 +20,32 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import (
-    Buffer,
     Life,
-    Reference,
     Region,
     TransportError,
     WriteOutcome,
     WriteUnknown,
     Written,
 )
-from epd.transport.cuda.device import Device, DeviceError, DeviceMemory, is_on_device, is_scattered
+from epd.transport.cuda.device import Device, DeviceError, DeviceMemory
 from epd.transport.cuda.driver import CudaDevice, missing
 from epd.transport.cuda.ends import CudaEnds
 from epd.transport.cuda.memory_socket import Door, MemoryQuestion, MemorySocket, ask, own_directory
-from epd.transport.cuda.queue import DeviceQueue, is_quick, scattered
+from epd.transport.cuda.queue import DeviceQueue, is_quick
+from epd.transport.cuda.sources import DeviceSources
 from epd.transport.host import this_host_id
-from epd.transport.host_engine import HostEngine, Write
+from epd.transport.host_engine import Write
 from epd.transport.region import (
-    Piece,
     RegionKey,
     SlotRegion,
     WriteRefused,
-    byte_views,
-    check_fit,
     check_shape,
     key_of,
     recut,
@@ -97,7 +93,7 @@ def _not_served(target: RemoteRegion) -> WriteRefused:
     return WriteRefused(f"region {target.region_id!r} of {owner} was revoked, or its owner is dead")
 
 
-class CudaTransferEngine(HostEngine):
+class CudaTransferEngine(DeviceSources):
     """One instance's data plane towards GPUs of its host.  Raises TransportError."""
 
     kind = "cuda"
@@ -170,27 +166,6 @@ class CudaTransferEngine(HostEngine):
         self._socket.withdraw(remote)
 
     # --- writing ----------------------------------------------------------------------------------
-
-    def _views(self, source: Sequence[Buffer]) -> list[Buffer]:
-        """Buffers of the host's or the device's memory, or what is gathered from there."""
-        views: list[Buffer] = []
-        for given in source:
-            raw = given.holder.raw() if isinstance(given, Reference) else given
-            views += [raw] if is_on_device(raw) or is_scattered(raw) else byte_views([raw])
-        return views
-
-    def _pieces(
-        self, views: list[Buffer], target: RemoteRegion, slots: Sequence[int]
-    ) -> list[Piece]:
-        """None, if slot goes to slot."""
-        source = scattered(views)
-        if source is None:
-            return super()._pieces(views, target, slots)
-        if len(views) > 1 or source.slot_nbytes != target.slot_nbytes:
-            size = f"slots of {source.slot_nbytes} bytes"
-            raise WriteRefused(f"{size} are written alone, and into some of their size")
-        check_fit(source.nbytes, target, slots)
-        return []
 
     async def _write(self, write: Write) -> WriteOutcome:
         mapping = await self._mapping(write.target)

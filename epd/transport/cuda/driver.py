@@ -161,7 +161,7 @@ class CudaMemory:
         access.location = device.location
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         _ask(driver.cuMemSetAccess(self.address, nbytes, [access], 1))
-        self._unmap = weakref.finalize(self, _unmap, driver, handle, self.address, nbytes)
+        self._unmap: Any = weakref.finalize(self, _unmap, driver, handle, self.address, nbytes)
         self._unmap.atexit = False  # the driver does it, in an order of its own
 
     @property
@@ -177,6 +177,19 @@ class CudaMemory:
 
     def close(self) -> None:
         self._unmap()
+
+
+class PlainMemory(CudaMemory):
+    """As other libraries take it, which hand it on by handles of their own."""
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        self._device, self.place, self.nbytes = device, device.name, nbytes
+        self.address = int(_ask(device.driver.cuMemAlloc(nbytes)))
+        self._unmap = weakref.finalize(self, device.driver.cuMemFree, self.address)
+        self._unmap.atexit = False  # see `CudaMemory`
+
+    def export(self) -> int:
+        raise DeviceError("this memory has no file descriptor")
 
 
 def _unmap(driver: Any, handle: Any, address: int, nbytes: int) -> None:
@@ -213,7 +226,7 @@ class CudaDevice:
         self._properties.location.id = index
         self._properties.requestedHandleTypes = self.fd_type
         self.location = self._properties.location
-        self._enter()
+        self.enter()
         self._first, self._second = (int(_ask(driver.cuStreamCreate(UNTIED))) for _ in range(2))
         self._joined = self._new_event()
         self._is_split = False  # since the last mark, something is on the second stream
@@ -223,7 +236,7 @@ class CudaDevice:
     def _new_event(self) -> int:
         return int(_ask(self.driver.cuEventCreate(UNTIMED)))
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
         """The calling thread works on this device."""
         self._check(self._quick.cuCtxSetCurrent(self._context))
 
@@ -241,10 +254,18 @@ class CudaDevice:
         return ",".join(sorted(bytes(_ask(driver.cuDeviceGetUuid(d)).bytes).hex() for d in reached))
 
     def allocate(self, nbytes: int) -> CudaMemory:
-        self._enter()
+        self.enter()
         size = self._rounded(nbytes)
         memory = CudaMemory(self, _ask(self.driver.cuMemCreate(size, self._properties, 0)), size)
-        _ask(self.driver.cuMemsetD8(memory.address, 0, size))
+        return self._zeroed(memory)
+
+    def allocate_plain(self, nbytes: int) -> CudaMemory:
+        """Zeroed; not for `open`.  Raises DeviceError."""
+        self.enter()
+        return self._zeroed(PlainMemory(self, nbytes))
+
+    def _zeroed(self, memory: CudaMemory) -> CudaMemory:
+        _ask(self.driver.cuMemsetD8(memory.address, 0, memory.nbytes))
         _ask(self.driver.cuCtxSynchronize())
         return memory
 
@@ -254,22 +275,22 @@ class CudaDevice:
         return -(-nbytes // unit) * unit
 
     def open(self, fd: int, nbytes: int) -> CudaMemory:
-        self._enter()
+        self.enter()
         handle = _ask(self.driver.cuMemImportFromShareableHandle(fd, self.fd_type))
         return CudaMemory(self, handle, self._rounded(nbytes))
 
     def upload(self, target: int, source: int, nbytes: int) -> None:
-        self._enter()
+        self.enter()
         self._queued_nbytes += nbytes
         _ask(self.driver.cuMemcpyAsync(target, source, nbytes, self._first))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        self._enter()
+        self.enter()
         self._queued_nbytes += nbytes
         self._check(self._quick.cuMemcpyAsync(target, source, nbytes, self._first))
 
     def copy_all(self, copies: Copies) -> None:
-        self._enter()
+        self.enter()
         ends = np.cumsum(copies.nbytes)
         self._queued_nbytes += int(ends[-1])
         half = max(1, int(np.searchsorted(ends, ends[-1] / 2, "right")))
@@ -282,7 +303,7 @@ class CudaDevice:
         self._check(self._batch(*copies.places, len(copies), *self._of_all, stream))
 
     def mark(self) -> Callable[[], None]:
-        self._enter()
+        self.enter()
         quick = self._quick
         if self._is_split:
             self._check(quick.cuEventRecord(self._joined, self._second))
@@ -294,7 +315,7 @@ class CudaDevice:
         self._queued_nbytes = 0
 
         def passed() -> None:
-            self._enter()
+            self.enter()
             due_s = time.perf_counter() + LATE * best_s + AWAKE_S
             if best_s > AWAKE_S:
                 time.sleep(best_s - AWAKE_S)
@@ -307,7 +328,7 @@ class CudaDevice:
         return passed
 
     def read(self, address: int, nbytes: int) -> bytes:
-        self._enter()
+        self.enter()
         data = bytearray(nbytes)
         _ask(self.driver.cuMemcpyDtoH(data, address, nbytes))
         return bytes(data)

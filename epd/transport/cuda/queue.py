@@ -65,7 +65,7 @@ class DeviceQueue:
         with self._order:
             try:
                 self._copy(base, write)
-                checksum = self._sum(write.views)
+                checksum = sum_of(self._device, write.views) if self._checksums else 0
             except Exception as error:
                 failure = error
             return Queued(self._device.mark(), checksum, failure)
@@ -91,18 +91,18 @@ class DeviceQueue:
         for first in range(0, len(copies), MAX_INLINE):
             self._device.copy_all(copies[first : first + MAX_INLINE])
 
-    def _sum(self, views: list[Buffer]) -> int:
-        if not self._checksums:
-            return 0
-        checksum = 0
-        for view in views:
-            if is_scattered(view):
-                places = [(address, view.slot_nbytes) for address in view.addresses.tolist()]
-            elif is_on_device(view):
-                places = [(place_of(view)[0], view.nbytes)]
-            else:
-                checksum = checksum_of([view], checksum)
-                continue
-            for place in places:
-                checksum = checksum_of([memoryview(self._device.read(*place))], checksum)
-        return checksum
+
+def sum_of(device: Device, views: Sequence[Buffer]) -> int:
+    """Of what is written; blocks."""
+    checksum = 0
+    for view in views:
+        if is_scattered(view):
+            places = [(address, view.slot_nbytes) for address in view.addresses.tolist()]
+        elif is_on_device(view):
+            places = [(place_of(view)[0], view.nbytes)]
+        else:
+            checksum = checksum_of([view], checksum)
+            continue
+        for place in places:
+            checksum = checksum_of([memoryview(device.read(*place))], checksum)
+    return checksum

@@ -59,7 +59,9 @@ from epd.transport.region import SlotRegion, WriteRefused
 
 BEGIN_TIMEOUT_S = 10.0
 NUM_THREADS = 16  # writes under way at once; a frozen peer does not get as far as here
-LOCATOR = re.compile(r"(?P<control>[^/]+)/(?P<place>[^/]+)/(?P<base>[0-9a-f]{1,16})")
+LOCATOR = re.compile(
+    r"(?P<control>[^/]+)/(?P<place>[^/]+)/(?P<base>[0-9a-f]{1,16})(@(?P<device>[0-9]{1,2}))?"
+)
 
 _kept: list[memoryview] = []  # memory that a peer may still write to: never given back
 
@@ -73,11 +75,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WritePiece:
-    """Bytes from one address of this process to one of the peer's."""
+    """Bytes from one address of this process to one of the peer's; those of one write come from
+    one memory: the host's (None), or a device's by its number."""
 
     source: int
     target: int
     nbytes: int
+    device: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class FarRegion:
     base: int
     slot_nbytes: int
     num_slots: int
+    device: int | None = None  # that they lie on
 
 
 @dataclass(slots=True)
@@ -130,7 +135,9 @@ class LeaveEngine(LinkedEngine):
         super().__init__(its)
         self._begin_timeout_s = BEGIN_TIMEOUT_S
         self._mover = self._moved_by(its)
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=f"epd-{self.kind}")
+        self._threads = ThreadPoolExecutor(
+            NUM_THREADS, thread_name_prefix=f"epd-{self.kind}", initializer=self._enter
+        )
         self._barred: set[Life] = set()
         self._begun: dict[bytes, tuple[Life, memoryview]] = {}  # by peers, into our memory
         self._ended: dict[Life, list[bytes]] = {}  # own writes whose end the owner may not know
@@ -138,6 +145,9 @@ class LeaveEngine(LinkedEngine):
 
     @abstractmethod
     def _moved_by(self, its: BackendSettings) -> Mover: ...
+
+    def _enter(self) -> None:
+        """A thread that moves bytes begins."""
 
     def _locator(self, memory: memoryview) -> str:
         """And registered with the mover."""
@@ -147,7 +157,9 @@ class LeaveEngine(LinkedEngine):
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
         if self._own.pop(remote.region_id, None) is not None:
-            self._mover.unregister(address_of(region.buffer))
+            found = LOCATOR.fullmatch(remote.locator)
+            assert found is not None  # it is ours
+            self._mover.unregister(int(found["base"], 16))
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -157,11 +169,9 @@ class LeaveEngine(LinkedEngine):
         if found is None:
             raise WriteRefused(f"{target.locator!r} is not a place that {self.kind} can write to")
         base, control = int(found["base"], 16), found["control"]
-        place = FarRegion(found["place"], base, target.slot_nbytes, target.num_slots)
-        moves = [
-            WritePiece(address_of(view), base + offset, view.nbytes)
-            for offset, view in write.pieces
-        ]
+        device = int(found["device"]) if found["device"] else None
+        place = FarRegion(found["place"], base, target.slot_nbytes, target.num_slots, device)
+        moves = self._moves(write, base)
         token = secrets.token_bytes(12)
         wire = await self._begin(write, control, token)
         transfer = functools.partial(self._mover.transfer, place, moves)
@@ -173,8 +183,18 @@ class LeaveEngine(LinkedEngine):
         wire.post(EndFrame(tokens=(token,)))
         if moved.end is End.REFUSED:
             raise WriteRefused(f"{self.kind} does not reach {target.instance_id}")
-        checksum = await self._copier.checksum(write.views) if self._copier.checksums else 0
+        checksum = await self._sum(write) if self._copier.checksums else 0
         return Written(write.nbytes, checksum)
+
+    async def _sum(self, write: Write) -> int:
+        return await self._copier.checksum(write.views)
+
+    def _moves(self, write: Write, base: int) -> list[WritePiece]:
+        """Into a region at `base`."""
+        return [
+            WritePiece(address_of(view), base + offset, view.nbytes)
+            for offset, view in write.pieces
+        ]
 
     async def _begin(self, write: Write, control: str, token: bytes) -> Wire:
         """The owner's leave to write.  Raises WriteRefused: nothing was submitted."""

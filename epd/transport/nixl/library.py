@@ -78,6 +78,7 @@ class _Memory:
 
     address: int
     nbytes: int
+    device: int | None
     descriptors: object
     num_regions: int = 0
     uses: int = 0
@@ -128,6 +129,7 @@ class Agent:
     """One agent, by the name of a life of an instance; reachable by all that have its words."""
 
     at_listeners = False  # UCX sends both ways over one connection
+    device_memory = "VRAM"
 
     def __init__(self, life: str) -> None:
         module = load()
@@ -147,12 +149,16 @@ class Agent:
         self._peers: dict[str, _Peer] = {}  # by name
         self._names: dict[str, str] = {}  # by word
 
-    def register(self, address: int, nbytes: int) -> str:
-        """See `Mover`."""
+    def _kind(self, device: int | None) -> tuple[str, int]:
+        """The library's words for a memory."""
+        return (MEMORY, 0) if device is None else (self.device_memory, device)
+
+    def register(self, address: int, nbytes: int, device: int | None = None) -> str:
+        """See `Mover`; on a device, by its number."""
         with self._lock:
             same = (m for m in self._memories if (m.address, m.nbytes) == (address, nbytes))
             try:
-                memory = next(same, None) or self._registered(address, nbytes)
+                memory = next(same, None) or self._registered(address, nbytes, device)
             except self.errors as error:
                 raise TransportError(
                     f"nixl cannot register {nbytes} bytes ({error}): raise the limit of locked "
@@ -163,17 +169,27 @@ class Agent:
             metadata = self.api.get_partial_agent_metadata(memory.descriptors, True, ["UCX"])
             return base64.urlsafe_b64encode(metadata).decode()
 
+    def share(self, address: int) -> None:
+        """One more region lies in the memory that is registered there."""
+        with self._lock:
+            memory = self._region_at(address)
+            memory.num_regions += 1
+            memory.uses += 1
+
     def unregister(self, address: int) -> None:
         with self._lock:
-            its = (m for m in self._memories if m.address == address and m.num_regions)
-            memory = next(its)
+            memory = self._region_at(address)
             memory.num_regions -= 1
             self._let_go([memory])
 
-    def _registered(self, address: int, nbytes: int) -> _Memory:
+    def _region_at(self, address: int) -> _Memory:
+        return next(m for m in self._memories if m.address == address and m.num_regions)
+
+    def _registered(self, address: int, nbytes: int, device: int | None) -> _Memory:
         """Raises one of `errors`."""
-        descriptors = self.api.register_memory([(address, nbytes, 0, "")], MEMORY)
-        self._memories.append(_Memory(address, nbytes, descriptors))
+        kind, number = self._kind(device)
+        descriptors = self.api.register_memory([(address, nbytes, number, "")], kind)
+        self._memories.append(_Memory(address, nbytes, device, descriptors))
         return self._memories[-1]
 
     def _let_go(self, memories: list[_Memory]) -> None:
@@ -210,9 +226,12 @@ class Agent:
         try:
             handle = self._by_slots(peer, to, moves, read[0]) if len(read) == 1 else None
             if handle is None:
-                none = np.zeros(len(moves), np.uint64)
-                ends = (np.stack((moves[:, side], moves[:, 2], none), 1) for side in (0, 1))
-                described = [self.api.get_xfer_descs(end, MEMORY) for end in ends]
+                described = []
+                for side, device in enumerate((pieces[0].device, to.device)):
+                    kind, number = self._kind(device)
+                    numbers = np.full(len(moves), number, np.uint64)
+                    end = np.stack((moves[:, side], moves[:, 2], numbers), 1)
+                    described.append(self.api.get_xfer_descs(end, kind))
                 handle = self.api.initialize_xfer("WRITE", *described, peer.name)
         except self.errors:
             self._let_go(read)
@@ -234,7 +253,7 @@ class Agent:
             for span in spans:
                 used = [m for m in self._memories if m.overlaps(*span)]
                 if not any(memory.covers(*span) for memory in used):
-                    used.append(self._registered(*span))
+                    used.append(self._registered(span[0], span[1], pieces[0].device))
                 for memory in used:
                     if memory not in read:
                         memory.uses += 1
@@ -278,21 +297,24 @@ class Agent:
         if not memory.num_regions or (offsets % np.uint64(slot)).any():
             return None
         if slot not in memory.lists:
-            memory.lists[slot] = self._cut("", memory.address, slot, memory.nbytes // slot)
+            its = (memory.address, slot, memory.nbytes // slot, memory.device)
+            memory.lists[slot] = self._cut("", *its)
         if (to.base, slot) not in peer.lists:
-            peer.lists[to.base, slot] = self._cut(peer.name, to.base, slot, to.num_slots)
+            theirs = (to.base, slot, to.num_slots, to.device)
+            peer.lists[to.base, slot] = self._cut(peer.name, *theirs)
         counts = (moves[:, 2] // slot).astype(np.int64)
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        own, theirs = (
+        sources, targets = (
             (np.repeat(offsets[:, side].astype(np.int64) // slot, counts) + within).astype(np.int32)
             for side in (0, 1)
         )
-        lists = (memory.lists[slot], own, peer.lists[to.base, slot], theirs)
+        lists = (memory.lists[slot], sources, peer.lists[to.base, slot], targets)
         return self.api.make_prepped_xfer("WRITE", *lists)
 
-    def _cut(self, name: str, address: int, slot: int, count: int) -> _Cut:
-        table = np.array([(address, slot, 0, slot, count)], np.uint64)
-        cut: _Cut = self.api.prep_xfer_dlist(name, table, MEMORY)
+    def _cut(self, name: str, address: int, slot: int, count: int, device: int | None) -> _Cut:
+        kind, number = self._kind(device)
+        table = np.array([(address, slot, number, slot, count)], np.uint64)
+        cut: _Cut = self.api.prep_xfer_dlist(name, table, kind)
         return cut
 
     def ended(self, peer: _Peer, read: list[_Memory], *, is_broken: bool) -> None:

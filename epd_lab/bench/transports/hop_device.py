@@ -1,4 +1,5 @@
-"""`epd bench hop --device cuda`: rows and KV from one GPU's process to another's, over `cuda`.
+"""`epd bench hop --device cuda`: rows and KV from one GPU's process to another's, over `cuda`, and
+over `nixl` where that is installed.
 
 Both are written from where they lie: one way, from "ready" to `Written`, one write at a time, and
 for rows as many a second as with several in flight.  A hand-over is the KV of a prompt, from
@@ -28,10 +29,9 @@ import torch
 from epd.engine.language.kv_hop import PoolSlots
 from epd.engine.language.kv_pool import KvPool
 from epd.messages import KvLayout, RemoteRegion
-from epd.transport.backend import BackendSettings
-from epd.transport.backends import BACKENDS
+from epd.transport.backend import BackendEngine, BackendSettings, OnDevice
+from epd.transport.backends import BACKENDS, chosen
 from epd.transport.base import Written
-from epd.transport.cuda.backend import CudaTransferEngine, make, memory
 from epd_lab.bench import machine
 from epd_lab.bench.transports.words import Remote, answer_all
 
@@ -67,17 +67,20 @@ class HopEnd:
     """One process: an engine, and a pool that is written to."""
 
     def __init__(self) -> None:
-        self.engine: CudaTransferEngine
+        self.engine: BackendEngine
         self.pool: KvPool
         self.memory: Any
 
-    async def open(self, name: str, index: int) -> Sequence[Sequence[object]]:
+    async def open(self, name: str, index: int, transport: str) -> Sequence[Sequence[object]]:
         """Gives the descriptors of its pool, as it is cut for each of `GROUPS`."""
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
-        self.engine = make(BackendSettings(name, time.time_ns(), device=device))
+        (backend,) = chosen(transport, "", "", device)
+        assert backend.memory is not None
+        self.engine = backend.make(BackendSettings(name, time.time_ns(), device=device))
+        assert isinstance(self.engine, OnDevice)
         self.pool = KvPool(LAYOUT, POOL_BLOCKS, torch.bfloat16, device)
-        self.memory = memory(device, self.pool.nbytes)
+        self.memory = backend.memory(device, self.pool.nbytes)
         self.pool.attach(self.memory.whole)
         self.fill(OTHER)
         remotes = [
@@ -157,14 +160,16 @@ async def _timed(
 class DeviceHop:
     """A receiver's process, and a sender in this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: str) -> None:
+        self._transport = transport
         self._receiver, self._sender = Remote(MODULE), HopEnd()
         self._targets: dict[int, RemoteRegion] = {}  # by groups
 
     async def open(self) -> None:
         index = min(1, torch.cuda.device_count() - 1)
-        places = await self._receiver.ask("open", name="receiver", index=index)
-        await self._sender.open("sender", 0)
+        over = self._transport
+        places = await self._receiver.ask("open", name="receiver", index=index, transport=over)
+        await self._sender.open("sender", 0, over)
         self._sender.fill(SENT)
         found = [msgspec.convert(place, RemoteRegion) for place in places]
         self._targets = dict(zip(GROUPS, found, strict=True))
@@ -214,8 +219,8 @@ class DeviceHop:
         await self._receiver.close()
 
 
-async def measure(count: int) -> list[Figure]:
-    hop, found = DeviceHop(), list[Figure]()
+async def measure(count: int, transport: str = "cuda") -> list[Figure]:
+    hop, found = DeviceHop(transport), list[Figure]()
     await hop.open()
     for nbytes in ROWS_NBYTES:
         found += [figure async for figure in hop.rows(nbytes, count)]
@@ -242,9 +247,11 @@ def run(*, as_json: bool, count: int = 200) -> int:
         print(reason, file=sys.stderr)
         return 1
     figures = uvloop.run(measure(count))
+    by_nixl = [] if BACKENDS["nixl"].lacks() else uvloop.run(measure(count, "nixl"))
     cards = machine.gpus()
-    found = {"gpus": cards, "rows": [asdict(figure) for figure in figures]}
-    told = "\n".join([*machine.counted(cards), table(figures)])
+    found = {"gpus": cards, "rows": list(map(asdict, figures)), "nixl": list(map(asdict, by_nixl))}
+    tables = [table(figures)] + (["nixl:", table(by_nixl)] if by_nixl else [])
+    told = "\n".join([*machine.counted(cards), *tables])
     print(json.dumps(found) if as_json else told)
     return 0
 
