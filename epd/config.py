@@ -253,12 +253,15 @@ class InstanceConfig(Settings, frozen=True, kw_only=True):
     roles: tuple[str, ...]
     gateway_endpoint: str = ""
     endpoint: str = ""
-    rank_devices: tuple[str, ...] = ()  # of its further ranks; the first has engine.device
+    rank_devices: tuple[str, ...] = ()  # of its further ranks here; the first has engine.device
+    ranks_elsewhere: int = 0  # behind these, on other hosts,
+    ranks_endpoint: str = ""  # which ask for their places there
+    rank_of: str = ""  # it is no instance: a rank of this one, whose ranks_endpoint it is to ask
     lineage: str = ""  # random, of all its lives under one parent (INSTANCE)
 
     @property
     def num_ranks(self) -> int:
-        return 1 + len(self.rank_devices)
+        return 1 + len(self.rank_devices) + self.ranks_elsewhere
 
 
 class GatewayConfig(Settings, frozen=True, kw_only=True):

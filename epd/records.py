@@ -107,7 +107,7 @@ class InstanceInfo(Record):
     transports: tuple[TransportOffer, ...] = ()
     lacks: tuple[TransportLack, ...] = ()
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
-    rank_pids: tuple[Count, ...] = ()  # of a group's other ranks, which share its language model
+    other_ranks: tuple[tuple[Where, Count], ...] = ()  # of a group: host_id and pid of each
     attention: Name = ""  # what computes that of prompts and towers: torch, triton, or a library
     lineage: Name = ""  # of the parent that starts its lives, one after another; random
 

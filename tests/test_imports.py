@@ -162,7 +162,10 @@ AREAS = {
         ("epd.groups", "epd.roles.incoming", "epd.fsm", "epd.scheduling", *LEAVES, *PORTS),
         not_stdlib=NOT_IN_ROLES,
     ),
-    **dict.fromkeys(("epd.groups.commands", "epd.groups.processes"), Area(("epd",), None)),
+    **{
+        f"epd.groups.{name}": Area(("epd",), None)
+        for name in ("commands", "elsewhere", "following", "processes")
+    },
     "epd.roles": role("gateway"),
     "epd.roles.compose": role("gateway", "encode", "prefill", "decode", "steps"),
     "epd.roles.gateway": role("gateway"),

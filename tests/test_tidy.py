@@ -25,7 +25,7 @@ MAX_FUNCTION_LINES = 60
 ROWS = ("    Row(", "    Ignore(")  # as tables in epd/fsm have them
 # where a whole process ends, or where nothing but the end of a child is waited for
 MAY_CANCEL_TASKS = ("epd/roles/base.py", "epd/cli/", "epd/runtime/", "epd_lab/sim/")
-COMPOSES = {"commands.py", "processes.py"}  # of groups: a rank's own process
+COMPOSES = {f"{name}.py" for name in ("commands", "elsewhere", "following", "processes")}  # ranks
 GROUPS = [str(p.relative_to(ROOT)) for p in ROOT.glob("epd/groups/*.py") if p.name not in COMPOSES]
 PURE = ("epd/roles/", "epd/fsm/", "epd/scheduling/", *sorted(GROUPS))
 # Lines that say `Any`, at most, and why: what has no type must not spread to what has one.

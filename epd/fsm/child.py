@@ -49,7 +49,7 @@ class S(State):
     SILENT = "its process served, and does not answer", Own.PROCESS
     CUT_OFF = "the gateway has declared it lost, and its process answers", Own.PROCESS
     PAUSED = "its process has ended; another is started when the pause is over"
-    RESTARTING = "another process is made, and loads", Own.PROCESS
+    RESTARTING = "its process is made, and loads; another follows it", Own.PROCESS
     REPLACING = "its process hung and was killed; another follows when it is gone", Own.PROCESS
     STOPPING = "its process was asked to drain and end, or will be when it is made", Own.PROCESS
     KILLING = "its process was killed; the kernel tells when it is gone", Own.PROCESS
@@ -92,6 +92,11 @@ class LaunchFailed(Event):
 @dataclass(slots=True)
 class Served(Event):
     """The child has reported that it serves."""
+
+
+@dataclass(slots=True)
+class Waits(Event):
+    """The child waits for processes of other hosts: its own configuration is right."""
 
 
 @dataclass(slots=True)
@@ -161,7 +166,7 @@ def count_ask(child: Child, event: AskDue) -> None:
     child.num_unanswered += 1
 
 
-def hear(child: Child, event: Answered) -> None:
+def hear(child: Child, event: Answered | Waits) -> None:
     child.num_unanswered = 0
 
 
@@ -208,6 +213,8 @@ ROWS = (
     Row(S.PENDING, StartDue, S.STARTING, (Do.LAUNCH, Do.ASK), begin_life),
     Row(S.PAUSED, StartDue, S.RESTARTING, (Do.LAUNCH, Do.ASK), begin_life),
     Row((*_LOADS, S.SILENT, S.CUT_OFF), Served, S.SERVING, (Do.TELL_SERVED, Do.ASK), begin_service, note="of SILENT and CUT_OFF: welcomed anew"),
+    Row(S.STARTING, Waits, S.RESTARTING, (), hear, note="who is waited for may end the wait, as often as it likes"),
+    Row(S.RESTARTING, Waits, None, (), hear),
     Row(_LOADS, Answered, None, (), hear),
     Row((S.SERVING, S.CUT_OFF), Answered, None, (), note_answer),
     Row(S.SILENT, Answered, S.SERVING, (Do.TELL_SERVED,), note_answer),
@@ -240,7 +247,8 @@ ROWS = (
 IGNORES = (
     Ignore(_LIVES, (Launched,), "it was told what to be, and says how far it is"),
     Ignore((S.SERVING, S.REPLACING, *_LEAVES), (Served,), "said before, or nobody waits for it"),
-    Ignore((S.REPLACING, *_LEAVES), (Answered, DeclaredLost), "it is to end"),
+    Ignore(_SERVES, (Waits,), "it did not, when it began to serve"),
+    Ignore((S.REPLACING, *_LEAVES), (Answered, Waits, DeclaredLost), "it is to end"),
     Ignore((S.CUT_OFF,), (DeclaredLost,), "said before"),
     Ignore((*_WAITS, *_LIVES, S.REPLACING), (HurryRequested,), "it was not asked to stop"),
     Ignore((S.KILLING,), (HurryRequested,), "nothing is faster"),

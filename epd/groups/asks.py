@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from epd.engine.base import EngineError
+from epd.errors import Told
 from epd.messages import Address, Record, RemoteRegion
 from epd.transport.base import WriteFailed, WriteOutcome, WriteUnknown, Written
 
 T = TypeVar("T")
 LandedWrites = Sequence[tuple[Sequence[int], int]]  # of each: slots, and how many bytes
 WritePart = Callable[[], Awaitable[WriteOutcome]]
+RankPlace = tuple[str, int]  # of its process: host_id and pid
 Heads = tuple[int, int]  # the first, and behind the last; of a rank's own
 
 
@@ -32,6 +34,10 @@ async def of_all(answers: Sequence[Awaitable[T]]) -> list[T]:
 
 class RankLost(EngineError):
     """A rank has ended, and its group with it: what it was doing is unknown."""
+
+
+class GroupLost(Told):
+    """A rank could not be loaded; the text is its own sentence."""
 
 
 class Ask(Record, tag=True):
@@ -111,7 +117,10 @@ class Joined(Record):
 
 class OtherRanks(Protocol):
     joined: dict[int, Joined]  # by rank
-    pids: tuple[int, ...]  # in the order of ranks
+
+    @property
+    def places(self) -> tuple[RankPlace, ...]:
+        """In the order of ranks."""
 
     async def ask(self, rank: int, ask: AnyAsk) -> Answer:
         """Raises RankLost; and EngineError for a fault."""

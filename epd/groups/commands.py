@@ -1,14 +1,19 @@
-"""The commands of a group as they travel to its other ranks."""
+"""What goes between a group's leader and another rank, in order, over a socket of theirs."""
 
 from __future__ import annotations
 
+import asyncio
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 
 from epd.engine.base import Patches, SlotRows, StepSequence
+from epd.groups.asks import Answer, AnyAsk, Joined
 from epd.groups.leader import Command, Encode, GoOn, Probe, Step
+
+_LENGTH = struct.Struct("!I")
 
 
 class Numbered(msgspec.Struct, frozen=True, tag=True):
@@ -57,3 +62,55 @@ def _told(rows: object) -> SlotRows | None:
 def _known(rows: object) -> SlotRows | None:
     """What could be of any type comes as what it is made of."""
     return None if rows is None else msgspec.convert(rows, SlotRows)
+
+
+class AskSent(msgspec.Struct, frozen=True, tag="Asked"):
+    """Something beside the steps."""
+
+    serial: int
+    ask: AnyAsk
+
+
+class Present(msgspec.Struct, frozen=True, tag=True):
+    """Of a rank: it is loaded."""
+
+    joined: Joined
+
+
+class Executed(msgspec.Struct, frozen=True, tag=True):
+    """Of a rank: a command, done or failed; number 0: it cannot go on, or was never loaded."""
+
+    number: int
+    failure: str = ""
+
+
+class AskAnswered(msgspec.Struct, frozen=True, tag="Answered"):
+    """Of a rank: what came of what it was asked."""
+
+    serial: int
+    answer: Answer
+
+
+Order = Numbered | AskSent
+Reply = Present | Executed | AskAnswered
+
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda tensor: tensor.tolist()).encode
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def frame(content: msgspec.Struct) -> bytes:
+    data = _encode(content)
+    return _LENGTH.pack(len(data)) + data
+
+
+def encode_command(number: int, command: Command) -> bytes:
+    return frame(numbered(number, command))
+
+
+async def frame_of(reader: asyncio.StreamReader, most: int = 1 << 30) -> bytes:
+    """Raises EOFError or OSError when the other end is gone, or sends more bytes than `most`."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > most:
+        raise EOFError(f"a frame of {length} bytes")
+    return await reader.readexactly(length)

@@ -1,16 +1,17 @@
-"""The ranks of an instance as real processes of one host: forked, led, watched, ended together.
+"""The ranks of an instance as real processes: started or awaited, led, watched, ended together.
 
 Theory of operation
 -------------------
-The process of an instance leads.  Before it has a thread it forks a process for each other rank.
-Leader and follower share a socket pair, on which steps go one way and their numbers come back, in
-order.  No other process has an end of it.  The file by which torch.distributed's ranks find each
-other has no name.  Only the forks of this life have it, so no rank of an earlier one can be met
-(fault F30).
+The process of an instance leads.  Before it has a thread it forks a process for each other rank of
+its host.  Leader and follower share a socket pair, on which steps go one way and their numbers come
+back, in order.  No other process has an end of it.  The file by which torch.distributed's ranks
+find each other has no name.  Only the forks of this life have it, so no rank of an earlier one can
+be met (fault F30).  Ranks of other hosts come behind them, over connections of their own
+(`elsewhere`); then all find each other by a store of this life, at the leader's address.
 
 One fate: a follower that ends closes its socket, which ends its group (GROUP).  A leader that ends,
 however that came, takes its followers along: the kernel kills them, whatever they are in the midst
-of, a collective that nobody else is in included.
+of, a collective that nobody else is in included.  Those elsewhere lose the connection, and end.
 """
 
 from __future__ import annotations
@@ -21,87 +22,49 @@ import itertools
 import os
 import signal
 import socket
-import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
 from epd.config import InstanceConfig
 from epd.engine.base import EngineError
-from epd.errors import Told, explain
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.fsm.story import RecordingJournal
-from epd.groups.asks import Answer, AnyAsk, Fault, Joined, RankLost
-from epd.groups.commands import Numbered, numbered
-from epd.groups.data import RankPart
-from epd.groups.leader import Command, Follower, Leader
-from epd.records import rank_name
-from epd.runtime import heap, lines
-from epd.runtime.loading import load_rank
+from epd.groups.asks import Answer, AnyAsk, Fault, GroupLost, Joined, RankLost, RankPlace
+from epd.groups.commands import (
+    AskAnswered,
+    AskSent,
+    Executed,
+    Present,
+    Reply,
+    decode_reply,
+    encode_command,
+    frame,
+    frame_of,
+)
+from epd.groups.following import (
+    Rendezvous,
+    follow,
+    in_thread,
+    limit_collectives,
+    listener,
+    open_shard,
+)
+from epd.groups.leader import Command, Leader
+from epd.runtime import lines
 from epd.runtime.logs import set_up_logging
 from epd.runtime.system import SystemClock, die_with_parent
-from epd.runtime.worker import new_epoch, open_transfers
+from epd.runtime.worker import Status, new_epoch
+from epd.transport.host import this_host_id
+from epd.transport.routing import data_host
 
 if TYPE_CHECKING:
     from epd.engine.sharding import Shard
+    from epd.groups.elsewhere import Gathering
 
 T = TypeVar("T")
-_LENGTH = struct.Struct("!I")
-
-
-class GroupLost(Told):
-    """A rank could not be loaded; the text is its own sentence."""
-
-
-class AskSent(msgspec.Struct, frozen=True, tag="Asked"):
-    """Something beside the steps."""
-
-    serial: int
-    ask: AnyAsk
-
-
-class Present(msgspec.Struct, frozen=True, tag=True):
-    """Of a rank: it is loaded."""
-
-    joined: Joined
-
-
-class Executed(msgspec.Struct, frozen=True, tag=True):
-    """Of a rank: a command, done or failed; number 0: it cannot go on, or was never loaded."""
-
-    number: int
-    failure: str = ""
-
-
-class AskAnswered(msgspec.Struct, frozen=True, tag="Answered"):
-    """Of a rank: what came of what it was asked."""
-
-    serial: int
-    answer: Answer
-
-
-_encode = msgspec.msgpack.Encoder(enc_hook=lambda tensor: tensor.tolist()).encode
-_decode_order = msgspec.msgpack.Decoder(Numbered | AskSent).decode
-_decode_reply = msgspec.msgpack.Decoder(Present | Executed | AskAnswered).decode
-
-
-def encode_command(number: int, command: Command) -> bytes:
-    return _framed(_encode(numbered(number, command)))
-
-
-def _framed(data: bytes) -> bytes:
-    return _LENGTH.pack(len(data)) + data
-
-
-async def _frame_of(reader: asyncio.StreamReader) -> bytes:
-    """Raises EOFError or OSError when the other end is gone."""
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return await reader.readexactly(length)
 
 
 # --- the leader -----------------------------------------------------------------------------------
@@ -109,8 +72,9 @@ async def _frame_of(reader: asyncio.StreamReader) -> bytes:
 
 @dataclass(slots=True)
 class _Rank:
-    pid: int
-    socket: socket.socket
+    place: RankPlace
+    socket: socket.socket | None = None  # until the loop has it
+    reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
     reads: asyncio.Task[None] | None = None
     asked: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)  # by serial
@@ -123,34 +87,41 @@ class _Rank:
                 future.set_exception(lost)
 
 
-class ForkedRanks:
-    """The ports `Ranks` and `OtherRanks` over forked processes; `leader`: from `form` on."""
+class RankProcesses:
+    """The ports `Ranks` and `OtherRanks`; `leader`, and ranks of other hosts: from `form` on."""
 
-    def __init__(
-        self, config: InstanceConfig, epoch: int, meeting: int, ranks: dict[int, _Rank]
-    ) -> None:
+    def __init__(self, config: InstanceConfig, meets: Rendezvous, ranks: dict[int, _Rank]) -> None:
         self.config = config
-        self.epoch = epoch
+        self.epoch = meets.epoch
         self.leader: Leader
         self.joined: dict[int, Joined] = {}
-        self.pids = tuple(rank.pid for rank in ranks.values())
-        self._meeting = meeting
+        self._meets = meets
         self._ranks = ranks
         self._serials = itertools.count(1)
+        self._gathering: Gathering | None = None
 
-    async def form(self, load: Callable[[], T]) -> T:
+    @property
+    def places(self) -> tuple[RankPlace, ...]:
+        return tuple(rank.place for rank in self._ranks.values())
+
+    async def form(self, load: Callable[[], T], status: Status = lambda state, detail: None) -> T:
         """Run `load`, which blocks, while the other ranks load; its result when all are there.
 
         Raises GroupLost, and what `load` raises.
         """
+        if self.config.ranks_elsewhere:
+            await self._gather(status)
         config, clock = self.config, SystemClock()
         journal = RecordingJournal(clock.now_s)
         size = 1 + len(self._ranks)
         self.leader = leader = Leader(config.instance_id, size, self, clock, config.timing, journal)
         for number, rank in self._ranks.items():
-            reader, rank.writer = await asyncio.open_unix_connection(sock=rank.socket)
-            rank.reads = asyncio.create_task(self._read(number, reader))
-        loaded = _in_thread(load)
+            if rank.socket is not None:
+                opened = await asyncio.open_unix_connection(sock=rank.socket)
+                rank.reader, rank.writer = opened
+            assert rank.reader is not None
+            rank.reads = asyncio.create_task(self._read(number, rank.reader))
+        loaded = in_thread(load)
         try:
             for awaited in (loaded, leader.ready):
                 await asyncio.wait((awaited, leader.lost), return_when=asyncio.FIRST_COMPLETED)
@@ -160,17 +131,31 @@ class ForkedRanks:
         except BaseException:
             self.kill()
             raise
+        limit_collectives(config)
         return loaded.result()
+
+    async def _gather(self, status: Status) -> None:
+        """The ranks of other hosts."""
+        from epd.groups.elsewhere import Begun, Gathering
+
+        assert self._meets.address is not None
+        self._gathering = Gathering(self.config, self.epoch)  # it answers late ones, too,
+        there = await self._gathering.all_there(status)
+        for place, (reader, writer) in there.items():
+            rank = 1 + len(self._ranks)
+            self._ranks[rank] = _Rank(place, reader=reader, writer=writer)
+            writer.write(frame(Begun(rank=rank, port=self._meets.address[1])))
+        status("loading", "")
 
     async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                self._take(number, _decode_reply(await _frame_of(reader)))
+                self._take(number, decode_reply(await frame_of(reader)))
         except (EOFError, OSError):
             self._ranks[number].end(RankLost(f"rank {number} has ended"))
             self.leader.fire(RankEnded(number, "its process has ended"))
 
-    def _take(self, number: int, reply: Present | Executed | AskAnswered) -> None:
+    def _take(self, number: int, reply: Reply) -> None:
         match reply:
             case Present():
                 self.joined[number] = reply.joined
@@ -187,7 +172,7 @@ class ForkedRanks:
 
     def shard(self) -> Shard:
         """The leader's own; waits until all ranks are at it."""
-        return open_shard(self.config, 0, self._meeting)
+        return open_shard(self.config, 0, self._meets)
 
     async def ask(self, rank: int, ask: AnyAsk) -> Answer:
         its = self._ranks[rank]
@@ -196,155 +181,85 @@ class ForkedRanks:
         assert its.writer is not None
         serial = next(self._serials)
         its.asked[serial] = asyncio.get_running_loop().create_future()
-        its.writer.write(_framed(_encode(AskSent(serial, ask))))
+        its.writer.write(frame(AskSent(serial, ask)))
         answer = await its.asked[serial]
         if isinstance(answer, Fault):
             raise EngineError(f"rank {rank}: {answer.reason}")
         return answer
 
     def send(self, number: int, command: Command) -> None:
-        frame = encode_command(number, command)
+        data = encode_command(number, command)
         for rank in self._ranks.values():
             assert rank.writer is not None
-            rank.writer.write(frame)
+            rank.writer.write(data)
 
     def end(self) -> None:
+        if self._gathering is not None:
+            self._gathering.close()
         for rank in self._ranks.values():
             assert rank.writer is not None
             with contextlib.suppress(OSError):  # it has ended already
                 rank.writer.write_eof()
 
     def kill(self) -> None:
-        """They are children that nobody waits for: their numbers stay theirs."""
+        """Those of this host are children that nobody waits for: their numbers stay theirs."""
         for rank in self._ranks.values():
-            os.kill(rank.pid, signal.SIGKILL)
+            if rank.socket is not None:
+                os.kill(rank.place[1], signal.SIGKILL)
+            elif rank.writer is not None:
+                rank.writer.transport.abort()
 
 
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """On a thread that no process waits for: it may be in a collective for good."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(tell: Callable[[], None]) -> None:
-        if not future.done():
-            tell()
-
-    def run() -> None:
-        try:
-            tell = partial(future.set_result, work())
-        except Exception as error:
-            tell = partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, tell)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return future
-
-
-def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> ForkedRanks:
+def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> RankProcesses:
     """Fork the followers of this process, which leads; to be called before there are threads."""
-    meeting = os.memfd_create("epd-ranks")
-    leader, epoch = os.getpid(), new_epoch()
+    leader, meets = os.getpid(), _rendezvous(config)
     ranks: dict[int, _Rank] = {}
     for number, device in enumerate(config.rank_devices, 1):
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if not pid:
             for other in (*(rank.socket for rank in ranks.values()), ours):
-                other.close()
+                if other is not None:
+                    other.close()
             name = f"{config.instance_id}.{number}"
             set_up_logging(name, log_level, as_json=log_json)
             own = msgspec.structs.replace(
                 config, engine=msgspec.structs.replace(config.engine, device=device)
             )
-            _be_rank(own, number, epoch, meeting, theirs, leader)
+            _be_rank(own, number, meets, theirs, leader)
         theirs.close()
-        ranks[number] = _Rank(pid, ours)
-    return ForkedRanks(config, epoch, meeting, ranks)
+        ranks[number] = _Rank((this_host_id(), pid), ours)
+    return RankProcesses(config, meets, ranks)
+
+
+def _rendezvous(config: InstanceConfig) -> Rendezvous:
+    if not config.ranks_elsewhere:
+        return Rendezvous(new_epoch(), os.memfd_create("epd-ranks"))
+    host = data_host(config.endpoint)
+    store = listener(host, 0)
+    port = store.getsockname()[1]
+    return Rendezvous(new_epoch(), store.detach(), (host, port))
 
 
 # --- a follower -----------------------------------------------------------------------------------
 
 
 def _be_rank(
-    config: InstanceConfig, rank: int, epoch: int, meeting: int, channel: socket.socket, leader: int
+    config: InstanceConfig, rank: int, meets: Rendezvous, channel: socket.socket, leader: int
 ) -> NoReturn:
     """In the fork; leaves without teardown, as what its parent has to close is not its own."""
+    import uvloop
+
+    async def live() -> int:
+        return await follow(config, rank, meets, *await asyncio.open_unix_connection(sock=channel))
+
     status = 1
     try:
         die_with_parent()
         for asked_of_leader in (signal.SIGINT, signal.SIGTERM):
             signal.signal(asked_of_leader, signal.SIG_IGN)
         if os.getppid() == leader:  # else it died before the kernel was asked
-            status = follow(config, rank, epoch, meeting, channel)
+            status = uvloop.run(live())
     finally:
         lines.flush()
         os._exit(status)
-
-
-def follow(
-    config: InstanceConfig, rank: int, epoch: int, meeting: int, channel: socket.socket
-) -> int:
-    """Load a rank's share, then execute commands until there are no more; the exit status."""
-    import uvloop
-
-    from epd.engine.factory import build_executor
-
-    try:
-        executor = build_executor(config.engine, config.num_ranks)
-        own = load_rank(config, executor, open_shard(config, rank, meeting))
-    except Exception as error:
-        channel.sendall(_framed(_encode(Executed(0, explain(error)[1]))))
-        return 1
-
-    async def live() -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=channel)
-
-        def tell(reply: Present | Executed | AskAnswered) -> None:
-            writer.write(_framed(_encode(reply)))
-
-        async def answer(asked: AskSent) -> None:
-            tell(AskAnswered(asked.serial, await part.answer(asked.ask)))
-
-        transfers = open_transfers(config, rank_name(config.instance_id, rank), epoch)
-        engine = own.language.engine if own.language is not None else None
-        prefills = config.prefill if "prefill" in config.roles else None
-        part = RankPart(engine, transfers, prefills, takes_kv="decode" in config.roles)
-        follower = Follower(own, lambda *executed: tell(Executed(*executed)))
-        heap.keep()
-        tell(Present(part.joined()))
-        answering: set[asyncio.Task[None]] = set()
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                order = _decode_order(await _frame_of(reader))
-                if isinstance(order, Numbered):
-                    follower.execute(order.number, order.command)
-                    continue
-                task = asyncio.create_task(answer(order))
-                answering.add(task)
-                task.add_done_callback(answering.discard)
-        await executor.close()
-        await transfers.close()
-
-    uvloop.run(live())
-    return 0
-
-
-def open_shard(config: InstanceConfig, rank: int, meeting: int) -> Shard:
-    """Meet the other ranks.  All are on one host, so gloo needs no network but its own."""
-    from torch import distributed
-
-    from epd.engine.sharding import ProcessGroupCollectives, Shard
-
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    size = config.num_ranks
-    distributed.init_process_group(
-        "gloo" if config.engine.device == "cpu" else "nccl",
-        store=distributed.FileStore(f"/proc/self/fd/{meeting}", size),
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=config.timing.group_join_timeout_s),
-    )
-    world = distributed.group.WORLD
-    assert world is not None
-    return Shard(rank, size, ProcessGroupCollectives(world))

@@ -52,7 +52,7 @@ class RowRanks:
 
     @property
     def num_ranks(self) -> int:
-        return 1 + len(self._others.pids) if self._others is not None else 1
+        return 1 + len(self._others.places) if self._others is not None else 1
 
     def shards(self, num_rows: int) -> bool:
         """Whether each rank gets its part of an image, and not all of it.  A rank without a part

@@ -189,7 +189,7 @@ class Instance:
             transports=self.actor.ports.transfers.offers,
             lacks=self.actor.ports.transfers.lacks,
             finds_rows=self.encode is not None and vision is None,
-            rank_pids=engines.ranks.pids if engines.ranks is not None else (),
+            other_ranks=engines.ranks.places if engines.ranks is not None else (),
             attention=engines.attention,
             lineage=self.config.lineage,
         )

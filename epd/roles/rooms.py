@@ -141,8 +141,8 @@ class Rooms(Component[R], Generic[R, Owner]):
         info = self.actor.peer_info(room.peer)
         if info is None:
             return True  # nothing was granted to it, nor written
-        for rank, pid in enumerate((info.pid, *info.rank_pids)):
-            if not await self._holds(room, asked(room.peer.of_rank(rank), info.host_id, pid)):
+        for rank, place in enumerate([(info.host_id, info.pid), *info.other_ranks]):
+            if not await self._holds(room, asked(room.peer.of_rank(rank), *place)):
                 return False
         return True
 

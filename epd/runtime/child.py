@@ -14,20 +14,21 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
 from epd.config import GatewayConfig, InstanceConfig
+from epd.groups.asks import GroupLost
 from epd.runtime import lines
 from epd.runtime.claim import Life, claimed
 from epd.runtime.cpus import pin
 from epd.runtime.loading import load_engines
 from epd.runtime.logs import set_up_logging
-from epd.runtime.worker import ALIVE, Ending, Status, serve_instance
+from epd.runtime.worker import ALIVE, EXIT_EXPELLED, Ending, Status, serve_instance
 
 if TYPE_CHECKING:
-    from epd.groups.processes import ForkedRanks
+    from epd.groups.processes import RankProcesses
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -49,6 +50,7 @@ class StatusLine(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+T = TypeVar("T")
 PROGRESS_S = 5.0
 
 Serve = Callable[[Ending], Awaitable[int]]
@@ -70,7 +72,7 @@ class LoadingShare:
             self._status("loading", f"{share:.0%} of {size:.1f} GiB of the {stage} model")
 
 
-def prepare(spec: ChildSpec, status: Status, ranks: ForkedRanks | None = None) -> Serve:
+def prepare(spec: ChildSpec, status: Status, ranks: RankProcesses | None = None) -> Serve:
     """Load what blocks, before there is a loop; returns what to run on it."""
     from epd.model_files.fingerprint import model_fingerprint
 
@@ -96,25 +98,53 @@ def run(spec: ChildSpec, status: Status) -> int:
 
     set_up_logging(spec.name, spec.log_level, as_json=spec.log_json)
     pin(_cpus_of(spec))
+    if spec.instance is not None and spec.instance.rank_of:
+        return uvloop.run(_be_rank(spec.instance, status))
     ranks = _fork_ranks(spec)
     load = partial(prepare, spec, status, ranks)
     alone = load() if ranks is None else None
 
     async def live() -> int:
-        serve = alone if ranks is None else await ranks.form(load)
-        assert serve is not None
         ending = Ending()
-        ending.watch_signals()
         _watch_stdin(ending, status)
-        return await serve(ending)
+        serve = alone
+        if ranks is not None:
+            try:
+                serve = await _unless(ending.now, ranks.form(load, status))
+            except GroupLost as lost:
+                if not ranks.config.ranks_elsewhere:
+                    raise
+                status("group lost", str(lost))  # by what another host did: another life may do
+                return EXIT_EXPELLED
+        ending.watch_signals()
+        return ending.exit_status if serve is None else await serve(ending)
 
     return uvloop.run(live())
 
 
-def _fork_ranks(spec: ChildSpec) -> ForkedRanks | None:
+async def _be_rank(instance: InstanceConfig, status: Status) -> int:
+    """Of a leader on another host, until that ends, or this process is asked to."""
+    from epd.groups.elsewhere import be_rank
+
+    ending = Ending()
+    ending.watch_signals()
+    _watch_stdin(ending, status)
+    exit_status = await _unless(ending.drain, be_rank(instance, status))
+    return ending.exit_status if exit_status is None else exit_status
+
+
+async def _unless(asked: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """What comes of it; None if the process is asked to end before."""
+    working, ends = asyncio.ensure_future(work), asyncio.ensure_future(asked.wait())
+    await asyncio.wait((working, ends), return_when=asyncio.FIRST_COMPLETED)
+    ends.cancel()
+    return working.result() if working.done() else None
+
+
+def _fork_ranks(spec: ChildSpec) -> RankProcesses | None:
     """None: the instance has one rank, or there is none."""
     instance = spec.instance
-    if instance is None or not instance.rank_devices:
+    if instance is None or instance.num_ranks == 1:
         return None
     from epd.groups.processes import fork_ranks
 

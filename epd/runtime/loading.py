@@ -84,7 +84,7 @@ def load_engines(
     from epd.engine.kernels import kernels_for
     from epd.engine.sharding import WHOLE
 
-    executor = build_executor(config.engine, config.num_ranks)
+    executor = build_executor(config.engine, 1 + len(config.rank_devices))
     own = load_rank(config, executor, WHOLE if ranks is None else ranks.shard(), progress)
     engines = Engines(own.vision, close=executor.close)
     engines.attention = kernels_for(config.engine.device.partition(":")[0]).attention

@@ -34,6 +34,7 @@ from epd.fsm.child import (
     Served,
     StartDue,
     StopRequested,
+    Waits,
 )
 from epd.fsm.child import Child as ChildMachine
 from epd.fsm.kernel import Effect, Event
@@ -41,7 +42,7 @@ from epd.fsm.story import RecordingJournal
 from epd.runtime import lines
 from epd.runtime.child import ChildSpec, StatusLine
 from epd.runtime.claim import own_life, read_claim
-from epd.runtime.worker import ALIVE, LOST
+from epd.runtime.worker import ALIVE, LOST, MEETING
 from epd.runtime.zygote import Process, Zygote
 from epd.transport.endpoint import ipc_path, is_answered
 from epd.transport.shm.segment import sweep
@@ -185,7 +186,8 @@ class Child:
         else:
             self._show(status.state, status.detail)
             serves = status.state == "serving" or (status.state == WAITING and self.spec.gateway)
-            self.fire(Served() if serves else Answered())
+            meets = status.state == MEETING
+            self.fire(Served() if serves else Waits() if meets else Answered())
 
     def _send(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -47,6 +47,7 @@ EXIT_EXPELLED = 75  # EX_TEMPFAIL: this life is over, a new one may join
 
 Status = Callable[[str, str], None]  # state, detail
 ALIVE = "alive"  # a state that is an answer, and no change
+MEETING = "meeting"  # its configuration is right, and it waits for ranks of other hosts
 LOST = "lost"  # of another process: the gateway's word; the detail is its id
 
 

@@ -90,6 +90,7 @@ def child_model(table: Table = c.TABLE) -> Model:
             ),
             Happening("serves", "fault", made, c.Served),
             Happening("answers", "fault", made, c.Answered),
+            Happening("waits", "fault", made, c.Waits),
             Happening("is_asked", "time", lives, c.AskDue, before=rings),
             Happening("is_declared_lost", "fault", made, c.DeclaredLost),
             Happening("ends", "fault", made, c.Ended, before=gone),

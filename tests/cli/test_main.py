@@ -55,8 +55,8 @@ def test_version(capsys: Captured) -> None:
     [
         (["dmo"], "unknown verb 'dmo'; did you mean demo?"),
         (["--verson"], "unknown flag '--verson'"),
-        (["run"], "either --role or --topology"),
-        (["run", "--role", "all", "--topology", "1epd"], "either --role or --topology"),
+        (["run"], "either --role, --topology or --rank-of"),
+        (["run", "--role", "all", "--topology", "1epd"], "either --role, --topology or --rank-of"),
         (["run", "--topolgy", "1epd"], "unknown flag --topolgy; did you mean --topology?"),
         (["run", "--topology"], "--topology: expected one argument"),
         (["run", "--topology", "1epd", "more"], "unexpected argument 'more'"),

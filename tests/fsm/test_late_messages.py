@@ -67,7 +67,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "LINK": {"PeerForgotten": "its clock rings once"},
     "CHILD": {
         "StartDue AskDue KillDue": "there is one clock, and it is the present state's",
-        "Launched LaunchFailed Served Answered DeclaredLost Ended": "of the one process",
+        "Launched LaunchFailed Served Answered Waits DeclaredLost Ended": "of the one process",
     },
     "GROUP": {
         "RankJoined": "once, first",

@@ -70,7 +70,7 @@ class Group:
 
     def __init__(self, name: str, adapter: ModelAdapter, size: int, memory: LocalMemory) -> None:
         self.joined: dict[int, Any] = {}
-        self.pids = ()
+        self.places = ()
         self.pools = [pool_of(adapter, rank_of(rank, size), NUM_BLOCKS) for rank in range(size)]
         self.planes = [
             RoutingTransferEngine(BackendSettings(f"{name}{rank}", 1), memory, checksums="always")

@@ -63,7 +63,7 @@ WAITS = {
     "Leader.closed": "who ends the process waits for what GROUP says",
     "Leader.execute": "a step of all ranks, which GROUP calls a command",
     "FanOuts.write": "who writes waits for what FAN_OUT says",
-    "ForkedRanks.ask": "another rank answers, or its end does",
+    "RankProcesses.ask": "another rank answers, or its end does",
     "Ending.drain": "the process is told by a signal",
     "Ending.now": "the process is told by a signal",
     "ForkedProcess._ended": "the operating system tells of its end",

@@ -65,7 +65,7 @@ def doubts(answer: Any, *, listed: bool = False, lost: bool = False, known: bool
     actor = mock.MagicMock(ports=SimpleNamespace(transfers=plane))
     actor.is_listed.return_value, actor.is_lost.return_value = listed, lost
     actor.peer_info.return_value = (
-        SimpleNamespace(host_id="h", pid=7, rank_pids=()) if known else None
+        SimpleNamespace(host_id="h", pid=7, other_ranks=()) if known else None
     )
     return OutgoingRooms(actor, Timing(retry_interval_s=3.0)), plane, actor.timers.arm, actor
 
@@ -109,13 +109,15 @@ async def test_to_whom_no_registry_has_told_of_nothing_is_written() -> None:
 
 
 async def test_of_a_group_every_rank_is_fenced() -> None:
+    """F30: by the host and pid of each: of two hosts, the same pid is another process."""
     made, plane, later, actor = doubts(True, lost=True)
-    actor.peer_info.return_value.rank_pids = (8, 9)
+    others = ("h", 8), ("another", 8)
+    actor.peer_info.return_value.other_ranks = others
     plane.fence.side_effect = [True, True, False]
     assert await made.settle_write(room(), None) is None and later.called
-    asked = [(one.args[0].instance_id, one.args[2]) for one in plane.fence.await_args_list]
+    asked = [(one.args[0].instance_id, *one.args[1:]) for one in plane.fence.await_args_list]
     name = PEER.instance_id
-    assert asked == [(name, 7), (f"{name}.1", 8), (f"{name}.2", 9)]
+    assert asked == [(name, "h", 7), (f"{name}.1", "h", 8), (f"{name}.2", "another", 8)]
 
 
 async def test_who_is_listed_is_never_fenced() -> None:

@@ -24,26 +24,18 @@ from epd.engine.base import (
 )
 from epd.fsm.group import RankEnded
 from epd.groups.asks import Fault, Holds, RankLost, Settle
-from epd.groups.commands import Numbered
+from epd.groups.commands import AskAnswered, Numbered, decode_order, encode_command, frame, frame_of
+from epd.groups.following import Rendezvous
 from epd.groups.leader import Command, Encode, GoOn, Probe, Step
-from epd.groups.processes import (
-    AskAnswered,
-    ForkedRanks,
-    _decode_order,
-    _encode,
-    _frame_of,
-    _framed,
-    _Rank,
-    encode_command,
-)
+from epd.groups.processes import RankProcesses, _Rank
 from epd.messages import Address, SamplingParams
 from tests.patience import PATIENCE_S
 
 
 def _told(command: Command) -> Command:
-    frame = encode_command(7, command)
-    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    told = msgspec.msgpack.decode(frame[4:], type=Numbered)
+    told_frame = encode_command(7, command)
+    assert int.from_bytes(told_frame[:4], "big") == len(told_frame) - 4
+    told = msgspec.msgpack.decode(told_frame[4:], type=Numbered)
     assert told.number == 7
     return told.command
 
@@ -112,17 +104,20 @@ def test_of_an_image_its_size_travels_and_no_pixels() -> None:
 async def test_what_a_rank_was_asked_is_over_with_its_answer_or_with_the_rank() -> None:
     """Nothing is kept of what was answered, and nobody waits for who has ended."""
     ours, theirs = socket.socketpair()
-    rank, its = _Rank(0, ours), Settle(peer=Address("p0", 1, ""))
-    ranks = ForkedRanks(InstanceConfig(instance_id="d0", roles=("decode",)), 1, 0, {1: rank})
+    place = ("h", 0)
+    rank, its = _Rank(place, ours), Settle(peer=Address("p0", 1, ""))
+    ranks = RankProcesses(
+        InstanceConfig(instance_id="d0", roles=("decode",)), Rendezvous(1), {1: rank}
+    )
     ranks.leader = mock.Mock()
     ours_reader, rank.writer = await asyncio.open_unix_connection(sock=ours)
     reader, writer = await asyncio.open_unix_connection(sock=theirs)
     reads = asyncio.create_task(ranks._read(1, ours_reader))
     asks = [asyncio.create_task(ranks.ask(1, its)) for _ in range(3)]
-    last, *others = reversed([_decode_order(await _frame_of(reader)) for _ in asks])
+    last, *others = reversed([decode_order(await frame_of(reader)) for _ in asks])
     for told, answer in zip(others, (Fault(reason="full"), Holds(holds=True)), strict=True):
         assert told.ask == its
-        writer.write(_framed(_encode(AskAnswered(told.serial, answer))))
+        writer.write(frame(AskAnswered(told.serial, answer)))
     assert await asks[0] == Holds(holds=True)
     with pytest.raises(EngineError, match="rank 1: full"):
         await asks[1]

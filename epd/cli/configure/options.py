@@ -188,4 +188,4 @@ def placing_of(args: argparse.Namespace) -> Placing:
     from epd.cli.start.plan import Placing
 
     given = vars(args)
-    return Placing(*(given.get(name, "") for name in ("join", "listen", "run_dir", "id_prefix")))
+    return Placing(**{name: given[name] for name in Placing.__slots__ if name in given})

@@ -31,6 +31,7 @@ from epd.transport.codec import check_instance_id
 from epd.transport.endpoint import check_reach, is_tcp, split_tcp
 
 GATEWAY_ID = "gateway"
+RANKS_PORT = 7001
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,16 @@ class Placing:
 
     `join`: the endpoint of a gateway that runs elsewhere. `listen`: own endpoint; of the gateway if
     the command starts one, else of its instance. `run_dir`: parent of the cluster's directory.
-    `id_prefix`: what the names of its instances begin with.
+    `id_prefix`: what the names of its instances begin with.  `ranks_elsewhere`: of the group that
+    it starts, which is one then; they ask for their places at `ranks_port`.
     """
 
     join: str = ""
     listen: str = ""
     run_dir: str = ""
     id_prefix: str = ""
+    ranks_elsewhere: int = 0
+    ranks_port: int = RANKS_PORT
 
     def named(self, name: str) -> str:
         """The name of an instance in its cluster.  Raises ConfigError."""
@@ -109,6 +113,36 @@ def plan_role(
     return _plan(named, [num_ranks], settings, placing, log, with_gateway=False)
 
 
+def plan_rank(leader: str, settings: Settings, placing: Placing, log: LogOptions) -> StartPlan:
+    """Ranks of a group whose leader is on another host, one for each device.  The rest of its
+    configuration is the leader's.  Raises what `_plan` raises."""
+    if not is_tcp(placing.join) or not is_tcp(placing.listen):
+        raise ConfigError(
+            f"--rank-of {leader} needs --join tcp://ADDRESS:PORT, with the address of its leader "
+            "and the --ranks-port of that, and an own address: --listen tcp://ADDRESS:*"
+        )
+    own = f"tcp://{split_tcp(placing.listen)[0]}:*"
+    settings = _checked(settings, {"prefill", "decode"}, with_gateway=False)
+    devices = settings.engine.device.split(",")
+    cpus, _ = deal_cpus(settings, len(devices))
+    instances = []
+    for number, device in enumerate(devices, 1):
+        name = f"rank-of-{leader}" + f"-{number}" * (number > 1)
+        check_instance_id(name)
+        its, others = _on_device(settings, device, cpus[number - 1]), tuple(devices[1:])
+        config = instance_config(its, name, (), own, placing.join, others)
+        instances.append(msgspec.structs.replace(config, rank_of=leader))
+    for endpoint in (placing.join, own):
+        _check_endpoint(endpoint, settings)
+    directory = cluster_dir(settings.port, _base(placing))
+    make_private(directory)
+    return StartPlan(None, tuple(instances), log, str(directory))
+
+
+def _base(placing: Placing) -> Path | None:
+    return Path(placing.run_dir).absolute() if placing.run_dir else None
+
+
 def _name_of(roles: Roles, placing: Placing) -> str:
     """Of one process: by its pid, where that is a name: beside a gateway of the same host."""
     ((name, _),) = name_instances([roles])
@@ -131,13 +165,17 @@ def _plan(
         check_instance_id(instance_id)
     all_roles = {role for _, roles in named for role in roles}
     settings = _checked(settings, all_roles, with_gateway)
-    base = Path(placing.run_dir).absolute() if placing.run_dir else None
-    directory = cluster_dir(settings.port, base)
+    directory = cluster_dir(settings.port, _base(placing))
     gateway_endpoint = placing.join or ipc_endpoint(directory, GATEWAY_ID)
     if with_gateway and placing.listen:
         gateway_endpoint = placing.listen
     own = "" if with_gateway else placing.listen
     cpus, gateway_cpus = deal_cpus(settings, len(named))
+    all_ranks, elsewhere = ranks, placing.ranks_elsewhere
+    if elsewhere:
+        from epd.cli.start.ranks import of_this_host, with_ranks_elsewhere
+
+        ranks = of_this_host(ranks, elsewhere)
     devices = _deal_devices(settings.engine.device, ranks)
     lineage = secrets.token_hex(8)
     instances = tuple(
@@ -152,6 +190,11 @@ def _plan(
         )
         for index, (instance_id, roles) in enumerate(named)
     )
+    if elsewhere:
+        instances = tuple(
+            with_ranks_elsewhere(one, elsewhere, placing.ranks_port) if here < whole else one
+            for one, here, whole in zip(instances, ranks, all_ranks, strict=True)
+        )
     endpoints = [gateway_endpoint, *(instance.endpoint for instance in instances)]
     for endpoint in endpoints:
         _check_endpoint(endpoint, settings)

@@ -45,7 +45,7 @@ def check_free(host: str, port: int) -> None:
         )
 
 
-def check_listen(endpoint: str) -> None:
+def check_listen(endpoint: str, flag: str = "") -> None:
     """Raises ConfigError or TransportError when an endpoint of the control plane cannot be had."""
     if is_tcp(endpoint):
         name, port = split_own(endpoint)
@@ -53,7 +53,7 @@ def check_listen(endpoint: str) -> None:
         if not is_free(host, 0 if port == "*" else int(port)):
             raise ConfigError(
                 f"{endpoint} is in use; stop what listens there or choose another: "
-                f"--listen tcp://{name}:{any_free(host)}"
+                f"{flag or f'--listen tcp://{name}:'}{any_free(host)}"
             )
 
 

@@ -155,7 +155,7 @@ def _speaks(instance: InstanceConfig) -> bool:
 def _needed(instance: InstanceConfig) -> int:
     engine = instance.engine
     speaks = _speaks(instance)
-    num_ranks = 1 + len(instance.rank_devices)
+    num_ranks = instance.num_ranks
     nbytes = engine.kv_nbytes if speaks else 0
     stages = {"vision": "encode" in instance.roles, "language": speaks}
     number_nbytes = DTYPE_NBYTES[engine.dtype]

@@ -54,7 +54,7 @@ class Board:
     """
 
     def __init__(self, plan: StartPlan) -> None:
-        roles = {i.instance_id: "+".join(i.roles) for i in plan.instances}
+        roles = {i.instance_id: "+".join(i.roles) or f"rank of {i.rank_of}" for i in plan.instances}
         self._roles = roles
         self._began_s = time.monotonic()
         self._shown: dict[str, str] = {}
@@ -101,6 +101,8 @@ async def running(
             check_listen(plan.gateway.endpoint)
         for instance in plan.instances:
             check_listen(instance.endpoint)
+            if instance.ranks_endpoint:
+                check_listen(instance.ranks_endpoint, "--ranks-port ")
         check_host(plan.instances, in_one=any(spec.gateway and spec.instance for spec in specs))
         supervisor = Supervisor(list(specs), shown.changed)
         await supervisor.start()
@@ -134,9 +136,10 @@ async def _stop_whole(supervisor: Supervisor) -> None:
 
 
 def run_topology(plan: StartPlan) -> int:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.  A gateway of another host is
-    waited for without a limit."""
-    limit_s = START_TIMEOUT_S if plan.gateway is not None else None
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.  What is on another host is
+    waited for without a limit: a gateway, or ranks."""
+    waits = plan.gateway is None or any(i.ranks_elsewhere for i in plan.instances)
+    limit_s = None if waits else START_TIMEOUT_S
     return _run_supervised(plan, specs_of(plan), limit_s)
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from epd.config import Settings
 
 DESCRIPTION = """
-Start one process with --role, or one process per instance of a topology with --topology.
+Start one process with --role, one process per instance of a topology with --topology, or ranks of
+an instance of another host with --rank-of.
 
 A topology counts instances and names their roles: 2e1pd is two encoders and one instance of
 prefill and decode; 1e1p1d has a process for each stage; 2epd are two replicas that do everything.
@@ -49,6 +50,17 @@ EXAMPLES = (
     ),
     (
         (
+            "epd run --topology 1pd:tp2 --ranks-elsewhere 1 --listen tcp://10.0.0.1:7000 "
+            "--cluster-key key.json"
+        ),
+        "a gateway, and the first rank of a group over two hosts",
+    ),
+    (
+        "epd run --rank-of pd0 --join tcp://10.0.0.1:7001 --listen tcp://10.0.0.2:7000",
+        "its second rank, on the other host (and the same --cluster-key and --model)",
+    ),
+    (
+        (
             "epd run --role encode --ec-transfer-config "
             """'{"ec_connector": "auto", "ec_role": "ec_both"}'"""
         ),
@@ -64,11 +76,16 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what to start (one of the two)")
+    what = parser.add_argument_group("what to start (one of the three)")
     what.add_argument(
         "--role", metavar="ROLES", help="gateway, all, or some of encode+prefill+decode"
     )
     what.add_argument("--topology", metavar="TOPOLOGY", help="such as 1e1p1d, 1e1pd, 2epd")
+    what.add_argument(
+        "--rank-of", metavar="NAME",
+        help="ranks of instance NAME, whose leader is on another host (--ranks-elsewhere); one for "
+        "each --device. They wait for the leader, and for its next life when it ends",
+    )  # fmt: skip
     what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
     what.add_argument(
         "--id-prefix", default="", metavar="NAME",
@@ -78,10 +95,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_place_flags(parser, port="")
     options.add_settings(parser, "watch", "for what watches it")
     net = options.add_settings(parser, "hosts", "between hosts")
-    net.add_argument("--join", default="", metavar="ENDPOINT", help="the gateway's tcp:// endpoint")
+    net.add_argument(
+        "--join", default="", metavar="ENDPOINT",
+        help="the gateway's tcp:// endpoint; with --rank-of the leader's address and --ranks-port",
+    )  # fmt: skip
     net.add_argument(
         "--listen", default="", metavar="ENDPOINT",
         help="own endpoint for the other processes; default: ipc in the run directory",
+    )  # fmt: skip
+    net.add_argument(
+        "--ranks-elsewhere", type=int, default=0, metavar="N",
+        help="of the group that this command starts (1pd:tp2), the last N ranks run on other hosts "
+        "(--rank-of); it serves when they are there. For networks of microseconds: docs/hosts.md",
+    )  # fmt: skip
+    net.add_argument(
+        "--ranks-port", type=int, default=7001, metavar="PORT",
+        help="where these ask for their places, at the address of --listen; default 7001",
     )  # fmt: skip
     net.add_argument("--new-key", metavar="FILE", help="write a new key file and exit")
     group = parser.add_argument_group("connectors, as vLLM spells them")
@@ -116,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         plan = make_plan(args, held)
         from epd.cli.start.supervisor import run_role, run_topology
 
-        return run_topology(plan) if args.topology else run_role(plan)
+        return run_role(plan) if args.role else run_topology(plan)
 
 
 def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
@@ -124,10 +153,14 @@ def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
 
     `held`: what is there as long as that."""
     from epd.cli.parser import UsageError
-    from epd.cli.start.plan import plan_role, plan_topology
+    from epd.cli.start.plan import plan_rank, plan_role, plan_topology
 
-    if bool(args.role) == bool(args.topology):
-        raise UsageError("say what to start: either --role or --topology (epd run --help)")
+    if sum(map(bool, (args.role, args.topology, args.rank_of))) != 1:
+        raise UsageError(
+            "say what to start: either --role, --topology or --rank-of (epd run --help)"
+        )
+    if not 0 < args.ranks_port < 65536:
+        raise UsageError(f"--ranks-port {args.ranks_port}: a port is 1 to 65535")
     settings = _settings(args)
     if args.topology and args.instance_id:
         raise UsageError("--id names one process: it goes with --role, not with --topology")
@@ -141,6 +174,8 @@ def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
         from epd.transport.bus.curve import ClusterKey
 
         ClusterKey.load(settings.cluster_key)
+    if args.rank_of:
+        return plan_rank(args.rank_of, settings, placing, log)
     if args.topology:
         return plan_topology(args.topology, settings, placing, log)
     return plan_role(args.role, args.instance_id, settings, placing, log)

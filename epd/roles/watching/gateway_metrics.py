@@ -186,7 +186,7 @@ def _facts(
         "instance": name,
         "epoch": one.info.address.epoch,
         "pid": one.info.pid,
-        "num_ranks": 1 + len(one.info.rank_pids),
+        "num_ranks": 1 + len(one.info.other_ranks),
         "roles": list(one.info.roles),
         "state": one.state.name,
         "assigned": dispatcher.books.assigned_to(name),

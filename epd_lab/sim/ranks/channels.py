@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from epd.engine.base import EngineError, Rows, RowSpan, SlotRows, StepSequence
-from epd.groups.asks import Answer, AnyAsk, Fault, Joined, LandKv, RankLost, WriteState
+from epd.groups.asks import Answer, AnyAsk, Fault, Joined, LandKv, RankLost, RankPlace, WriteState
 from epd.groups.data import RankPart
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.world import World
@@ -55,7 +55,7 @@ class SimAsks(ABC):
     def __init__(self, world: World, process: SimProcess) -> None:
         self.process = process
         self.joined: dict[int, Joined] = {}
-        self.pids: tuple[int, ...] = ()
+        self.places: tuple[RankPlace, ...] = ()
         self._world = world
         self._asked: dict[tuple[int, int], _Asked] = {}  # by rank and serial
         self._ended: set[int] = set()

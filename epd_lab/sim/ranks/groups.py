@@ -34,6 +34,7 @@ from epd_lab.sim.ranks.towers import Gather, SimTowerShare
 from epd_lab.sim.world import World
 
 LOADING_S = 0.4  # of a rank, up to
+HOST = "sim"
 
 MakeEngines = Callable[[SimProcess, int, SimDevice], Engines]  # of a rank of this leader
 
@@ -192,7 +193,7 @@ class SimRanks(SimAsks):
             world, its = self._groups.world, partial(make, self.process, rank)
             spawned = world.spawn(name, partial(_begin, main, world, its))
             assert spawned.epoch == self.process.epoch  # a data plane of one epoch
-            self.pids += (spawned.pid,)
+            self.places += ((HOST, spawned.pid),)
 
     def join(self, rank: int, follower: SimFollower) -> None:
         """It has found this place."""

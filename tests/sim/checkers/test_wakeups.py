@@ -15,7 +15,8 @@ from epd_lab.sim.run import run
 
 EPD = Path(__file__).parents[3] / "epd"
 PARTS = "groups/*.py", "roles/**/*.py"
-PATHS = sorted(p for part in PARTS for p in EPD.glob(part) if p.name != "processes.py")
+REAL = {"elsewhere.py", "following.py", "processes.py"}  # processes
+PATHS = sorted(p for part in PARTS for p in EPD.glob(part) if p.name not in REAL)
 PRIMITIVES = ("create_future", "Bell", "Event", "Condition", "Semaphore")
 WAITED_IN = (*PRIMITIVES, "LeaseQueue", "Budget", "RunAhead")
 
