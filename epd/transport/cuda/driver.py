@@ -161,8 +161,9 @@ class CudaMemory:
         access.location = device.location
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         _ask(driver.cuMemSetAccess(self.address, nbytes, [access], 1))
-        self._unmap: Any = weakref.finalize(self, _unmap, driver, handle, self.address, nbytes)
-        self._unmap.atexit = False  # the driver does it, in an order of its own
+        end = weakref.finalize(self, _unmap, driver, handle, self.address, nbytes)
+        end.atexit = False  # the driver does it, in an order of its own
+        self._unmap: Callable[[], object] = end
 
     @property
     def whole(self) -> DeviceBytes:
@@ -185,8 +186,8 @@ class PlainMemory(CudaMemory):
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._device, self.place, self.nbytes = device, device.name, nbytes
         self.address = int(_ask(device.driver.cuMemAlloc(nbytes)))
-        self._unmap = weakref.finalize(self, device.driver.cuMemFree, self.address)
-        self._unmap.atexit = False  # see `CudaMemory`
+        self._unmap = end = weakref.finalize(self, device.driver.cuMemFree, self.address)
+        end.atexit = False  # see `CudaMemory`
 
     def export(self) -> int:
         raise DeviceError("this memory has no file descriptor")
