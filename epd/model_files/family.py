@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from epd.model_files.checkpoint import Settings
 
@@ -55,7 +56,9 @@ class Images:
     takes_bounds: bool = False  # images are resized between two areas, which a request may change
     # In a prompt, for an image of so many tiles: the name of each of them, and a placeholder.
     tile_text: Callable[[tuple[int, int], str], str] | None = None
-    video: Mapping[str, object] | None = None  # settings that the processor of videos may leave out
+    # `VideoSettings` of config.json and the processor's settings; None: no videos are taken.
+    video: Callable[[Settings, Settings], Any] | None = None
+    video_place: str = ""  # a video's placeholder, where config.json names none
 
 
 @dataclass(frozen=True)

@@ -180,11 +180,7 @@ def _of_processor(
         yield pairs
         return
     if is_video and (video := video_settings(sizes.config, settings)):
-        pairs = {
-            "patch": video.patch_size,
-            "merge": video.merge_size,
-            "frames": video.temporal_patch_size,
-        }
+        pairs = video.sizes
     for word, size in pairs.items():
         if size != sizes(word):
             yield f"the {word} size is {size} where config.json has {sizes(word)}"

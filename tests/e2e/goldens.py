@@ -72,7 +72,7 @@ def goldens(family: str) -> tuple[Golden, ...]:
         )
         for name, messages, images in conversations()
     ]
-    for i, case in enumerate(() if family in WITHOUT_VIDEOS else cases()[1:3]):
+    for i, case in enumerate(() if family in WITHOUT_VIDEOS else cases(family)[1:3]):
         inputs = reference_inputs(directory, case.messages, case.images, case.videos)
         found.append(_golden(directory, f"video {i}", inputs, case.asked))
     return tuple(found)

@@ -32,6 +32,11 @@ _CLASSES = {
     "qwen3_vl_moe": ("qwen3_vl", "Qwen3VLVideoProcessor"),
     "qwen3_5": ("qwen3_vl", "Qwen3VLVideoProcessor"),
     "qwen3_5_moe": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+    "internvl": ("internvl", "InternVLVideoProcessor"),
+    "glm4v": ("glm4v", "Glm4vVideoProcessor"),
+    "glm4v_moe": ("glm4v", "Glm4vVideoProcessor"),
+    "glm46v": ("glm46v", "Glm46VVideoProcessor"),
+    "glm_ocr": ("glm46v", "Glm46VVideoProcessor"),
 }
 
 

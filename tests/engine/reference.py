@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tests.engine import reference_glm
 from tests.engine.hf_video import kimi_image_processor, video_processor
 
 Messages = Sequence[dict[str, Any]]
@@ -54,7 +55,7 @@ def reference_processor(model_dir: Path) -> Any:
         )
 
         return GotOcr2ImageProcessorPil(**settings | {"crop_to_patches": True})
-    if settings["image_processor_type"].startswith("Glm4v"):
+    if settings["image_processor_type"].startswith("Glm4"):
         from transformers.models.glm4v.image_processing_pil_glm4v import (
             Glm4vImageProcessorPil as Processor,
         )
@@ -110,14 +111,14 @@ def render(
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((model_dir / "chat_template.jinja").read_text())
     text = template.render(messages=messages, add_generation_prompt=True)
-    first, *pieces = text.split("<|video_pad|>")
-    assert len(pieces) == len(videos)
-    text = first + "".join(video + piece for video, piece in zip(videos, pieces, strict=True))
     place = placeholder(model_dir) if images else "\0"
     for image in images:
         before, _, behind = text.partition(place)
         text = before + image.replace(place, "\0") + behind
     text = text.replace("\0", place)
+    first, *pieces = text.split(video_place(model_dir))
+    assert len(pieces) == len(videos)
+    text = first + "".join(video + piece for video, piece in zip(videos, pieces, strict=True))
     return list(tokenizer(model_dir).encode(text, add_special_tokens=False).ids)
 
 
@@ -134,7 +135,10 @@ def video_features(
     for video in videos:
         total = len(video.frames)
         metadata = VideoMetadata(
-            total_num_frames=total, fps=video.fps, frames_indices=list(range(total))
+            total_num_frames=total,
+            fps=video.fps,
+            frames_indices=list(range(total)),
+            duration=total / video.fps,  # as those of transformers that read a film
         )
         each.append(
             processor(
@@ -146,6 +150,8 @@ def video_features(
                 **video.sampling,
             )
         )
+    if model_type == "internvl":
+        return _as_tiles(model_dir, each)
     features = {
         name: torch.cat([one[name] for one in each])
         for name in ("pixel_values_videos", "video_grid_thw")
@@ -154,6 +160,9 @@ def video_features(
     if model_type == "qwen2_5_vl":
         pair = processor.temporal_patch_size
         features["second_per_grid_ts"] = torch.tensor([pair / m.sampled_fps for m in found])
+    inputs = {"video_grid_thw": features["video_grid_thw"], "video_metadata": found}
+    if model_type.startswith("glm"):
+        return features, reference_glm.texts(processor, placeholder(model_dir), inputs)
     if not model_type.startswith("qwen3"):
         counts = (features["video_grid_thw"].prod(-1) // processor.merge_size**2).tolist()
         return features, ["<|video_pad|>" * count for count in counts]
@@ -164,12 +173,30 @@ def video_features(
         vision_end_token="<|vision_end|>",
         _calculate_timestamps=lambda *a: Qwen3VLProcessor._calculate_timestamps(None, *a),
     )
-    inputs = {"video_grid_thw": features["video_grid_thw"], "video_metadata": found}
     texts = [
         Qwen3VLProcessor.replace_video_token(writer, inputs, i)  # type: ignore[arg-type]
         for i in range(len(videos))
     ]
     return features, texts
+
+
+def _as_tiles(model_dir: Path, each: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
+    """Frames of each video, and its text, by transformers' own code."""
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    writer = _internvl(model_dir)
+    texts = [InternVLProcessor.replace_video_token(writer, one, 0) for one in each]
+    return {"videos": [one["pixel_values_videos"][0] for one in each]}, texts
+
+
+def _internvl(model_dir: Path) -> Any:
+    config = json.loads((model_dir / "config.json").read_text())
+    return SimpleNamespace(
+        start_image_token="<img>",
+        end_image_token="</img>",
+        image_token=placeholder(model_dir),
+        image_seq_length=config["image_seq_length"],
+    )
 
 
 def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
@@ -180,12 +207,7 @@ def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
 
     config = json.loads((model_dir / "config.json").read_text())
     if config["model_type"] == "internvl":
-        writer: Any = SimpleNamespace(
-            start_image_token="<img>",
-            end_image_token="</img>",
-            image_token=placeholder(model_dir),
-            image_seq_length=config["image_seq_length"],
-        )
+        writer = _internvl(model_dir)
         found = reference_processor(model_dir)(images=list(images))
         return [InternVLProcessor.replace_image_token(writer, found, i) for i in range(len(images))]
     if config["model_type"] == "mistral3":
@@ -225,6 +247,16 @@ def placeholder(model_dir: Path) -> str:
     return tokenizer(model_dir).id_to_token(image_token(model_dir)) or ""
 
 
+def video_place(model_dir: Path) -> str:
+    """The same of a video."""
+    config = json.loads((model_dir / "config.json").read_text())
+    if config["model_type"] == "internvl":
+        return "<video>"
+    token_id = config.get("video_token_id")
+    found = None if token_id is None else tokenizer(model_dir).id_to_token(token_id)
+    return found or "<|video_pad|>"
+
+
 def image_token(model_dir: Path) -> int:
     config = json.loads((model_dir / "config.json").read_text())
     return int(config.get("image_token_id", config.get("image_token_index", -1)))
@@ -243,6 +275,15 @@ def reference_inputs(
     ids = render(model_dir, prompt, texts, tiles) if chat else list(prompt)  # type: ignore[arg-type]
     if not images and not videos:
         return {"input_ids": torch.tensor([ids])}
+    if "videos" in shown:  # among the images, as the prompt has them
+        tiles_of = reference_processor(model_dir)
+        held = {
+            "image": (tiles_of(images=[i], return_tensors="pt")["pixel_values"] for i in images),
+            "video": iter(shown["videos"]),
+        }
+        parts = [part["type"] for message in prompt for part in message["content"]]  # type: ignore[index, union-attr]
+        pixels = torch.cat([next(held[kind]) for kind in parts if kind in held])
+        return {"input_ids": torch.tensor([ids]), "pixel_values": pixels}
     if tiles:
         asked = reference_processor(model_dir)(images=images[:1])
         flat = not {"num_patches", "image_sizes", "image_position_ids"}.isdisjoint(asked)
@@ -255,6 +296,10 @@ def reference_inputs(
         return {"input_ids": input_ids, **found}
     features, counts = _image_features(model_dir, images) if images else ({}, [])
     token = image_token(model_dir)
+    if videos and "<|begin_of_image|>" in texts[0]:
+        rows = [placeholder(model_dir) * count for count in counts]
+        ids = render(model_dir, prompt, texts, rows)  # type: ignore[arg-type]
+        return reference_glm.inputs(prompt, features | shown, ids, token)  # type: ignore[arg-type]
     expanded: list[int] = []
     remaining = iter(counts)
     for token_id in ids:

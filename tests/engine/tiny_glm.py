@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,11 @@ from tests.engine.tiny_tokens import name_tokens
 
 _IMAGE, _START, _END = 262, 259, 260  # the placeholder is the bundled tokenizer's
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+_NAMES = {
+    "<|begin_of_video|><|video|><|end_of_video|>": "<|vision_start|><|video_pad|><|vision_end|>",
+    "<|begin_of_image|>": "<|vision_start|>", "<|end_of_image|>": "<|vision_end|>",
+    "<|image|>": "<|image_pad|>", "<|video|>": "<|video_pad|>",
+}  # fmt: skip
 _PIXELS = {"size": {"shortest_edge": 2048, "longest_edge": 32768}, "patch_size": 8, "merge_size": 2}
 
 
@@ -57,12 +63,16 @@ def config(family: str, text: dict[str, Any], spread: float) -> dict[str, Any]:
     }
 
 
-def write_companions(directory: Path) -> dict[str, Any]:
-    """Tokens of videos, which the processor of prompts looks for; gives the settings of images."""
+def write_companions(directory: Path, family: str) -> dict[str, Any]:
+    """Tokens of images and videos, and the settings of videos; gives those of images."""
     name_tokens(directory, "<|image|>", ("<|begin_of_video|>", "<|end_of_video|>"))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        text = (directory / name).read_text().replace("<|image_pad|>", "<|image|>")
-        (directory / name).write_text(text.replace("<|video_pad|>", "<|video|>"))
-    return {
-        "image_processor_type": "Glm4vImageProcessor", "processor_class": "Glm4vProcessor",
-    } | _PIXELS  # fmt: skip
+        text = (directory / name).read_text()
+        for theirs, ours in _NAMES.items():
+            text = text.replace(ours, theirs)
+        (directory / name).write_text(text)
+    kind = "Glm46V" if family in ("glm46v", "glm_ocr") else "Glm4v"
+    named = {"processor_class": f"{kind}Processor"} | _PIXELS
+    video = {"video_processor_type": f"{kind}VideoProcessor"} | named
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(video))
+    return {"image_processor_type": f"{kind}ImageProcessor"} | named

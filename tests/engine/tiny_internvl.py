@@ -9,12 +9,14 @@ from typing import Any
 
 from tests.engine.tiny_tokens import name_tokens
 
-# InternVL3's, without videos.
+_VIDEO = "InternVLVideoProcessor"
+# InternVL3's.
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for content in message['content'] %}{% if content['type'] == 'image' %}"
-    "{{ '<IMG_CONTEXT>\n' }}{% elif content['type'] == 'text' %}{{ content['text'] }}"
+    "{{ '<IMG_CONTEXT>\n' }}{% elif content['type'] == 'video' %}{{ '<video>\n' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}"
     "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -60,6 +62,8 @@ def write_companions(directory: Path, settings: dict[str, Any]) -> dict[str, Any
     rows = settings["image_seq_length"]
     (directory / "processor_config.json").write_text(json.dumps({"image_seq_length": rows}))
     side = settings["vision_config"]["image_size"][0]
+    video = {"size": {"height": side, "width": side}, "video_processor_type": _VIDEO}
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(video))
     return {
         "image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": False,
         "size": {"height": side, "width": side}, "min_patches": 1, "max_patches": 6,
@@ -69,9 +73,9 @@ def write_companions(directory: Path, settings: dict[str, Any]) -> dict[str, Any
 
 def _name_tokens(directory: Path) -> None:
     """The bundled tokenizer, with the tokens of InternVL."""
-    name_tokens(directory, "<IMG_CONTEXT>", ("<img>", "</img>"))
+    name_tokens(directory, "<IMG_CONTEXT>", ("<img>", "</img>", "<video>"))
     path = directory / "tokenizer_config.json"
     names = {"start_image": "<img>", "end_image": "</img>", "context_image": "<IMG_CONTEXT>"}
     named = {f"{name}_token": token for name, token in names.items()}
-    named["video_token"] = "<|video_pad|>"
+    named["video_token"] = "<video>"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"extra_special_tokens": named}))

@@ -59,8 +59,8 @@ OF_GEMMA = ("gemma4", "gemma4_moe")
 OF_FOUR_NORMS = ("glm4v", "glm46v", "glm_ocr", *OF_GEMMA)  # transformers' own layers are run
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
-    *("llava_onevision", "kimi_k25", "idefics3", "smolvlm", "internvl", "internvl_moe"),
-    *("mistral3", "ministral3", *OF_GLM, "paddleocr_vl", "paddleocr_vl_biased", *OF_GEMMA),
+    *("llava_onevision", "kimi_k25", "idefics3", "smolvlm"),
+    *("mistral3", "ministral3", "paddleocr_vl", "paddleocr_vl_biased", *OF_GEMMA),
     *("deepseek_ocr2", "deepseek_ocr2_wide"),
 )
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
@@ -348,7 +348,7 @@ def _write_companions(family: str, directory: Path) -> None:
     elif family.startswith("deepseek_ocr2"):
         settings = tiny_deepseek.write_companions(directory, _CONFIGS[family][2])
     elif family in OF_GLM:
-        settings = tiny_glm.write_companions(directory)
+        settings = tiny_glm.write_companions(directory, family)
     elif family in OF_GEMMA:
         settings = tiny_gemma.write_companions(directory)
     elif family == "kimi_k25":

@@ -165,7 +165,7 @@ async def test_fp8_is_that_of_the_cpu(
             assert float((found.softmax(-1) - wanted.softmax(-1)).abs().max()) < 0.2
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "glm46v", "internvl"])
 async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., Driver]) -> None:
     """Resized on the CPU, normalised and cut on the device."""
     pytest.importorskip("av")
@@ -173,7 +173,7 @@ async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., 
     from tests.engine.vision.video_cases import cases as video_cases
 
     serving = gpu_driver(family)
-    for case in video_cases():
+    for case in video_cases(family):
         request = await prepared(serving, "r", case)
         logits = serving.language.logits([request.next_step(4096)])[0].cpu()
         serving.release([request])

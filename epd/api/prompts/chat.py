@@ -5,7 +5,8 @@ placeholder becomes as many as the image has rows, and a video's likewise.  Text
 whole.  So where a model takes the time of each frame (Qwen3-VL), a video's placeholder first
 becomes one per frame, with the times between them.  That of an image whose tiles have names
 (Idefics3) is expanded likewise.  The number of placeholders must be the number of images, or
-videos: text that spells a placeholder out is refused, not believed.
+videos: text that spells a placeholder out is refused, not believed.  Where rows of videos have the
+placeholder of images (GLM), they get it last.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ class ChatRenderer:
         self.config = read_config(directory)
         settings = read_optional(directory / "tokenizer_config.json")
         self.tokenizer = load_tokenizer(directory, settings)
+        images = images_of(self.config)
         ids = (self.config.get(name) for name in _IMAGE_TOKENS)
         self.image_token_id: int | None = next((i for i in ids if i is not None), None)
-        self.video_token_id: int | None = self.config.get("video_token_id")
+        place = self.tokenizer.token_to_id(images.video_place) if images else None
+        self.video_token_id: int | None = self.config.get("video_token_id", place)
         self._image_token = self._token_of(self.image_token_id)
-        self._video_token = self._token("video_token_id")
+        self._video_token = self._token_of(self.video_token_id)
         self._vision_start = self._token("vision_start_token_id")
         self._vision_end = self._token("vision_end_token_id")
         source = read_text(Path(template)) if template else find_template(directory, settings)
@@ -65,6 +68,7 @@ class ChatRenderer:
         self.end_token_ids = self._ends(directory, named.get("eos_token", ""))
         marks = {token_id for name in _TOKENS if (token_id := self.config.get(name)) is not None}
         marks.update(self.end_token_ids)
+        marks |= {self.video_token_id} - {None}
         if escapes:
             self._escaper = Escaper(self.tokenizer, source or "", marks)
 
@@ -163,13 +167,13 @@ class ChatRenderer:
         _check_length(len(ids), max_tokens, param)
         return ids
 
-    def spread(self, text: str, times: Sequence[Sequence[float]]) -> str:
-        """The prompt's text with one placeholder per frame of each video, behind its time.
+    def spread(self, text: str, videos: Sequence[Sequence[tuple[str, str]]]) -> str:
+        """The prompt's text with one placeholder per frame of each video.
 
-        `times`: seconds, of each video in order.  Raises ApiError 400.
+        `videos`: what stands before and behind each frame of each in order.  Raises ApiError 400.
         """
-        around = self._vision_start + self._video_token + self._vision_end
-        texts = ["".join(f"<{second:.1f} seconds>{around}" for second in one) for one in times]
+        place = self._vision_start + self._video_token + self._vision_end
+        texts = ["".join(before + place + behind for before, behind in one) for one in videos]
         return self._with_texts(text, "video", self._video_token, texts)
 
     def tiled(self, text: str, tiles: Sequence[tuple[int, int]]) -> str:
@@ -193,11 +197,14 @@ class ChatRenderer:
         images: Sequence[int],
         runs: Sequence[int] = (),
         param: str = "messages",
+        *,
+        as_images: bool = False,
     ) -> tuple[list[int], list[int], list[int]]:
         """Ids with each placeholder repeated for its rows, and the offsets of the first ones.
 
-        `images`, `runs`: rows of each placeholder of images and of videos, in order.  Gives the
-        ids, and the offsets of both.  Raises ApiError 400 naming `param`.
+        `images`, `runs`: rows of each placeholder of images and of videos, in order.  `as_images`:
+        rows of videos get the placeholder of images.  Gives the ids, and the offsets of both.
+        Raises ApiError 400 naming `param`.
         """
         wanted = {"image": (self.image_token_id, images), "video": (self.video_token_id, runs)}
         found: list[tuple[int, int, list[int]]] = []  # index in ids, rows, offsets of its kind
@@ -208,12 +215,13 @@ class ChatRenderer:
             for num_rows in counts:
                 at = ids.index(token, at + 1)
                 found.append((at, num_rows, offsets[kind]))
+        row = self.image_token_id if as_images else None
         expanded: list[int] = []
         end = 0
         for at, num_rows, places in sorted(found, key=lambda place: place[0]):
             expanded += ids[end:at]
             places.append(len(expanded))
-            expanded += [ids[at]] * num_rows
+            expanded += [ids[at] if row is None else row] * num_rows
             end = at + 1
         expanded += ids[end:]
         return expanded, offsets["image"], offsets["video"]

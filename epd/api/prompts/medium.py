@@ -26,7 +26,6 @@ from epd.media_files.video import (
     VideoSettings,
     sample_frames,
     second_per_grid,
-    timestamps,
     video_geometry,
     video_settings,
 )
@@ -46,13 +45,13 @@ CHANNELS = 3  # bytes of a decoded pixel
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """An image or a video; `times`: seconds of each frame of the grid, where these are written."""
+    """An image or a video; `texts`: around each frame of the grid, where these stand apart."""
 
     data: bytes
     mm_hash: str
     geometry: Geometry
     clip: Clip | None = None  # of a video
-    times: tuple[float, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
     second_per_grid: float = 1.0
     num_pixels: int = 0  # to be decoded
     bounds: PixelBounds | None = None  # of an image
@@ -61,7 +60,7 @@ class Medium:
     @property
     def runs(self) -> list[int]:
         """Rows behind each of its placeholders."""
-        count = len(self.times) or self.geometry.num_runs
+        count = len(self.texts) or self.geometry.num_runs
         return [self.geometry.num_rows // count] * count
 
 
@@ -116,7 +115,7 @@ class Measurer:
                 self.video, film.num_frames, film.fps, sampling, self._limits.max_video_frames
             )
         except MediaError as error:
-            raise bad_request(f"{param}: {error}; ask for fewer", param) from None
+            raise bad_request(f"{param}: {error}", param) from None
         clip = Clip(container=film.container, frames=frames)
         size = (film.width, film.height)
         return self._video(data, clip, film.num_frames, film.fps, size, param, scope)
@@ -169,11 +168,11 @@ class Measurer:
             raise bad_request(f"{param}: {error}", param) from None
         what = msgspec.json.encode((clip.container, clip.frames, fps)).decode()
         key = mm_hash(scope, data, self._processor, self._model, self._video_processor, what)
-        times = timestamps(settings, clip.frames, fps) if settings.has_timestamps else []
+        texts = tuple(settings.texts(clip.frames, fps))
         seconds = second_per_grid(settings, taken, total, fps)
         whole = size[0] * size[1]
         _, rows, columns = geometry.grid_thw
         held = taken * rows * columns * settings.patch_size**2 + whole
         return Medium(
-            data, key, geometry, clip, tuple(times), seconds, total * whole, None, CHANNELS * held
+            data, key, geometry, clip, texts, seconds, total * whole, None, CHANNELS * held
         )

@@ -178,11 +178,13 @@ class Preparer:
         videos = [medium for medium in media if medium.clip is not None]
         text = self._renderer.render(messages, tools, flags)
         text = self._renderer.tiled(text, [image.geometry.tiles for image in images])
-        if self._measurer.video is not None and self._measurer.video.has_timestamps:
-            text = self._renderer.spread(text, [video.times for video in videos])
+        if any(video.texts for video in videos):
+            text = self._renderer.spread(text, [video.texts for video in videos])
         ids = self._encode(text, "messages", add_special_tokens=False)
         of_images, of_videos = ([n for m in kind for n in m.runs] for kind in (images, videos))
-        expanded, offsets, starts = self._renderer.expand(ids, of_images, of_videos)
+        as_images = bool((how := self._measurer.video) and how.rows_are_images)
+        found = self._renderer.expand(ids, of_images, of_videos, as_images=as_images)
+        expanded, offsets, starts = found
         places = itertools.chain(offsets, starts)
         items = [_item(m, *itertools.islice(places, len(m.runs))) for m in (*images, *videos)]
         in_order = tuple(sorted(items, key=lambda item: item.offset))
@@ -196,8 +198,9 @@ class Preparer:
         videos = [part for part in parts if not part.is_image]
         if images and not self.takes_images:
             raise bad_request("this model takes no images; send text only", images[0].param)
-        if videos and self._measurer.video is None:
-            raise bad_request("this model takes no videos; send images", videos[0].param)
+        if videos and (self._measurer.video is None or self._renderer.video_token_id is None):
+            kind = self._renderer.config.get("model_type")
+            raise bad_request(f"this model takes no videos ({kind}); send images", videos[0].param)
         for what, found, limit in (
             ("images", images, limits.max_images),
             ("videos", videos, limits.max_videos),

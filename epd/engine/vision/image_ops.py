@@ -13,12 +13,15 @@ The processor of the Qwen families resizes with Pillow (bicubic, antialiased, ro
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from epd.engine.vision.image_resize import resized
+
+if TYPE_CHECKING:
+    from epd.engine.language.products import Foreign
 
 _STRIP_PIXELS = 1 << 18
 
@@ -47,13 +50,10 @@ def _whole_rgb(image: Any) -> np.ndarray[Any, Any]:
     return np.asarray(convert_to_rgb(image))
 
 
-class QwenImageOps:
-    """What the image and video processors of the Qwen families do behind decoding."""
+class Scaling:
+    """What a processor makes of bytes of one size: rescaled and normalised."""
 
-    def __init__(self, processor: Any) -> None:
-        self._patch = int(processor.patch_size)
-        self._frames = int(processor.temporal_patch_size)
-        self._merge = int(processor.merge_size)
+    def __init__(self, processor: Foreign) -> None:
         factor = processor.rescale_factor if processor.do_rescale else 1.0
         mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
         if not processor.do_normalize:
@@ -61,6 +61,23 @@ class QwenImageOps:
         self._gain = (factor / std).view(3, 1, 1)
         self._offset = (-mean / std).view(3, 1, 1)
         self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def scaled(self, images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """uint8 `[images, height, width, 3]` to `[images, 3, height, width]`."""
+        device = images.device
+        if device not in self._on:
+            self._on[device] = (self._gain.to(device), self._offset.to(device))
+        gain, offset = self._on[device]
+        return torch.addcmul(offset, images.permute(0, 3, 1, 2).float(), gain).to(dtype)
+
+
+class QwenImageOps(Scaling):
+    """What the image and video processors of the Qwen families do behind decoding."""
+
+    def __init__(self, processor: Foreign) -> None:
+        super().__init__(processor)
+        self._patch, self._merge = int(processor.patch_size), int(processor.merge_size)
+        self._frames = int(processor.temporal_patch_size)
 
     @staticmethod
     def fits(processor: Any) -> bool:
@@ -77,9 +94,7 @@ class QwenImageOps:
         """
         frames, rows, columns = grid_thw
         images = pixels if pixels.ndim == 4 else pixels[None]
-        images = resized(images, *self.size_of(grid_thw)).permute(0, 3, 1, 2)
-        gain, offset = self._constants(pixels.device)
-        images = torch.addcmul(offset, images.float(), gain).to(dtype)
+        images = self.scaled(resized(images, *self.size_of(grid_thw)), dtype)
         if missing := frames * self._frames - len(images):
             last = images[-1:].expand(missing + 1, -1, -1, -1)  # a view: an image is not copied
             images = torch.cat([images[:-1], last]) if len(images) > 1 else last
@@ -94,8 +109,3 @@ class QwenImageOps:
 
     def num_rows(self, grid_thw: tuple[int, int, int]) -> int:
         return grid_thw[0] * grid_thw[1] * grid_thw[2] // self._merge**2
-
-    def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if device not in self._on:
-            self._on[device] = (self._gain.to(device), self._offset.to(device))
-        return self._on[device]

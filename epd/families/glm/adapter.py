@@ -1,7 +1,6 @@
 """GLM-4.1V to 4.6V and GLM-OCR: multimodal rope, native resolution, towers with smooth positions.
 
-Layers of the dense ones have four norms; those of the mixtures are common.  Videos are not taken:
-their frames are announced in words, and sampled by rules of their own.
+Layers of the dense ones have four norms; those of the mixtures are common.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ class SmoothPositions(nn.Module):
         weight = self.position_embedding.weight
         side = round(len(weight) ** 0.5)
         points = weight.view(1, side, side, -1).permute(0, 3, 1, 2).float()
-        sizes = upload(shapes[:, 1:].float().repeat_interleave(lengths, 0), rows.device)
+        frames = shapes[:, 1:].float().repeat_interleave(shapes[:, 0], 0)
+        sizes = upload(frames.repeat_interleave(lengths, 0), rows.device)
         at = (torch.stack(place, -1) + 0.5) / sizes * 2 - 1
         how = {"mode": "bicubic", "padding_mode": "border", "align_corners": False}
         found = grid_sample(points, at.flip(-1)[None, :, None], **how)

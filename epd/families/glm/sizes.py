@@ -1,19 +1,26 @@
 """GLM-4.1V to 4.6V and GLM-OCR: names and shapes; both sides of an image are rounded.
 
 As in the Qwen families, but an image counts as the two frames of a patch: bounds are of both.  One
-that is smaller than a row is made larger first.
+that is smaller than a row is made larger first.  A processor's name has the rules of its videos.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from epd.media_files.film_rules import AtRate, ByLength
+from epd.media_files.video import VideoSettings, read_settings
 from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
 from epd.model_files.geometry import smart_resize
 
 _VISUAL = "model.visual."
+_VIDEO: Settings = {
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000},
+    "patch_size": 14,
+    "fps": 2.0,
+}
 Range = tuple[str, Callable[[Settings], bool]]
 
 
@@ -55,6 +62,15 @@ def _processor(settings: Settings) -> dict[str, int] | str:
     if bool(size.get("shortest_edge")) != bool(size.get("longest_edge")):
         return "size: one of shortest_edge and longest_edge, where both are needed"
     return _units(settings)
+
+
+def _video(config: Settings, given: Settings) -> VideoSettings | None:
+    if config.get("video_token_id") is None:
+        return None
+    named = (given.get(f"{what}_processor_type") for what in ("video", "image"))
+    kind = next(filter(None, named), config.get("model_type"))
+    rules = ByLength if "46v" in str(kind).lower() else AtRate
+    return read_settings(rules, _VIDEO, {**given, "cap_pixels_per_frame": False})
 
 
 def _biased(section: str, usual: object) -> Callable[[Settings], bool]:
@@ -102,7 +118,7 @@ def _family(held: dict[str, str], text: str, *skipped: str, **ranges: Range) -> 
     return Family(
         held,
         ("model.visual",),
-        Images(_geometry, _processor),
+        Images(_geometry, _processor, video=_video),
         skipped=(*Family({}).skipped, *skipped),
         sizes={"frames": 2, "merge": 2, "image": 336, "patch": 14},
         text_types=(text,),

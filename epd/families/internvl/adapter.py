@@ -1,12 +1,11 @@
 """InternVL 3 and 3.5: InternViT over square tiles, pixel shuffle, a Qwen with linear rope.
 
-Tiles are made by Hugging Face's processor on a CPU, and by the same arithmetic on a GPU.  Videos
-are not taken: their frames are announced in words and resized by torchvision.
+Tiles are made by Hugging Face's processor on a CPU, and by the same arithmetic on a GPU.  A frame
+of a video is a tile.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,22 +16,22 @@ from epd.engine.base import Patches
 from epd.engine.kernels.routing import Routing
 from epd.engine.language.experts import by_softmax
 from epd.engine.language.products import Foreign
+from epd.engine.vision.image_ops import QwenImageOps, Scaling
 from epd.engine.vision.image_resize import resized
 from epd.engine.vision.tower import PatchProduct
 from epd.families.internvl.sizes import tile_grid
+from epd.media_files.video import video_settings
 from epd.messages import PixelBounds
 from epd.model_files.checkpoint import Settings
 from epd.model_files.geometry import image_geometry
 
 
-class TileOps:
+class TileOps(Scaling):
     """What the processor does behind decoding."""
 
     def __init__(self, processor: Foreign, settings: Settings) -> None:
+        super().__init__(processor)
         self._tile, self._settings = int(processor.size.height), settings
-        mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
-        scale = torch.stack([processor.rescale_factor / std, -mean / std]).view(2, 3, 1, 1)
-        self._scale_on = functools.cache(scale.to)  # not again for each image
 
     def patches(
         self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
@@ -44,8 +43,17 @@ class TileOps:
         tiles = whole.view(lines, tile, columns, tile, 3).transpose(1, 2).flatten(0, 1)
         if len(tiles) > 1:
             tiles = torch.cat([tiles, resized(pixels[None], tile, tile)])
-        gain, offset = self._scale_on(pixels.device)
-        return torch.addcmul(offset, tiles.permute(0, 3, 1, 2).float(), gain).to(dtype)
+        return self.scaled(tiles, dtype)
+
+
+class FrameOps(QwenImageOps):
+    """Of a video, whose resized frames are tiles."""
+
+    def patches(
+        self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """uint8 `[num_tiles, side, side, 3]` to `[num_tiles, 3, side, side]`, on its device."""
+        return self.scaled(pixels, dtype)
 
 
 class InternVL(ModelAdapter):
@@ -68,6 +76,11 @@ class InternVL(ModelAdapter):
         does_all = processor.do_resize and processor.do_rescale and processor.do_normalize
         settings = self.checkpoint.preprocessor
         return TileOps(processor, settings) if does_all and processor.resample == 3 else None
+
+    def video_ops(self) -> FrameOps | None:
+        checkpoint = self.checkpoint
+        settings = video_settings(checkpoint.config, checkpoint.video_preprocessor)
+        return None if settings is None else FrameOps(settings)
 
     def to_patches(
         self, processor: Foreign, image: Foreign, bounds: PixelBounds | None = None

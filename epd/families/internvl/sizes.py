@@ -10,6 +10,8 @@ import functools
 import math
 from collections.abc import Callable
 
+from epd.media_files.film_rules import InMiddles
+from epd.media_files.video import VideoSettings, read_settings
 from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
@@ -82,6 +84,13 @@ def _processor(settings: Settings) -> dict[str, int] | str:
     return {"image": height} if height == width else "size: a tile is no square"
 
 
+def _video(config: Settings, given: Settings) -> VideoSettings:
+    size, vision = given.get("size") or {}, _plain(config)["vision_config"]
+    side, patch = size.get("height") or _SIDE, vision.get("patch_size") or 14
+    own: Settings = {"size": {}, "tile": side, "patch_size": patch, "merge_size": _scale(config)}
+    return read_settings(InMiddles, {}, {**given, **own})
+
+
 def _text(*kinds: str) -> Callable[[Settings], bool]:
     """Whether the language model is one of these."""
     return lambda config: (config.get("text_config") or {}).get("model_type", "qwen2") in kinds
@@ -123,7 +132,13 @@ FAMILIES = {
     "internvl": Family(
         _STACK | _SEEING,
         ("model.vision_tower", "model.multi_modal_projector"),
-        Images(_geometry, _processor, tile_text=lambda tiles, place: f"<img>{place}</img>"),
+        Images(
+            _geometry,
+            _processor,
+            tile_text=lambda tiles, place: f"<img>{place}</img>",
+            video=_video,
+            video_place="<video>",
+        ),
         tensors.LLAVA_NAMES,
         sizes={"scale": 2, "image": 448, "patch": 14},
         text_types=("qwen2", "qwen3", "qwen3_moe"),

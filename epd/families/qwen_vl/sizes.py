@@ -6,6 +6,9 @@ row per `merge_size` squared patches.
 
 from __future__ import annotations
 
+from functools import partial
+
+from epd.media_files.video import InVolume, VideoSettings, read_settings
 from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
@@ -60,17 +63,13 @@ _FLAT = (
 _QWEN = {"frames": 2, "merge": 2}
 _QWEN2_STACK = tensors.stack(layers=tensors.LAYER | tensors.QKV_BIASES | tensors.MLP)
 _QWEN3 = {"layers": tensors.QWEN3_LAYER, "biased": tensors.BIASED}
-_QWEN2_VIDEO: dict[str, object] = {
-    "has_timestamps": False,
+_QWEN2_VIDEO: Settings = {
     "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
     "patch_size": 14,
     "fps": None,
     "max_video_tokens": 128000,
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
-_QWEN3_VIDEO: dict[str, object] = {
-    "has_timestamps": True,
+_QWEN3_VIDEO: Settings = {
     "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
     "patch_size": 16,
     "fps": 2.0,
@@ -102,9 +101,22 @@ def _processor(settings: Settings) -> dict[str, int] | str:
     }
 
 
+def _video(
+    kind: type[VideoSettings], defaults: Settings, config: Settings, given: Settings
+) -> VideoSettings | None:
+    if config.get("video_token_id") is None:
+        return None
+    if kind is VideoSettings:  # an older way to say the same
+        older = (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels"))
+        edges = {edge: given[name] for edge, name in older if given.get(name) is not None}
+        given = {**given, "size": {**(given.get("size") or defaults["size"]), **edges}}
+    return read_settings(kind, defaults, given)
+
+
+_RULES = (partial(_video, VideoSettings, _QWEN2_VIDEO), partial(_video, InVolume, _QWEN3_VIDEO))
 _SEEN2, SEEN3 = (
     (("model.visual",), Images(_geometry, _processor, takes_bounds=True, video=video), _FLAT)
-    for video in (_QWEN2_VIDEO, _QWEN3_VIDEO)
+    for video in _RULES
 )
 FAMILIES = {
     "qwen2_vl": Family(

@@ -16,10 +16,14 @@ from epd.roles.steps.step import layouts_of
 from tests.api.fakes import conversation
 from tests.engine.driver import Driver, Request, end_tokens
 from tests.engine.reference import reference_generate, reference_inputs, reference_logits
+from tests.engine.tiny_models import OF_GLM
 from tests.engine.vision.video_cases import Case, cases
 
 # tests/roles: the bundled one
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+FAMILIES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "internvl", "internvl_moe"),
+    *OF_GLM,
+)
 NEW_TOKENS = 8
 NOBODY = Address("e", 1, "")
 
@@ -62,9 +66,11 @@ async def prepared(serving: Driver, name: str, case: Case) -> Request:
     [
         "qwen2_5_vl",
         "qwen3_5",  # which numbers frames as qwen3_vl does
+        "glm46v",
         *(
             pytest.param(family, marks=pytest.mark.long)
-            for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+            for family in FAMILIES
+            if family not in ("qwen2_5_vl", "qwen3_5", "glm46v")
         ),
     ],
 )
@@ -72,7 +78,7 @@ async def test_tokens_and_logits_equal(family: str, driver: Callable[[str], Driv
     """Prompt ids, logits behind the prompt, and greedy tokens in chunks, all videos at once."""
     serving = driver(family)
     golden = []
-    for case in cases():
+    for case in cases(family):
         asked = (serving.model_dir, case.messages, case.images)
         request = await prepared(serving, "r", case)
         inputs = reference_inputs(*asked, case.videos)
@@ -82,7 +88,7 @@ async def test_tokens_and_logits_equal(family: str, driver: Callable[[str], Driv
         expected = reference_logits(*asked, case.videos)
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
         golden.append(reference_generate(*asked, NEW_TOKENS, case.videos))
-    requests = [await prepared(serving, str(i), case) for i, case in enumerate(cases())]
+    requests = [await prepared(serving, str(i), case) for i, case in enumerate(cases(family))]
     answers = await serving.run(requests, chunk=29)
     serving.release(requests)
     assert answers == golden
@@ -95,7 +101,7 @@ async def test_one_wrong_row_is_noticed(
 ) -> None:
     """The comparison can fail."""
     serving = driver(family)
-    request = await prepared(serving, "r", Case().film(2, 16, 64, 48, fps=4.0).text("odd"))
+    request = await prepared(serving, "r", cases(family)[1])
     clean = serving.language.logits([request.next_step(4096)])
     tensor = torch.cat([rows.tensor for rows in request.rows]).clone()
     per_frame = len(tensor) // request_frames(request)

@@ -15,6 +15,9 @@ from tests.engine.driver import png
 from tests.engine.reference import ReferenceVideo
 from tests.media_files.videos import film, frame, frames_of
 
+# What a request may ask for of a film; other families take all.
+TAKES = {"glm4v": ("fps",), "glm4v_moe": ("fps",), "glm46v": (), "glm_ocr": ()}
+TAKES |= dict.fromkeys(("internvl", "internvl_moe"), ("fps", "num_frames"))
 MIME = {
     "mp4": "video/mp4",
     "webm": "video/webm",
@@ -81,14 +84,23 @@ def url_of(data: bytes, mime: str = "image/png") -> str:
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
-def cases() -> Sequence[Case]:
-    """Alone, mixed with images, two, odd sizes and counts, rates, containers, images."""
+def cases(family: str = "") -> Sequence[Case]:
+    """Alone, mixed with images, two, odd sizes and counts, rates, containers, images.
+
+    Frames are asked for as the family takes it.
+    """
+
+    def asking(**sampling: Any) -> dict[str, Any]:
+        takes = TAKES.get(family, sampling)
+        return {name: value for name, value in sampling.items() if name in takes}
+
+    few = asking(num_frames=6)
     return [
         Case().film(1).text("what happens?"),
-        Case().text("look: ").film(2, 13, 100, 38, fps=4.0).text("odd"),
-        Case().image(3, 48, 48).film(4, 9, 90, 130, num_frames=6).image(5, 70, 33).text("mixed"),
+        Case().text("look: ").film(2, 13, 100, 38, **asking(fps=4.0)).text("odd"),
+        Case().image(3, 48, 48).film(4, 9, 90, 130, **few).image(5, 70, 33).text("mixed"),
         Case()
-        .film(6, 30, 64, 64, rate=30, fps=12.0)
+        .film(6, 30, 64, 64, rate=30, **asking(fps=12.0))
         .film(7, 8, 40, 40, container="webm")
         .text("?"),
         Case().frames(8, 5, 61, 47, fps=0.5).text("frames").film(1).text("again"),

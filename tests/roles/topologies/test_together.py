@@ -35,7 +35,7 @@ from tests.engine.tiny_models import (
     WITHOUT_VIDEOS,
     cached_model,
 )
-from tests.engine.vision.video_cases import Case
+from tests.engine.vision.video_cases import Case, cases
 from tests.roles.topologies.cluster import Cluster
 from tests.roles.topologies.golden import Question, ask_case, question
 from tests.roles.topologies.pairwise import everything, pairs_of, pairwise
@@ -249,6 +249,18 @@ def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> No
         assert bool(served.num_drafted) is case["drafting"]
     if not case["tight"]:
         assert bool(served.total("prefix_cache_hit_tokens")) is case["caching"]
+
+
+@pytest.mark.parametrize("topology", ["1epd", "1e1p1d"])
+@pytest.mark.parametrize(
+    "family", ["glm46v", *(pytest.param(f, marks=pytest.mark.long) for f in ("glm4v", "internvl"))]
+)
+def test_videos_among_images(family: str, topology: str) -> None:
+    """Rows of both have one placeholder in these families; chunks end among them."""
+    directory = model_dir(family)
+    few = msgspec.structs.replace(CONFIG, max_chunk_tokens=48)
+    asked = [asyncio.run(ask_case(case, 6, directory)) for case in cases(family)[1:]]
+    asyncio.run(Served(directory, topology, few).play(asked, rounds=2))
 
 
 def test_every_pair_is_covered() -> None:
