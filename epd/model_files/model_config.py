@@ -6,7 +6,6 @@ others are left alone.  All may be absent or null: `families` lists the sizes th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -37,10 +36,10 @@ _Pairs = Annotated[list[_Pair], Meta(min_length=1, max_length=MAX_LAYERS)]
 _Section = Annotated[list[_Size], Meta(min_length=3, max_length=3)]
 _Means = Annotated[list[_Number], Meta(min_length=3, max_length=3)]
 _Spreads = Annotated[list[_Positive], Meta(min_length=3, max_length=3)]
+_Kinds = dict[Any, str]  # names of fields by their kind, with spaces between them
 
 
-def _object(name: str, kinds: Mapping[Any, str], **more: Any) -> Any:
-    """`kinds`: names of fields by their kind, with spaces between them."""
+def _object(name: str, kinds: _Kinds, **more: Any) -> Any:
     fields: dict[str, Any] = {n: kind for kind, names in kinds.items() for n in names.split()}
     return msgspec.defstruct(name, [(n, kind | None, None) for n, kind in (fields | more).items()])
 
@@ -62,7 +61,7 @@ _QUANTIZATION = _object(
     {str: "quant_method quant_algo format", _Pair: "weight_block_size"},
     config_groups=dict[str, _GROUP],  # type: ignore[valid-type]
 )
-_TEXT_KINDS: dict[Any, str] = {
+_TEXT_KINDS: _Kinds = {
     _Size: "vocab_size hidden_size max_position_embeddings num_experts num_local_experts "
     "n_routed_experts num_experts_per_tok n_shared_experts n_group topk_group "
     "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank "
@@ -93,7 +92,7 @@ _TEXT_KINDS: dict[Any, str] = {
     str: "model_type topk_method",
 }
 _TEXT = _object("Text", _TEXT_KINDS)
-_VISION_KINDS: dict[Any, str] = {
+_VISION_KINDS: _Kinds = {
     str: "model_type",
     _Count: "depth num_hidden_layers num_heads num_attention_heads pos_emb_height pos_emb_width "
     "pos_emb_time",
@@ -129,7 +128,7 @@ CONFIG = _object("Config", _TEXT_KINDS | {
     Literal["full", "default"]: "vision_feature_select_strategy",
     Annotated[str, Meta(pattern=r"^anyres_max_[1-9]\d{0,3}$")]: "vision_aspect_ratio",
 }, text_config=_TEXT, vision_config=_VISION)  # fmt: skip
-_MEDIA_KINDS: dict[Any, str] = {
+_MEDIA_KINDS: _Kinds = {
     _Side: "patch_size merge_size merge_kernel_size temporal_patch_size",
     _Size: "max_patches in_patch_limit patch_limit_on_one_side num_frames min_frames max_frames",
     _SizeOrNone: "fixed_output_tokens",
