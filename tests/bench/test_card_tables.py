@@ -16,7 +16,12 @@ PAGE = DOCS / "performance.md"
 CARDS = ("h100.json", "h200.json")
 TABLES = {
     "performance.md": list(CARDS),
-    "peers.md": ["peer_h200_bf16.json", "peer_h200_fp8.json", "peer_two_h200_bf16.json"],
+    "peers.md": [
+        "peer_h200_bf16.json",
+        "peer_h200_fp8.json",
+        "peer_two_h200_bf16.json",
+        "topologies_two_h200.json",
+    ],
     "topologies.md": ["probes_h200.json"],
     "transports.md": ["hop_h200.json"],
 }

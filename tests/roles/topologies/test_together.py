@@ -244,7 +244,8 @@ def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> No
     served = Served(directory, case["topology"], config)
     asyncio.run(served.play(asked, rounds=1 if case["tight"] else 2))
     assert bool(served.total("preemptions")) is case["tight"]
-    repeats = case["family"] != "kimi_k25"  # in its answer, what an n-gram draft needs
+    # In their answers, what an n-gram draft needs.
+    repeats = case["family"] not in ("kimi_k25", "ministral3")
     if not case["drafting"] or (repeats and not case["ahead"]):  # ahead none is waited for
         assert bool(served.num_drafted) is case["drafting"]
     if not case["tight"]:
