@@ -145,21 +145,23 @@ def bodies(count: int) -> list[Body]:
     return asked
 
 
+async def answers_over(transport: str, count: int) -> list[str]:
+    """To `bodies`, by three processes on the GPUs in turn, in single precision."""
+    settings = {
+        "transport": transport, "engine__dtype": "float32", "engine__kv_nbytes": "512MiB",
+        "engine__device": ",".join(f"cuda:{n}" for n in range(torch.cuda.device_count())),
+    }  # fmt: skip
+    with serving("1e1p1d", model=CHECKPOINT, **settings) as server:
+        assert server.instances()["p0"]["transports"] == {"d0": transport, "e0": transport}
+        return [r.text for r in await post_all(server.base_url, bodies(count))]
+
+
 @pytest.mark.timeout(300)
 async def test_two_hundred_answers_are_those_of_shared_memory(other: int) -> None:
-    """Three processes on the GPUs in turn, in single precision."""
     transports = ["shm", "cuda", "tcp"]
     if not mooncake_library.missing():
         transports.append("mooncake")
-    said = {}
-    for transport in transports:
-        settings = {
-            "transport": transport, "engine__dtype": "float32", "engine__kv_nbytes": "512MiB",
-            "engine__device": ",".join(f"cuda:{n}" for n in range(torch.cuda.device_count())),
-        }  # fmt: skip
-        with serving("1e1p1d", model=CHECKPOINT, **settings) as server:
-            assert server.instances()["p0"]["transports"] == {"d0": transport, "e0": transport}
-            said[transport] = [r.text for r in await post_all(server.base_url, bodies(200))]
+    said = {transport: await answers_over(transport, 200) for transport in transports}
     differ = {name: [i for i in range(200) if said["shm"][i] != said[name][i]] for name in said}
     print(f"equal over {', '.join(said)}")
     assert differ == {name: [] for name in said}

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from epd.tiny import CHECKPOINT
 from epd.transport.cuda.driver import missing as cuda_lacks
 from epd.transport.nixl.library import missing
 from epd_lab.bench.transports.hop_device import measure
-from tests.e2e.client import post_all
-from tests.e2e.server import serving
-from tests.gpu.test_cuda_transport import bodies
+from tests.gpu.test_cuda_transport import answers_over
 
 pytestmark = [pytest.mark.gpu, pytest.mark.two_gpus, pytest.mark.timeout(300)]
 
@@ -28,14 +24,4 @@ async def test_rows_and_scattered_kv_arrive_byte_by_byte() -> None:
 
 
 async def test_answers_are_those_of_shared_memory() -> None:
-    """Three processes on the GPUs in turn, in single precision."""
-    said = {}
-    for transport in ("shm", "nixl"):
-        settings = {
-            "transport": transport, "engine__dtype": "float32", "engine__kv_nbytes": "512MiB",
-            "engine__device": ",".join(f"cuda:{n}" for n in range(torch.cuda.device_count())),
-        }  # fmt: skip
-        with serving("1e1p1d", model=CHECKPOINT, **settings) as server:
-            assert server.instances()["p0"]["transports"] == {"d0": transport, "e0": transport}
-            said[transport] = [r.text for r in await post_all(server.base_url, bodies(60))]
-    assert said["nixl"] == said["shm"]
+    assert await answers_over("nixl", 60) == await answers_over("shm", 60)

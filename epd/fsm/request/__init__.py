@@ -10,9 +10,9 @@ KV while the rest is computed. At a decode instance it begins by waiting for rem
 it then decodes until a token, or its deadline, ends the answer.
 
 Blocks belong to the request from admission to its end, except after the hand-over, when the
-transfer owns them until its outcome.  Those behind a window go back while it runs. Decoding asks for more as it goes. When there are none, the
-youngest request gives up its blocks (PREEMPTED), joins the queue at its old place, and computes all
-of it again; its client sees a pause.
+transfer owns them until its outcome. Those behind a window go back while it runs. Decoding asks for
+more as it goes. When there are none, the youngest request gives up its blocks (PREEMPTED), joins
+the queue at its old place, and computes all of it again; its client sees a pause.
 
 A step in flight uses the blocks and cannot be interrupted. An abort meanwhile is the state
 ABORTING, which keeps the blocks until the last step has returned (faults F6, F43). CALLED_OFF does

@@ -24,9 +24,9 @@ def too_many(
 ) -> Failure | None:
     """Why so many tokens never fit so many blocks; None if they do.  `reach`: of these, as many as
     are computed at a time; 0: none of their blocks goes back before the end."""
-    needed = layout.num_state_blocks + layout.rows.count(num_tokens)
-    if reach:
-        needed = layout.num_state_blocks + layout.rows.needed(num_tokens, reach)
+    rows = layout.rows
+    needed = layout.num_state_blocks
+    needed += rows.needed(num_tokens, reach) if reach else rows.count(num_tokens)
     if needed <= num_blocks:
         return None
     reason = (

@@ -34,7 +34,7 @@ from epd.transport.base import (
     WriteUnknown,
     Written,
 )
-from epd.transport.cuda.device import Device, DeviceError, DeviceMemory
+from epd.transport.cuda.device import Device, DeviceError, DeviceMemory, index_of
 from epd.transport.cuda.driver import CudaDevice, missing
 from epd.transport.cuda.ends import CudaEnds
 from epd.transport.cuda.memory_socket import Door, MemoryQuestion, MemorySocket, ask, own_directory
@@ -283,13 +283,9 @@ def _no_room(name: str, nbytes: int, error: DeviceError, lower: str) -> Transpor
 def memory(device: str, nbytes: int) -> DeviceMemory:
     """Of a device, zeroed, for `register`.  Raises TransportError."""
     try:
-        return CudaDevice(_index(device)).allocate(nbytes)
+        return CudaDevice(index_of(device)).allocate(nbytes)
     except DeviceError as error:
         raise _no_room("the KV pool", nbytes, error, "--kv-nbytes") from None
-
-
-def _index(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
 
 
 def make(its: BackendSettings) -> CudaTransferEngine:
@@ -301,7 +297,7 @@ def make(its: BackendSettings) -> CudaTransferEngine:
             "--transport"
         )
     try:
-        device = CudaDevice(_index(its.device))
+        device = CudaDevice(index_of(its.device))
     except DeviceError as error:
         raise TransportError(
             f"transport cuda cannot use {its.device}: {error}; use another --transport"

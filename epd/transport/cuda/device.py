@@ -21,6 +21,11 @@ class DeviceError(Exception):
     """The device did not do what was asked of it."""
 
 
+def index_of(device: str) -> int:
+    """Of `cuda` or `cuda:1`."""
+    return int(device.partition(":")[2] or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Copies:
     """One in each column of an array, uint64 `[3, n]`: addresses of targets, then of sources, then

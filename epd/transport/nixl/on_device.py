@@ -11,7 +11,7 @@ import functools
 
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Region, TransportError
-from epd.transport.cuda.device import DeviceError, DeviceMemory, place_of
+from epd.transport.cuda.device import DeviceError, DeviceMemory, index_of, place_of
 from epd.transport.cuda.driver import CudaDevice, missing
 from epd.transport.cuda.queue import scattered, sum_of
 from epd.transport.cuda.sources import DeviceSources
@@ -81,10 +81,6 @@ class NixlDeviceEngine(DeviceSources, NixlTransferEngine):
         if len(kinds) > 1:
             raise WriteRefused("one write takes rows of the host or of the device")
         return moves
-
-
-def index_of(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
 
 
 def _plain(device: CudaDevice, nbytes: int) -> DeviceMemory:
