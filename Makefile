@@ -17,6 +17,8 @@ TORCH_FLAGS ?=
 EXTRAS ?=
 # pytest processes, which take whole files of tests
 WORKERS ?= 2
+# The same on a GPU, which they share: its host has more than two cores
+GPU_WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # What `make test` begins with; the directories that it leaves out need not be imported.
 FAST = -m "not e2e and not gpu and not long and not clients and not real" \
@@ -67,12 +69,13 @@ test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and t
 	$(BIN)/python -m tests.foreign
 
 .PHONY: test-gpu
-test-gpu: $(STAMP)  ## On a machine with CUDA: both halves below; what needs two GPUs is skipped with one
-	$(BIN)/python -m pytest -m gpu --durations=20 tests/gpu
+test-gpu: test-gpu-one test-gpu-two  ## On a machine with CUDA: both halves below; what needs two GPUs is skipped with one
 
 .PHONY: test-gpu-one
 test-gpu-one: $(STAMP)  ## What one GPU can show: kernels, engine, transports; the slowest are listed
-	$(BIN)/python -m pytest -m "gpu and not two_gpus" --durations=20 tests/gpu
+	$(BIN)/python -m pytest -n $(GPU_WORKERS) --dist worksteal -m "gpu and not two_gpus and not more_gpus" \
+	  --durations=20 tests/gpu
+	$(BIN)/python -m pytest -m more_gpus --durations=20 tests/gpu  # free memory of a device is looked at
 
 .PHONY: test-gpu-two
 test-gpu-two: $(STAMP)  ## What needs or uses a second GPU: ranks, groups, transfers between cards

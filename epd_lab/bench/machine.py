@@ -23,8 +23,11 @@ def describe() -> dict[str, str | float | int]:
 
 
 def gpus() -> list[str]:
-    """Names of the NVIDIA GPUs here, with the driver's version; none without its tools."""
+    """Names of the NVIDIA GPUs that are visible, with the driver's version; none without its
+    tools."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    if indices := _visible():
+        command += ["-i", ",".join(map(str, indices))]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -33,7 +36,7 @@ def gpus() -> list[str]:
 
 
 def energy_j() -> float:
-    """What all GPUs here took since their driver was loaded; 0 where none counts it."""
+    """What the visible GPUs took since their driver was loaded; 0 where none counts it."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -41,12 +44,18 @@ def energy_j() -> float:
     total, count = 0, ctypes.c_uint()
     if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return 0.0
-    for index in range(count.value):
+    for index in _visible() or range(count.value):
         card, mj = ctypes.c_void_p(), ctypes.c_ulonglong()
         if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card)):
             nvml.nvmlDeviceGetTotalEnergyConsumption(card, ctypes.byref(mj))
         total += mj.value
     return total / 1e3
+
+
+def _visible() -> list[int]:
+    """The indices that CUDA_VISIBLE_DEVICES leaves; empty where all are, or where it has UUIDs."""
+    indices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [int(index) for index in indices] if all(map(str.isdecimal, indices)) else []
 
 
 def counted(names: Sequence[str]) -> list[str]:

@@ -15,10 +15,10 @@ from epd_lab.bench.verbs.serve import SLO, slo_of, target_of
 WORKLOADS = ("text", "3x560", "1x1080p", "4x1080p")
 DESCRIPTION = f"""\
 Servers of one model side by side on the same cards, of which one is loaded at a time: requests per
-second, times, joules per request (of all GPUs, by NVML's counter), and goodput by the p99 gap under
-open arrivals. All get the same bytes, with new images in each repeat, and take turns in beginning.
-A SERVER is NAME=URL, NAME=URL,URL for replicas that take turns, or NAME=TOPOLOGY to have it
-started; ratios are to the first. Figures are medians. Workloads are those of epd bench serve,
+second, times, joules per request (of the visible GPUs, by NVML's counter), and goodput by the p99
+gap under open arrivals. All get the same bytes, with new images in each repeat, and take turns in
+beginning. A SERVER is NAME=URL, NAME=URL,URL for replicas that take turns, or NAME=TOPOLOGY to have
+it started; ratios are to the first. Figures are medians. Workloads are those of epd bench serve,
 default {", ".join(WORKLOADS)}.
 """
 
