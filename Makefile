@@ -73,7 +73,7 @@ test-gpu: test-gpu-one test-gpu-two  ## On a machine with CUDA: both halves belo
 
 .PHONY: test-gpu-one
 test-gpu-one: $(STAMP)  ## What one GPU can show: kernels, engine, transports; the slowest are listed
-	$(BIN)/python -m pytest -n $(GPU_WORKERS) --dist worksteal -m "gpu and not two_gpus and not more_gpus" \
+	$(BIN)/python -m pytest -n $(GPU_WORKERS) --dist loadgroup -m "gpu and not two_gpus and not more_gpus" \
 	  --durations=20 tests/gpu
 	$(BIN)/python -m pytest -m more_gpus --durations=20 tests/gpu  # free memory of a device is looked at
 

@@ -32,13 +32,14 @@ from epd.groups.data import RankPart
 from epd.groups.leader import END_S, Follower
 from epd.records import rank_name
 from epd.runtime import heap
-from epd.runtime.loading import load_rank
+from epd.runtime.loading import LoadedRank, load_rank
 from epd.runtime.worker import open_transfers
 from epd.transport.routing import data_host
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from epd.engine.device.executor import DeviceExecutor
     from epd.engine.sharding import Shard
 
 T = TypeVar("T")
@@ -160,8 +161,12 @@ async def follow(
         if not writer.is_closing():
             writer.write(frame(reply))
 
-    executor = build_executor(config.engine, 1 + len(config.rank_devices))
-    loading = in_thread(lambda: load_rank(config, executor, open_shard(config, rank, meets)))
+    def load() -> tuple[DeviceExecutor, LoadedRank]:
+        # First, for which device is current is a thread's own.
+        executor = build_executor(config.engine, 1 + len(config.rank_devices))
+        return executor, load_rank(config, executor, open_shard(config, rank, meets))
+
+    loading = in_thread(load)
     first = asyncio.ensure_future(frame_of(reader))
     await asyncio.wait((loading, first), return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
@@ -172,7 +177,7 @@ async def follow(
         with contextlib.suppress(OSError):
             await writer.drain()
         return 1
-    own = loading.result()
+    executor, own = loading.result()
     limit_collectives(config)
     transfers = open_transfers(config, rank_name(config.instance_id, rank), meets.epoch)
     engine = own.language.engine if own.language is not None else None

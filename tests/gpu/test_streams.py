@@ -182,18 +182,22 @@ async def test_kv_lands_and_leaves_as_it_was(device: Device) -> None:
 @pytest.mark.parametrize("on_device", [True, False])
 async def test_kv_lands_beside_a_step(device: Device, on_device: bool) -> None:
     """It is used by none that is launched, and is there before the next one is planned."""
-    nbytes = 4 * LAYOUT.block_nbytes
-    drawn = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
-    landing: Any = drawn.cuda() if on_device else memoryview(drawn.numpy())
-    device.hop.attach(landing)
-    await device.executor.launch(device.hop.land, landing, (1, 2), (3, 4))  # memory of its own
+    drawn = torch.randint(0, 256, (4, LAYOUT.block_nbytes), dtype=torch.uint8)
+    landing: Any = memoryview(drawn.numpy()).cast("B")
+    if on_device:
+        landing = device.pool.memory  # where peers write
+        landing[:4] = drawn.cuda()
+        torch.cuda.synchronize()
+    else:
+        device.hop.attach(landing)
+    await device.executor.launch(device.hop.land, landing, (1, 2), (4, 5))  # memory of its own
     stepping = device.executor.launch(torch.cuda._sleep, DELAY_CYCLES)
-    await device.executor.launch(device.hop.land, landing, (3, 0), (1, 7))
+    await device.executor.launch(device.hop.land, landing, (3, 0), (6, 7))
     assert not stepping.done()
     with torch.cuda.stream(torch.cuda.Stream()):  # another one than the step's
-        landed = device.pool.memory[[1, 7]].cpu()
+        landed = device.pool.memory[[6, 7]].cpu()
     assert not stepping.done(), "the step is still running"
-    assert torch.equal(landed, drawn.view(4, -1)[[3, 0]])
+    assert torch.equal(landed, drawn[[3, 0]])
     await stepping
     await device.executor.close()
     del landing

@@ -21,7 +21,8 @@ from epd_lab.bench.costs.probe import PROBES, Probe
 from tests.e2e.server import serving
 from tests.e2e.streams import PATIENT, ask_during, questions
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+# One after another: their weights would not have room beside each other's.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.xdist_group("true sizes")]
 KV_NBYTES = 1 << 30
 OF_EACH = pytest.mark.parametrize("one", PROBES, ids=lambda one: one.size)
 

@@ -158,7 +158,9 @@ def attend_with(
     prompts: Prompts, query: torch.Tensor, layer: KvLayer, batch: FlatBatch, scaling: float
 ) -> torch.Tensor:
     """`prompts` gives memory for all rows, and in it those of the sequences behind the decodes."""
-    has_decodes, has_prompts = bool(batch.shape.num_decodes), bool(batch.shape.num_tiles)
+    shape = batch.shape
+    has_decodes = bool(shape.num_decodes)
+    has_prompts = bool(shape.num_tiles) and shape.num_sequences > shape.num_decodes
     beside = has_decodes and has_prompts and query.is_cuda
     branch = _Branch(query.device) if beside and torch.cuda.is_current_stream_capturing() else None
     # First: their programs need most of a multiprocessor, those of decodes little.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from epd.engine.preload import NVML_ANSWERS
 from tests.patience import PATIENCE_S
 
 SIZES = (1, 2, 4)
@@ -38,6 +40,7 @@ class Ranks:
         """`directory`: where they find each other; `backend`: nccl, with a GPU for each.
         `patience_s`: for what they are asked to do."""
         self._patience_s = patience_s
+        os.environ.update(NVML_ANSWERS)
         context = multiprocessing.get_context("forkserver")  # a fork of threads would be unsound
         context.set_forkserver_preload(IMPORTED)
         self._pipes: list[Connection] = []
@@ -79,8 +82,6 @@ class Ranks:
 def _serve(
     rank: int, count: int, backend: str, directory: Path, pipe: Connection, patience_s: float
 ) -> None:
-    import os
-
     import torch
     from torch import distributed
 

@@ -34,7 +34,9 @@ def library() -> str:
     # Its compiler gives one for each kernel, of an argument that is absent here.
     warnings.filterwarnings("ignore", "Argument aux_data ", UserWarning)
     try:
-        import flash_attn.cute  # noqa: F401
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of names that its own packages have given up
+            import flash_attn.cute  # noqa: F401
     except Exception:  # a library of compilers has many ways to fail
         logger.warning("%s %s is installed and does not import", PACKAGE, version, exc_info=True)
         return ""
