@@ -7,11 +7,24 @@ import functools
 import os
 import select
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 # States of the kernel.
 TCP_FIN_WAIT1, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_LISTEN, TCP_CLOSING = 4, 7, 8, 9, 10, 11
 TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+
+class TcpSocket(NamedTuple):
+    """Of this process, whoever opened it.  `user_timeout_ms` is its TCP_USER_TIMEOUT."""
+
+    port: int
+    state: int
+    user_timeout_ms: int
+    is_at_listener: bool  # of this process, or is one
+
+
+Carries = Callable[[TcpSocket], bool]
 
 
 @functools.cache
@@ -61,23 +74,20 @@ def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
     return bool(poll.poll(1000 * timeout_s))
 
 
-def has_half_closed_arrivals(*, at_listeners: bool) -> bool:
-    """Whether this process has connections, to its listeners or any, that the other ends have
-    closed.
+def has_half_closed_arrivals(carries: Carries) -> bool:
+    """Whether this process has connections of this kind that the other ends have closed.
 
     As long as there are any, bytes of a dead peer may be on their way: unread here, or queued by
     this host's kernel for a process that has ended.  Blocks briefly.
     """
-    sockets = list(_tcp_sockets())
-    listening = {port for port, state in sockets if state == TCP_LISTEN}
-    looked_at = [one for one in sockets if one[0] in listening or not at_listeners]
-    half_closed = any(state in {TCP_CLOSE, TCP_CLOSE_WAIT} for _, state in looked_at)
-    return half_closed or is_still_sent_to(port for port, _ in looked_at)
+    sockets = [one for one in tcp_sockets() if carries(one)]
+    half_closed = any(one.state in {TCP_CLOSE, TCP_CLOSE_WAIT} for one in sockets)
+    return half_closed or is_still_sent_to(one.port for one in sockets)
 
 
-def own_ports() -> tuple[int, ...]:
-    """Of all TCP sockets of this process.  Blocks briefly."""
-    return tuple(sorted({port for port, _ in _tcp_sockets()}))
+def own_ports(carries: Carries) -> tuple[int, ...]:
+    """Of this process's sockets of this kind.  Blocks briefly."""
+    return tuple(sorted({one.port for one in tcp_sockets() if carries(one)}))
 
 
 def is_still_sent_to(ports: Iterable[int]) -> bool:
@@ -96,8 +106,15 @@ def _ports_still_sent_to() -> Iterator[int]:
                     yield int(remote.rpartition(":")[2], 16)
 
 
-def _tcp_sockets() -> Iterator[tuple[int, int]]:
-    """Local port and state of every TCP socket of this process, whoever opened it."""
+def tcp_sockets() -> list[TcpSocket]:
+    """Blocks briefly."""
+    found = list(_tcp_sockets())
+    listening = {port for port, state, _ in found if state == TCP_LISTEN}
+    return [TcpSocket(*one, is_at_listener=one[0] in listening) for one in found]
+
+
+def _tcp_sockets() -> Iterator[tuple[int, int, int]]:
+    """Of each: port, state, user timeout."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -108,4 +125,5 @@ def _tcp_sockets() -> Iterator[tuple[int, int]]:
         with contextlib.closing(copy):
             if copy.family in {socket.AF_INET, socket.AF_INET6} and copy.type == socket.SOCK_STREAM:
                 state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-                yield copy.getsockname()[1], state
+                limit_ms = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                yield copy.getsockname()[1], state, limit_ms

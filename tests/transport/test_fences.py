@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,9 +23,16 @@ from epd.transport.backends import named
 from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
 from epd.transport.files.backend import FileTransferEngine
 from epd.transport.files.whole_file import write_whole
-from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_boot_id, this_host_id
+from epd.transport.host import (
+    TcpSocket,
+    has_half_closed_arrivals,
+    is_process_dead,
+    this_boot_id,
+    this_host_id,
+)
 from epd.transport.linked import leave, links
 from epd.transport.linked.leave import End, FarRegion, LeaveEngine, Moved, WritePiece
+from epd.transport.nixl.library import LIMIT_MS
 from epd.transport.shm.backend import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import GUARD, guard
@@ -177,10 +184,10 @@ async def test_a_broken_write_is_settled_with_a_living_owner(
     owner, writer, held, write, _ = await begin(make, monkeypatch)
     held.release(End.BROKEN)
     assert isinstance(await write, WriteUnknown)
-    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda at_listeners: True)
+    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda carries: True)
     assert not await writer.fence(OWNER, this_host_id(), os.getpid())
     assert not await owner.fence(WRITER, this_host_id(), os.getpid())
-    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda at_listeners: False)
+    monkeypatch.setattr(leave, "has_half_closed_arrivals", lambda carries: False)
     assert await (
         writer.fence(OWNER, this_host_id(), os.getpid()) if fenced else writer.settle(OWNER)
     )
@@ -289,22 +296,26 @@ def test_where_pids_count_from_one_again_is_another_host(monkeypatch: pytest.Mon
     assert this_host_id.__wrapped__() not in {own, this_boot_id()}
 
 
+def at_listeners(one: TcpSocket) -> bool:
+    return one.is_at_listener
+
+
 async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() -> None:
     accepted: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
     _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
     while not accepted:
         await asyncio.sleep(0.001)
-    assert not has_half_closed_arrivals(at_listeners=True)
+    assert not has_half_closed_arrivals(at_listeners)
     transport = accepted[0].transport
     transport.pause_reading()  # as a thread that does not get round to it
     writer.write(b"late bytes")
     writer.close()
     await writer.wait_closed()
-    assert has_half_closed_arrivals(at_listeners=True)
+    assert has_half_closed_arrivals(at_listeners)
     transport.abort()
     async with asyncio.timeout(PATIENCE_S):
-        while has_half_closed_arrivals(at_listeners=True):
+        while has_half_closed_arrivals(at_listeners):
             await asyncio.sleep(0.001)
     server.close()
     await server.wait_closed()
@@ -323,10 +334,10 @@ def test_what_a_dead_process_has_queued_is_seen_before_its_end_arrives() -> None
         with arrived:
             state = arrived.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
             assert state == 1  # established
-            assert has_half_closed_arrivals(at_listeners=True)
+            assert has_half_closed_arrivals(at_listeners)
             while arrived.recv(1 << 20):
-                assert has_half_closed_arrivals(at_listeners=True)
-    assert not has_half_closed_arrivals(at_listeners=True)
+                assert has_half_closed_arrivals(at_listeners)
+    assert not has_half_closed_arrivals(at_listeners)
 
 
 def test_what_is_no_pid_is_not_known_to_be_dead() -> None:
@@ -349,13 +360,34 @@ async def test_nobody_else_may_look_into_the_directory_of_files(tmp_path: Path) 
         os.umask(mask)
 
 
-def test_a_connection_of_ours_that_the_peer_closed_counts_where_peers_write_over_it() -> None:
-    """Mooncake never closes its own connections to a peer that died: no fence would end again."""
+@contextlib.contextmanager
+def closed_by_its_peer() -> Iterator[socket.socket]:
+    """A connection that this process opened, and keeps."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()[:2]),
+        socket.create_connection(server.getsockname()[:2]) as ours,
     ):
         server.accept()[0].close()
-        while not has_half_closed_arrivals(at_listeners=False):
-            time.sleep(0.001)
-        assert not has_half_closed_arrivals(at_listeners=True)
+        assert ours.recv(1) == b""
+        yield ours
+
+
+async def test_a_connection_that_its_peer_closed_holds_up_no_fence_but_its_movers(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mooncake keeps its own to a peer that died for ever, as a pool of HTTP connections may."""
+    owner, writer, held, _, _ = await begin(make, monkeypatch)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    with closed_by_its_peer() as other, socket.socket() as never_connected:
+        never_connected.bind(("127.0.0.1", 0))
+        if owner.kind == "nixl":
+            other.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LIMIT_MS)
+            assert not await owner.fence(WRITER, this_host_id(), ended.pid)
+            other.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await owner.fence(WRITER, this_host_id(), ended.pid):
+                await asyncio.sleep(0.01)
+    held.release(End.DONE)
+    await writer.close()
+    await owner.close()

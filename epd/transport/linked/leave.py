@@ -37,6 +37,7 @@ from epd.messages import Address, Message, RemoteRegion
 from epd.transport.backend import BackendSettings
 from epd.transport.base import Life, WriteOutcome, WriteUnknown, Written
 from epd.transport.host import (
+    TcpSocket,
     has_half_closed_arrivals,
     is_process_dead,
     is_still_sent_to,
@@ -106,7 +107,9 @@ class Moved:
 class Mover(Protocol):
     """One engine of a library.  Its methods may block, but `transfer` alone does for long."""
 
-    at_listeners: bool  # a peer writes over connections that it opened, and over no others
+    def carries(self, one: TcpSocket) -> bool:
+        """Whether a peer's bytes may come over it.  One that is not the mover's may be closed at
+        its other end for ever, and no fence would end."""
 
     def register(self, address: int, nbytes: int) -> str:
         """Let peers write there, to a `FarRegion` of this word.  Raises TransportError."""
@@ -288,14 +291,13 @@ class LeaveEngine(LinkedEngine):
         return not begun and await self._resolve(life, doubts)
 
     async def _is_arriving(self) -> bool:
-        look = functools.partial(has_half_closed_arrivals, at_listeners=self._mover.at_listeners)
-        return await asyncio.to_thread(look)
+        return await asyncio.to_thread(has_half_closed_arrivals, self._mover.carries)
 
     async def _is_gone(self, life: Life, host_id: str, pid: int) -> bool:
         """Its process has ended, as seen here, or attested by a process that can see it."""
         if host_id == this_host_id():
             return is_process_dead(pid)
-        ports = await asyncio.to_thread(own_ports)
+        ports = await asyncio.to_thread(own_ports, self._mover.carries)
         return await self._links.attested(
             life, host_id, lambda number: GoneFrame(number=number, pid=pid, ports=ports)
         )

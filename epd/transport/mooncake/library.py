@@ -23,6 +23,7 @@ from typing import Any
 
 from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.transport.base import TransportError
+from epd.transport.host import TcpSocket
 from epd.transport.linked.leave import End, FarRegion, Moved, WritePiece
 
 ENVIRONMENT = {
@@ -116,8 +117,6 @@ def without_log() -> Iterator[None]:
 class Library:
     """One engine of the library, reachable at `host`:`port`; unauthenticated and unencrypted."""
 
-    at_listeners = True  # it never closes its own connections to a peer that died
-
     def __init__(self, host: str, config: MooncakeConfig = MOONCAKE_OVER_TCP) -> None:
         if config.protocol == "rdma":
             check_devices(config.devices)
@@ -149,6 +148,10 @@ class Library:
     def give_back(self) -> None:
         """Nothing is registered or under way any more."""
         _idle.append(self)
+
+    def carries(self, one: TcpSocket) -> bool:
+        """A peer writes over connections that it opened.  Ours to a peer that died stay open."""
+        return one.is_at_listener
 
     def register(self, address: int, nbytes: int) -> str:
         """See `Mover`."""

@@ -4,9 +4,10 @@ Measured of NIXL 1.5.1 over TCP (tests/transport/nixl/): a released transfer goe
 reads its source.  Bytes land in memory that its owner has deregistered, from a writer that it has
 removed, and whose state is DONE.  So nothing of NIXL ends a write but its own end.  An owner gets
 no sign of a writer's death.  A stopped or unreachable peer is in progress for ever, unless the
-kernel gives its connection up (UCX_TCP_USER_TIMEOUT).  UCX's own keep-alive stays off: where a peer
-that it gave up wakes again, the process that wrote to it ends with a segmentation fault.  A
-connection that broke is made again only once the peer's metadata is removed and loaded anew.
+kernel gives its connection up (`LIMIT`), as where a cable is cut.  UCX's own keep-alive stays off:
+where a peer that it gave up wakes again, the process that wrote to it ends with a segmentation
+fault.  A connection that broke is made again only once the peer's metadata is removed and loaded
+anew.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Protocol
@@ -27,12 +28,15 @@ from typing import Protocol
 import numpy as np
 
 from epd.transport.base import TransportError
+from epd.transport.host import TcpSocket
 from epd.transport.linked.leave import End, FarRegion, Moved, WritePiece
 
+LIMIT_MS = 5017  # of bytes that nobody acknowledges; no other connection has this limit
+LIMIT = "UCX_TCP_USER_TIMEOUT"
 ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",  # what fails is returned, and not only logged
     "UCX_LOG_LEVEL": "FATAL",  # on standard output
-    "UCX_TCP_USER_TIMEOUT": "5s",  # of bytes that nobody acknowledges: a cable that is cut
+    LIMIT: f"{LIMIT_MS}ms",
     "UCX_KEEPALIVE_INTERVAL": "inf",
     # A dead writer's queue in shared memory would be read after its end, and nothing shows it.
     "UCX_TLS": "^posix,sysv,xpmem",
@@ -42,6 +46,7 @@ FIRST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 GIVE_UP_S = 60.0  # after this a write is without end
 MEMORY = "DRAM"
+PAUSE_US = 100_000
 
 
 def load() -> ModuleType:
@@ -55,6 +60,23 @@ def load() -> ModuleType:
         f"the nixl transport needs the package {PACKAGES[1]}: pip install {PACKAGES[1]} "
         f"({PACKAGES[0]} beside a torch for CUDA 13)"
     )
+
+
+@contextlib.contextmanager
+def with_pause(module: ModuleType) -> Iterator[None]:
+    """The thread of an agent that is made within sleeps until UCX has an event.  The package gives
+    it no pause, so it takes half a core of a process that has nothing to do."""
+    bare = module.nixlBind.nixlAgent
+
+    def made(name: str, config: object) -> object:
+        setattr(config, "pthrDelay", PAUSE_US)  # noqa: B010 - a name of the library's, in microseconds
+        return bare(name, config)
+
+    module.nixlBind.nixlAgent = made
+    try:
+        yield
+    finally:
+        module.nixlBind.nixlAgent = bare
 
 
 def missing() -> str:
@@ -128,7 +150,6 @@ class _Write:
 class Agent:
     """One agent, by the name of a life of an instance; reachable by all that have its words."""
 
-    at_listeners = False  # UCX sends both ways over one connection
     device_memory = "VRAM"
 
     def __init__(self, life: str) -> None:
@@ -139,7 +160,8 @@ class Agent:
         sync = module.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         config = module.nixl_agent_config(backends=["UCX"], sync_mode=sync)
         try:  # two engines of one life, as tests have, are two
-            self.api = module.nixl_agent(f"{life}-{secrets.token_hex(4)}", config)
+            with with_pause(module):
+                self.api = module.nixl_agent(f"{life}-{secrets.token_hex(4)}", config)
         except self.errors as error:
             why = f"{error!r}; UCX_LOG_LEVEL=info shows more"
             raise TransportError(f"nixl makes no agent: {why}") from None
@@ -148,6 +170,11 @@ class Agent:
         self._memories: list[_Memory] = []
         self._peers: dict[str, _Peer] = {}  # by name
         self._names: dict[str, str] = {}  # by word
+        self._is_limit_ours = os.environ[LIMIT] == ENVIRONMENT[LIMIT]
+
+    def carries(self, one: TcpSocket) -> bool:
+        """UCX sends both ways over one connection, and gives each its limit."""
+        return not self._is_limit_ours or abs(one.user_timeout_ms - LIMIT_MS) <= 1
 
     def _kind(self, device: int | None) -> tuple[str, int]:
         """The library's words for a memory."""
