@@ -109,6 +109,7 @@ class InstanceInfo(Record):
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
     other_ranks: tuple[tuple[Where, Count], ...] = ()  # of a group: host_id and pid of each
     attention: Name = ""  # what computes that of prompts and towers: torch, triton, or a library
+    films: Name = ""  # what decodes them: cpu or nvdec; empty: it does not encode
     lineage: Name = ""  # of the parent that starts its lives, one after another; random
 
 

@@ -135,7 +135,7 @@ def build_language(
     executor: DeviceExecutor | None = None,
     max_running: int = 256,
     kv_leaving_nbytes: int = 0,
-    mirrored_nbytes: Callable[[int], int] = lambda row_nbytes: 0,
+    later_nbytes: Callable[[int], int] = lambda row_nbytes: 0,
     kv_memory: Callable[[int], KvMemory] | None = None,
     has_landing: bool = True,
     progress: Progress = no_progress,
@@ -147,10 +147,10 @@ def build_language(
     `shard`: what this rank of a group computes; all ranks must be at it at the same time.
 
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
-    way from a GPU to another instance, reserved here.  `mirrored_nbytes`: what the data plane will
-    take of the device if a row has so many bytes.  `kv_memory`: makes so much for the KV pool, that
-    peers can write to.  `has_landing`: KV may come through host memory.  `vision`: of the same
-    process, whose largest batch needs memory beside the KV pool.  Raises ModelError and
+    way from a GPU to another instance, reserved here.  `later_nbytes`: what the data plane and
+    films will take of the device if a row has so many bytes.  `kv_memory`: makes so much for the KV
+    pool, that peers can write to.  `has_landing`: KV may come through host memory.  `vision`: of
+    the same process, whose largest batch needs memory beside the KV pool.  Raises ModelError and
     ConfigError, also when `kv_nbytes` has room for no block."""
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
@@ -176,7 +176,7 @@ def build_language(
         if vision is not None:
             vision.touch()
     row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
-    plan = kv_plan(engine_config, layout, mirrored_nbytes(row_nbytes) if on_gpu else 0)
+    plan = kv_plan(engine_config, layout, later_nbytes(row_nbytes) if on_gpu else 0)
     num_blocks = shard.least(plan.num_blocks, device)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device, kv_memory if on_gpu else None)
     engine = TorchLanguageEngine(

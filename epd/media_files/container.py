@@ -57,8 +57,10 @@ def read_header(data: bytes | memoryview, container: str, hide: Hide | None = No
     return header
 
 
-def open_container(data: Any, container: str, max_pixels: int, timeout_s: float) -> Any:
-    """PyAV's container and the film's header.
+def open_container(
+    data: Any, container: str, max_pixels: int, timeout_s: float, hwaccel: Any = None
+) -> Any:
+    """PyAV's container and the film's header; `hwaccel`: PyAV's, of who decodes.
 
     Raises MediaError, a sentence without its subject; `av.FFmpegError` or another OSError, and
     ValueError.
@@ -86,7 +88,11 @@ def open_container(data: Any, container: str, max_pixels: int, timeout_s: float)
         "codec_whitelist": CODECS,
     }
     opened = av.open(
-        file, format=_DEMUXERS[container], options=bounds, container_options=dict(_NO_OTHER_FILE)
+        file,
+        format=_DEMUXERS[container],
+        options=bounds,
+        container_options=dict(_NO_OTHER_FILE),
+        hwaccel=hwaccel,
     )
     context = opened.streams.video[0].codec_context if opened.streams.video else None
     if context is None or context.codec.name not in CODECS.split(","):

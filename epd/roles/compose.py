@@ -64,6 +64,7 @@ class Engines:
     ranks: OtherRanks | None = None  # the others
     epoch: int = 0  # that they know
     attention: str = ""  # what computes that of prompts and towers
+    films: str = ""  # what decodes them
 
     @property
     def num_ranks(self) -> int:
@@ -191,6 +192,7 @@ class Instance:
             finds_rows=self.encode is not None and vision is None,
             other_ranks=engines.ranks.places if engines.ranks is not None else (),
             attention=engines.attention,
+            films=engines.films,
             lineage=self.config.lineage,
         )
 

@@ -88,6 +88,8 @@ def load_engines(
     own = load_rank(config, executor, WHOLE if ranks is None else ranks.shard(), progress)
     engines = Engines(own.vision, close=executor.close)
     engines.attention = kernels_for(config.engine.device.partition(":")[0]).attention
+    if own.vision is not None:
+        engines.films = "nvdec" if own.vision.films_nbytes else "cpu"
     if own.language is not None:
         engines.language = own.language.engine
     if ranks is not None:
@@ -161,6 +163,9 @@ def _load_vision(
     if not shard.rank:  # which keeps the rows
         tier = sized(encode.cache_device_nbytes, CACHE_ROWS, vision.contract.row_nbytes)
         vision.reserve(tier, encode.cache_host_nbytes)
+        alone = config.roles == ("encode",)  # elsewhere a decoder's start would hold tokens up
+        if encode.film_decoder == "nvdec" or (encode.film_decoder == "auto" and alone):
+            vision.take_films(encode.film_device_nbytes)
     return vision
 
 
@@ -175,13 +180,14 @@ def _load_language(
 
     sends = "decode" not in config.roles  # what it prefills is decoded elsewhere
     by_host = any(not backend.on_device for backend in backends_of(config))
+    films_nbytes = 0 if vision is None else vision.films_nbytes
     return build_language(
         config.model_dir,
         config.engine,
         executor,
         config.decode.max_running,
         kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends and by_host else 0,
-        mirrored_nbytes=partial(mirrored_nbytes, config),
+        later_nbytes=lambda row_nbytes: films_nbytes + mirrored_nbytes(config, row_nbytes),
         kv_memory=kv_memory(config),
         has_landing=by_host and not sends,
         progress=progress,

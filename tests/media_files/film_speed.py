@@ -3,9 +3,9 @@
 `python -m tests.media_files.film_speed [--out FILE] [--times N]` encodes two films by x264, one
 with frames that nothing refers to, and takes two frames a second of each, as for Qwen3-VL.  Rows:
 all frames decoded, and those alone that the clip depends on, by FFmpeg's kinds and counts of
-threads.  Where the driver has NVDEC, PyAV's `hwaccel` and PyNvVideoCodec, if installed, decode all
-frames, too.  Each is the median of films one after the other; `worst` is the largest difference of
-a sample from the first row's frames.
+threads.  Where the driver has NVDEC, it decodes the same two ways, in a context beside torch's as
+an encoder does, in torch's own, and by PyNvVideoCodec, if installed.  Each is the median of films
+one after the other; `worst` is the largest difference of a sample from the first row's frames.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import av
 import numpy as np
 import torch
 
 from epd.engine.vision import video_file
+from epd.engine.vision.film_device import FilmDevice
 from epd.engine.vision.video_file import decode_clip
 from epd.media_files.container import open_container
 from epd.media_files.video import Sampling, sample_frames, video_geometry, video_settings
@@ -36,7 +36,6 @@ from tests.media_files.videos import film
 WIDTH, HEIGHT, RATE, SECONDS = 1920, 1080, 30, 10
 FILMS = {"3 frames between": {}, "none between": {"bf": "0"}}  # type: dict[str, dict[str, str]]
 THREADS = (("NONE", 1), ("SLICE", 2), ("FRAME", 2), ("FRAME", 4), ("FRAME", 8))
-PRIMARY_CONTEXT = 1  # FFmpeg's AV_CUDA_USE_PRIMARY_CONTEXT
 MAX_PIXELS = 64_000_000
 SETTINGS: dict[str, Any] = {
     "size": {"shortest_edge": 4096, "longest_edge": 25_165_824},
@@ -54,12 +53,11 @@ def clip_of() -> tuple[Clip, int, int]:
 
 
 @contextmanager
-def decoding(kind: str, count: int, *, whole: bool, hwaccel: Any = None) -> Iterator[None]:
+def decoding(kind: str, count: int, *, whole: bool) -> Iterator[None]:
     """By so many threads of FFmpeg's; `whole`: all frames."""
 
     def opened(*asked: Any) -> Any:
-        with mock.patch.object(av, "open", _opening(hwaccel)):
-            container, header = open_container(*asked)
+        container, header = open_container(*asked)
         context = container.streams.video[0].codec_context
         context.thread_type, context.thread_count = kind, count
         context.options = context.options | {"threads": str(count)}
@@ -71,11 +69,6 @@ def decoding(kind: str, count: int, *, whole: bool, hwaccel: Any = None) -> Iter
         mock.patch.object(video_file, "needed_packets", needed),
     ):
         yield
-
-
-def _opening(hwaccel: Any) -> Callable[..., Any]:
-    usual = av.open
-    return lambda *args, **named: usual(*args, **named, hwaccel=hwaccel)
 
 
 def timed(decode: Callable[[], Any], times: int) -> tuple[dict[str, float], Any]:
@@ -98,16 +91,25 @@ def worst(frames: Any, first: Any) -> int | None:
     return int(np.abs(frames.astype(np.int16) - first).max())
 
 
-def by_nvdec(data: bytes, path: Path, decode: Callable[[], Any]) -> Iterator[tuple[str, Any]]:
+class InTorchsContext(FilmDevice):
+    """Where each picture waits for what torch has launched."""
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        torch.zeros(1, device="cuda")
+        yield
+
+
+def by_nvdec(data: bytes, path: Path, decode: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """Names of what there is, and decoders; their errors are rows as well."""
 
-    def pyav(*, whole: bool) -> Any:
-        from av.codec.hwaccel import HWAccel
+    devices: dict[type[FilmDevice], FilmDevice] = {}
 
-        torch.zeros(1, device="cuda")  # whose context is used
-        accel = HWAccel("cuda", allow_software_fallback=False, flags=PRIMARY_CONTEXT)
-        with decoding("NONE", 1, whole=whole, hwaccel=accel):
-            return decode()
+    def pyav(kind: type[FilmDevice], *, whole: bool) -> Any:
+        if kind not in devices:
+            devices[kind] = kind(0, 1 << 30)
+        with decoding("NONE", 1, whole=whole):
+            return decode(devices[kind])
 
     def pynv() -> Any:
         import PyNvVideoCodec
@@ -116,8 +118,10 @@ def by_nvdec(data: bytes, path: Path, decode: Callable[[], Any]) -> Iterator[tup
         decoder = PyNvVideoCodec.SimpleDecoder(str(path), use_device_memory=False)
         return [np.array(decoder[index]) for index in clip_of()[0].frames]
 
-    yield "PyAV hwaccel cuda, all", partial(pyav, whole=True)
-    yield "PyAV hwaccel cuda, needed", partial(pyav, whole=False)
+    for kind in (FilmDevice, InTorchsContext):
+        for whole in (True, False):
+            name = f"PyAV, {kind.__name__}, {'all' if whole else 'needed'}"
+            yield name, partial(pyav, kind, whole=whole)
     yield "PyNvVideoCodec, frames of the clip alone, not resized", pynv
 
 
@@ -137,8 +141,8 @@ def main() -> None:
     for name, options in FILMS.items():
         data = film(7, RATE * SECONDS, WIDTH, HEIGHT, RATE, **options)
 
-        def decode(data: bytes = data) -> Any:
-            return decode_clip(data, clip, height, width, MAX_PIXELS)
+        def decode(device: FilmDevice | None = None, data: bytes = data) -> Any:
+            return decode_clip(data, clip, height, width, MAX_PIXELS, device)
 
         first: Any = None
         for whole in (True, False):

@@ -36,6 +36,8 @@ def film(
     container: str = "mp4",
     *,
     rotation: int = 0,
+    codec: str = "",
+    pix_fmt: str = "yuv420p",
     **options: str,
 ) -> bytes:
     """A video file; `rotation`: degrees by which a player turns it; `options`: of the encoder."""
@@ -43,8 +45,8 @@ def film(
     if container == "webm":
         options |= {"deadline": "realtime", "cpu-used": "8"}
     with av.open(buffer, "w", format=container) as out:
-        stream: Any = out.add_stream(CODECS[container], rate=rate, options=options)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream: Any = out.add_stream(codec or CODECS[container], rate=rate, options=options)
+        stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
         if rotation:
             stream.set_display_rotation(rotation)
         for index in range(num_frames):

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Literal
+
 import pytest
 
-from epd.config import EngineConfig, InstanceConfig, Limits
+from epd.config import EncodeConfig, EngineConfig, InstanceConfig, Limits
+from epd.engine import factory
+from epd.engine.base import no_progress
+from epd.engine.factory import build_executor
+from epd.engine.sharding import WHOLE
+from epd.engine.vision.engine import TorchVisionEngine
 from epd.errors import MediaError
+from epd.runtime import loading
 from epd.runtime.loading import load_engines
 from epd.tiny import CHECKPOINT
 from tests.engine.conftest import drawn_image
@@ -25,3 +36,41 @@ async def test_an_encoder_has_the_limit_of_its_gateway() -> None:
     with pytest.raises(MediaError, match="40 x 30 pixels; send at most 1000"):
         await engines.vision.preprocess(png(drawn_image(1, 40, 30)), (1, 2, 2))
     await engines.close()
+
+
+@pytest.mark.parametrize(
+    ("who", "roles", "takes"),
+    [
+        ("auto", ("encode",), True),
+        ("auto", ("encode", "prefill"), False),  # whose steps a decoder's start would hold up
+        ("nvdec", ("encode", "prefill"), True),
+        ("cpu", ("encode",), False),
+    ],
+)
+def test_who_decodes_films(
+    who: Literal["auto", "cpu", "nvdec"],
+    roles: tuple[str, ...],
+    takes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(TorchVisionEngine, "take_films", lambda _, nbytes: taken.append(nbytes))
+    config = InstanceConfig(
+        instance_id="e0",
+        roles=roles,
+        model_dir=str(CHECKPOINT),
+        engine=EngineConfig(threads=1),
+        encode=EncodeConfig(film_decoder=who, film_device_nbytes=77),
+    )
+    loading._load_vision(config, build_executor(config.engine), WHOLE, no_progress)
+    assert taken == [77] * takes
+
+
+def test_the_kv_pool_leaves_memory_for_films(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*_: Any, later_nbytes: Callable[[int], int], **__: Any) -> int:
+        return later_nbytes(4096)
+
+    monkeypatch.setattr(factory, "build_language", planned)
+    config = InstanceConfig(instance_id="epd0", roles=("encode", "prefill", "decode"))
+    load = partial(loading._load_language, config, None, WHOLE, no_progress)  # type: ignore[arg-type]
+    assert load(SimpleNamespace(films_nbytes=1000)) - load(None) == 1000  # type: ignore[arg-type, operator]

@@ -33,18 +33,18 @@ class KvPlan(NamedTuple):
     num_landing_blocks: int
 
 
-def kv_plan(config: EngineConfig, layout: KvLayout, mirrored_nbytes: int = 0) -> KvPlan:
+def kv_plan(config: EngineConfig, layout: KvLayout, later_nbytes: int = 0) -> KvPlan:
     """Blocks of the KV pool, and of the host's memory in which KV arrives.  Raises ConfigError when
     no token has room.
 
-    With `kv_nbytes` 0, to be asked when everything else is in place but the mirrors, which the data
-    plane will take of the device.
+    With `kv_nbytes` 0, to be asked when everything else is in place but `later_nbytes`: mirrors,
+    which the data plane will take of the device, and decoders of films.
     """
     nbytes = config.kv_nbytes
     if not nbytes:
         free, total = torch.cuda.mem_get_info(config.device)
         nbytes = int(free - (1 - config.gpu_memory_utilization) * total) - RESERVE_NBYTES
-        nbytes -= mirrored_nbytes
+        nbytes -= later_nbytes
     least = layout.num_state_blocks + layout.rows.count(1)
     least_nbytes = least * layout.block_nbytes
     if nbytes < least_nbytes:

@@ -93,6 +93,19 @@ class TorchVisionEngine:
             self._streams.rows = Arena(device_nbytes + on_its_way, self._streams.device)
             self._streams.arena = Arena(host_nbytes + on_its_way)
 
+    def take_films(self, nbytes: int) -> None:
+        """Films are decoded on the device from now on, in so much of its memory, where it can."""
+        if self._streams is not None and self._preprocess.video_ops is not None:
+            from epd.engine.vision.film_device import film_device
+
+            self._preprocess.films = film_device(self._streams.device, nbytes)
+
+    @property
+    def films_nbytes(self) -> int:
+        """Of the device's memory, taken by films as they come; 0: the CPU decodes them."""
+        films = self._preprocess.films
+        return 0 if films is None else films.nbytes
+
     @property
     def patch_s(self) -> float:
         return self._slices.cost.patch_s if self._largest else 0.0

@@ -11,7 +11,7 @@ Where the device prepares images itself (`image_ops`), this ends with pixels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from epd.engine.vision.image_pixels import MAX_PIXELS, decode_image
 from epd.errors import MediaError
 from epd.messages import Clip, PixelBounds
 from epd.model_files.geometry import bounded, image_geometry
+
+if TYPE_CHECKING:
+    from epd.engine.vision.film_device import FilmDevice
 
 Grid = tuple[int, int, int]
 
@@ -38,6 +41,7 @@ class Preprocessor:
         self._pinned = on_device
         self.video_ops = adapter.video_ops()
         self.image_ops = adapter.image_ops(self._processor) if on_device else None
+        self.films: FilmDevice | None = None  # which decodes what it can
 
     def __call__(
         self, data: Any, grid_thw: Grid, clip: Clip | None = None, bounds: PixelBounds | None = None
@@ -57,7 +61,7 @@ class Preprocessor:
         if self.video_ops is None:
             raise MediaError("this model takes no videos; send images")
         height, width = self.video_ops.size_of(grid_thw)
-        frames = decode_clip(data, clip, height, width, self._max_pixels)
+        frames = decode_clip(data, clip, height, width, self._max_pixels, self.films)
         if self._pinned:
             pixels = _pinned(frames)
         else:

@@ -9,8 +9,10 @@ does this.  A phone's video that lies on its side is turned upright.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from epd.engine.vision.film_device import brought_down
 from epd.engine.vision.image_ops import rgb_bytes
 from epd.engine.vision.image_pixels import decode_image
 from epd.engine.vision.needed_packets import NeededPackets, PacketNeed, needed_packets
@@ -29,20 +32,35 @@ from epd.messages import Clip
 
 if TYPE_CHECKING:
     from av import VideoFrame
+    from av.codec.hwaccel import HWAccel
     from av.container import InputContainer
 
+    from epd.engine.vision.film_device import FilmDevice
+
+logger = logging.getLogger(__name__)
 Buffer = bytes | memoryview
 Pixels = np.ndarray[Any, Any]
 DECODE_TIMEOUT_S = 60.0
 
 
-def decode_clip(data: Buffer, clip: Clip, height: int, width: int, max_pixels: int) -> Pixels:
-    """uint8 `[frames, height, width, 3]`: the clip's frames, resized.  Raises MediaError."""
+def decode_clip(
+    data: Buffer,
+    clip: Clip,
+    height: int,
+    width: int,
+    max_pixels: int,
+    device: FilmDevice | None = None,
+) -> Pixels:
+    """uint8 `[frames, height, width, 3]`: the clip's frames, resized.  Raises MediaError.
+
+    `device`: decodes what it can; no bit depends on it.
+    """
     taken = np.empty((len(clip.frames), height, width, 3), dtype=np.uint8)
-    source = _images if clip.container == FRAMES else _film
+    is_film = clip.container != FRAMES
+    source = _film(data, clip, max_pixels, device) if is_film else _images(data, clip, max_pixels)
     size: tuple[int, ...] = ()
     count = 0
-    for pixels in source(data, clip, max_pixels):
+    for pixels in source:
         if size not in ((), pixels.shape):
             raise MediaError(
                 f"frame {clip.frames[count] + 1} of the video has another size than the first; "
@@ -78,40 +96,61 @@ def _images(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
             raise MediaError(f"frame {index + 1} of the video: {error}") from error
 
 
-def _film(data: Buffer, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+def _film(data: Buffer, clip: Clip, max_pixels: int, device: FilmDevice | None) -> Iterator[Pixels]:
     """Frames of a file, each as often as the clip has it."""
     until_s = time.monotonic() + DECODE_TIMEOUT_S
     num_taken = 0
 
-    def opened() -> tuple[InputContainer, FilmHeader]:
-        return open_container(data, clip.container, max_pixels, until_s - time.monotonic())
+    def opened(accel: HWAccel | None = None) -> tuple[InputContainer, FilmHeader]:
+        left_s = until_s - time.monotonic()
+        with nullcontext() if accel is None or device is None else device.opening():
+            return open_container(data, clip.container, max_pixels, left_s, accel)
+
+    def following(accel: HWAccel | None) -> Iterator[Pixels]:
+        """Those behind the ones that were taken."""
+        if found is not None:
+            container, header = opened(accel)
+            with container:
+                for frame in _apart(container, found, num_taken):
+                    _check_size(frame, header)
+                    yield _upright(frame, header)
+        if num_taken == len(clip.frames):
+            return
+        container, header = opened(accel)
+        with container:
+            for frame in _in_order(container, header, clip.frames[num_taken:]):
+                yield _upright(frame, header)
 
     try:
         container, header = opened()
         with container:
+            codec = container.streams.video[0].codec_context
             found = needed_packets(container, header, clip.frames)
-        if found is not None:
-            container, header = opened()
-            with container:
-                for frame in _apart(container, found):
-                    _check_size(frame, header)
-                    yield _upright(frame, header)
+        failure = ""
+        with device.room(codec) if device is not None else nullcontext() as accel:
+            try:
+                for pixels in following(accel) if accel is not None else ():
+                    yield pixels
                     num_taken += 1
+            except Exception as error:  # of a damaged film, too, which the CPU judges
+                failure = repr(error)
         if num_taken == len(clip.frames):
             return
-        container, header = opened()
-        with container:
-            for frame in _in_order(container, header, clip.frames[num_taken:]):
-                yield _upright(frame, header)
+        for pixels in following(None):
+            yield pixels
+            num_taken += 1
+        if failure and num_taken == len(clip.frames):
+            logger.warning("a film was decoded by the CPU, as the GPU failed at it: %s", failure)
     except MediaError as error:
         raise MediaError(f"the video {error}") from error
     except Exception as error:  # damaged data: decoders raise many types
         raise MediaError("the video cannot be decoded; encode it again") from error
 
 
-def _apart(container: InputContainer, found: NeededPackets) -> Iterator[VideoFrame]:
-    """Frames of the clip, by their times; ends early where packets do not have the film's order."""
-    times = iter(found.times)
+def _apart(container: InputContainer, found: NeededPackets, first: int) -> Iterator[VideoFrame]:
+    """Frames of the clip from the `first` on, by their times; ends early where packets do not have
+    the film's order."""
+    times = iter(found.times[first:])
     time = next(times)
     for frame in _decoded(container, found.needs):
         if frame.interlaced_frame or frame.pts is None or frame.pts > time:
@@ -166,7 +205,7 @@ def _check_size(frame: VideoFrame, header: FilmHeader) -> None:
 
 
 def _upright(frame: VideoFrame, header: FilmHeader) -> Pixels:
-    plane = frame.reformat(format="rgb24").planes[0]
+    plane = brought_down(frame).reformat(format="rgb24").planes[0]
     lines = np.frombuffer(memoryview(plane), np.uint8).reshape(
         plane.height, plane.line_size
     )  # not copied

@@ -113,7 +113,7 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
     """Samples of one instance, of its last heartbeat."""
     name = instance.info.address.instance_id
     up = (("instance", name), ("state", instance.state.name))
-    info = (*up, ("attention", instance.info.attention))
+    info = (*up, ("attention", instance.info.attention), ("films", instance.info.films))
     yield Metric("epd_instance_info", 1, info, "gauge", "registry")
     if instance.present:
         load = instance.load

@@ -66,13 +66,16 @@ def test_every_name_and_label_exists(apart: Server) -> None:
         assert wanted <= have, f"{expression}: no label {wanted - have}"
 
 
-def test_each_instance_has_what_computes_its_attention(apart: Server) -> None:
+def test_each_instance_has_what_computes_its_attention_and_decodes_films(apart: Server) -> None:
     families = text_string_to_metric_families(apart.get("/metrics")[1])
     samples = [sample for family in families for sample in family.samples]
     found = {s.labels["instance"]: s.labels for s in samples if s.name == "epd_instance_info"}
     assert {name: labels["attention"] for name, labels in found.items()} == dict.fromkeys(
         apart.instances(), "torch"
     )
+    assert {name: labels["films"] for name, labels in found.items()} == {
+        name: "cpu" if name.startswith("e") else "" for name in apart.instances()
+    }
 
 
 def test_every_process_says_how_late_it_is(apart: Server) -> None:

@@ -22,18 +22,18 @@ LAYOUT = KvLayout(
 CONFIG = EngineConfig(device="cuda", kv_nbytes=0, kv_landing_nbytes=2 * GIB)
 
 
-def plan(free: int, mirrored_nbytes: int = 0, config: EngineConfig = CONFIG) -> KvPlan:
+def plan(free: int, later_nbytes: int = 0, config: EngineConfig = CONFIG) -> KvPlan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
-        return kv_plan(config, LAYOUT, mirrored_nbytes)
+        return kv_plan(config, LAYOUT, later_nbytes)
 
 
-@given(free=st.integers(11 * GIB, 80 * GIB), mirrored_nbytes=st.integers(0, GIB // 2))
-def test_all_that_is_planned_is_there(free: int, mirrored_nbytes: int) -> None:
+@given(free=st.integers(11 * GIB, 80 * GIB), later_nbytes=st.integers(0, GIB // 2))
+def test_all_that_is_planned_is_there(free: int, later_nbytes: int) -> None:
     """The pool and what else the data plane takes are what is free, less the reserve and the share
     of others; landing takes nothing of the device."""
-    found = plan(free, mirrored_nbytes)
-    left = free - 8 * GIB - RESERVE_NBYTES - mirrored_nbytes
+    found = plan(free, later_nbytes)
+    left = free - 8 * GIB - RESERVE_NBYTES - later_nbytes
     pool, landing = (count * LAYOUT.block_nbytes for count in found)
     assert left - LAYOUT.block_nbytes < pool <= left + 1
     assert landing == min(

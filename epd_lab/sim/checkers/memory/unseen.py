@@ -33,6 +33,7 @@ NOT_SEEN = {
     "limits.fetch_timeout_s": _EDGE, "port": _EDGE, "cpus_per_instance": _FOREIGN,
     "mooncake.min_port": _FOREIGN, "mooncake.max_port": _FOREIGN,
     "encode.cache_store_nbytes": _FOREIGN,
+    "encode.film_device_nbytes": "the decoders of a GPU; tests/engine/vision looks at it",
     "encode.cache_disk_nbytes": "the simulated disk keeps to it by itself; the real one is tested",
     "engine.kv_nbytes": "a simulated engine is given its blocks; the pool raises beyond them",
     "engine.kv_landing_nbytes": "as engine.kv_nbytes: the pool of landing blocks raises, too",
