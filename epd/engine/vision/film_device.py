@@ -35,29 +35,22 @@ BASE_NBYTES = 64 << 20  # of a decoder besides
 _BLOCKING_SYNC = 4  # who waits for the device sleeps
 
 
-class NoDecoders(Exception):
-    """The text has the reason."""
-
-
 class FilmDevice:
     """The decoders of one GPU; from any thread."""
 
     def __init__(
         self, index: int, nbytes: int, load: Callable[[str], object] = ctypes.CDLL
     ) -> None:
-        """Makes a CUDA context.  Raises NoDecoders."""
+        """Makes a CUDA context.  Raises OSError and ImportError, with the reason."""
+        from av.codec.hwaccel import hwdevices_available
+
         self._index, self.nbytes, self._free_nbytes = index, nbytes, nbytes
         self._lock = threading.Lock()
         self._context = ctypes.c_void_p()
-        try:
-            from av.codec.hwaccel import hwdevices_available
-
-            load("libnvcuvid.so.1")  # which FFmpeg loads by this name
-            self._driver = load("libcuda.so.1")
-        except (ImportError, OSError) as error:
-            raise NoDecoders(str(error)) from error
         if "cuda" not in hwdevices_available():
-            raise NoDecoders("the package av was built without CUDA")
+            raise ImportError("the package av was built without CUDA")
+        load("libnvcuvid.so.1")  # which FFmpeg loads by this name
+        self._driver = load("libcuda.so.1")
         device = ctypes.c_int()
         self._ask("cuInit", 0)
         self._ask("cuDeviceGet", ctypes.byref(device), index)
@@ -95,7 +88,7 @@ class FilmDevice:
 
     def _ask(self, call: str, *arguments: object) -> None:
         if error := getattr(self._driver, call)(*arguments):
-            raise NoDecoders(f"{call} of NVIDIA's driver gives error {error}")
+            raise OSError(f"{call} of NVIDIA's driver gives error {error}")
 
 
 def decoder_nbytes(codec: VideoCodecContext) -> int:
@@ -110,7 +103,7 @@ def film_device(device: torch.device, nbytes: int) -> FilmDevice | None:
     """Logs who decodes films."""
     try:
         found = FilmDevice(device.index or 0, nbytes)
-    except NoDecoders as error:
+    except (ImportError, OSError) as error:
         logger.info("films are decoded by the CPU: %s", error)
         return None
     logger.info("films are decoded by NVDEC of %s, in up to %d MiB", device, nbytes >> 20)

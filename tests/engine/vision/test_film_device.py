@@ -12,7 +12,7 @@ import av
 import pytest
 
 from epd.engine.vision import film_device, video_file
-from epd.engine.vision.film_device import FilmDevice, NoDecoders, decoder_nbytes
+from epd.engine.vision.film_device import FilmDevice, decoder_nbytes
 from epd.engine.vision.video_file import decode_clip
 from epd.errors import MediaError
 from epd.media_files.container import container_of, open_container
@@ -180,13 +180,13 @@ def test_a_missing_library_or_a_driver_that_refuses_leaves_films_to_the_cpu(
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
-    with pytest.raises(NoDecoders, match=r"libnvcuvid\.so\.1"):
+    with pytest.raises(OSError, match=r"libnvcuvid\.so\.1"):
         FilmDevice(0, 1, missing)
     refusing = SimpleNamespace(cuInit=lambda flags: 100)
-    with pytest.raises(NoDecoders, match=r"cuInit .* 100"):
+    with pytest.raises(OSError, match=r"cuInit .* 100"):
         FilmDevice(0, 1, lambda name: refusing)
     monkeypatch.setattr(av.codec.hwaccel, "hwdevices_available", list)
-    with pytest.raises(NoDecoders, match="without CUDA"):
+    with pytest.raises(ImportError, match="without CUDA"):
         FilmDevice(0, 1, lambda name: Driver())
     with caplog.at_level(logging.INFO):
         assert film_device.film_device(SimpleNamespace(index=0), 1) is None  # type: ignore[arg-type]
