@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from epd.config import EngineConfig
+from epd.engine.factory import build_vision
 from epd.engine.vision import video_file
 from epd.engine.vision.film_device import BASE_NBYTES, FilmDevice, decoder_nbytes
 from epd.engine.vision.video_file import decode_clip
 from epd.media_files.container import container_of, open_container
+from epd.media_files.video import video_geometry, video_settings
 from epd.messages import Clip
+from epd.model_files.checkpoint import read_checkpoint
+from epd.tiny import CHECKPOINT
 from tests.media_files.videos import film
 
 MAX_PIXELS = 10_000_000
@@ -70,6 +75,25 @@ def test_frames_are_those_of_the_cpu(
     assert (found == decoded(data)).all()
     assert not caplog.messages
     assert formats == {"p010le" if "10 bits" in kind else "nv12"}
+
+
+async def test_an_encoder_makes_the_same_pixels(
+    device: FilmDevice, brought_down: list[str]
+) -> None:
+    config = EngineConfig(device="cuda:0", threads=1, cuda_graphs=False)
+    vision = build_vision(CHECKPOINT, config, max_batch_patches=512)
+    checkpoint = read_checkpoint(CHECKPOINT)
+    settings = video_settings(checkpoint.config, checkpoint.video_preprocessor)
+    assert settings is not None
+    grid_thw = video_geometry(settings, len(FRAMES), WIDTH, HEIGHT).grid_thw
+    asked = film(5, 48, WIDTH, HEIGHT), grid_thw, Clip(container="mp4", frames=FRAMES)
+    by_cpu = await vision.preprocess(*asked)
+    assert not vision.films_nbytes and {*brought_down} == {""}
+    vision.take_films(1 << 30)
+    assert vision.films_nbytes == 1 << 30
+    brought_down.clear()
+    assert torch.equal((await vision.preprocess(*asked)).pixels, by_cpu.pixels)
+    assert {*brought_down} == {"nv12"}
 
 
 def test_films_at_once_and_beside_steps_are_the_same(device: FilmDevice) -> None:
