@@ -145,6 +145,16 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     return future
 
 
+def _load(
+    config: InstanceConfig, rank: int, meets: Rendezvous
+) -> tuple[DeviceExecutor, LoadedRank]:
+    """Both on one thread, since which device is current is a thread's own."""
+    from epd.engine.factory import build_executor
+
+    executor = build_executor(config.engine, 1 + len(config.rank_devices))
+    return executor, load_rank(config, executor, open_shard(config, rank, meets))
+
+
 async def follow(
     config: InstanceConfig,
     rank: int,
@@ -155,18 +165,12 @@ async def follow(
     on_present: Callable[[], None] = lambda: None,
 ) -> int:
     """Returns the exit status when the leader has ended, or asks for no more; or cannot load."""
-    from epd.engine.factory import build_executor
 
     def tell(reply: Reply) -> None:
         if not writer.is_closing():
             writer.write(frame(reply))
 
-    def load() -> tuple[DeviceExecutor, LoadedRank]:
-        # First, for which device is current is a thread's own.
-        executor = build_executor(config.engine, 1 + len(config.rank_devices))
-        return executor, load_rank(config, executor, open_shard(config, rank, meets))
-
-    loading = in_thread(load)
+    loading = in_thread(partial(_load, config, rank, meets))
     first = asyncio.ensure_future(frame_of(reader))
     await asyncio.wait((loading, first), return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
