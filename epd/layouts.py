@@ -66,6 +66,11 @@ class RowKind(Record):
 PASSED = -1  # in a table, in place of a block behind its window, which has another owner
 
 
+def owned(table: tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks of a table, without those that were passed."""
+    return tuple([block for block in table if block != PASSED]) if PASSED in table else table
+
+
 class Windowed(NamedTuple):
     """A block whose rows are seen for a while, among those that follow each other."""
 
@@ -185,10 +190,6 @@ class KvLayout(Record):
             for at, (start, of) in enumerate(order) if kinds and kinds[of].window
         )  # fmt: skip
         return RowBlocks(self.block_size, tuple(start for start, _ in order), windowed)
-
-    @property
-    def token_nbytes(self) -> float:
-        return self.block_nbytes * len(self.rows.starts) / self.block_size
 
     def columns(self, kind: int) -> list[int]:
         """Which of the blocks of `block_size` tokens hold rows of a kind."""

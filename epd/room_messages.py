@@ -63,12 +63,15 @@ class Grant(Message):
     parts: tuple[RemoteRegion, ...] = ()  # the region at the other ranks, in their order
     layout: KvLayout | None = None  # of KV: which heads each rank has
     is_sharded: bool = False  # of rows at several ranks: each gets its part, and not all of them
+    held: tuple[Index, ...] = ()  # with a window: places in a table that it has, `num_held` of them
 
     def __post_init__(self) -> None:
         if self.slots and max(self.slots) >= self.region.num_slots:
             raise ValueError(f"slot {max(self.slots)} is not one of {self.region.num_slots}")
         if self.layout is not None and len(self.layout.shares) != 1 + len(self.parts):
             raise ValueError(f"{1 + len(self.parts)} regions of {len(self.layout.shares)} ranks")
+        if self.held and len(self.held) != self.num_held:
+            raise ValueError(f"{len(self.held)} places of {self.num_held} that are held")
 
     @property
     def slot_nbytes(self) -> int:

@@ -78,11 +78,14 @@ class S(State):
 
 @dataclass(slots=True)
 class BlocksLeased(Event):
-    """`num_held`: of the first ones the contents are here already."""
+    """`num_held`: of the first ones the contents are here already, or, with a window, of those in
+    the places `held`.  `ahead`: its own, for later places of its table."""
 
     brings = (Own.BLOCKS,)
     blocks: tuple[int, ...]
     num_held: int
+    held: tuple[int, ...] = ()
+    ahead: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -154,7 +157,8 @@ def length_matches(incoming: Incoming, event: CommitReceived) -> bool:
 
 
 def keep_blocks(incoming: Incoming, event: BlocksLeased) -> None:
-    incoming.blocks, incoming.num_held = event.blocks, event.num_held
+    incoming.blocks, incoming.ahead = event.blocks, event.ahead
+    incoming.num_held, incoming.held_places = event.num_held, event.held
 
 
 def keep_slots(incoming: Incoming, event: SlotsLeased) -> None:
@@ -162,11 +166,11 @@ def keep_slots(incoming: Incoming, event: SlotsLeased) -> None:
 
 
 def keep_late_slots(incoming: Incoming, event: SlotsLeased) -> None:
-    incoming.slots, incoming.blocks = event.slots, ()
+    incoming.slots, incoming.blocks, incoming.ahead = event.slots, (), ()
 
 
 def keep_late_blocks(incoming: Incoming, event: BlocksLeased) -> None:
-    incoming.slots, incoming.blocks = (), event.blocks
+    incoming.slots, incoming.blocks, incoming.ahead = (), event.blocks, event.ahead
 
 
 def keep_commit(incoming: Incoming, event: CommitReceived) -> None:
@@ -281,7 +285,8 @@ class Incoming(Room):
     """The consumer's end of a room."""
 
     __slots__ = (
-        "blocks", "deadline_s", "kv", "nbytes", "num_held", "num_rows", "parts", "slots",
+        "ahead", "blocks", "deadline_s", "held_places", "kv", "nbytes", "num_held", "num_rows",
+        "parts", "slots",
     )  # fmt: skip
     table = TABLE
 
@@ -299,7 +304,9 @@ class Incoming(Room):
         self.num_rows = num_rows  # wanted: rows, or tokens of KV
         self.deadline_s = deadline_s
         self.blocks: tuple[int, ...] = ()  # of KV
+        self.ahead: tuple[int, ...] = ()  # for places behind them
         self.num_held = 0  # of them, filled already
+        self.held_places: tuple[int, ...] = ()  # their places, if not the first
         self.slots: tuple[int, ...] = ()
         self.nbytes = 0
         self.parts: tuple[tuple[int, int], ...] = ()  # of each write: bytes and checksum

@@ -66,7 +66,7 @@ class Admission(NamedTuple, Generic[T]):
     `reserves`: for KV that will be received; it has no place in the batch.  Of a family with
     states, `states_found` has the blocks of the state behind the cached tokens.  `states_kept` has
     those for states to be kept, by the number of tokens before them.  `ahead` are for later places
-    of its table.
+    of its table; `held` are places with a window and others whose KV will not be received.
     """
 
     entry: T
@@ -76,6 +76,7 @@ class Admission(NamedTuple, Generic[T]):
     states_found: tuple[int, ...] = ()
     states_kept: Mapping[int, tuple[int, ...]] = {}
     ahead: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
 
 class Share(NamedTuple, Generic[T]):
@@ -275,8 +276,9 @@ class BatchScheduler(Generic[T]):
                 spare += self._watermark
             size = self._rows.num_tokens
             keys = head.keys[: (entry.num_tokens - 1) // size]  # the last token gives the logits
-            if windows is not None and entry.slides and not reserves:
-                taken = windows.take(keys, entry.num_tokens, entry.num_promised, spare)
+            if windows is not None:
+                take = windows.receive if reserves else windows.take
+                taken = take(keys, entry.num_tokens, entry.num_promised, spare)
             else:
                 taken = self._take(keys, count, spare, with_state=not reserves)
             if taken is None:
@@ -288,7 +290,9 @@ class BatchScheduler(Generic[T]):
                 self._prefilling[entry.key] = entry
             kept = {place * size: states for place, states in taken.kept.items()}
             num_cached = self._rows.room(taken.num_found)
-            yield Admission(entry, blocks, num_cached, reserves, taken.found, kept, taken.ahead)
+            yield Admission(
+                entry, blocks, num_cached, reserves, taken.found, kept, taken.ahead, taken.held
+            )
 
     def _take(
         self, keys: Sequence[Key], count: int, spare: int, *, with_state: bool

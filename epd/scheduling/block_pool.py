@@ -9,7 +9,8 @@ then found again by its key.  So the cache takes no memory from anybody, and the
 configure: what is not needed now is remembered.
 
 A sequence returns its blocks last one first, so the tail of a text is forgotten before its
-beginning, which more texts share.
+beginning, which more texts share.  Blocks behind a window go back before it is certain that their
+content may be found: it is noted when they go, and proven later, unless they were taken meanwhile.
 
 Source: automatic prefix caching of vLLM.
 """
@@ -115,6 +116,16 @@ class BlockPool(Pool):
             self._by_key[key] = block
             self._key_of[block] = key
 
+    def note(self, block: int, key: Key) -> None:
+        """The block, full and still leased, has this content, which nobody finds until `prove`."""
+        if key not in self._by_key:
+            self._key_of.setdefault(block, key)
+
+    def prove(self, block: int, key: Key) -> None:
+        """What was noted can be found from now on, if nobody has taken the block."""
+        if self._key_of.get(block) == key:
+            self._by_key.setdefault(key, block)
+
     def is_published(self, block: int) -> bool:
         """Whether it has a content that others can find."""
         return block in self._key_of
@@ -139,5 +150,7 @@ class BlockPool(Pool):
             return self._free.popleft()
         block = next(iter(self._idle))
         del self._idle[block]
-        del self._by_key[self._key_of.pop(block)]
+        key = self._key_of.pop(block)
+        if self._by_key.get(key) == block:
+            del self._by_key[key]
         return block

@@ -17,14 +17,36 @@ final with its last token.  How much can be sent is then one number, and so is h
 Both ends compute the order from four numbers; one of them, `num_whole`, the sender alone has: it
 travels in the commit.
 
+Of layers with a window only those blocks are counted that the next token sees (`moved`).  The
+receiver may have any of them, not only the first ones: its grant names them.
+
 Source: layer-wise KV transfer of Mooncake's and vLLM's connectors, over chunked prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
+
+from epd.layouts import RowBlocks
+
+
+@lru_cache(maxsize=64)  # both ends count it again for each part
+def moved(rows: RowBlocks, num_tokens: int) -> Sequence[int]:
+    """Blocks of a prompt of so many tokens that go to who decodes it, by their place in its table:
+    those that its next token sees."""
+    places, behind = range(rows.count(num_tokens)), set(rows.behind(num_tokens))
+    return tuple([place for place in places if place not in behind]) if behind else places
+
+
+def held_first(places: Sequence[int], held: Sequence[int]) -> Sequence[int]:
+    """In the order in which they are counted: those that the receiver has, then the others."""
+    if not held:
+        return places
+    known = set(held)  # which a peer has told: of what else is in it nothing is sent
+    return (*filter(known.__contains__, places), *(at for at in places if at not in known))
 
 
 @dataclass(frozen=True, slots=True)

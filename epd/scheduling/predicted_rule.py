@@ -203,7 +203,7 @@ class PredictedRule:
             return answer_s * (1.0 - MOVE_GAIN)
         held = self._asked.held.get(decode.instance_id, 0.0)
         answer_s *= 1.0 - MOVE_GAIN * held
-        nbytes = (1.0 - held) * self._asked.num_tokens * _kv_token_nbytes(decode.info)
+        nbytes = (1.0 - held) * _kv_nbytes(decode.info, self._asked.num_tokens)
         return answer_s + HOP_S + nbytes * self._forecasts[prefill.instance_id].costs.nbyte_s
 
 
@@ -222,9 +222,10 @@ def predicted_loads(candidates: Sequence[Candidate]) -> Iterator[StageLoad]:
             yield StageLoad(instance=one.instance_id, stage=stage, load_s=stages[stage])
 
 
-def _kv_token_nbytes(info: InstanceInfo) -> float:
+def _kv_nbytes(info: InstanceInfo, num_tokens: int) -> int:
+    """Of a prompt, as it moves: of layers with a window, the last one."""
     layout = info.kv_layout
-    return layout.token_nbytes if layout is not None else 0.0
+    return layout.rows.needed(num_tokens, 1) * layout.block_nbytes if layout is not None else 0
 
 
 def _usual(told: Iterable[StageCosts]) -> dict[str, float]:

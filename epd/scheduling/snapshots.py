@@ -30,8 +30,8 @@ class TakenBlocks(NamedTuple):
     """Blocks for a sequence: the first `num_found` hold the beginning of its text, and are shared.
 
     `found`: the blocks of the state behind them; `kept`: those where states are to be kept, by the
-    number of blocks of the text before them.  `ahead`: those for later places of its table
-    (`windows.py`).  All of them are leased.
+    number of blocks of the text before them.  `ahead`: those for later places of its table, and
+    `held`: places of KV that need not be received (`windows.py`).  All of them are leased.
     """
 
     blocks: tuple[int, ...]
@@ -39,6 +39,7 @@ class TakenBlocks(NamedTuple):
     found: tuple[int, ...] = ()
     kept: Mapping[int, tuple[int, ...]] = {}
     ahead: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
 
 class Snapshots:

@@ -56,11 +56,6 @@ class Schedulable(Protocol):
     def block_table(self) -> Sequence[int]: ...
 
     @property
-    def slides(self) -> bool:
-        """Whether it gives up blocks that lie behind their window; else all of them are sent."""
-        ...
-
-    @property
     def num_passed(self) -> int:
         """Blocks of its table that it has given up."""
         ...

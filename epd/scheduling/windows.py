@@ -14,8 +14,9 @@ memory, as without windows, unless another sequence has a block that it gave up.
 it gives up what it no longer needs.
 
 Only what is behind all steps under way is passed: a block may be written as soon as it has another
-owner, by a transfer, too (fault F6).  KV that another instance decodes is sent whole, so a prompt
-of which it is computed keeps all its blocks (`Schedulable.slides`).
+owner, by a transfer, too (fault F6).  Who decodes a prompt elsewhere is sent what the token behind
+it sees (`kv_order.moved`), and no block of that is passed while the prompt is computed.  It gets
+blocks for that and for its next tokens, and shares those that it has already.
 
 **Where a beginning is found.**  A beginning needs its blocks of layers that see everything, and of
 the others those that its next token sees.  Passed blocks with a key are idle like any others, and
@@ -24,11 +25,12 @@ the longest beginning of which enough is there is shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from epd.layouts import PASSED, RowBlocks
 from epd.scheduling.block_pool import BlockPool, Key
+from epd.scheduling.kv_order import moved
 from epd.scheduling.prefix_keys import of_blocks
 from epd.scheduling.snapshots import TakenBlocks
 from epd.scheduling.waiting import Schedulable
@@ -53,8 +55,6 @@ class Windows:
     def passing(self, entry: Schedulable, *, decodes: bool) -> dict[int, int]:
         """Blocks that it gives up now, by their place in its table: as many as it needs, and those
         that are too many."""
-        if not entry.slides:
-            return {}
         rows, placed = self._rows, len(entry.block_table)
         wanted, num_windowed = self.wanted(entry, decodes=decodes), rows.num_windowed(placed)
         last, most = num_windowed, self._most[decodes]
@@ -95,36 +95,59 @@ class Windows:
         """Blocks for a prompt of so many tokens, and for as many as are promised.  The first hold
         as much as can be used of a text whose full blocks have these keys; or None.  `spare` blocks
         must be left over."""
-        found = self._longest(keys)
-        taken = self._beside(found, num_tokens, num_promised, spare)
-        return (
-            taken
-            if taken is not None or not found
-            else self._beside((), num_tokens, num_promised, spare)
-        )
+        found = dict(enumerate(self._longest(keys)))
+        before = self._rows.num_windowed(len(found))
+        taken = self._beside(found, before, num_tokens, num_promised, spare)
+        if taken is None and found:
+            taken = self._beside({}, 0, num_tokens, num_promised, spare)
+        return taken
+
+    def receive(
+        self, keys: Sequence[Key], num_tokens: int, num_promised: int, spare: int
+    ) -> TakenBlocks | None:
+        """Likewise for the KV of so many tokens, which will be sent as far as it is not found, and
+        for the next one."""
+        rows, size = self._rows, len(self._rows.starts)
+        wanted = moved(rows, num_tokens)
+        known = self._known(keys)
+        held = tuple([at for at in wanted if at < len(known) and known[at] != PASSED])
+        behind = [*rows.behind(num_tokens)]
+        found = dict.fromkeys(behind, PASSED) | {at: known[at] for at in held}
+        taken = self._beside(found, len(behind), num_tokens + 1, num_promised, spare)
+        if taken is None:
+            return None
+        first = next(at for at in wanted if at not in found)
+        return taken._replace(num_found=first // size * size, held=held)
 
     def _beside(
-        self, found: Sequence[int], num_tokens: int, num_promised: int, spare: int
+        self, found: Mapping[int, int], before: int, num_tokens: int, num_promised: int, spare: int
     ) -> TakenBlocks | None:
+        """`found`: by their place in the table; `before`: of its blocks with a window, the first
+        that need none of the pool."""
         rows, total = self._rows, self._rows.count(max(num_tokens, num_promised))
-        before, last = rows.num_windowed(len(found)), rows.num_windowed(total)
-        own = max(
+        last = rows.num_windowed(total)
+        placed = before + max(
             min(rows.num_windowed(rows.count(num_tokens)) - before, self._most[0]),
             min(last - before, self._most[1]),
         )
-        stop = rows.place(before + own) if before + own < last else total
-        count = own + total - last - (len(found) - before)
-        rest = self._pool.take_beside([b for b in found if b != PASSED], count, spare)
+        stop = rows.place(placed) if placed < last else total
+        count = placed + total - last - len(found)
+        rest = self._pool.take_beside([b for b in found.values() if b != PASSED], count, spare)
         if rest is None:
             return None
-        num_placed = stop - len(found)
-        return TakenBlocks((*found, *rest[:num_placed]), len(found), ahead=rest[num_placed:])
+        fresh = iter(rest)
+        table = tuple([found[at] if at in found else next(fresh) for at in range(stop)])
+        return TakenBlocks(table, len(found), ahead=tuple(fresh))
+
+    def _known(self, keys: Sequence[Key]) -> list[int]:
+        """What the pool has of each block of a text, whatever it lacks before."""
+        each = of_blocks(keys, self._rows)
+        return [next(iter(self._pool.find((key,))), PASSED) for key in each]
 
     def _longest(self, keys: Sequence[Key]) -> list[int]:
         """The table of the longest beginning that can be used."""
         rows, size = self._rows, len(self._rows.starts)
-        each = of_blocks(keys, rows)
-        known = [next(iter(self._pool.find((key,))), PASSED) for key in each]
+        known = self._known(keys)
         windowed = {one.column for one in rows.windowed}
         gaps = (at for at, b in enumerate(known) if b == PASSED and at % size not in windowed)
         num_units = next(gaps, len(known)) // size

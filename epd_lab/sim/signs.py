@@ -21,6 +21,7 @@ from epd.fsm.request import (
 )
 from epd.keys import is_kv
 from epd.layouts import PASSED
+from epd.scheduling.kv_order import moved
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.world import World
 
@@ -64,6 +65,11 @@ def count(
     fired["slides"] += isinstance(event, Slid)
     if isinstance(event, GrantReceived) and event.grant.num_held:
         fired["kv_held"] += 1
+    if isinstance(event, GrantReceived) and (layout := event.grant.layout) is not None:
+        places = moved(layout.rows, event.grant.num_rows)
+        fired["kv_of_a_window"] += len(places) < layout.rows.count(event.grant.num_rows)
+        held = event.grant.held
+        fired["kv_held_apart"] += held != tuple(places[: len(held)])
     if isinstance(event, SlotsLeased) and is_kv(machine.key):
         *_, entered, left = machine.story  # AWAITING_LANDING
         fired["kv_waited_to_land"] += entered.at_s < left.at_s

@@ -48,14 +48,15 @@ def test_delivery(consumer: Incoming) -> None:
 
 def test_kv_waits_for_blocks_and_then_for_slots_to_land_in(consumer: Incoming) -> None:
     """PENDING -> AWAITING_LANDING -> RESERVED; what knows no grant yet goes back by time, too."""
-    blocks = BlocksLeased((7, 8, 9), 1)
+    blocks = BlocksLeased((7, 8, 9), 1, held=(2,), ahead=(4,))
     follow(
         consumer,
         (blocks, S.AWAITING_LANDING, (Do.AWAIT_LANDING,)),
         (CancelAcked(), S.AWAITING_LANDING, ()),
         (LEASED, S.RESERVED, (Do.SEND_GRANT, Do.ARM_RETRY)),
     )
-    assert (consumer.blocks, consumer.num_held, consumer.slots) == ((7, 8, 9), 1, (0, 1))
+    assert (consumer.blocks, consumer.ahead, consumer.slots) == ((7, 8, 9), (4,), (0, 1))
+    assert (consumer.num_held, consumer.held_places) == (1, (2,))
     late = make_incoming()
     late.fire(blocks)
     freed = (Do.WITHDRAW_LEASE, Do.RELEASE_SLOTS)
@@ -63,8 +64,10 @@ def test_kv_waits_for_blocks_and_then_for_slots_to_land_in(consumer: Incoming) -
         late,
         (DeadlinePassed(), S.EXPIRED, (*freed, Do.SEND_CANCEL, Do.CONCLUDE_FAILED)),
         (LEASED, S.EXPIRED, (Do.RELEASE_SLOTS,)),
-        (blocks, S.EXPIRED, (Do.RELEASE_SLOTS,)),
     )
+    assert (late.blocks, late.ahead) == ((), ()), "they went back when its time was over"
+    follow(late, (blocks, S.EXPIRED, (Do.RELEASE_SLOTS,)))
+    assert (late.blocks, late.ahead) == ((7, 8, 9), (4,))
 
 
 def test_what_has_landed_is_published_whatever_comes(consumer: Incoming) -> None:

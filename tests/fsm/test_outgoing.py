@@ -261,6 +261,8 @@ def test_what_the_consumer_holds_is_not_sent(producer: Outgoing) -> None:
     assert producer.fire(BytesReady(3 * 64)) == ()
     assert producer.fire(GrantReceived(held)) == (Do.LEASE_SLOTS,)
     assert producer.sent_nbytes == 2 * 64
+    with pytest.raises(ValueError, match="2 places of 1"):
+        replace(held, held=(0, 1))
 
 
 def test_cancel_before_everything_wins(producer: Outgoing) -> None:

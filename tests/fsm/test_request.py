@@ -352,6 +352,16 @@ def test_remote_kv_brings_the_first_token_and_the_delta(waiting_for_kv: Request)
     assert waiting_for_kv.num_cached == KV.num_cached
     assert waiting_for_kv.num_computed == KV.num_tokens
     assert waiting_for_kv.output == [KV.first_token]
+    assert waiting_for_kv.blocks == waiting_for_kv.block_table == (3, 4)
+
+
+def test_remote_kv_of_a_window_comes_for_what_is_seen(waiting_for_kv: Request) -> None:
+    """The other places are passed, and blocks may be its own for later ones."""
+    arrived = RemoteKvArrived((PASSED, 3, PASSED, 4), KV, ahead=(5, 6))
+    follow(waiting_for_kv, (arrived, S.DECODING, (Do.START_DECODING, Do.EMIT_TOKENS)))
+    assert (waiting_for_kv.num_passed, waiting_for_kv.blocks) == (2, (3, 4, 5, 6))
+    waiting_for_kv.fire(Grown((5,)))
+    assert (waiting_for_kv.block_table[-2:], waiting_for_kv.blocks_ahead) == ((4, 5), (6,))
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ class Simulated:
         known = {one.info.address.instance_id: one for one in self.gateway.registry.instances}
         return known[name]
 
-    def ask(self, *images: Image, **wishes: Any) -> Record:
+    def ask(self, *images: Image, text: tuple[int, ...] = TEXT, **wishes: Any) -> Record:
         """A client asks now; the record is what it sees."""
         placed = tuple((1 + n, image) for n, image in enumerate(images))
-        ask = Ask(len(self._clients.records), self.world.loop.now_s, TEXT, placed, **wishes)
+        ask = Ask(len(self._clients.records), self.world.loop.now_s, text, placed, **wishes)
         return self._clients.add(ask)
 
     def within(

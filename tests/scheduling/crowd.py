@@ -10,38 +10,15 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from epd.layouts import PASSED, RowBlocks
 from epd.scheduling.batching import BatchScheduler, Share, StepBounds
 from epd.scheduling.block_pool import BlockPool
+from epd.scheduling.kv_order import moved
 from epd.scheduling.prefix_keys import of_blocks
-from tests.scheduling.entry import PLAIN, Entry, Shape, drafts_of, draw, windows_of
-
-
-@dataclass
-class Job:
-    shape: Shape
-    entry: Entry
-    tokens: list[int]
-    output: int = 0
-    reserves: bool = False
-    arrives_kv: int = -1
-    num_preempted: int = 0
-    done: bool = False
-    ends: int = -1
-    in_flight: int = 0  # steps under way
-
-
-@dataclass
-class Part:
-    """A job in a step: its tokens `[start, stop)`, and drafts behind them."""
-
-    job: Job
-    start: int
-    stop: int
-    drafts: Sequence[int]
+from tests.scheduling.entry import PLAIN, Entry, Job, Part, Shape, drafts_of, draw, windows_of
 
 
 @dataclass
@@ -83,6 +60,7 @@ class Crowd:
 
     def enqueue(self, job: Job, *, receives: bool = False) -> None:
         shape = job.shape
+        job.unproven = []
         images = bool(shape.image_at)
         self_contained = not images
         job.entry = Entry(
@@ -94,7 +72,7 @@ class Crowd:
             recomputable=self_contained,
         )
         job.reserves = receives
-        keys = self.keys(job) if self.caching and not receives else ()
+        keys = self.keys(job) if self.caching else ()
         (self.scheduler.reserve if receives else self.scheduler.add)(job.entry, keys)
 
     def ready(self, job: Job) -> int | None:
@@ -154,6 +132,7 @@ class Crowd:
             self.draft(self.jobs[entry.key])
         for entry, passed in self.scheduler.passing():
             entry.slide(passed)
+            self.note(self.jobs[entry.key], passed)
             self.pool.give_back(passed.values())
             self.num_passed += len(passed)
         if not self.preempt():
@@ -164,6 +143,14 @@ class Crowd:
         plan = self.scheduler.plan()
         self.check(plan)
         return plan
+
+    def note(self, job: Job, passed: Mapping[int, int]) -> None:
+        """They are found when it has a token, unless others have taken them."""
+        each = of_blocks(self.keys(job), self.rows) if self.caching else ()
+        noted = [(block, each[place]) for place, block in passed.items() if place < len(each)]
+        for block, key in noted:
+            self.pool.note(block, key)
+        job.unproven += noted
 
     def preempt(self) -> bool:
         """False: who must give way is in a step."""
@@ -200,6 +187,9 @@ class Crowd:
             job.entry.num_settled = admission.num_cached
             self.num_cached += admission.num_cached
             if admission.reserves:
+                held = admission.held or range(self.rows.count(admission.num_cached))
+                job.comes = {*moved(self.rows, len(job.tokens))} - {*held}
+                assert job.comes, "its last block comes in any case"
                 job.arrives_kv = self.now + 1 + job.shape.ready_after
             else:
                 assert admission.num_cached < len(job.tokens), "somebody must compute the logits"
@@ -208,8 +198,8 @@ class Crowd:
                 self.read(job, admission.num_cached)
 
     def receive(self, job: Job) -> None:
-        """Its KV has landed: it decodes at once."""
-        self.write(job, 0, job.tokens)
+        """What decoding sees of its KV and lacked has landed: it decodes at once."""
+        self.write(job, 0, job.tokens, job.comes)
         entry = job.entry
         entry.num_computed = entry.num_settled = len(job.tokens)
         self.sample(job)
@@ -258,6 +248,9 @@ class Crowd:
             for block, key in zip(job.entry.block_table, each, strict=False):
                 if block != PASSED:
                     self.pool.publish(block, key)
+            for block, key in job.unproven:
+                self.pool.prove(block, key)
+            job.unproven = []
         job.output += 1
         job.tokens.append(self.token(job, len(job.tokens)))
         if job.output >= (job.shape.stops_at or job.shape.output):
@@ -269,9 +262,14 @@ class Crowd:
 
     # --- memory with contents ---------------------------------------------------------------------
 
-    def write(self, job: Job, start: int, tokens: Sequence[int]) -> None:
+    def write(
+        self, job: Job, start: int, tokens: Sequence[int], only: Collection[int] | None = None
+    ) -> None:
+        """`only`: in these places of its table."""
         for index, token in enumerate(tokens, start):
             for place, first, _ in self.places(index):
+                if only is not None and place not in only:
+                    continue
                 block = job.entry.block_table[place]
                 assert block != PASSED and self.pool.holds([block]), "it is another's"
                 assert not self.pool.is_published(block), "others can read it"
@@ -339,7 +337,7 @@ class Crowd:
         most = rows.live(bounds.depth if decodes else bounds.reach) + len(entry.drafts)
         passed = next(rows.behind(entry.num_settled, entry.num_passed), None)
         assert num_held <= most or passed is None or not runs, "more than a window"
-        if not job.shape.received and not job.shape.image_at:
+        if not job.shape.image_at:
             assert num_held <= rows.live(bounds.reach) + rows.live(1) + len(entry.drafts)
 
     def bound(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from epd.layouts import PASSED, RowBlocks, Windowed
 from epd.scheduling.batching import BatchScheduler
@@ -21,7 +21,6 @@ class Entry:
     block_table: tuple[int, ...] = ()
     recomputable: bool = True
     drafts: Sequence[int] = ()
-    slides: bool = True
     num_passed: int = 0
     blocks_ahead: tuple[int, ...] = ()
     num_settled: int = 0
@@ -113,6 +112,32 @@ class Shape:
     leaves_after: int = 0  # 0: stays; else the client hangs up so many steps after arrival
     family: int = 0  # requests of one family share their tokens
     drafts: int = 0  # while it decodes, so many in every step; every third is wrong
+
+
+@dataclass
+class Job:
+    shape: Shape
+    entry: Entry
+    tokens: list[int]
+    output: int = 0
+    reserves: bool = False
+    arrives_kv: int = -1
+    num_preempted: int = 0
+    comes: Collection[int] = ()  # places of its table that are received
+    unproven: list[tuple[int, bytes]] = field(default_factory=list)
+    done: bool = False
+    ends: int = -1
+    in_flight: int = 0  # steps under way
+
+
+@dataclass
+class Part:
+    """A job in a step: its tokens `[start, stop)`, and drafts behind them."""
+
+    job: Job
+    start: int
+    stop: int
+    drafts: Sequence[int]
 
 
 def draw(rng: random.Random, count: int, num_blocks: int, rows: RowBlocks = PLAIN) -> list[Shape]:

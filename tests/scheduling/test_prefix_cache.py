@@ -176,6 +176,34 @@ def test_a_block_has_one_content_as_long_as_it_is_kept() -> None:
     assert pool.is_published(0) and not pool.is_published(1)
 
 
+def test_what_was_noted_is_found_when_it_is_proven_unless_it_was_taken() -> None:
+    pool = BlockPool(3)
+    assert pool.take(3) == (0, 1, 2)
+    for block, key in enumerate((b"a", b"b", b"a")):
+        pool.note(block, key)
+        pool.give_back((block,))
+    assert (pool.num_free, pool.num_idle) == (3, 3)
+    assert pool.find([b"a"]) == pool.find([b"b"]) == []
+    assert pool.take(1) == (0,), "the oldest"
+    for block, key in enumerate((b"a", b"b", b"a")):
+        pool.prove(block, key)
+    assert (pool.find([b"a"]), pool.find([b"b"])) == ([2], [1])
+    assert pool.take(2) == (1, 2) and pool.find([b"a"]) == pool.find([b"b"]) == []
+
+
+def test_of_what_was_noted_twice_one_is_found() -> None:
+    pool = BlockPool(3)
+    assert pool.take(3) == (0, 1, 2)
+    for block in (0, 1):
+        pool.note(block, b"a")
+        pool.prove(block, b"a")
+        pool.give_back((block,))
+    assert (pool.find([b"a"]), pool.num_idle) == ([0], 1)
+    pool.note(2, b"b")
+    pool.give_back((2,))
+    assert pool.take(3) is not None and pool.find([b"a"]) == []
+
+
 def test_a_shared_block_is_free_when_its_last_owner_gives_it_back() -> None:
     pool = BlockPool(2)
     blocks = pool.take(2)
@@ -210,6 +238,7 @@ class BlockBooks(RuleBasedStateMachine):
         self.pool = BlockPool(6)
         self.leased: list[int] = []
         self.content: dict[int, bytes] = {}  # what each block holds, as its owner wrote it
+        self.noted: list[tuple[int, bytes]] = []
 
     @rule(
         target=leases,
@@ -231,6 +260,22 @@ class BlockBooks(RuleBasedStateMachine):
             self.pool.publish(block, key)
         self.leased += blocks
         return blocks
+
+    @rule(key=st.sampled_from((b"a", b"b", b"c")))
+    def give_up(self, key: bytes) -> None:
+        """It is written, and goes back before others may find it."""
+        if (taken := self.pool.take(1)) is not None:
+            (block,) = taken
+            self.content[block] = key
+            self.pool.note(block, key)
+            self.pool.give_back(taken)
+            self.noted.append((block, key))
+
+    @rule()
+    def prove(self) -> None:
+        for block, key in self.noted:
+            self.pool.prove(block, key)
+        self.noted.clear()
 
     @rule(blocks=consumes(leases))
     def give_back(self, blocks: tuple[int, ...]) -> None:

@@ -233,7 +233,8 @@ def keep_last_token(request: Request, event: LastTokenSampled) -> None:
 
 
 def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
-    request.block_table, request.num_passed = event.blocks, 0
+    request.block_table, request.blocks_ahead = event.blocks, event.ahead
+    request.num_passed = event.blocks.count(PASSED)
     request.num_computed = event.kv.num_tokens
     request.num_cached = event.kv.num_cached
     request.rope_delta = event.kv.rope_delta

@@ -14,7 +14,7 @@ from epd.failure import Failure
 from epd.fsm.kernel import NULL_JOURNAL, Journal, Machine
 from epd.fsm.request.states import Own, S
 from epd.keys import RoomKey
-from epd.layouts import PASSED
+from epd.layouts import owned
 from epd.messages import KvOffer, PrefillRequest
 from epd.records import TokenLogprobs
 
@@ -124,15 +124,8 @@ class Context(Machine):
     @property
     def blocks(self) -> tuple[int, ...]:
         """All that are its own."""
-        table = self.block_table
-        if self.num_passed:
-            table = tuple([block for block in table if block != PASSED])
+        table = owned(self.block_table) if self.num_passed else self.block_table
         return table + self.blocks_ahead
-
-    @property
-    def slides(self) -> bool:
-        """KV that another instance decodes is sent whole."""
-        return self.decode_here
 
     @property
     def num_settled(self) -> int:

@@ -139,6 +139,7 @@ class RemoteKvArrived(Event):
     ends = (Own.REMOTE_KV,)
     blocks: tuple[int, ...]
     kv: KvState
+    ahead: tuple[int, ...] = ()  # as in `Scheduled`
 
 
 @dataclass(slots=True)

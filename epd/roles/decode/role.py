@@ -2,11 +2,11 @@
 
 An offer becomes a request that waits for blocks, then for the bytes.  It gets blocks for its prompt
 and the next token; with images, whose rows are not here to compute it again, all it can need. The
-grant names the blocks of the prompt, without the first ones if their contents are here already
-(`scheduling/prefix_keys.py`), but always the last.  The commit carries what decoding needs besides
-KV: the first token, the rope delta (fault F26), and the numbers of tokens, blocks and layers.  It
-also has the bytes of each part that was written while prefill computed.  They are checked against
-the grant before a token is decoded.
+grant names the blocks of the prompt that the next token sees, without those whose contents are here
+already (`scheduling/prefix_keys.py`), but always the last.  The commit carries what decoding needs
+besides KV: the first token, the rope delta (fault F26), and the numbers of tokens, blocks and
+layers.  It also has the bytes of each part that was written while prefill computed.  They are
+checked against the grant before a token is decoded.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from epd.fsm.incoming import (
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, KvFailed, KvOffered, KvWithdrawn, RemoteKvArrived, Request
 from epd.keys import attempt_key
+from epd.layouts import owned
 from epd.messages import Address, CancelTransfer, Grant, KvLayout, KvOffer
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.decode.landing import Landing
@@ -32,7 +33,7 @@ from epd.roles.incoming import IncomingRooms
 from epd.roles.steps.adapters import adapter_objection
 from epd.roles.steps.record import rank_of
 from epd.roles.steps.requests import Requests
-from epd.scheduling.kv_order import KvOrder
+from epd.scheduling.kv_order import KvOrder, held_first
 from epd.transport.base import Received
 
 
@@ -113,8 +114,8 @@ class DecodeRole(Component[Request]):
             return lacks
         if too_many := self._requests.objection(_num_tokens(message), "the decode instance"):
             return too_many
-        num_blocks = self._requests.table_size(message.num_prompt_tokens)
-        if not (self._is_in_place(source) or self._landing.fits(num_blocks)):
+        num_received = self._num_received(message.num_prompt_tokens)
+        if not (self._is_in_place(source) or self._landing.fits(num_received)):
             reason = (
                 f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "
                 "landing memory; raise engine.kv_landing_nbytes"
@@ -132,10 +133,10 @@ class DecodeRole(Component[Request]):
     def reserve_blocks(self, request: Request, event: Event) -> None:
         self._requests.reserve(request)
 
-    def _reserved(self, request: Request, blocks: tuple[int, ...], num_held: int) -> None:
+    def _reserved(self, request: Request, leased: BlocksLeased) -> None:
         incoming = self._rooms.find(request.kv_room)
         assert incoming is not None  # with its end it left the queue
-        self._rooms.fire(incoming, BlocksLeased(blocks, num_held))
+        self._rooms.fire(incoming, leased)
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, request: Request, event: Event) -> None:
@@ -147,7 +148,7 @@ class DecodeRole(Component[Request]):
 
     def grant(self, incoming: Incoming) -> Grant:
         assert self._landing.has(incoming.key) is not self._is_in_place(incoming.peer)
-        num_slots = self._requests.table_size(incoming.num_rows) * self._layout.slots_per_block
+        num_slots = self._num_received(incoming.num_rows) * self._layout.slots_per_block
         region = self._requests.kv.written(self._producer(incoming))
         there = self._rooms.descriptor(region, incoming)
         return Grant(
@@ -162,7 +163,12 @@ class DecodeRole(Component[Request]):
             num_held=num_slots - len(incoming.slots),
             parts=self._rooms.parts(region, incoming),
             layout=self._layout,
+            held=incoming.held_places,
         )
+
+    def _num_received(self, num_tokens: int) -> int:
+        """Blocks that come of a prompt, with those of its state, if none are here."""
+        return len(self._requests.moved(num_tokens)) + self._layout.num_state_blocks
 
     def _producer(self, incoming: Incoming) -> KvLayout:
         """How its ranks share heads."""
@@ -173,12 +179,12 @@ class DecodeRole(Component[Request]):
 
     async def publish(self, incoming: Incoming) -> Event:
         kv, num_tokens = incoming.kv, incoming.num_rows
-        num_blocks = self._requests.num_blocks_for(num_tokens)
+        num_blocks = len(self._requests.moved(num_tokens))
         expected = (num_tokens, num_blocks, self._layout.num_layers)
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
             return PublishFailed(f"KV state {kv} does not match {expected}")
         size = self._layout.slots_per_block
-        num_held = self._requests.table_size(num_tokens) - len(incoming.slots) // size
+        num_held = self._num_received(num_tokens) - len(incoming.slots) // size
         if not num_held <= kv.num_whole <= num_blocks:
             return PublishFailed(f"{kv.num_whole} blocks were not sent whole")
         order = KvOrder(num_held, kv.num_whole, num_blocks, size, self._layout.num_state_blocks)
@@ -195,10 +201,10 @@ class DecodeRole(Component[Request]):
 
     def _received(self, incoming: Incoming) -> tuple[int, ...]:
         """Of its blocks, those that the transfer fills, in the order of places."""
-        first = self._layout.num_state_blocks
-        last = self._requests.table_size(incoming.num_rows)
-        blocks = incoming.blocks
-        return blocks[first + incoming.num_held : last] + blocks[:first]
+        first, blocks = self._layout.num_state_blocks, incoming.blocks
+        order = held_first(self._requests.moved(incoming.num_rows), incoming.held_places)
+        rows = [blocks[first + place] for place in order[incoming.num_held :]]
+        return (*rows, *blocks[:first])
 
     def await_landing(self, incoming: Incoming) -> None:
         received = self._received(incoming)
@@ -223,7 +229,7 @@ class DecodeRole(Component[Request]):
         self._let_land()
 
     def release_slots(self, incoming: Incoming) -> None:
-        self._requests.return_blocks(self._take(incoming))
+        self._requests.return_blocks(owned(self._take(incoming)) + incoming.ahead)
 
     def _take(self, incoming: Incoming) -> tuple[int, ...]:
         """Its blocks, which are another's from now on; where they landed is free."""
@@ -236,7 +242,7 @@ class DecodeRole(Component[Request]):
         assert request is not None  # it waits for this outcome, also when it was called off
         if failure is None:
             assert incoming.kv is not None  # publishing has looked at it
-            outcome: Event = RemoteKvArrived(self._take(incoming), incoming.kv)
+            outcome: Event = RemoteKvArrived(self._take(incoming), incoming.kv, incoming.ahead)
         elif failure.kind is FailureKind.WITHDRAWN:
             outcome = KvWithdrawn()
         else:

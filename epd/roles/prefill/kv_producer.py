@@ -13,6 +13,7 @@ takes all blocks over (`KvSource`), and nothing here has them any more.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,18 +22,19 @@ from epd.fsm.kernel import Event
 from epd.fsm.outgoing import BytesReady, KvSource, Manifest, Outgoing, PartReady, SourceFailed
 from epd.fsm.request import Do, KvDelivered, KvFailed, LayersComputed, Request
 from epd.groups.kv import Sent
+from epd.layouts import PASSED, owned
 from epd.messages import Grant, KvOffer, KvState, PrefillRequest
 from epd.roles.base import Actor, Component, performs
 from epd.roles.outgoing import OutgoingRooms, Spread, Staged
 from epd.roles.steps.requests import Requests
-from epd.scheduling.kv_order import KvOrder
+from epd.scheduling.kv_order import KvOrder, held_first
 
 
 class _Text(NamedTuple):
     """A prompt whose KV is sent: of a request that computes it, or of a room that has it."""
 
-    num_tokens: int
-    table: tuple[int, ...]  # its blocks in the order of places
+    num_blocks: int  # that decode needs, without those of its state
+    table: tuple[int, ...]  # its blocks in the order in which they are counted
     num_whole: int | None  # blocks that were sent before its last chunk began, if it has
 
 
@@ -105,18 +107,15 @@ class KvProducer(Component[Request]):
         if outgoing is None or outgoing.grant is None:
             return
         num_groups = 0
+        num_tokens = request.num_computed if layers is None else layers.start
+        num_full = self._num_full(outgoing, request, num_tokens)
         if layers is not None:
-            num_full = self._layout.rows.num_full(layers.start)
             num_groups = layers.num_layers // self._layout.layers_per_slot
             num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._whole.block_nbytes
             record = self._requests.record(request)
             if record.num_whole is None:  # computed again, it may begin before what was sent
                 record.num_whole = max(num_full, num_said)
-        else:
-            num_full = self._layout.rows.num_full(request.num_computed)
-        text = self._text_of(request)
-        num_owned = len(text.table) if request.has_blocks else 0
-        order = self._order(outgoing, text, min(num_full, num_owned))
+        order = self._order(outgoing, self._text_of(outgoing, request), num_full)
         if num_ready := order.num_ready(num_groups):
             self._rooms.post(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
 
@@ -124,7 +123,7 @@ class KvProducer(Component[Request]):
     def hand_over_kv(self, request: Request, event: Event) -> None:
         outgoing = self.find(request)
         assert outgoing is not None  # opened when the first chunk was scheduled
-        num_blocks = len(request.block_table) - self._layout.num_state_blocks
+        num_blocks = len(self._requests.moved(len(request.prompt)))
         num_whole = self._requests.record(request).num_whole
         state = KvState(
             num_tokens=len(request.prompt),
@@ -145,22 +144,42 @@ class KvProducer(Component[Request]):
         assert outgoing.grant is not None  # or nothing would be sent yet
         return outgoing.grant.num_held // self._layout.slots_per_block
 
-    def _text_of(self, request: Request) -> _Text:
+    def _text_of(self, outgoing: Outgoing, request: Request) -> _Text:
         """Its blocks are the room's from the hand-over on."""
-        table = self._by_place(request.block_table)
-        return _Text(len(request.prompt), table, self._requests.record(request).num_whole)
+        num_tokens, num_whole = len(request.prompt), self._requests.record(request).num_whole
+        return self._text_with(outgoing, num_tokens, request.block_table, num_whole)
+
+    def _text_with(
+        self, outgoing: Outgoing, num_tokens: int, blocks: tuple[int, ...], num_whole: int | None
+    ) -> _Text:
+        order, table = self._in_order(outgoing, num_tokens), self._by_place(blocks)
+        if self._layout.rows.windowed:  # a prompt may have fewer places than decode needs, so far
+            table = tuple([table[at] if at < len(table) else PASSED for at in order])
+        return _Text(len(order), table, num_whole)
+
+    def _in_order(self, outgoing: Outgoing, num_tokens: int) -> Sequence[int]:
+        """Of the blocks that decode needs, their places in a table."""
+        held = outgoing.grant.held if outgoing.grant is not None else ()
+        return held_first(self._requests.moved(num_tokens), held)
+
+    def _num_full(self, outgoing: Outgoing, request: Request, num_tokens: int) -> int:
+        """Of them, in their order, those that so many tokens fill, and that are here."""
+        num_owned = len(request.block_table) if request.has_blocks else 0
+        num_full = min(self._layout.rows.num_full(num_tokens), num_owned)
+        order = self._in_order(outgoing, len(request.prompt))
+        return bisect_left(order, num_full, self._num_held(outgoing))
 
     def _text(self, outgoing: Outgoing) -> _Text | None:
         """None: its request has ended before the room had its KV."""
         if (kv := outgoing.kv) is not None:
-            return _Text(kv.state.num_tokens, self._by_place(kv.blocks), kv.state.num_whole)
+            return self._text_with(outgoing, kv.state.num_tokens, kv.blocks, kv.state.num_whole)
         request = self._requests.get(outgoing.owner)
-        return self._text_of(request) if request is not None else None
+        return self._text_of(outgoing, request) if request is not None else None
 
     def _order(self, outgoing: Outgoing, text: _Text, num_full: int) -> KvOrder:
         """`num_full`: blocks that can be sent whole so far."""
         num_held = self._num_held(outgoing)
-        num_blocks = self._requests.num_blocks_for(text.num_tokens)
+        num_blocks = text.num_blocks
         num_whole = num_full if text.num_whole is None else text.num_whole
         num_whole = min(max(num_whole, num_held), num_blocks)
         size, num_state_blocks = self._layout.slots_per_block, self._num_state_blocks(outgoing)
@@ -180,13 +199,13 @@ class KvProducer(Component[Request]):
 
     def _places(self, outgoing: Outgoing, text: _Text, start: int, stop: int) -> list[int]:
         """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
-        order = self._order(outgoing, text, self._requests.num_blocks_for(text.num_tokens))
+        order = self._order(outgoing, text, text.num_blocks)
         size = self._whole.slot_nbytes
         return order.places(start // size, stop // size)
 
     def _of_rows(self, text: _Text, places: Sequence[int]) -> list[int]:
         """Without those of its state, which are the last."""
-        last = self._requests.num_blocks_for(text.num_tokens) * self._layout.slots_per_block
+        last = text.num_blocks * self._layout.slots_per_block
         return [place for place in places if place < last]
 
     def _indices(self, text: _Text, places: Sequence[int]) -> list[int]:
@@ -195,8 +214,7 @@ class KvProducer(Component[Request]):
         rows, size = self._of_rows(text, places), self._layout.slots_per_block
         found = list(dict.fromkeys([place // size for place in rows]))
         if len(rows) < len(places):
-            num_blocks = self._requests.num_blocks_for(text.num_tokens)
-            found += range(num_blocks, num_blocks + self._layout.num_state_blocks)
+            found += range(text.num_blocks, text.num_blocks + self._layout.num_state_blocks)
         return found
 
     # --- producer of KV ---------------------------------------------------------------------------
@@ -253,7 +271,7 @@ class KvProducer(Component[Request]):
         if held:
             self._requests.return_blocks(tuple(held.values()))
         if outgoing.kv is not None:
-            self._requests.return_blocks(outgoing.kv.blocks)
+            self._requests.return_blocks(owned(outgoing.kv.blocks))
 
     def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
         request = self._requests.get(outgoing.owner)

@@ -134,10 +134,10 @@ class PrefillRole(Component[Request]):
             return Failure(FailureKind.CAPACITY, reason)
         if lacks := adapter_objection(self._requests.engine, message.adapter):
             return lacks
-        num_tokens, decodes = len(message.token_ids), self.actor.is_self(message.decode)
-        if decodes:
+        num_tokens = len(message.token_ids)
+        if self.actor.is_self(message.decode):
             num_tokens += message.sampling.max_tokens - message.num_emitted
-        return self._requests.objection(num_tokens, slides=decodes)
+        return self._requests.objection(num_tokens)
 
     # --- effects: embeddings ----------------------------------------------------------------------
 

@@ -23,10 +23,8 @@ def too_many(
     num_tokens: int, layout: KvLayout, num_blocks: int, where: str, reach: int
 ) -> Failure | None:
     """Why so many tokens never fit so many blocks; None if they do.  `reach`: of these, as many as
-    are computed at a time; 0: none of their blocks goes back before the end."""
-    rows = layout.rows
-    needed = layout.num_state_blocks
-    needed += rows.needed(num_tokens, reach) if reach else rows.count(num_tokens)
+    are computed at a time."""
+    needed = layout.num_state_blocks + layout.rows.needed(num_tokens, reach)
     if needed <= num_blocks:
         return None
     reason = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from epd.fsm.request import Request
@@ -44,12 +44,26 @@ class Contents:
                 if block != PASSED:
                     self._owner.pool.publish(block, key)
             record.num_published = num_full
+            for block, key in record.unproven:
+                self._owner.pool.prove(block, key)
+            record.unproven = []
             if record.states:
                 for num_tokens, blocks in request.states_kept.items():
                     key = self._key_before(request, record, num_tokens)
                     self._snapshots.publish(key, blocks)
                     self._owner.totals["state_snapshots"] += 1
             self.let_go_of_states(record)
+
+    def note_passed(self, request: Request, record: Record, passed: Mapping[int, int]) -> None:
+        """Blocks behind its window go back.  Of a prompt others find them when it has a token, as
+        its other blocks."""
+        if record.num_published:
+            return
+        keys = of_blocks(self.keys(request, record, request.num_computed), self._rows)
+        for place, block in passed.items():
+            if place < len(keys):
+                self._owner.pool.note(block, keys[place])
+                record.unproven.append((block, keys[place]))
 
     def _key_before(self, request: Request, record: Record, num_tokens: int) -> Key:
         return self.keys(request, record, num_tokens)[-1]

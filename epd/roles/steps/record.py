@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from epd.fsm.request import Request
 from epd.messages import KvOffer, PrefillRequest
+from epd.scheduling.block_pool import Key
 from epd.scheduling.prefix_keys import PrefixKeys
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Record:
     positions: Positions = None  # of its prompt, if not linear
     rows: dict[str, object] = field(default_factory=dict)  # by room
     num_published: int = 0  # of its blocks, that others can find
+    unproven: list[tuple[int, Key]] = field(default_factory=list)  # passed before that could be
     states: list[tuple[int, ...]] = field(default_factory=list)  # read, or to be published
     lookup: PromptLookup | None = None  # None: it has not speculated
     drafts: Sequence[int] = ()  # for its next step, or of the step under way

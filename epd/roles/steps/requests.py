@@ -20,6 +20,7 @@ from epd.config import EngineConfig, Timing
 from epd.engine.base import LanguageEngine, Outcome, StepSequence
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as request_fsm
+from epd.fsm.incoming import BlocksLeased
 from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
 from epd.groups.asks import OtherRanks
@@ -48,11 +49,12 @@ from epd.roles.steps.step_loop import Part, Plan, StepLoop
 from epd.roles.steps.token_outbox import TokenOutbox
 from epd.scheduling.batching import BatchScheduler
 from epd.scheduling.block_pool import BlockPool, Key
+from epd.scheduling.kv_order import moved
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
-Reserved = Callable[[Request, tuple[int, ...], int], None]
+Reserved = Callable[[Request, BlocksLeased], None]
 MAX_TOMBSTONES = 4096
 
 
@@ -103,7 +105,7 @@ class Requests(Component[Request]):
         self._suspects: dict[str, Request] = {}  # of them, those that an instance died of
         ahead = config.async_scheduling
         self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=ahead)
-        self.on_reserved: Reserved = lambda request, blocks, num_held: None
+        self.on_reserved: Reserved = lambda request, leased: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching
         self._has_states = bool(engine.kv_layout.tensors)
@@ -171,24 +173,18 @@ class Requests(Component[Request]):
             here = RequestAccepted(request_id=request.request_id, attempt=request.attempt)
             self.actor.send(request.gateway, here)
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Those that hold the tokens."""
-        return self._rows.count(num_tokens)
+    def moved(self, num_tokens: int) -> Sequence[int]:
+        """Blocks of a prompt that go to who decodes it, by their place, without its state."""
+        return moved(self._rows, num_tokens)
 
-    def table_size(self, num_tokens: int) -> int:
-        """Blocks of a sequence of so many tokens: those of its state, too."""
-        return self.engine.kv_layout.num_state_blocks + self.num_blocks_for(num_tokens)
-
-    def objection(
-        self, num_tokens: int, where: str = "the instance", *, slides: bool = False
-    ) -> Failure | None:
-        """Why so many tokens never fit here; None if they do.  `slides`: see `Schedulable`."""
-        reach = self._bounds.reach if slides else 0
+    def objection(self, num_tokens: int, where: str = "the instance") -> Failure | None:
+        """Why so many tokens never fit here; None if they do."""
+        reach = self._bounds.reach
         return too_many(num_tokens, self.engine.kv_layout, self.pool.size, where, reach)
 
     def reserve(self, request: Request) -> None:
         """Wait for blocks for its KV, which will be received; `on_reserved` gets them when they are
-        leased.  The first `num_held` are filled already, the last of the prompt never is."""
+        leased.  The last of the prompt is never filled already."""
         if (keys := self._keys(request)) is not None:
             self._scheduler.reserve(request, keys)
         self.actor.mailbox.look("batch", self.pump)
@@ -210,13 +206,15 @@ class Requests(Component[Request]):
 
     def _admit(self) -> None:
         entering = self._scheduler.admissions()
-        for request, blocks, num_cached, reserves, found, kept, ahead in entering:
+        for request, blocks, num_cached, reserves, found, kept, ahead, held in entering:
             self.totals["prefix_cache_queried_tokens"] += request.num_tokens
             self.totals["prefix_cache_hit_tokens"] += num_cached
             record = self._records[request.key]
-            record.num_published, record.states = 0, [found, *kept.values()]
+            record.num_published, record.unproven = 0, []
+            record.states = [found, *kept.values()]
             if reserves:
-                self.on_reserved(request, blocks, self.num_blocks_for(num_cached))
+                num_held = len(held) if self._rows.windowed else self._rows.count(num_cached)
+                self.on_reserved(request, BlocksLeased(blocks, num_held, held, ahead))
             else:
                 self.fire(request, request_fsm.Scheduled(blocks, num_cached, found, kept, ahead))
 
@@ -361,6 +359,7 @@ class Requests(Component[Request]):
 
     @performs(Do.RETURN_PASSED)
     def return_passed(self, request: Request, event: request_fsm.Slid) -> None:
+        self._contents.note_passed(request, self._records[request.key], event.passed)
         self.return_blocks(tuple(event.passed.values()))
 
     @performs(Do.EMIT_TOKENS)

@@ -43,7 +43,7 @@ KIND_DRILLS: tuple[Drill, ...] = (
         fires=("slides", "found_with_its_window", "REQUEST:DECODING>PREEMPTED"),
         mutants=(
             "a_block_too_many_is_passed", "no_block_is_passed", "what_is_passed_goes_back_twice",
-            "a_hit_without_its_window",
+            "a_hit_without_its_window", "what_was_taken_is_found",
         ),
         calm={"settings.num_blocks": 1024, "settings.window": 1024} | ALL_DIFFER, must_fire=0.7,
     ),
@@ -62,7 +62,22 @@ KIND_DRILLS: tuple[Drill, ...] = (
         settings=Settings(window=10, num_blocks=128, engine=AHEAD),
         faults=(Fault("kill", "d0", duration_s=0.5),),
         fires=("slides", "GENERATION:MIGRATING>PLACED"),
-        mutants=("what_leaves_slides",), calm={"settings.window": 1024},
+        mutants=("a_block_too_few_moves",), calm={"settings.window": 1024},
+    ),
+    Drill(
+        "windows-leave", ("F6", "F20", "F28"), topology="1e1p1d",
+        work=Workload(
+            40, image_share=0.3, num_texts=4, num_images=8, max_text=60, max_tokens=24,
+            spread_s=0.3,
+        ),
+        settings=Settings(window=10, num_blocks=56, engine=AHEAD),
+        faults=(Fault("kill", "p0", point="REQUEST:RUNNING>TRANSFERRING", nth=8, duration_s=0.3),),
+        fires=("kv_of_a_window", "kv_held_apart", "GENERATION:AWAITING_TOPOLOGY>PLACED"),
+        mutants=(
+            "a_block_too_few_moves", "a_window_goes_back_while_it_moves",
+            "what_is_held_counts_first",
+        ),
+        calm={"settings.num_blocks": 1024, "settings.window": 1024}, must_fire=0.5,
     ),
 )
 # fmt: on

@@ -170,7 +170,7 @@ def hold(at: Desk, request: Request) -> tuple[Any, int]:
     (block,) = at.whole.requests.pool.take(1)
     room = at.part(KvProducer).find(request)
     room.kv = KvSource((block, *request.block_table[1:]), room.kv.state)
-    room.grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
+    room.grant = SimpleNamespace(num_held=0, held=(), layout=KV_LAYOUT)
     room.written_nbytes, room.ready_nbytes = 0, KV_LAYOUT.block_nbytes
     at.part(KvProducer).hold_part(room)
     return room, block
@@ -179,7 +179,7 @@ def hold(at: Desk, request: Request) -> tuple[Any, int]:
 def stage(at: Desk, request: Request, layout: KvLayout, num_blocks: int) -> Any:
     """So many blocks of its KV are taken from where they are, for a decode instance like that."""
     slots = range(6 * layout.slots_per_block)
-    grant: Any = SimpleNamespace(num_held=0, slots=slots, layout=layout, region=None)
+    grant: Any = SimpleNamespace(num_held=0, held=(), slots=slots, layout=layout, region=None)
     known = at.part(KvProducer).find(request).kv
     source = KvSource(request.block_table, known.state)
     one = {"key": request.kv_room, "kv": source, "peer": DECODE, "grant": grant}
@@ -210,7 +210,7 @@ def test_what_was_sent_whole_stays_so_when_it_is_computed_again() -> None:
     with desk("1e1p1d", "p0", "prefill") as at:
         request, kv = prefill(at), at.part(KvProducer)
         record, nbytes = at.whole.requests.record(request), 2 * KV_LAYOUT.block_nbytes
-        grant = SimpleNamespace(num_held=0, layout=KV_LAYOUT)
+        grant = SimpleNamespace(num_held=0, held=(), layout=KV_LAYOUT)
         outgoing = SimpleNamespace(key="r", peer=DECODE, grant=grant, ready_nbytes=nbytes)
         record.num_whole = None
         found = mock.patch.object(kv, "find", return_value=outgoing)

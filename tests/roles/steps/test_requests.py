@@ -12,6 +12,7 @@ import pytest
 from epd.engine.base import StepFailure
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
+from epd.fsm.incoming import BlocksLeased
 from epd.fsm.request import Request, S
 from epd.messages import (
     AbortRequest,
@@ -224,8 +225,8 @@ def test_kv_that_will_be_received_goes_before_prompts() -> None:
         assert pumped.called and one is request and len(keys) == 2
         before = Counter(at.role.totals)
         at.do(at.role.pump)
-        one, blocks, num_held = granted.call_args.args
-        assert (one, len(blocks), num_held) == (request, 3, 0)
+        one, leased = granted.call_args.args
+        assert (one, len(leased.blocks), leased.num_held) == (request, 3, 0)
         assert at.role.totals["prefix_cache_queried_tokens"] == (
             before["prefix_cache_queried_tokens"] + 9
         )
@@ -377,7 +378,7 @@ def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
             at.do(at.role.pump)
         assert at.role.totals == {"prefix_cache_queried_tokens": 9, "prefix_cache_hit_tokens": 5}
         if received:
-            granted.assert_called_once_with(request, (1, 2, 3), 2)
+            granted.assert_called_once_with(request, BlocksLeased((1, 2, 3), 2))
         else:
             fire.assert_called_once_with(request, fsm.Scheduled((1, 2, 3), 5))
 

@@ -12,9 +12,13 @@ import pytest
 
 from epd.config import EngineConfig
 from epd.engine.language.state_kinds import PagedRows, layout_of
+from epd.fsm.incoming import Incoming
+from epd.fsm.kernel import Event
 from epd.fsm.request import Request, Slid
 from epd.layouts import PASSED, RowKind
+from epd.roles.decode.role import DecodeRole
 from epd.roles.steps.requests import Requests
+from epd.scheduling.kv_order import moved
 from tests.roles.topologies.golden import Question
 from tests.roles.topologies.test_together import CONFIG, Served, golden, kv_layout, model_dir
 
@@ -23,11 +27,11 @@ LONG = "a text of many more tokens than the window of its layers has places for,
 
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Blocks that requests gave up while they ran."""
+    """Blocks that requests gave up while they ran, by the message with which they came."""
     found, give_back = Counter[str](), Requests.return_passed
 
     def counted(self: Requests, request: Request, event: Slid) -> None:
-        found[request.key] += len(event.passed)
+        found[f"{type(request.message).__name__} {request.key}"] += len(event.passed)
         give_back(self, request, event)
 
     monkeypatch.setattr(Requests, "return_passed", counted)
@@ -82,7 +86,7 @@ def test_answers_that_give_way_while_their_windows_slide(
 def test_a_beginning_is_found_with_its_window(
     family: str, topology: str, passed: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same again: what is behind the window may be forgotten; KV that moves is whole."""
+    """The same again: what is behind the window may be forgotten."""
     directory, found = model_dir(family), list[tuple[int, ...]]()
     scheduled = Requests.fire
 
@@ -95,7 +99,45 @@ def test_a_beginning_is_found_with_its_window(
     asked = [golden(directory, LONG, 1, 40), golden(directory, LONG + "so", 0, 60)]
     served = served_with(family, asked, topology, 2, max_chunk_tokens=32)
     assert served.total("prefix_cache_hit_tokens") and passed
-    assert any(PASSED in blocks for blocks in found) is (topology == "1epd")
+    assert any(PASSED in blocks for blocks in found)
+
+
+@pytest.mark.parametrize(
+    ("family", "ahead"),
+    [
+        ("gemma4", False),
+        pytest.param("gemma4", True, marks=pytest.mark.long),
+        pytest.param("gemma4_moe", False, marks=pytest.mark.long),
+        pytest.param("gemma4_moe", True, marks=pytest.mark.long),
+    ],
+)
+def test_decode_is_sent_what_it_sees(
+    family: str, ahead: bool, passed: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers with a window, in the same parts, while both ends give blocks up; and of a prompt
+    that begins alike less still."""
+    directory, received, publish = model_dir(family), list[Incoming](), DecodeRole.publish
+
+    async def counted(self: DecodeRole, incoming: Incoming) -> Event:
+        received.append(incoming)
+        return await publish(self, incoming)
+
+    monkeypatch.setattr(DecodeRole, "publish", counted)
+    texts = (("so", 0, 40), ("and", 1, 30), ("or", 0, 40))
+    asked = [golden(directory, LONG * 3 + end, images, n) for end, images, n in texts]
+    layout, chunk = kv_layout(directory), 32
+    served_with(family, asked, "1e1p1d", 2, max_chunk_tokens=chunk, async_scheduling=ahead)
+    rows, window = layout.rows, layout.kinds[0].window
+    assert len(received) == 6 and all(one.num_rows > 3 * window + chunk for one in received)
+    for incoming in received:
+        num_moved, num_blocks = len(moved(rows, incoming.num_rows)), rows.count(incoming.num_rows)
+        written_nbytes = sum(nbytes for nbytes, _ in incoming.parts)
+        assert written_nbytes == (num_moved - incoming.num_held) * layout.block_nbytes
+        of_windows = rows.num_windowed(num_blocks)
+        assert num_moved - (num_blocks - of_windows) <= rows.live(1) < 0.6 * of_windows
+    assert max(len(one.parts) for one in received) > 1, "some left while the rest was computed"
+    assert all(one.num_held for one in received[3:])
+    assert {key.split()[0] for key in passed} == {"PrefillRequest", "KvOffer"}, "at both ends"
 
 
 def test_a_long_context_has_the_memory_that_windows_allow(

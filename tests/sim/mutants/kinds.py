@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from epd.fsm import request
 from epd.layouts import PASSED, RowBlocks
+from epd.roles.prefill import kv_producer
+from epd.roles.prefill.kv_producer import KvProducer
+from epd.roles.steps import requests
 from epd.scheduling.block_pool import BlockPool
+from epd.scheduling.kv_order import moved
 from epd.scheduling.prefix_keys import of_blocks
 from epd.scheduling.windows import Windows
 from tests.sim.mutants.planting import Planted, mutant, patched, row, several
@@ -88,6 +93,55 @@ def a_hit_without_its_window() -> Planted:
 
 
 @mutant
-def what_leaves_slides() -> Planted:
-    """F28: a prompt gives blocks up whose KV decode has not been sent."""
-    return patched(request.Request, "slides", True)
+def a_block_too_few_moves() -> Planted:
+    """F28: both ends leave out the first block of the window that decoding sees."""
+
+    def fewer(rows: RowBlocks, num_tokens: int) -> Any:
+        places, columns = moved(rows, num_tokens), {one.column for one in rows.windowed}
+        first = next((at for at in places if at % len(rows.starts) in columns), None)
+        return [at for at in places if at != first]
+
+    return patched(requests, "moved", fewer)
+
+
+@mutant
+def a_window_goes_back_while_it_moves() -> Planted:
+    """F6: with the first token a prompt's blocks with a window go back, though decode has not
+    got them yet."""
+    hand_over, release = KvProducer.hand_over_kv, KvProducer.release_source
+
+    def windowed(self: KvProducer, table: Any) -> list[int]:
+        rows = self._layout.rows
+        columns = {one.column for one in rows.windowed}
+        return [b for at, b in enumerate(table) if at % len(rows.starts) in columns and b != PASSED]
+
+    def early(self: KvProducer, machine: Any, event: Any) -> None:
+        hand_over(self, machine, event)
+        self._requests.return_blocks(tuple(windowed(self, machine.block_table)))
+
+    def others(self: KvProducer, outgoing: Any) -> None:
+        if outgoing.kv is not None:
+            gone = {*windowed(self, outgoing.kv.blocks)}
+            blocks = tuple(PASSED if block in gone else block for block in outgoing.kv.blocks)
+            outgoing.kv = replace(outgoing.kv, blocks=blocks)
+        release(self, outgoing)
+
+    return several(
+        patched(KvProducer, "hand_over_kv", early), patched(KvProducer, "release_source", others)
+    )
+
+
+@mutant
+def what_is_held_counts_first() -> Planted:
+    """F28: the producer takes what decode has of a window for the first blocks of the prompt."""
+    return patched(kv_producer, "held_first", lambda places, held: places)
+
+
+@mutant
+def what_was_taken_is_found() -> Planted:
+    """F28: a block that was passed is found by what it held, whoever has written it since."""
+
+    def prove(self: BlockPool, block: int, key: Any) -> None:
+        self._by_key.setdefault(key, block)
+
+    return patched(BlockPool, "prove", prove)

@@ -64,7 +64,7 @@ class FirstToken(Checker):
         token_ids, placed = ask.placed()
         work_s = 0.0
         layout = layout_of(0, 1, has_state=False, window=settings.window)
-        nbytes = len(token_ids) * layout.token_nbytes
+        nbytes = layout.rows.count(len(token_ids)) * layout.block_nbytes
         if settings.has_state:  # of which each rank has blocks, and may fetch and land them apart
             nbytes += golden.NUM_STATE_BLOCKS * BLOCK_NBYTES * self._most_ranks
             work_s += 2 * costs.copy_s

@@ -15,7 +15,6 @@ from typing import Any
 
 from epd.fsm import encoding, generation, incoming, request
 from epd.fsm.kernel import Event, Machine, State
-from epd.messages import KvOffer
 from epd.roles.prefill.held_prompts import MAX_SHARE
 from epd.scheduling.slots import CACHE_ROWS, sized
 from epd_lab.sim.checkers.base import Checker, Context
@@ -188,7 +187,7 @@ def _held_blocks(node: Node, settings: Settings) -> Held:
 
 
 def _window_blocks(node: Node, settings: Settings) -> Held:
-    """Of a prompt that decodes here: what its steps see, and those of a beginning found."""
+    """What steps see of one request, and those of a beginning found."""
     assert node.instance is not None
     assert node.instance.requests is not None
     if not settings.window:
@@ -200,7 +199,7 @@ def _window_blocks(node: Node, settings: Settings) -> Held:
     held = (
         rows.num_windowed(len(one.block_table)) - one.num_passed
         for one in node.instance.requests._requests.values()
-        if one.has_blocks and one.slides and not isinstance(one.message, KvOffer)
+        if one.has_blocks
     )
     return max(held, default=0), rows.live(reach) + found
 

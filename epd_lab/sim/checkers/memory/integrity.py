@@ -3,7 +3,8 @@ memory that its lease no longer owns.
 
 The consumer's INCOMING machine has the lease of a slot or block: it owns its slots from the grant
 to the end of the transfer.  A write that lands must belong to such a machine, and to the very life
-of the peer that it was granted to.
+of the peer that it was granted to.  A block of the pool that KV lands in is leased, and of no
+request (F6).
 """
 
 from __future__ import annotations
@@ -96,6 +97,21 @@ class Integrity(Checker):
                     f"{write.writer.name} wrote {place}, which is leased for {lease.key} to "
                     f"{lease.peer.instance_id}:{lease.peer.epoch}"
                 )
+            elif is_kv(lease.key) and (owners := self._owners(owner, write, slot)):
+                self.violate(f"{write.writer.name} wrote {place}, which is {owners}'s by now (F6)")
+
+    def _owners(self, process: SimProcess, write: SimWrite, slot: int) -> str:
+        """Who has the block of the pool that this slot is of, beside its room."""
+        node = self.context.cluster.nodes[process.name]
+        if node.language is None or node.instance is None or node.instance.requests is None:
+            return ""
+        if not (node.language.kv_in_place or write.target.region_id.endswith(NEAR)):
+            return ""
+        block, requests = slot // node.language.kv_layout.slots_per_block, node.instance.requests
+        if not requests.pool.holds((block,)):
+            return "nobody"
+        owners = (r for r in requests._requests.values() if r.has_blocks and block in r.blocks)
+        return ", ".join(request.key for request in owners)
 
     def _found(self, process: SimProcess, text: str) -> None:
         """By an engine, in its own memory: the first of each are enough to read."""

@@ -47,11 +47,11 @@ class Scopes(Checker):
         ):
             return
         layout = node.language.kv_layout
-        num_received = len(machine.slots) // layout.slots_per_block - layout.num_state_blocks
         owner = node.instance.requests.get(machine.owner) if node.instance.requests else None
         if owner is not None:
-            num_blocks = -(-len(owner.prompt) // layout.block_size)
-            self._look(process, owner, (num_blocks - num_received) * layout.block_size)
+            last = max(machine.held_places, default=machine.num_held - 1)
+            num_units = -(-(last + 1) // len(layout.rows.starts))
+            self._look(process, owner, num_units * layout.block_size)
 
     def _scope_of(self, machine: request.Request) -> str:
         """As the client said it, whatever became of it on the way."""
