@@ -33,7 +33,7 @@ from epd.model_files.model_directory import check_config
 if TYPE_CHECKING:
     from epd.engine.delta_heads import DeltaHeads
     from epd.engine.kernels.routing import Routing
-    from epd.engine.language.attention import Look
+    from epd.engine.language.decoder import Decoder
     from epd.engine.language.graphs import PartsRecorder
     from epd.engine.language.mixers import Mixer, Norm
     from epd.engine.language.products import Foreign
@@ -185,11 +185,6 @@ class ModelAdapter:
         )
 
     @property
-    def looks(self) -> Sequence[Look]:
-        """How each layer of the stack attends; empty: all see everything, in rows of their own."""
-        return ()
-
-    @property
     def max_uncut(self) -> int:
         """Rows of an image, at most, where they see each other both ways; 0: where none do."""
         return 0
@@ -199,11 +194,6 @@ class ModelAdapter:
     def language_model(self, model: Any) -> nn.Module:
         """The decoder stack (embedding to final norm) of a loaded model."""
         return model.model.language_model  # type: ignore[no-any-return]
-
-    def read(self, stack: Foreign, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, Foreign]]:
-        """Embeddings `[T, H]` of tokens, which may be written, and what else the stack takes of
-        them, by the names of its arguments."""
-        return stack.embed_tokens(ids), {}
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """None: linear positions."""
@@ -217,6 +207,12 @@ class ModelAdapter:
 
     def adopt_shard(self, model: nn.Module, shard: Shard) -> None:
         """Give modules of a language model on meta, whose weights are a rank's, their sizes."""
+
+    def decoder(self, stack: Foreign, kernels: Foreign) -> Decoder | None:
+        """Of a loaded stack, in few kernels; None: it runs through transformers' layers."""
+        from epd.engine.language.decoder import FusedDecoder
+
+        return FusedDecoder(stack, kernels, self) if FusedDecoder.fits(stack, self) else None
 
     @property
     def mixers(self) -> Sequence[type[Mixer]]:

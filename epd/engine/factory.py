@@ -106,7 +106,7 @@ def build_vision(
     adapter = adapter_for(_checkpoint(model_dir, engine_config))
     if not adapter.has_vision:
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
-    _check_looks(adapter, engine_config)
+    _check_step(adapter, engine_config)
     model = _load(adapter, "vision", dtype, engine_config, progress)
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(
@@ -161,7 +161,7 @@ def build_language(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
     attention.register()
-    _check_looks(adapter, engine_config)
+    _check_step(adapter, engine_config)
     _check_layout(layout, engine_config, shard)
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout)  # refuse before loading
@@ -242,8 +242,9 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     from epd.engine.weights import fp8
 
     fp8.check_kv(config.device, dtype)
-    if adapter.paged_rows().num_parts == 1 or adapter.looks:
-        kept = "rows of several shapes" if adapter.looks else "latent rows"
+    rows = adapter.paged_rows()
+    if rows.num_parts == 1 or rows.kinds:
+        kept = "rows of several shapes" if rows.kinds else "latent rows"
         raise ConfigError(
             f"--kv-cache-dtype fp8 is for keys and values of one shape, and {adapter.model_type} "
             f"keeps {kept}; leave it out"
@@ -251,14 +252,8 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     return FP8
 
 
-def _check_looks(adapter: ModelAdapter, config: EngineConfig) -> None:
-    """Refuse what would compute wrongly where layers differ in what they see.  Raises ConfigError
-    and ModelError."""
-    if adapter.looks and config.device != "cpu":
-        raise ModelError(
-            f"{adapter.checkpoint.directory} has layers that differ in what they see, which this "
-            "engine computes on a CPU only; give engine.device cpu"
-        )
+def _check_step(adapter: ModelAdapter, config: EngineConfig) -> None:
+    """Refuse steps that have no room for a picture that is seen both ways.  Raises ConfigError."""
     if adapter.max_uncut > config.max_step_tokens:
         raise ConfigError(
             f"rows of an image see each other, so one step computes all of them: up to "
@@ -330,20 +325,28 @@ def _forward(
     streams: DeviceStreams | None,
 ) -> Forward:
     """The fast path where the device has kernels for it and the stack has their shape.  Stacks with
-    states of sequences or latent rows take it on every device: the other path has neither."""
+    states of sequences, latent rows or several kinds of rows take it on every device: the other
+    path has none of these."""
     stack: Any = adapter.language_model(model)
     device = stack.embed_tokens.weight.device
     splicer = None
     if adapter.has_vision:
         splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
-    seam_knows = not pool.layout.tensors and pool.layout.num_parts == 2
-    if not adapter.looks and (device.type == "cuda" or not seam_knows):
-        from epd.engine.language.decoder import FusedDecoder
-
-        if FusedDecoder.fits(stack, adapter):
-            decoder = FusedDecoder(stack, kernels_for(device.type), adapter)
-            return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
+    layout = pool.layout
+    seam_knows = not layout.tensors and layout.num_parts == 2 and not layout.kinds
+    if device.type == "cuda" or not seam_knows:
+        decoder = adapter.decoder(stack, kernels_for(device.type))
+        if decoder is not None:
+            return FusedForward(
+                model,
+                stack,
+                decoder,
+                pool,
+                splicer,
+                multi_axis=multi_axis,
+                sees_both_ways=bool(adapter.max_uncut),
+            )
     if not seam_knows:
         raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")
     if device.type == "cuda":
@@ -352,23 +355,14 @@ def _forward(
             "the host",
             adapter.model_type,
         )
-    return SeamForward(
-        model,
-        stack,
-        pool,
-        splicer,
-        multi_axis=multi_axis,
-        looks=adapter.looks,
-        read=adapter.read,
-    )
+    return SeamForward(model, stack, pool, splicer, multi_axis=multi_axis)
 
 
 def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int) -> None:
     """Let torch's allocator hold what the largest step needs besides the KV pool."""
-    size = forward.pool.layout.block_size
     count = min(config.max_step_tokens, config.max_chunk_tokens, max_context)
     pool = forward.pool
-    forward.pool = pool.like(pool.layout.num_state_blocks - (-count // size))
+    forward.pool = pool.like(pool.layout.num_state_blocks + pool.layout.rows.count(count))
     table = list(range(forward.pool.num_blocks))
     with torch.inference_mode():
         part = StepSequence("largest", [0] * count, 0, table, None)

@@ -56,7 +56,7 @@ SECOND_SIZES = (
     "deepseek_ocr2_wide",
 )
 OF_GEMMA = ("gemma4", "gemma4_moe")
-OF_FOUR_NORMS = ("glm4v", "glm46v", "glm_ocr", *OF_GEMMA)  # transformers' own layers are run
+OF_FOUR_NORMS = ("glm4v", "glm46v", "glm_ocr")  # transformers' own layers are run
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm"),

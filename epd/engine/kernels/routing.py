@@ -26,6 +26,7 @@ class Routing:
     num_groups: int = 1
     kept_groups: int = 1
     bias: torch.Tensor | None = None  # [E], for the choice alone
+    factors: torch.Tensor | None = None  # [E], of the weights of the chosen
 
 
 class Routed(NamedTuple):

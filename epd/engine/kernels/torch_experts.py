@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from epd.engine.kernels.routing import Routed, Routing
+from epd.engine.kernels.torch_ops import silu_mul
 
 
 def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = None) -> Routed:
@@ -23,6 +24,8 @@ def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = N
     if routing.normalised:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     weights = weights * routing.scaling
+    if routing.factors is not None:
+        weights = weights * routing.factors[experts]
     if slots is not None:
         experts = experts.masked_fill((slots < 0)[:, None], -1)
         weights = weights.masked_fill((slots < 0)[:, None], 0.0)
@@ -37,17 +40,22 @@ def ranked(experts: torch.Tensor, weights: torch.Tensor, num_experts: int) -> Ro
 
 
 def multiply_experts(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routed: Routed
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    routed: Routed,
+    *,
+    gelu: bool = False,
 ) -> torch.Tensor:
     """`[T, H]`: of each token the sum of what its experts give, times their weights.
 
-    gate_up `[E, 2 I, H]`, down `[E, H, I]`.  Products are rounded to the precision of `x`, the sum
+    gate_up `[E, 2 I, H]`, down `[E, H, I]`; `gelu`: as of `silu_mul`.  Products are rounded to the precision of `x`, the sum
     at its end."""
     out = x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     for expert in routed.counts.nonzero().flatten().tolist():
         token, place = torch.where(routed.experts == expert)
-        gate, up = functional.linear(x[token], gate_up[expert]).chunk(2, dim=-1)
-        rows = functional.linear(functional.silu(gate) * up, down[expert])
+        active = silu_mul(functional.linear(x[token], gate_up[expert]), gelu=gelu)
+        rows = functional.linear(active, down[expert])  # type: ignore[arg-type]
         out.index_add_(0, token, rows.to(out.dtype) * routed.weights[token, place, None])
     return out.to(x.dtype)
 

@@ -66,10 +66,13 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return (weight * (wide * scale).to(weight.dtype)).to(x.dtype)
 
 
-def silu_mul(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Scaled:
-    """`[T, 2 I]`, gate and up side by side, to `silu(gate) * up`, `[T, I]`."""
+def silu_mul(
+    gate_up: torch.Tensor, *, fp8: bool = False, gelu: bool = False
+) -> torch.Tensor | Scaled:
+    """`[T, 2 I]`, gate and up side by side, to `silu(gate) * up`, `[T, I]`; `gelu`: by that, in its
+    form with a tangent, instead."""
     gate, up = gate_up.chunk(2, dim=-1)
-    product = functional.silu(gate) * up
+    product = (functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)) * up
     return scaled(product) if fp8 else product
 
 
@@ -83,24 +86,34 @@ def rope_and_store(
     layer: KvLayer,
     *,
     gated: bool = False,
+    parts: int = 3,
+    norms_values: bool = False,
 ) -> torch.Tensor:
     """Norm of queries and keys, rope, and the write of keys and values into the pool.
 
     qkv `[T, (num_heads + 2 num_kv_heads) D]`, contiguous; `gated`: behind each query head there is
-    one of its gate.  `norms`: weights `[D]` of query and key norm.  cos and sin `[T, at most D]`
-    turn the first numbers of a head.  Slots `[T]`, below 0: written nowhere.  Gives the queries,
-    `[T, num_heads, D]`.
+    one of its gate.  `parts`: 2: keys, as they are, are the values, too; 1: queries alone, and
+    nothing is written.  `norms`: weights `[D]` of query and key norm; `norms_values`: values have
+    one without.  cos and sin `[T, at most D]` turn the first numbers of a head.  Slots `[T]`, below
+    0: written nowhere.  Gives the queries, `[T, num_heads, D]`.
     """
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
-    query, key, value = heads.split(
-        [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1
-    )
+    others = [num_kv_heads] * (parts - 1)
+    query, *rows = heads.split([heads.shape[1] - sum(others), *others], dim=1)
     if gated:
         query = query[:, ::2]
     if norms is not None:
-        query, key = _rms_norm(query, norms[0], eps), _rms_norm(key, norms[1], eps)
-    query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+        query = _rms_norm(query, norms[0], eps)
+    query = _rotate(query, cos, sin)
+    if not rows:
+        return query
+    key, value = rows[0], rows[-1]
+    if norms is not None:
+        key = _rms_norm(key, norms[1], eps)
+    if norms_values:
+        value = _rms_norm(value, value.new_ones(head_dim), eps)
+    key = _rotate(key, cos, sin)
     at = slots.long()
     written = at >= 0
     place = (at[written] // block_size, at[written] % block_size)
@@ -142,20 +155,29 @@ def attend(
 ) -> torch.Tensor:
     """Causal attention of each sequence's queries over its keys in the pool; `[T, num_heads, D]`.
 
-    A sequence of length 0 gives zeros.
+    In a window (`batch.window`) a query sees keys up to its limit.  A sequence of length 0 gives
+    zeros.
     """
     out = torch.zeros_like(query)
+    size = layer.keys.numbers.shape[1]
     cu_q, indptr = batch.cu_q.tolist(), batch.indptr.tolist()
     for i, length in enumerate(batch.seq_lens.tolist()):
         if not length:
             continue
-        blocks = batch.indices[indptr[i] : indptr[i + 1]].long()
         queries = query[cu_q[i] : cu_q[i + 1]].transpose(0, 1)
-        key = layer.keys.read(blocks, query.dtype).flatten(0, 1)[:length].transpose(0, 1)
-        value = layer.values.read(blocks, query.dtype).flatten(0, 1)[:length].transpose(0, 1)
-        count = queries.shape[1]
-        last = torch.arange(length - count, length, device=query.device)
-        mask = torch.arange(length, device=query.device)[None] <= last[:, None]
+        at = torch.arange(length - queries.shape[1], length, device=query.device)[:, None]
+        passed = max(0, int(at[0]) + 1 - batch.window) // size if batch.window else 0
+        first = passed * size  # blocks before may have other owners
+        blocks = batch.indices[indptr[i] + passed : indptr[i + 1]].long()
+        key, value = (
+            part.read(blocks, query.dtype).flatten(0, 1)[: length - first].transpose(0, 1)
+            for part in layer
+        )
+        place = torch.arange(first, length, device=query.device)[None]
+        mask = place <= at
+        if batch.window and batch.limits is not None:
+            limits = batch.limits[cu_q[i] : cu_q[i + 1], None]
+            mask = (place <= limits) & (place > at - batch.window)
         attended = functional.scaled_dot_product_attention(
             queries[None], key[None], value[None], attn_mask=mask, scale=scaling, enable_gqa=True
         )

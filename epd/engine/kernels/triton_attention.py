@@ -12,7 +12,11 @@ into its score and a value's into its weight: one product per head and token, no
 chunks, so chunks of any lengths, with any history, are one launch.  Keys that all queries of a tile
 may see are summed without a mask; only the diagonal needs one.  Chunks with a tile of queries or
 more have their keys and values laid side by side first (`triton_prompts`).  Here are smaller ones,
-such as drafts, those without room there, and float32.
+such as drafts, those without room there, float32, wide heads and those that see a window.
+
+In a window a tile begins with the first key that its first query sees, since blocks before may have
+other owners.  It ends with the last that any of its queries sees (`FlatBatch.limits`), which may be
+one behind it.  All its keys are masked, and a query may see none of the first ones.
 
 What pads a captured batch (rows behind its decodes, tiles of no sequence) is left at once: programs
 for it read nothing and write nothing.
@@ -48,12 +52,13 @@ LOG2E = 1.4426950408889634
 @triton.jit
 def _tile(
     total, weight, top, q, keys, values, key_scales, value_scales, indices, first, start, end,
-    limit, kv_head, scale, stride, scale_stride, NUM_KV_HEADS: tl.constexpr,
+    limit, own, kv_head, scale, stride, scale_stride, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries over the keys `[start, end)`; `limit`: the last key each query sees.
-    Without MASKED there are whole tiles of keys, and every query sees all of them."""
+    """One tile of queries over the keys `[start, end)`; `limit`: the last key each query sees,
+    `own`: its own place.  Without MASKED there are whole tiles of keys, and every query sees all of them."""
     d = tl.arange(0, BLOCK_D)
     for n in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         position = n + tl.arange(0, BLOCK_N)
@@ -71,8 +76,12 @@ def _tile(
             score = tl.dot(q, tl.trans(k)) * scale
         if MASKED:
             seen = ok[None, :] & (position[None, :] <= limit[:, None])
+            if WINDOW:
+                seen = seen & (position[None, :] > own[:, None] - WINDOW)
             score = tl.where(seen, score, float("-inf"))
         above = tl.maximum(top, tl.max(score, axis=1))
+        if WINDOW:  # what has seen nothing so far counts from anywhere
+            above = tl.where(above == float("-inf"), 0.0, above)
         p = tl.exp2(score - above[:, None])
         shrink = tl.exp2(top - above)
         weight = weight * shrink + tl.sum(p, axis=1)
@@ -91,12 +100,14 @@ def _tile(
 @triton.jit(do_not_specialize=["max_rows"])
 def _prefill(
     query, keys, values, key_scales, value_scales, tiles, decodes, cu_q, indptr, indices, seq_lens,
-    out, scale, max_rows, stride, scale_stride, LEAST: tl.constexpr, NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    EXACT: tl.constexpr, FP8: tl.constexpr, STAGES: tl.constexpr,
+    limits, out, scale, max_rows, stride, scale_stride, LEAST: tl.constexpr,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALIGNED: tl.constexpr, WINDOW: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXACT: tl.constexpr,
+    FP8: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.load(tiles + tl.program_id(1) * 2)
+    tile = tiles + tl.program_id(1) // PARTS * 2
+    sequence = tl.load(tile)
     if sequence < 0:
         return
     if not EXACT:
@@ -106,12 +117,15 @@ def _prefill(
         )  # fmt: skip
         if row >= 0:
             return
-    m = tl.load(tiles + tl.program_id(1) * 2 + 1) + tl.arange(0, BLOCK_M)
-    m0 = tl.load(tiles + tl.program_id(1) * 2 + 1)
+    m0 = tl.load(tile + 1) + tl.program_id(1) % PARTS * BLOCK_M
+    m = m0 + tl.arange(0, BLOCK_M)
     head = tl.program_id(0)
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     at = tl.load(cu_q + sequence)
     count = tl.load(cu_q + sequence + 1) - at
+    if PARTS > 1:  # noqa: SIM102 - only this is known when it is compiled
+        if m0 >= count:
+            return
     length = tl.load(seq_lens + sequence)
     first = tl.load(indptr + sequence)
     history = length - count
@@ -124,19 +138,27 @@ def _prefill(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    whole = (history + m0 + 1) // BLOCK_N * BLOCK_N  # keys that every query of the tile sees
-    end = tl.minimum(length, history + m0 + BLOCK_M)
-    limit = history + m
-    total, weight, top = _tile(
-        total, weight, top, q, keys, values, key_scales, value_scales, indices, first, 0, whole,
-        limit, kv_head, scale, stride, scale_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
-        BLOCK_N, False, EXACT, FP8, STAGES,
-    )  # fmt: skip
+    own = history + m
+    if WINDOW:
+        whole = tl.maximum(0, history + m0 + 1 - WINDOW)
+        limit = tl.load(limits + at + m, mask=m < count, other=0)
+        end = tl.minimum(length, tl.max(limit, axis=0) + 1)
+    else:
+        whole = (history + m0 + 1) // BLOCK_N * BLOCK_N  # keys that every query of the tile sees
+        end = tl.minimum(length, history + m0 + BLOCK_M)
+        limit = own
+        total, weight, top = _tile(
+            total, weight, top, q, keys, values, key_scales, value_scales, indices, first, 0, whole,
+            limit, own, kv_head, scale, stride, scale_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D,
+            BLOCK_SIZE, BLOCK_N, WINDOW, False, EXACT, FP8, STAGES,
+        )  # fmt: skip
     total, weight, top = _tile(
         total, weight, top, q, keys, values, key_scales, value_scales, indices, first, whole, end,
-        limit, kv_head, scale, stride, scale_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
-        BLOCK_N, True, EXACT, FP8, STAGES,
+        limit, own, kv_head, scale, stride, scale_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D,
+        BLOCK_SIZE, BLOCK_N, WINDOW, True, EXACT, FP8, STAGES,
     )  # fmt: skip
+    if WINDOW:  # rows behind the last query may have seen nothing
+        weight = tl.where(m < count, weight, 1.0)
     if FP8:
         weight *= RAISED
     tl.store(out + q_at, (total / weight[:, None]).to(out.dtype.element_ty), mask=q_mask)
@@ -198,17 +220,21 @@ def _branch_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class _Tiling(NamedTuple):
-    """Keys of a tile, and how many warps and stages work on it."""
+    """Keys of a tile, how many warps and stages work on it, and its queries, at most."""
 
     block_n: int
     num_warps: int
     num_stages: int
+    most_queries: int = 128
 
 
 def _prompt_tiling(device: torch.device, block_d: int) -> _Tiling:
     """Blocks are looked up one stage ahead of their keys, so 7 stages bring two tiles ahead of the
     one that is summed, where there is memory for them.  Wide heads have what there is
     room for."""
+    if block_d > 256:
+        is_large = triton_device.shared_nbytes(device) >= 200_000
+        return _Tiling(32 if is_large else 16, 8, 2, 64 if is_large else 32)
     if block_d > 128:
         return _Tiling(16 if triton_device.is_small(device) else 32, 8, 3)
     return _Tiling(64, 8, 7 if triton_device.shared_nbytes(device) >= 170_000 else 3)
@@ -219,7 +245,7 @@ def attend_prompts(
 ) -> torch.Tensor:
     out = torch.empty_like(query)
     max_rows, are_all = 0, False
-    if fits(query, layer):
+    if fits(query, layer) and not batch.window:
         rows, are_all = lay(query, layer, batch, batch.tile_size)
         attend_laid(query, rows, layer, batch, scaling * LOG2E, out)
         max_rows = rows.shape[1]
@@ -246,14 +272,18 @@ def attend_rest(
     if is_fp8 and block_d <= 128:
         tiling = FP8_PROMPTS
     if exact:
-        tiling = _Tiling(32, 4, 2) if block_d <= 128 else _Tiling(tiling.block_n, 4, 1)
+        few = (16, 4, 1, 16) if block_d > 256 else (tiling.block_n, 4, 1)
+        tiling = _Tiling(32, 4, 2) if block_d <= 128 else _Tiling(*few)
+    block_m = min(batch.tile_size, tiling.most_queries)
+    parts = batch.tile_size // block_m
+    limits = batch.tiles if batch.limits is None else batch.limits
     # Heads vary fastest: those that share keys run side by side and find them in the cache.
-    _prefill[(query.shape[1], batch.shape.num_tiles)](
+    _prefill[(query.shape[1], batch.shape.num_tiles * parts)](
         query, *pointers(layer), batch.tiles, batch.decodes, batch.cu_q, batch.indptr,
-        batch.indices, batch.seq_lens, out, scaling * LOG2E, max_rows, *strides(layer),
+        batch.indices, batch.seq_lens, limits, out, scaling * LOG2E, max_rows, *strides(layer),
         LEAST=least, NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        BLOCK_D=block_d, BLOCK_SIZE=block_size, ALIGNED=ALIGNED, BLOCK_M=batch.tile_size,
-        BLOCK_N=tiling.block_n, EXACT=exact, FP8=is_fp8,
+        BLOCK_D=block_d, BLOCK_SIZE=block_size, ALIGNED=ALIGNED, WINDOW=batch.window, PARTS=parts,
+        BLOCK_M=block_m, BLOCK_N=tiling.block_n, EXACT=exact, FP8=is_fp8,
         STAGES=tiling.num_stages if is_fp8 else None, num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip

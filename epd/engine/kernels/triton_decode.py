@@ -99,11 +99,14 @@ def _decode_plain(
 ) -> None:
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     group, exact = query.shape[1] // num_kv_heads, query.dtype == torch.float32
+    block_d = sums.totals.shape[2]
+    block_n, num_stages = 32 if exact else 64, 2 if exact or batch.shape.num_tiles else 3
+    if block_d > 256:  # what memory has room for
+        block_n, num_stages = 16, 1 if exact else 2
     _decode[(num_kv_heads, batch.shape.num_parts)](
         query, layer.keys.numbers, layer.values.numbers, batch.parts, batch.indptr, batch.indices,
         out, *sums, scale, layer.keys.numbers.stride(0), NUM_HEADS=query.shape[1],
         NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim, BLOCK_D=sums.totals.shape[2], BLOCK_SIZE=block_size,
-        BLOCK_N=32 if exact else 64, EXACT=exact, num_warps=4,
-        num_stages=2 if exact or batch.shape.num_tiles else 3,
+        HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size, BLOCK_N=block_n, EXACT=exact,
+        num_warps=4, num_stages=num_stages,
     )  # fmt: skip

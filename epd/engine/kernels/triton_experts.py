@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from epd.engine.kernels.routing import Routed, Routing
+from epd.engine.kernels.triton_ops import activate
 
 LEAST_ROWS, MOST_ROWS, MOST_WIDE_ROWS = 16, 128, 64  # of a tile; the last: in fp32
 COMPARED = 4096  # numbers that a program of `_place` has in hand
@@ -33,9 +34,10 @@ COMPARED = 4096  # numbers that a program of `_place` has in hand
 
 @triton.jit
 def _route(
-    logits, bias, slots, experts, weights, ranks, counts, scaling, NUM_EXPERTS: tl.constexpr,
-    TOP_K: tl.constexpr, NUM_GROUPS: tl.constexpr, KEPT_GROUPS: tl.constexpr,
-    SIGMOID: tl.constexpr, NORMALISED: tl.constexpr, BIASED: tl.constexpr, PADDED: tl.constexpr,
+    logits, bias, factors, slots, experts, weights, ranks, counts, scaling,
+    NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    KEPT_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, NORMALISED: tl.constexpr,
+    BIASED: tl.constexpr, FACTORED: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
@@ -86,10 +88,13 @@ def _route(
         choice = tl.where(is_taken, low, choice)
     if NORMALISED:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
+    weight *= scaling
+    if FACTORED:
+        weight *= tl.load(factors + chosen).to(tl.float32)
     rank = tl.atomic_add(counts + chosen, 1, mask=k < TOP_K, sem="relaxed")
     tl.store(ranks + pair, rank, mask=k < TOP_K)
     tl.store(experts + pair, chosen, mask=k < TOP_K)
-    tl.store(weights + pair, weight * scaling, mask=k < TOP_K)
+    tl.store(weights + pair, weight, mask=k < TOP_K)
 
 
 def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = None) -> Routed:
@@ -99,12 +104,13 @@ def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = N
     counts = logits.new_zeros(num_experts, dtype=torch.int32)
     groups = routing.num_groups if routing.kept_groups < routing.num_groups else 1
     bias = counts if routing.bias is None else routing.bias
+    factors = counts if routing.factors is None else routing.factors
     _route[(num_tokens,)](
-        logits, bias, counts if slots is None else slots, experts, weights, ranks, counts,
+        logits, bias, factors, counts if slots is None else slots, experts, weights, ranks, counts,
         routing.scaling, NUM_EXPERTS=num_experts, TOP_K=top_k,
         NUM_GROUPS=groups, KEPT_GROUPS=min(routing.kept_groups, groups),
         SIGMOID=routing.is_sigmoid, NORMALISED=routing.normalised, BIASED=routing.bias is not None,
-        PADDED=slots is not None, BLOCK_GROUPS=triton.next_power_of_2(groups),
+        FACTORED=routing.factors is not None, PADDED=slots is not None, BLOCK_GROUPS=triton.next_power_of_2(groups),
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts // groups),
         BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
     )  # fmt: skip
@@ -135,7 +141,7 @@ def _place(
 @triton.jit
 def _product(
     x, weight, out, pairs, tiles, SIZE: tl.constexpr, DEPTH: tl.constexpr, SHARED: tl.constexpr,
-    GATED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     num_columns: tl.constexpr = (SIZE + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // num_columns
@@ -165,7 +171,7 @@ def _product(
     kind = out.dtype.element_ty
     if GATED:
         gate = total.to(kind).to(tl.float32)
-        active = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+        active = activate(gate, GELU).to(kind).to(tl.float32)
         total = active * other.to(kind).to(tl.float32)
     at = out + pair[:, None] * SIZE + n[None, :]
     tl.store(at, total.to(kind), mask=(m < num_rows)[:, None] & (n < SIZE)[None, :])
@@ -210,7 +216,12 @@ def rows_of_tile(num_pairs: int, num_experts: int, item_nbytes: int) -> int:
 
 
 def multiply_experts(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routed: Routed
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    routed: Routed,
+    *,
+    gelu: bool = False,
 ) -> torch.Tensor:
     num_experts, hidden, inner = down.shape
     num_pairs, top_k = routed.experts.numel(), routed.experts.shape[1]
@@ -232,7 +243,7 @@ def multiply_experts(
         out = x.new_empty(num_pairs, size)
         _product[(num_tiles * triton.cdiv(size, shape.block_n),)](
             x, weight, out, pairs, tiles, SIZE=size, DEPTH=x.shape[1], SHARED=shared, GATED=gated,
-            ROWS=rows, BLOCK_N=shape.block_n, BLOCK_K=shape.block_k, num_warps=shape.warps,
+            GELU=gelu, ROWS=rows, BLOCK_N=shape.block_n, BLOCK_K=shape.block_k, num_warps=shape.warps,
             num_stages=shape.stages,
         )  # fmt: skip
         return out

@@ -74,42 +74,57 @@ def norm(
 
 
 @triton.jit
-def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr):
+def activate(gate, GELU: tl.constexpr):  # noqa: ANN201 - parts of kernels have no types
+    """silu, or gelu with a tangent: that of x is a sigmoid of 2 x, stretched to [-1, 1]."""
+    turn = gate
+    if GELU:
+        turn = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(turn)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, size, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    active = (wide * tl.sigmoid(wide)).to(gate.dtype)
+    active = activate(wide, GELU).to(gate.dtype)
     product = active.to(tl.float32) * up.to(tl.float32)
     tl.store(out + row * size + at, product.to(gate.dtype), mask=inside)
 
 
 @triton.jit
-def _silu_mul_scaled(gate_up, out, scales, size, BLOCK: tl.constexpr):
+def _silu_mul_scaled(gate_up, out, scales, size, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
     gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    active = (wide * tl.sigmoid(wide)).to(gate.dtype)
+    active = activate(wide, GELU).to(gate.dtype)
     product = (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
     store_scaled(product, out + row * size + at, scales + row, inside)
 
 
-def silu_mul(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Scaled:
+def silu_mul(
+    gate_up: torch.Tensor, *, fp8: bool = False, gelu: bool = False
+) -> torch.Tensor | Scaled:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     if fp8:
         rows = empty((num_tokens, size), gate_up)
         block = triton.next_power_of_2(size)
         warps = min(16, max(4, block // 1024))
-        _silu_mul_scaled[(num_tokens,)](gate_up, *rows, size, BLOCK=block, num_warps=warps)
+        _silu_mul_scaled[(num_tokens,)](
+            gate_up, *rows, size, GELU=gelu, BLOCK=block, num_warps=warps
+        )
         return rows
     out = gate_up.new_empty(num_tokens, size)
     block = min(2048, triton.next_power_of_2(size))
-    _silu_mul[(num_tokens, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=4)
+    _silu_mul[(num_tokens, triton.cdiv(size, block))](
+        gate_up, out, size, GELU=gelu, BLOCK=block, num_warps=4
+    )
     return out
 
 
@@ -136,6 +151,7 @@ def _rope_and_store(
     stride, scale_stride, NORM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, FP8: tl.constexpr, GATED: tl.constexpr,
+    PARTS: tl.constexpr, NORM_VALUES: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * GROUP  # of the heads of q, k and v side by side
@@ -146,7 +162,9 @@ def _rope_and_store(
     low_at, high_at = at, at + HALF  # numbers that turn together stand at the same place of both
     if TURNED < HALF:
         low_at, high_at = tl.where(turns, at, at + TURNED), tl.where(turns, at + TURNED, at + HALF)
-    column, width = head, NUM_HEADS + 2 * NUM_KV_HEADS
+    column, width = head, NUM_HEADS + (PARTS - 1) * NUM_KV_HEADS
+    if PARTS == 2:  # values are what keys are made of
+        column = head - tl.where(first >= NUM_HEADS + NUM_KV_HEADS, NUM_KV_HEADS, 0)
     if GATED:
         column, width = head + tl.minimum(head, NUM_HEADS), width + NUM_HEADS
     source = qkv + token * width * HEAD_DIM + column * HEAD_DIM
@@ -159,6 +177,10 @@ def _rope_and_store(
     scale_at = (slot // BLOCK_SIZE) * scale_stride + slot % BLOCK_SIZE
     if first >= NUM_HEADS + NUM_KV_HEADS:
         kv_head = head - NUM_HEADS - NUM_KV_HEADS
+        if NORM_VALUES:
+            a, b = low.to(tl.float32), high.to(tl.float32)
+            scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)
+            low, high = (a * scale[:, None]).to(kind), (b * scale[:, None]).to(kind)
         factors = value_scales + scale_at + kv_head * BLOCK_SIZE
         place = values + row + kv_head * HEAD_DIM
         _store_kv(place + low_at, place + high_at, factors, low, high, slot, stored, FP8)
@@ -203,19 +225,23 @@ def rope_and_store(
     layer: KvLayer,
     *,
     gated: bool = False,
+    parts: int = 3,
+    norms_values: bool = False,
 ) -> torch.Tensor:
     block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
-    num_heads = (qkv.shape[1] // head_dim - 2 * num_kv_heads) // (2 if gated else 1)
+    num_heads = (qkv.shape[1] // head_dim - (parts - 1) * num_kv_heads) // (2 if gated else 1)
+    block_half = triton.next_power_of_2(head_dim // 2)
     group = math.gcd(num_heads, num_kv_heads)
-    group = min(16, group & -group)  # a power of two that divides both
+    group = min(16, max(1, 2048 // block_half), group & -group)  # a power of two that divides both
     query = qkv.new_empty(qkv.shape[0], num_heads, head_dim)
     q_weight, k_weight = norms or (qkv, qkv)
-    _rope_and_store[(qkv.shape[0], (num_heads + 2 * num_kv_heads) // group)](
+    num_written = 2 * num_kv_heads if parts > 1 else 0
+    _rope_and_store[(qkv.shape[0], (num_heads + num_written) // group)](
         qkv, q_weight, k_weight, cos, sin, slots, query, *pointers(layer), eps, *strides(layer),
         NORM=norms is not None, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, GROUP=group,
         HEAD_DIM=head_dim, HALF=head_dim // 2, TURNED=cos.shape[1] // 2,
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size,
-        FP8=layer.keys.scales is not None, GATED=gated, num_warps=2,
+        BLOCK_HALF=block_half, BLOCK_SIZE=block_size, FP8=layer.keys.scales is not None,
+        GATED=gated, PARTS=parts, NORM_VALUES=norms_values, num_warps=2,
     )  # fmt: skip
     return query
 

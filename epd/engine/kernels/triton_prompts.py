@@ -37,6 +37,7 @@ MAX_NBYTES = 128 << 20  # of all prompts of a step: 32,768 tokens with 8 heads o
 PARTS = 64  # programs that copy one sequence
 BOX_NBYTES = 16  # what rows must be a multiple of, for the copy engine
 BLOCK_N, NUM_WARPS, NUM_STAGES = 64, 8, 3  # the best that was measured on an H200
+WIDEST = 256  # head
 SEVERAL = 2  # queries that every prompt has
 
 
@@ -175,10 +176,11 @@ class Laid(NamedTuple):
 
 
 def fits(query: torch.Tensor, layer: KvLayer) -> bool:
-    """Whether prompts may be attended to this way: 16 bits, in rows for the copy engine."""
+    """Whether prompts may be attended to this way: 16 bits, in rows for the copy engine, heads
+    whose tiles have room."""
     _, _, num_kv_heads, head_dim = layer.keys.numbers.shape
     nbytes = num_kv_heads * head_dim * query.itemsize
-    return query.itemsize == 2 and nbytes % BOX_NBYTES == 0
+    return query.itemsize == 2 and nbytes % BOX_NBYTES == 0 and head_dim <= WIDEST
 
 
 def lay(query: torch.Tensor, layer: KvLayer, batch: FlatBatch, least: int) -> Laid:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -45,12 +45,36 @@ class _Layer:
     mlp_takes_fp8: bool
 
 
+class Decoder(Protocol):
+    """The embedding, the decoder layers and the final norm of a loaded stack."""
+
+    can_be_captured: bool
+    captures_prompts: bool
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """`[T, H]`, which may be written, of tokens `[T]`."""
+
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        batch: FlatBatch,
+        pool: KvPool,
+        added: Sequence[AddedRows] = (),
+    ) -> torch.Tensor:
+        """Hidden states behind the final norm, `[T, H]`.
+
+        embeds `[T, H]`, overwritten; positions `[3, 1, T]` or `[1, T]`.
+        """
+
+
 class FusedDecoder:
-    """The decoder layers and the final norm of a loaded stack."""
+    """Layers of norm, mixer, norm, MLP."""
 
     def __init__(self, stack: Any, kernels: Any, family: MixerFamily) -> None:
         self._kernels = kernels
         self._family = family
+        self.embed = stack.embed_tokens
         self._rotary = stack.rotary_emb
         self._norm = family.fused_norm(stack.norm)
         self.can_be_captured = True  # no module of unknown inside
@@ -73,10 +97,6 @@ class FusedDecoder:
         pool: KvPool,
         added: Sequence[AddedRows] = (),
     ) -> torch.Tensor:
-        """Hidden states behind the final norm, `[T, H]`.
-
-        embeds `[T, H]`, overwritten; positions `[3, 1, T]` or `[1, T]`.
-        """
         ops = self._kernels
         cos, sin = (part[0].contiguous() for part in self._rotary(embeds[None], positions))
         step = Step(batch, pool, cos, sin)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,11 +18,12 @@ import torch
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
 from epd.engine.language import attention
-from epd.engine.language.attention import Extent, Look
+from epd.engine.language.attention import Extent
 from epd.engine.language.flat_batch import (
     FlatBatch,
     FlatSequence,
     Ints,
+    by_kind,
     chunks_of,
     pack,
     shape_of,
@@ -32,10 +33,9 @@ from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.row_splice import RowSplicer
 
 if TYPE_CHECKING:
-    from epd.engine.language.decoder import FusedDecoder
+    from epd.engine.language.decoder import Decoder
     from epd.engine.language.graphs import DecodeGraphs, PartsRecorder, PromptGraphs
     from epd.engine.language.lora import Bank
-    from epd.engine.language.products import Foreign
     from epd.engine.language.row_splice import AddedRows
     from epd.engine.language.scoring import Head, Scores
 
@@ -65,11 +65,6 @@ class Forward(Protocol):
         """The tokens that this step samples, for the next one to read."""
 
 
-# Of a stack and token ids `[T]`: embeddings `[T, H]`, which may be written, and what else the stack
-# takes of the ids, by the names of its arguments.
-Read: TypeAlias = "Callable[[Foreign, torch.Tensor], tuple[torch.Tensor, dict[str, Foreign]]]"
-
-
 class SeamForward:
     """transformers' decoder stack over the paged attention seam."""
 
@@ -81,13 +76,8 @@ class SeamForward:
         splicer: RowSplicer | None,
         *,
         multi_axis: bool,
-        looks: Sequence[Look] = (),
-        read: Read,
     ) -> None:
-        """`looks`: of layers that differ."""
         self.pool = pool
-        self._looks = looks
-        self._read = read
         self.bank: Bank | None = None
         self._head: Head = model.lm_head
         self._stack = stack
@@ -105,23 +95,22 @@ class SeamForward:
     ) -> tuple[torch.Tensor, list[Scores]]:
         if self.bank is not None:
             self.bank.begin(batch)
-        extents = [Extent(s.start, len(s.token_ids), s.block_table, _pictures(s)) for s in batch]
-        self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.rows))
+        extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
+        self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
         known = [
             s.token_ids if row < 0 else [self._sampled[row]]
             for s, row in zip(batch, sources, strict=True)
         ]
         ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in known])
-        embeds, more = self._read(self._stack, torch.from_numpy(ids).to(self._device))
+        embeds = self._stack.embed_tokens(torch.from_numpy(ids).to(self._device))
         added = self._splicer.splice(embeds, batch) if self._splicer is not None else []
         output = self._stack(
             inputs_embeds=embeds[None],
             position_ids=self._positions(batch),
             past_key_values=None,
             use_cache=False,
-            paged=attention.plan(extents, self.pool, self._looks),
+            paged=attention.plan(extents, self.pool),
             **_deepstack(added, embeds),
-            **more,
         )
         ends: list[int] = (np.cumsum([extent.count for extent in extents]) - 1).tolist()
         wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
@@ -191,18 +180,20 @@ def _deepstack(added: list[AddedRows], embeds: torch.Tensor) -> dict[str, Any]:
 
 
 class FusedForward:
-    """A `FusedDecoder` over flat batches; decodes come first, whatever the order of the batch."""
+    """A decoder over flat batches; decodes come first, whatever the order of the batch."""
 
     def __init__(
         self,
         model: Any,
         stack: Any,
-        decoder: FusedDecoder,
+        decoder: Decoder,
         pool: KvPool,
         splicer: RowSplicer | None,
         *,
         multi_axis: bool,
+        sees_both_ways: bool = False,
     ) -> None:
+        """`sees_both_ways`: rows of a picture, in layers with a window."""
         self.pool = pool
         self.bank: Bank | None = None
         self.graphs: DecodeGraphs | None = None  # once captured
@@ -212,10 +203,13 @@ class FusedForward:
         self._decoder = decoder
         self._splicer = splicer
         self._multi_axis = multi_axis
+        self._sees_both_ways = sees_both_ways
+        self._others = pool.layout.kinds[1:]  # kinds of rows behind the first, which has no window
+        assert not any(kind.window for kind in pool.layout.kinds[:1]), pool.layout.kinds
         self.device = self._device = stack.embed_tokens.weight.device
         self._tile_size = 64 if stack.embed_tokens.weight.dtype == torch.float32 else 128
         self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
-        self._tables: dict[int, tuple[Any, Ints]] = {}
+        self._tables: dict[int, tuple[Any, tuple[Ints, ...]]] = {}
         self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
 
     def capture(self, record: PartsRecorder, max_running: int, max_prompt_tokens: int) -> None:
@@ -228,8 +222,8 @@ class FusedForward:
 
         if not self._decoder.can_be_captured:
             return
-        layout = self.pool.layout
-        size, states = layout.block_size, layout.num_state_blocks
+        layout, num_others = self.pool.layout, len(self._others)
+        size, states = self._block_size, layout.num_state_blocks
         max_indices = max(4 * self.pool.num_blocks, 1 << 16)
         with torch.inference_mode():
             if max_prompt_tokens and self._decoder.captures_prompts:
@@ -238,12 +232,18 @@ class FusedForward:
                     self._embedding.weight[:1],
                     self._splicer.num_deepstack if self._splicer is not None else 0,
                     GraphRooms(
-                        max_prompt_tokens, max_running, self._tile_size, states, self._at_once(True)
+                        max_prompt_tokens,
+                        max_running,
+                        self._tile_size,
+                        states,
+                        self._at_once(True),
+                        num_others,
                     ),
                     size,
                     self._tile_size,
                     max_indices,
                     record,
+                    self._others,
                 )
             self.graphs = DecodeGraphs(
                 lambda flat: self._head(self._layers(self._embeds(flat), flat, ())),
@@ -254,6 +254,7 @@ class FusedForward:
                 record,
                 states,
                 self._at_once(False),
+                self._others,
             )
 
     def keep(self, tokens: torch.Tensor) -> None:
@@ -300,15 +301,17 @@ class FusedForward:
                 return self.prompt_graphs.replay(flat, embeds, added, self._parts_told())
         num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
         room = shape_of(counts, self._tile_size, num_states, at_once)
-        data, shape = pack(parts, self.pool.layout.block_size, self._tile_size, room)
-        flat = view(upload(data, self._device), shape, self._tile_size, chunks_of(parts))
+        room = room._replace(num_others=len(self._others))
+        data, shape = pack(parts, self._block_size, self._tile_size, room, self._others)
+        ints, chunks = upload(data, self._device), chunks_of(parts)
+        flat = view(ints, shape, self._tile_size, chunks, self._others)
         embeds = self._embeds(flat)
         return self._layers(embeds, flat, self._splice(embeds, batch))
 
     def _embeds(self, flat: FlatBatch) -> torch.Tensor:
         known = self._sampled[flat.sources.clamp(min=0)]
-        embeds: torch.Tensor = self._embedding(torch.where(flat.sources >= 0, known, flat.ids))
-        return embeds
+        torch.where(flat.sources >= 0, known, flat.ids, out=flat.ids)  # layers may read them, too
+        return self._decoder.embed(flat.ids)
 
     def _splice(self, embeds: torch.Tensor, batch: Sequence[StepSequence]) -> list[AddedRows]:
         return self._splicer.splice(embeds, batch) if self._splicer is not None else []
@@ -366,19 +369,34 @@ class FusedForward:
         positions = sequence.positions
         if positions is None:
             positions = sequence.start + sequence.rope_delta
-        first, table = self.pool.layout.num_state_blocks, self._table(sequence.block_table)
+        first = self.pool.layout.num_state_blocks
+        table, *others = self._table(sequence.block_table)
         return FlatSequence(
-            sequence.token_ids, sequence.start, table[first:], positions, source, table[:first]
+            sequence.token_ids,
+            sequence.start,
+            table[first:],
+            positions,
+            source,
+            table[:first],
+            tuple(others),
+            _pictures(sequence) if self._sees_both_ways else (),
         )
 
-    def _table(self, table: Any) -> Ints:
-        """A block table as integers; one that is the same object as before is not read again."""
+    @property
+    def _block_size(self) -> int:
+        """Of the first kind of rows."""
+        layout = self.pool.layout
+        return layout.kinds[0].block_size if layout.kinds else layout.block_size
+
+    def _table(self, table: Any) -> tuple[Ints, ...]:
+        """A block table as integers, of each kind of rows; one that is the same object as before is
+        not read again."""
         found = self._tables.get(id(table))
         if found is not None and found[0] is table:
             return found[1]
         if len(self._tables) > MAX_SAMPLED:
             self._tables.clear()
-        ints = np.asarray(table, dtype=np.int32)
+        each = by_kind(np.asarray(table, dtype=np.int32), self.pool.layout)
         if isinstance(table, tuple):
-            self._tables[id(table)] = (table, ints)
-        return ints
+            self._tables[id(table)] = (table, each)
+        return each

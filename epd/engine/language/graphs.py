@@ -40,6 +40,7 @@ from epd.engine.language.flat_batch import (
     view,
 )
 from epd.engine.language.row_splice import AddedRows
+from epd.layouts import RowKind
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FINE_STEP, FINE_TOKENS = 64, 1024  # of the sizes of steps with prompts: what pads is computed, too
@@ -139,18 +140,25 @@ class _Integers:
     """The buffer on the device that all graphs of a kind read their batch from."""
 
     def __init__(
-        self, header: int, max_indices: int, block_size: int, tile_size: int, device: torch.device
+        self,
+        header: int,
+        max_indices: int,
+        block_size: int,
+        tile_size: int,
+        device: torch.device,
+        others: Sequence[RowKind],
     ) -> None:
         self._data = torch.zeros(header + max_indices, dtype=torch.int32, device=device)
         self._block_size = block_size
         self._tile_size = tile_size
+        self._others = others
 
     def view(self, room: BatchShape) -> FlatBatch:
-        return view(self._data, room, self._tile_size)
+        return view(self._data, room, self._tile_size, others=self._others)
 
     def fill(self, sequences: Sequence[FlatSequence], room: BatchShape) -> bool:
         """False: they have more blocks than the buffer has room for."""
-        data, _ = pack(sequences, self._block_size, self._tile_size, room)
+        data, _ = pack(sequences, self._block_size, self._tile_size, room, self._others)
         if len(data) > len(self._data):
             return False
         integers = torch.from_numpy(np.ascontiguousarray(data))
@@ -173,14 +181,15 @@ class DecodeGraphs:
         record: Recorder,
         num_state_blocks: int = 0,
         at_once: int = 1,
+        others: Sequence[RowKind] = (),
     ) -> None:
-        """`at_once`: parts of decodes (`decode_parts`)."""
+        """`at_once`: parts of decodes (`decode_parts`); `others`: kinds of rows behind the
+        first."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
-        self._rooms = {
-            size: BatchShape(size, size, size, 0, num_state_blocks, at_once) for size in sizes
-        }
+        of_all = num_state_blocks, at_once, len(others)
+        self._rooms = {size: BatchShape(size, size, size, 0, *of_all) for size in sizes}
         header = header_size(self._rooms[sizes[-1]])
-        self._integers = _Integers(header, max_indices, block_size, 1, device)
+        self._integers = _Integers(header, max_indices, block_size, 1, device, others)
         logits = OnePlace()
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
         for size in reversed(sizes):
@@ -210,6 +219,7 @@ class GraphRooms:
         tile_size: int,
         num_state_blocks: int = 0,
         at_once: int = 1,
+        num_others: int = 0,
     ) -> None:
         fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
         coarse = range(FINE_TOKENS, MIXED_TOKENS, COARSE_STEP)
@@ -217,7 +227,7 @@ class GraphRooms:
         self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
-        self._of_all = num_state_blocks, at_once
+        self._of_all = num_state_blocks, at_once, num_others
 
     def __iter__(self) -> Iterator[BatchShape]:
         """The largest first."""
@@ -263,13 +273,15 @@ class PromptGraphs:
         tile_size: int,
         max_indices: int,
         record: PartsRecorder,
+        others: Sequence[RowKind] = (),
     ) -> None:
-        """`embeds`: one token's, `[1, H]`; `num_levels`: of deepstack rows."""
+        """`embeds`: one token's, `[1, H]`; `num_levels`: of deepstack rows; `others`: kinds of rows
+        behind the first."""
         self._rooms = rooms
         shapes = list(rooms)
         header = max(header_size(shape) for shape in shapes)
         device, size = embeds.device, shapes[0].num_tokens
-        self._integers = _Integers(header, max_indices, block_size, tile_size, device)
+        self._integers = _Integers(header, max_indices, block_size, tile_size, device, others)
         self._embeds = embeds.new_zeros(size, embeds.shape[1])
         self._levels = embeds.new_zeros(num_levels, size, embeds.shape[1])
         self._num_added = 0  # tokens whose rows may not be zero

@@ -15,11 +15,11 @@ from torch import nn
 
 from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
-from epd.engine.language.attention import EVERYTHING, Look, Reach
 from epd.engine.language.products import Foreign
 from epd.engine.language.state_kinds import PagedRows
 from epd.engine.sharding import WHOLE, Shard
-from epd.families.gemma4.sizes import BUDGET
+from epd.families.gemma4.decoder import Gemma4Decoder
+from epd.families.gemma4.sizes import BUDGET, FULL
 from epd.layouts import RowKind
 from epd.messages import PixelBounds
 from epd.model_files.checkpoint import Checkpoint, ModelError
@@ -50,20 +50,6 @@ class Gemma4(ModelAdapter):
     # --- language ---------------------------------------------------------------------------------
 
     @property
-    def looks(self) -> Sequence[Look]:
-        text = self.text_config
-        windowed = Reach(int(text.sliding_window), both_ways=bool(self.max_uncut))
-        last = {kind: i for i, kind in enumerate(text.layer_types[: self._num_own])}
-        return tuple(
-            Look(
-                i if i < self._num_own else last[kind],
-                i < self._num_own,
-                windowed if kind == "sliding_attention" else EVERYTHING,
-            )
-            for i, kind in enumerate(text.layer_types)
-        )
-
-    @property
     def max_uncut(self) -> int:
         if self.text_config.use_bidirectional_attention != "vision":
             return 0
@@ -76,14 +62,15 @@ class Gemma4(ModelAdapter):
                 "to the ranks of a group; leave :tp out"
             )
         layers: dict[tuple[int, int, int], list[int]] = {}
-        looks = self.looks
-        for index in range(self._num_own):
-            own = self.text_config.per_layer_config[index]
+        text = self.text_config
+        for index, kind in enumerate(text.layer_types[: self._num_own]):
+            own, is_full = text.per_layer_config[index], kind == FULL
             shape = int(own.num_key_value_heads), int(own.head_dim)
-            layers.setdefault((looks[index].reach.window, *shape), []).append(index)
+            window = 0 if is_full else int(text.sliding_window)
+            layers.setdefault((window, *shape), []).append(index)
         kinds = tuple(
             RowKind(layers=tuple(found), num_kv_heads=heads, head_dim=width, window=window)
-            for (window, heads, width), found in layers.items()
+            for (window, heads, width), found in sorted(layers.items())
         )
         first = kinds[0]
         return PagedRows(self._num_own, first.num_kv_heads, first.head_dim, kinds=kinds)
@@ -92,15 +79,12 @@ class Gemma4(ModelAdapter):
         if (cap := self.text_config.final_logit_softcapping) is not None:
             model.lm_head = CappedHead(model.lm_head, float(cap))
 
-    def read(self, stack: Foreign, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, Foreign]]:
-        """Placeholders are read as padding, as by transformers, also where the model gave one."""
-        config, text = self.config, self.text_config
-        for place in (config.image_token_id, config.video_token_id, config.audio_token_id):
-            ids = ids.masked_fill(ids == place, text.pad_token_id)
-        more = {"attention_mask": dict.fromkeys(text.layer_types)}  # the seam knows
-        if text.hidden_size_per_layer_input:
-            more["per_layer_inputs"] = stack.get_per_layer_inputs(ids[None])
-        return stack.embed_tokens(ids), more
+    def decoder(self, stack: Foreign, kernels: Foreign) -> Gemma4Decoder:
+        config, types = self.config, self.text_config.layer_types
+        last = {kind: i for i, kind in enumerate(types[: self._num_own])}
+        rows_of = [i if i < self._num_own else last[kind] for i, kind in enumerate(types)]
+        places = config.image_token_id, config.video_token_id, config.audio_token_id
+        return Gemma4Decoder(stack, kernels, rows_of, [at for at in places if at is not None])
 
     # --- vision -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from epd.model_files.family import Family, Geometry, Images
 
 BUDGETS = (70, 140, 280, 560, 1120)  # rows of an image, that its processor takes
 BUDGET = 280  # where it names none
-_WINDOW, _FULL = "sliding_attention", "full_attention"
+_WINDOW, FULL = "sliding_attention", "full_attention"
 _TEXT, _TOWER = "model.language_model", "model.vision_tower"
 
 
@@ -24,9 +24,9 @@ def layer_types(text: Settings) -> list[str]:
     """Of each layer; the last one sees everything, whatever config.json has."""
     count = int(text.get("num_hidden_layers") or 0)
     found = list(
-        text.get("layer_types") or [_FULL if i % 6 == 5 else _WINDOW for i in range(count)]
+        text.get("layer_types") or [FULL if i % 6 == 5 else _WINDOW for i in range(count)]
     )
-    return [*found[:-1], _FULL]
+    return [*found[:-1], FULL]
 
 
 def _plain(config: Settings) -> Settings:
@@ -62,13 +62,13 @@ def _plain(config: Settings) -> Settings:
 def _fault(config: Settings) -> str:
     text, vision = _plain(config)["text_config"], config.get("vision_config") or {}
     each, ropes = text.get("per_layer_config") or {}, config["text_config"].get("rope_parameters")
-    full = [i for i, kind in enumerate(text["layer_types"]) if kind == _FULL]
+    full = [i for i, kind in enumerate(text["layer_types"]) if kind == FULL]
     if each and (
         sorted(each, key=int) != [str(i) for i in full]
         or any(one != next(iter(each.values())) for one in each.values())
     ):
         return "text_config.per_layer_config: it has not the layers that see everything, alike"
-    if ropes and (ropes.get(_FULL) or {}).get("rope_type") != "proportional":
+    if ropes and (ropes.get(FULL) or {}).get("rope_type") != "proportional":
         return "text_config.rope_parameters: that of full_attention is not proportional"
     if text.get("attention_bias"):
         return "text_config.attention_bias: biases are not taken"
@@ -190,7 +190,7 @@ FAMILIES = {
         Images(_geometry, _processor, tile_text=lambda tiles, place: f"<|image>{place}<image|>"),
         # Of what hears, and of layers that read others' keys and values, which no code reads.
         skipped=(r"^model\.(audio_tower|embed_audio)\.", r"\.self_attn\.[kv]_(proj|norm)\.weight$"),
-        layer_types=frozenset({_WINDOW, _FULL}),
+        layer_types=frozenset({_WINDOW, FULL}),
         sizes={"full_head": 512, "per_layer": 256, "per_layer_vocab": 262144, "merge": 3,
                "patch": 16, "positions_along": 10240},
         text_types=("gemma4_text",),

@@ -10,7 +10,6 @@ import torch
 
 from epd.engine.base import PENDING, StepFailure, StepSequence
 from epd.engine.kernels import kernels_for
-from epd.engine.language.decoder import FusedDecoder
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.language.forward import FusedForward
 from epd.engine.language.row_splice import RowSplicer
@@ -40,15 +39,17 @@ def fused(driver: Callable[[str], Driver]) -> Callable[[str], Driver]:
 def fuse(language: TorchLanguageEngine) -> FusedForward:
     adapter: Any = language._adapter
     stack = adapter.language_model(language.model)
-    assert FusedDecoder.fits(stack, adapter)
+    decoder = adapter.decoder(stack, kernels_for("cpu"))
+    assert decoder is not None
     contract = language.row_contract
     return FusedForward(
         language.model,
         stack,
-        FusedDecoder(stack, kernels_for("cpu"), adapter),
+        decoder,
         language.pool,
         RowSplicer(contract, torch.float32) if contract else None,
         multi_axis=adapter.rope_positions(1, ()).positions is not None,
+        sees_both_ways=bool(adapter.max_uncut),
     )
 
 
@@ -66,7 +67,7 @@ SELDOM = (
 @pytest.mark.parametrize(
     "family",
     [
-        *(f for f in FAMILIES if f not in (*SELDOM, *OF_FOUR_NORMS)),
+        *(f for f in (*FAMILIES, "gemma4_moe") if f not in (*SELDOM, *OF_FOUR_NORMS)),
         *(pytest.param(f, marks=pytest.mark.long) for f in SELDOM),
         SLOWEST,
     ],

@@ -17,7 +17,6 @@ from epd.engine import factory
 from epd.engine.adapter import adapter_for
 from epd.engine.base import StepFailure
 from epd.engine.language import attention
-from epd.engine.language.attention import EVERYTHING, Look
 from epd.engine.language.state_kinds import PagedRows, layout_of
 from epd.engine.sharding import Collectives, Shard
 from epd.engine.weights.loading import load_stage
@@ -53,31 +52,24 @@ async def test_a_mixture_that_sees_pictures_both_ways_equals_generate(
 
 @pytest.mark.parametrize(
     ("family", "wrong"),
-    [
-        ("gemma4_moe", lambda look: look._replace(reach=look.reach._replace(both_ways=False))),
-        ("gemma4_moe", lambda look: look._replace(reach=EVERYTHING)),
-        ("gemma4", lambda look: look._replace(reach=EVERYTHING)),
-        ("gemma4", lambda look: Look(look.layer, look.writes, look.reach._replace(window=25))),
-    ],
+    [("gemma4_moe", {"_sees_both_ways": False}), ("gemma4_moe", 0), ("gemma4", 0), ("gemma4", 25)],
     ids=["pictures one way", "no window", "no window of an E model", "a window longer by one"],
 )
 async def test_a_wrong_reach_is_noticed(
     family: str,
-    wrong: Callable[[Look], Look],
+    wrong: dict[str, Any] | int,
     driver: Callable[[str], Driver],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     serving = driver(family)
+    forward: Any = serving.language.forward
     expected = reference_logits(serving.model_dir, *PROMPT)
     torch.testing.assert_close(await logits(serving, PROMPT), expected, atol=1e-4, rtol=0)
-    plan = attention.plan
-
-    def planned(extents, pool, looks):  # type: ignore[no-untyped-def]
-        return plan(
-            extents, pool, [wrong(look) if look.reach != EVERYTHING else look for look in looks]
-        )
-
-    monkeypatch.setattr(attention, "plan", planned)
+    if isinstance(wrong, int):
+        (kind,) = forward._others
+        wrong = {"_others": (structs.replace(kind, window=wrong),)}
+    for name, value in wrong.items():
+        monkeypatch.setattr(forward, name, value)
     assert (await logits(serving, PROMPT) - expected).abs().max() > 1e-3
 
 
@@ -133,21 +125,17 @@ def test_blocks_of_both_kinds_are_as_large(
 def test_what_is_not_computed_is_refused(
     model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks, eight bits, a GPU, steps without room for a picture; before any weight is read."""
+    """Ranks, eight bits, steps without room for a picture; before any weight is read."""
     adapter: Any = adapter_for(read_checkpoint(model_dir("gemma4")), attention.NAME)
     with pytest.raises(ModelError, match="not shared out to the ranks of a group; leave :tp out"):
         adapter.kv_layout(torch.float32, 16, shard=Shard(1, 2, Collectives()))
     monkeypatch.setattr("epd.engine.weights.fp8.check_kv", lambda *_: None)
     with pytest.raises(ConfigError, match="keeps rows of several shapes; leave it out"):
         factory.build_language(model_dir("gemma4"), structs.replace(CONFIG, kv_cache_dtype="fp8"))
-    on_cpu = factory.build_executor(CONFIG)
-    for build in (factory.build_language, factory.build_vision):
-        with pytest.raises(ModelError, match="which this engine computes on a CPU only"):
-            build(model_dir("gemma4"), structs.replace(CONFIG, device="cuda"), on_cpu)
     few = structs.replace(CONFIG, max_step_tokens=69)
     with pytest.raises(ConfigError, match=r"up to 70 here; raise engine\.max_step_tokens"):
         factory.build_language(model_dir("gemma4_moe"), few)
-    factory._check_looks(adapter, few)  # an E model, which sees pictures one way
+    factory._check_step(adapter, few)  # an E model, which sees pictures one way
 
 
 def test_what_hears_and_what_no_layer_reads_is_left_aside(

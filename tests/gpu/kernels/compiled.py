@@ -45,6 +45,7 @@ TESTS = (
     "nucleus",
     "prompts",
     "segments",
+    "windows",
 )
 KINDS = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",

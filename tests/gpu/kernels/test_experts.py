@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ ROUTINGS = {
     "softmax": (Routing(2), 6),
     "not normalised": (Routing(3, normalised=False), 5),
     "all": (Routing(4), 4),
+    "factors": (Routing(2, factors=torch.tensor([1.0, 0.5, 2.0, 1.5, 0.1])), 5),
     "sigmoid": (Routing(3, is_sigmoid=True, scaling=2.5), 8),
     "groups": (Routing(3, is_sigmoid=True, scaling=2.5, num_groups=3, kept_groups=2), 12),
 }
@@ -35,6 +38,8 @@ def test_routes_are_those_of_the_specification(name: str, kernel_device: str) ->
     if routing.is_sigmoid:
         bias = torch.randn(num_experts, device=kernel_device)
         routing = Routing(**{**{f: getattr(routing, f) for f in routing.__slots__}, "bias": bias})
+    if routing.factors is not None:
+        routing = dataclasses.replace(routing, factors=routing.factors.to(kernel_device))
     for num_tokens, padded in ((1, []), (9, [0, 5, 8])):
         logits = torch.randn(num_tokens, num_experts, device=kernel_device)
         slots = torch.arange(num_tokens, dtype=torch.int32, device=kernel_device)
@@ -95,10 +100,11 @@ def test_products(case: str, choice: str, kernel_device: str) -> None:
         gate_up = torch.randn(num_experts, 2 * inner, hidden).to(dtype) / 4
         down = torch.randn(num_experts, hidden, inner).to(dtype) / 4
         wide = [t.double() for t in (x, gate_up, down)]
-        expected = SPECIFIED.multiply_experts(*wide, routed)
+        gelu = choice == "one has all"
+        expected = SPECIFIED.multiply_experts(*wide, routed, gelu=gelu)
         there = [t.to(kernel_device) for t in (x, gate_up, down)]
         routed = Routed(*(t.to(kernel_device) for t in routed))
-        found = kernels_for("cuda").multiply_experts(*there, routed)
+        found = kernels_for("cuda").multiply_experts(*there, routed, gelu=gelu)
         kept = slots >= 0
         assert (found[(~kept).to(found.device)] == 0).all()
         if kept.any():

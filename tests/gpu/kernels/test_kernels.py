@@ -49,7 +49,9 @@ def test_norm_and_gate(kernel_device: str) -> None:
             expected = SPECIFIED.norm(total.double(), *wide)
             assert relative(ops.norm(x, weight, 1e-6, bias, residual=found), expected) < limit
             assert torch.equal(found, total)
-        assert relative(ops.silu_mul(x), SPECIFIED.silu_mul(x.double())) < limit
+        for gelu in (False, True):
+            expected = SPECIFIED.silu_mul(x.double(), gelu=gelu)
+            assert relative(ops.silu_mul(x, gelu=gelu), expected) < limit
 
 
 def test_rows_of_eight_bits(kernel_device: str) -> None:
@@ -67,12 +69,14 @@ def test_rows_of_eight_bits(kernel_device: str) -> None:
                 ops.norm(x, weight, 1e-6, fp8=True),
                 ops.norm(x, weight, 1e-6, residual=residual, fp8=True),
                 ops.silu_mul(x, fp8=True),
+                ops.silu_mul(x, fp8=True, gelu=True),
             ]
             expected = [
                 SPECIFIED.scaled(x),
                 SPECIFIED.norm(x, weight, 1e-6, fp8=True),
                 SPECIFIED.norm(x, weight, 1e-6, residual=again, fp8=True),
                 SPECIFIED.silu_mul(x, fp8=True),
+                SPECIFIED.silu_mul(x, fp8=True, gelu=True),
             ]
             assert torch.equal(residual, again)
             if kernel_device == "cuda":

@@ -12,7 +12,8 @@ It has no keys and values of eight bits with a scale for each token.  So these a
 in 16 bits first, and are pages of `ALIGNED` rows there, whose last one ends with zeros
 (`triton_prompts`).  Prompts that find no room there go through Triton.
 
-Prompts of any length go this way, drafts too: there is no second launch for short ones.
+Prompts of any length go this way, drafts too: there is no second launch for short ones.  Those that
+see a window do not: a picture's rows may see each other there, which no argument of it says.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _tables(batch: FlatBatch, block_size: int, laid_rows: int) -> Tables:
 
 def attend(query: torch.Tensor, layer: KvLayer, batch: FlatBatch, scaling: float) -> torch.Tensor:
     prompts = triton_attention.attend_prompts
-    if fits(query, layer):
+    if fits(query, layer) and not batch.window:
         prompts = _attend_blocks if layer.keys.scales is None else _attend_laid
     return triton_attention.attend_with(prompts, query, layer, batch, scaling)
 
