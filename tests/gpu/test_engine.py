@@ -33,7 +33,7 @@ from tests.engine.tiny_models import (
 from tests.engine.vision.test_image_ops import NUM_IMAGES, check_images
 
 SEEING = (*VISION_FAMILIES, *SECOND_SIZES, "embedded")
-SERVED = [family for family in (*FAMILIES, *SECOND_SIZES, "embedded") if family not in OF_GEMMA]
+SERVED = [*FAMILIES, *SECOND_SIZES, "embedded"]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,10 @@ async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., 
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "ministral3", "glm4v_moe", "paddleocr_vl"],
+    [
+        *("qwen3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "ministral3", "glm4v_moe"),
+        *("paddleocr_vl", *OF_GEMMA),
+    ],
 )
 async def test_graphs_change_nothing(
     family: str, gpu_driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
@@ -204,7 +207,7 @@ async def test_graphs_change_nothing(
             for block in range(serving.language.num_blocks)
             if block not in serving.free[-400:]
         ]
-        before = serving.language.pool.tensor[untouched].clone()
+        before = serving.language.pool.memory[untouched].clone()
         knobs: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "max_tokens": 9}
         requests = [
             await serving.request(
@@ -218,7 +221,7 @@ async def test_graphs_change_nothing(
                 for i, (prompt, images) in enumerate(cases(family))
             ]
         texts[graphs] = await serving.run(requests, 16)
-        assert torch.equal(serving.language.pool.tensor[untouched], before)
+        assert torch.equal(serving.language.pool.memory[untouched], before)
         serving.release(requests)
     assert texts[True] == texts[False]
     assert len(replays) > 3
@@ -261,7 +264,11 @@ async def test_pending_tokens(gpu_driver: Callable[..., Driver]) -> None:
     assert found == tokens
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", *SERVED[SERVED.index("internvl") :]])
+NEAR = ["qwen3_vl", "qwen3_5", *SERVED[SERVED.index("internvl") :]]
+
+
+# Gemma's scores are not scaled, so in these drawn ones rounding decides (`test_gemma.py`).
+@pytest.mark.parametrize("family", [family for family in NEAR if family not in OF_GEMMA])
 async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> None:
     serving = gpu_driver(family, "bfloat16")
     for prompt, images in cases(family):

@@ -49,8 +49,8 @@ def multiply_experts(
 ) -> torch.Tensor:
     """`[T, H]`: of each token the sum of what its experts give, times their weights.
 
-    gate_up `[E, 2 I, H]`, down `[E, H, I]`; `gelu`: as of `silu_mul`.  Products are rounded to the precision of `x`, the sum
-    at its end."""
+    gate_up `[E, 2 I, H]`, down `[E, H, I]`; `gelu`: as of `silu_mul`.  Products are rounded to the
+    precision of `x`, the sum at its end."""
     out = x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     for expert in routed.counts.nonzero().flatten().tolist():
         token, place = torch.where(routed.experts == expert)

@@ -58,7 +58,8 @@ def _tile(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries over the keys `[start, end)`; `limit`: the last key each query sees,
-    `own`: its own place.  Without MASKED there are whole tiles of keys, and every query sees all of them."""
+    `own`: its own place.  Without MASKED there are whole tiles of keys, and every query sees all of
+    them."""
     d = tl.arange(0, BLOCK_D)
     for n in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         position = n + tl.arange(0, BLOCK_N)

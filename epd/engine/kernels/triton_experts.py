@@ -110,7 +110,8 @@ def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = N
         routing.scaling, NUM_EXPERTS=num_experts, TOP_K=top_k,
         NUM_GROUPS=groups, KEPT_GROUPS=min(routing.kept_groups, groups),
         SIGMOID=routing.is_sigmoid, NORMALISED=routing.normalised, BIASED=routing.bias is not None,
-        FACTORED=routing.factors is not None, PADDED=slots is not None, BLOCK_GROUPS=triton.next_power_of_2(groups),
+        FACTORED=routing.factors is not None, PADDED=slots is not None,
+        BLOCK_GROUPS=triton.next_power_of_2(groups),
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts // groups),
         BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
     )  # fmt: skip
@@ -141,7 +142,8 @@ def _place(
 @triton.jit
 def _product(
     x, weight, out, pairs, tiles, SIZE: tl.constexpr, DEPTH: tl.constexpr, SHARED: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     num_columns: tl.constexpr = (SIZE + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // num_columns
@@ -243,8 +245,8 @@ def multiply_experts(
         out = x.new_empty(num_pairs, size)
         _product[(num_tiles * triton.cdiv(size, shape.block_n),)](
             x, weight, out, pairs, tiles, SIZE=size, DEPTH=x.shape[1], SHARED=shared, GATED=gated,
-            GELU=gelu, ROWS=rows, BLOCK_N=shape.block_n, BLOCK_K=shape.block_k, num_warps=shape.warps,
-            num_stages=shape.stages,
+            GELU=gelu, ROWS=rows, BLOCK_N=shape.block_n, BLOCK_K=shape.block_k,
+            num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         return out
 

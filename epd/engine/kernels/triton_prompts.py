@@ -176,11 +176,12 @@ class Laid(NamedTuple):
 
 
 def fits(query: torch.Tensor, layer: KvLayer) -> bool:
-    """Whether prompts may be attended to this way: 16 bits, in rows for the copy engine, heads
-    whose tiles have room."""
-    _, _, num_kv_heads, head_dim = layer.keys.numbers.shape
+    """Whether prompts may be attended to this way: 16 bits, in rows for the copy engine, blocks
+    that end where sequences do, heads whose tiles have room."""
+    _, block_size, num_kv_heads, head_dim = layer.keys.numbers.shape
     nbytes = num_kv_heads * head_dim * query.itemsize
-    return query.itemsize == 2 and nbytes % BOX_NBYTES == 0 and head_dim <= WIDEST
+    is_even = nbytes % BOX_NBYTES == 0 and ALIGNED % block_size == 0
+    return query.itemsize == 2 and is_even and head_dim <= WIDEST
 
 
 def lay(query: torch.Tensor, layer: KvLayer, batch: FlatBatch, least: int) -> Laid:

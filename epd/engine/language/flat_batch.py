@@ -16,8 +16,8 @@ How decodes' keys are cut into parts (`decode_parts`) is listed for all layers a
 
 Where rows have several kinds (`KvLayout.kinds`), blocks hold those of one.  So each kind behind the
 first has slots, blocks and parts of its own, and a batch that is like the first one's (`others`).
-A kind that is seen for a while has parts of what its window reaches alone: a table may have anything
-in place of the blocks before.  `limits` holds what a picture's rows see of each other.
+A kind that is seen for a while has parts of what its window reaches alone: a table may have
+anything in place of the blocks before.  `limits` holds what a picture's rows see of each other.
 
 Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table.
 A sequence that only pads has -1 there: for it nothing is read or written.
@@ -301,10 +301,11 @@ def view(
     fields[9] = fields[9].reshape(shape.num_sequences, shape.num_state_blocks)
     fields[10] = fields[10].reshape(shape.num_parts, 4)
     fields[11] = fields[11].reshape(shape.num_joins, 3)
-    whole = FlatBatch(shape, tile_size, *fields[:12], data[at:], chunks)
+    fields, more = [*fields[:12], data[at:], chunks], fields[12:]
+    whole = FlatBatch(shape, tile_size, *fields)
     if not others:
         return whole
-    limits, *more = fields[12:]
+    limits, *more = more
     batches = [
         replace(
             whole,

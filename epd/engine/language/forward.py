@@ -30,7 +30,7 @@ from epd.engine.language.flat_batch import (
     view,
 )
 from epd.engine.language.kv_pool import KvPool
-from epd.engine.language.row_splice import RowSplicer
+from epd.engine.language.row_splice import RowSplicer, pictures_of
 
 if TYPE_CHECKING:
     from epd.engine.language.decoder import Decoder
@@ -129,17 +129,6 @@ class SeamForward:
                 axes.append(np.asarray(sequence.positions, dtype=np.int64))
         positions = torch.from_numpy(np.concatenate(axes, axis=1)).to(self._device)
         return positions[:, None] if self._multi_axis else positions[:1]
-
-
-def _pictures(sequence: StepSequence) -> list[tuple[int, int]]:
-    """The chunk's runs of embedding rows, by their places in the sequence; neighbours are one."""
-    places = ((sequence.start + s.at, sequence.start + s.at + s.count) for s in sequence.spans)
-    found: list[tuple[int, int]] = []
-    for first, stop in sorted(places):
-        if found and found[-1][1] == first:
-            first, _ = found.pop()
-        found.append((first, stop))
-    return found
 
 
 def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[int]:
@@ -379,7 +368,7 @@ class FusedForward:
             source,
             table[:first],
             tuple(others),
-            _pictures(sequence) if self._sees_both_ways else (),
+            pictures_of(sequence) if self._sees_both_ways else (),
         )
 
     @property

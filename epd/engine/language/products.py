@@ -50,7 +50,5 @@ def is_silu(activation: Foreign) -> bool:
 def swiglu(mlp: Foreign, ops: Foreign, *, gelu: bool = False) -> tuple[Product, bool]:
     """And whether it takes rows of eight bits; `gelu`: that is its activation."""
     gate_up, down = side_by_side(mlp.gate_proj, mlp.up_proj), mlp.down_proj
-    fp8 = isinstance(down, Fp8Linear)
-    return (
-        lambda x: down(ops.silu_mul(gate_up(x), fp8=fp8, gelu=gelu))
-    ), isinstance(gate_up, Fp8Linear)
+    form = {"fp8": isinstance(down, Fp8Linear), "gelu": gelu}
+    return (lambda x: down(ops.silu_mul(gate_up(x), **form))), isinstance(gate_up, Fp8Linear)

@@ -99,3 +99,14 @@ class RowSplicer:
             if low < high:
                 yield data[low - first : high - first].view(self._dtype)
             first += len(data)
+
+
+def pictures_of(sequence: StepSequence) -> list[tuple[int, int]]:
+    """The chunk's runs of embedding rows, by their places in the sequence; neighbours are one."""
+    places = ((sequence.start + s.at, sequence.start + s.at + s.count) for s in sequence.spans)
+    found: list[tuple[int, int]] = []
+    for first, stop in sorted(places):
+        if found and found[-1][1] == first:
+            first, _ = found.pop()
+        found.append((first, stop))
+    return found

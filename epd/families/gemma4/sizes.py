@@ -23,9 +23,7 @@ _TEXT, _TOWER = "model.language_model", "model.vision_tower"
 def layer_types(text: Settings) -> list[str]:
     """Of each layer; the last one sees everything, whatever config.json has."""
     count = int(text.get("num_hidden_layers") or 0)
-    found = list(
-        text.get("layer_types") or [FULL if i % 6 == 5 else _WINDOW for i in range(count)]
-    )
+    found = list(text.get("layer_types") or [FULL if i % 6 == 5 else _WINDOW for i in range(count)])
     return [*found[:-1], FULL]
 
 

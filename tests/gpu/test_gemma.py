@@ -1,0 +1,56 @@
+"""Gemma 4 on a GPU: answers over many windows, whose blocks others have meanwhile, and the distance
+to transformers in bfloat16.  What it shares with other families is in `test_engine.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from epd.engine.language.forward import FusedForward
+from epd.layouts import PASSED
+from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
+from tests.engine.driver import Driver
+from tests.engine.language.test_gemma import LONG, PROMPT
+from tests.engine.reference import reference_generate
+from tests.engine.tiny_models import OF_GEMMA, is_known
+from tests.gpu.gemma_kl import measured
+from tests.gpu.test_engine import gpu_driver  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.gpu
+FAMILIES = [
+    pytest.param(family, marks=pytest.mark.skipif(not is_known(family), reason="not known here"))
+    for family in OF_GEMMA
+]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_an_answer_over_many_windows_equals_generate(
+    family: str,
+    graphs: bool,
+    gpu_driver: Callable[..., Driver],  # noqa: F811
+) -> None:
+    """Beside a prompt with pictures; blocks behind the window are filled by their next owner."""
+    serving = gpu_driver(family, graphs=graphs)
+    forward = serving.language.forward
+    assert isinstance(forward, FusedForward)
+    assert (forward.graphs is not None) == (forward.prompt_graphs is not None) == graphs
+    golden = reference_generate(serving.model_dir, *LONG, 100, min_new_tokens=100)
+    seen = reference_generate(serving.model_dir, *PROMPT, 10)
+    for chunk in (7, 4096):
+        requests = [await serving.request(n, *LONG, max_tokens=100, min_tokens=100) for n in "ab"]
+        requests.append(await serving.request("c", *PROMPT, max_tokens=10))
+        assert await serving.run(requests, chunk) == [golden, golden, seen]
+        assert requests[0].blocks.count(PASSED) >= 4
+        serving.release(requests)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_it_is_as_near_as_bfloat16_allows(family: str, cuda: str, tmp_path: Path) -> None:
+    found = await measured(family, tmp_path / family, cuda, 40)
+    print(f"\n{family}: {found}")
+    assert found.ours < 1e-3
+    if family == "gemma4_moe":  # a figure that does not notice this has no meaning
+        assert found.one_way > 10 * found.ours
