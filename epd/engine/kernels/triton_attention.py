@@ -98,6 +98,15 @@ def _tile(
     return total, weight, top
 
 
+@triton.jit
+def _reach(limits, m, m0, count, history, length, WINDOW: tl.constexpr):
+    """First key of a tile in a window, the one behind its last, and the last that each query
+    sees."""
+    limit = tl.load(limits + m, mask=m < count, other=0)
+    end = tl.minimum(length, tl.max(limit, axis=0) + 1)
+    return tl.maximum(0, history + m0 + 1 - WINDOW), end, limit
+
+
 @triton.jit(do_not_specialize=["max_rows"])
 def _prefill(
     query, keys, values, key_scales, value_scales, tiles, decodes, cu_q, indptr, indices, seq_lens,
@@ -136,18 +145,14 @@ def _prefill(
     q = tl.load(query + q_at, mask=q_mask, other=0.0)
     if FP8:
         q = q.to(tl.float16)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weight = tl.zeros([BLOCK_M], tl.float32)
+    top, weight = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     own = history + m
+    whole = (history + m0 + 1) // BLOCK_N * BLOCK_N  # keys that every query of the tile sees
+    end, limit = tl.minimum(length, history + m0 + BLOCK_M), own
     if WINDOW:
-        whole = tl.maximum(0, history + m0 + 1 - WINDOW)
-        limit = tl.load(limits + at + m, mask=m < count, other=0)
-        end = tl.minimum(length, tl.max(limit, axis=0) + 1)
+        whole, end, limit = _reach(limits + at, m, m0, count, history, length, WINDOW)
     else:
-        whole = (history + m0 + 1) // BLOCK_N * BLOCK_N  # keys that every query of the tile sees
-        end = tl.minimum(length, history + m0 + BLOCK_M)
-        limit = own
         total, weight, top = _tile(
             total, weight, top, q, keys, values, key_scales, value_scales, indices, first, 0, whole,
             limit, own, kv_head, scale, stride, scale_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D,

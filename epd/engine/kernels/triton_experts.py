@@ -37,8 +37,8 @@ def _route(
     logits, bias, factors, slots, experts, weights, ranks, counts, scaling,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NUM_GROUPS: tl.constexpr,
     KEPT_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, NORMALISED: tl.constexpr,
-    BIASED: tl.constexpr, FACTORED: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_K: tl.constexpr,
+    BIASED: tl.constexpr, FACTORED: tl.constexpr, PADDED: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     k = tl.arange(0, BLOCK_K)
@@ -49,8 +49,7 @@ def _route(
             tl.store(weights + pair, tl.zeros([BLOCK_K], tl.float32), mask=k < TOP_K)
             return
     each: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
-    low = float("-inf")
-    group = tl.arange(0, BLOCK_GROUPS)
+    low, group = float("-inf"), tl.arange(0, BLOCK_GROUPS)
     place = tl.arange(0, BLOCK_EXPERTS)[None, :]
     expert = group[:, None] * each + place
     inside = (group < NUM_GROUPS)[:, None] & (place < each)
@@ -88,13 +87,12 @@ def _route(
         choice = tl.where(is_taken, low, choice)
     if NORMALISED:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
-    weight *= scaling
     if FACTORED:
         weight *= tl.load(factors + chosen).to(tl.float32)
     rank = tl.atomic_add(counts + chosen, 1, mask=k < TOP_K, sem="relaxed")
     tl.store(ranks + pair, rank, mask=k < TOP_K)
     tl.store(experts + pair, chosen, mask=k < TOP_K)
-    tl.store(weights + pair, weight, mask=k < TOP_K)
+    tl.store(weights + pair, weight * scaling, mask=k < TOP_K)
 
 
 def route(logits: torch.Tensor, routing: Routing, slots: torch.Tensor | None = None) -> Routed:

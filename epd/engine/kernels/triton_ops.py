@@ -146,6 +146,20 @@ def _store_kv(place, other, factors, low, high, slot, stored, FP8: tl.constexpr)
 
 
 @triton.jit
+def _unit(low, high, eps, HEAD_DIM: tl.constexpr):
+    """Both halves of heads, float32, after a norm without weights."""
+    scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)
+    return low * scale[:, None], high * scale[:, None]
+
+
+@triton.jit
+def _gained(x, gains, inside, kind: tl.constexpr):
+    """Rounded as the weights, then as `kind`; float32."""
+    gain = tl.load(gains, mask=inside, other=0.0).to(tl.float32)
+    return (x.to(gains.dtype.element_ty).to(tl.float32) * gain).to(kind).to(tl.float32)
+
+
+@triton.jit
 def _rope_and_store(
     qkv, q_weight, k_weight, cos, sin, slots, query, keys, values, key_scales, value_scales, eps,
     stride, scale_stride, NORM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
@@ -157,20 +171,18 @@ def _rope_and_store(
     first = tl.program_id(1) * GROUP  # of the heads of q, k and v side by side
     head = first + tl.arange(0, GROUP)[:, None]
     at = tl.arange(0, BLOCK_HALF)[None, :]
-    inside = (at < HALF) & (head >= 0)
-    turns = at < TURNED
+    inside, turns = (at < HALF) & (head >= 0), at < TURNED
     low_at, high_at = at, at + HALF  # numbers that turn together stand at the same place of both
     if TURNED < HALF:
         low_at, high_at = tl.where(turns, at, at + TURNED), tl.where(turns, at + TURNED, at + HALF)
     column, width = head, NUM_HEADS + (PARTS - 1) * NUM_KV_HEADS
-    if PARTS == 2:  # values are what keys are made of
+    if PARTS == 2:  # keys, as they are, are the values, too
         column = head - tl.where(first >= NUM_HEADS + NUM_KV_HEADS, NUM_KV_HEADS, 0)
     if GATED:
         column, width = head + tl.minimum(head, NUM_HEADS), width + NUM_HEADS
     source = qkv + token * width * HEAD_DIM + column * HEAD_DIM
     low = tl.load(source + low_at, mask=inside, other=0.0)
     high = tl.load(source + high_at, mask=inside, other=0.0)
-    kind = low.dtype
     slot = tl.load(slots + token).to(tl.int64)
     stored = inside & (slot >= 0)  # a padded row has no slot
     row = (slot // BLOCK_SIZE) * stride + (slot % BLOCK_SIZE) * NUM_KV_HEADS * HEAD_DIM
@@ -178,32 +190,27 @@ def _rope_and_store(
     if first >= NUM_HEADS + NUM_KV_HEADS:
         kv_head = head - NUM_HEADS - NUM_KV_HEADS
         if NORM_VALUES:
-            a, b = low.to(tl.float32), high.to(tl.float32)
-            scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)
-            low, high = (a * scale[:, None]).to(kind), (b * scale[:, None]).to(kind)
+            a, b = _unit(low.to(tl.float32), high.to(tl.float32), eps, HEAD_DIM)
+            low, high = a.to(low.dtype), b.to(low.dtype)
         factors = value_scales + scale_at + kv_head * BLOCK_SIZE
         place = values + row + kv_head * HEAD_DIM
         _store_kv(place + low_at, place + high_at, factors, low, high, slot, stored, FP8)
     else:
         a, b = low.to(tl.float32), high.to(tl.float32)
         if NORM:
-            scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)
+            a, b = _unit(a, b, eps, HEAD_DIM)
             weight = q_weight
             if first >= NUM_HEADS:
                 weight = k_weight
-            a = (a * scale[:, None]).to(weight.dtype.element_ty).to(tl.float32)
-            b = (b * scale[:, None]).to(weight.dtype.element_ty).to(tl.float32)
-            gain = tl.load(weight + low_at, mask=at < HALF, other=0.0).to(tl.float32)
-            a = (a * gain).to(kind).to(tl.float32)
-            gain = tl.load(weight + high_at, mask=at < HALF, other=0.0).to(tl.float32)
-            b = (b * gain).to(kind).to(tl.float32)
+            a = _gained(a, weight + low_at, at < HALF, low.dtype)
+            b = _gained(b, weight + high_at, at < HALF, low.dtype)
         angle = token * 2 * TURNED + at
         c = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
         s = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
-        low = (a * c - b * s).to(kind)
+        low = (a * c - b * s).to(low.dtype)
         c = tl.load(cos + angle + TURNED, mask=turns, other=1.0).to(tl.float32)
         s = tl.load(sin + angle + TURNED, mask=turns, other=0.0).to(tl.float32)
-        high = (b * c + a * s).to(kind)
+        high = (b * c + a * s).to(low.dtype)
         if first >= NUM_HEADS:
             kv_head = head - NUM_HEADS
             factors = key_scales + scale_at + kv_head * BLOCK_SIZE

@@ -13,7 +13,7 @@ in 16 bits first, and are pages of `ALIGNED` rows there, whose last one ends wit
 (`triton_prompts`).  Prompts that find no room there go through Triton.
 
 Prompts of any length go this way, drafts too: there is no second launch for short ones.  Those that
-see a window do not: a picture's rows may see each other there, which no argument of it says.
+see a window do not: rows of a picture may see each other there, for which it has no argument.
 """
 
 from __future__ import annotations
