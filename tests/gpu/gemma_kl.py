@@ -110,7 +110,9 @@ def soften(directory: Path) -> None:
 async def measured(family: str, directory: Path, device: str, count: int) -> Found:
     make_model(family, directory, TEXT[family] | {"initializer_range": SPREAD})
     soften(directory)
-    config = EngineConfig(device=device, dtype="bfloat16", kv_nbytes=64 << 20, threads=2)
+    config = EngineConfig(
+        device=device, dtype="bfloat16", kv_nbytes=64 << 20, threads=2, max_captured_tokens=512
+    )
     executor = build_executor(config)
     vision = build_vision(directory, config, executor)
     serving = Driver(directory, vision, build_language(directory, config, executor, 8))

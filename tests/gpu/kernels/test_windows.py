@@ -96,12 +96,11 @@ def fill(pool: KvPool, wide: KvPool, batch: FlatBatch, size: int) -> None:
             wide.tensor[block, 0, :, : place.shape[1]] = place.double()
 
 
-HEADS = [(4, 1, 32), (8, 4, 64), (8, 1, 256), (4, 2, 512)]
+FORMS = [(1, 4, 1, 32), (24, 8, 4, 64), (24, 8, 1, 256), (24, 4, 2, 512), (512, 16, 8, 256)]
 
 
 @pytest.mark.parametrize("padded", [0, 10])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
-@pytest.mark.parametrize("window", [1, 24, 512])
+@pytest.mark.parametrize(("window", "heads", "kv_heads", "dim"), FORMS)
 def test_windows_and_pictures(
     window: int,
     heads: int,
