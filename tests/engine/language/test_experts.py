@@ -78,7 +78,7 @@ def test_a_mixture_of_unknown_shape_stays(model_dir: Callable[[str], Path]) -> N
 
 def _decoder(adapter: Any, layers: list[Any]) -> FusedDecoder:
     class Stack:
-        rotary_emb = None
+        embed_tokens = rotary_emb = None
         norm = layers[0].input_layernorm
 
     stack: Any = Stack()
