@@ -12,10 +12,17 @@ import os
 import pytest
 import torch
 
+from epd.engine import factory
 from epd.engine.kernels import Kernels, fast
 
 PRETENDED = False  # of `compiled.py`: kernels are compiled and not run
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
+
+
+@pytest.fixture(autouse=True)
+def kinds_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here they run on a GPU, too."""
+    monkeypatch.setattr(factory, "SEVERAL_KINDS_ON", {"cpu", "cuda"})
 
 
 @pytest.fixture(scope="session")
