@@ -91,6 +91,7 @@ class Settings:
     costs: Costs = Costs()
     restart_after_s: float = 0.5
     rank_lingers_s: float = 0.0  # a rank whose leader has died, at most
+    ranks_elsewhere: bool = False  # those that do not lead: each on a host of its own
 
 
 class SimLog(Log):
@@ -155,6 +156,8 @@ class Cluster:
         world.fabric.near = settings.near
         self.instances = dict(parse_topology(topology))
         self.groups = Groups(world, topology, settings.rank_lingers_s, settings.prefill)
+        if settings.ranks_elsewhere:
+            self.groups.hosts.use(self.groups.sizes, settings.timing.lost_after_s)
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
@@ -170,7 +173,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start everything within a tenth of a second, in an order of the seed's choosing."""
-        for name in (GATEWAY, *self.instances):
+        for name in (GATEWAY, *self.instances, *self.groups.hosts):
             at_s = 0.1 * self.world.random.uniform("start", name)
             self.world.loop.call_at(at_s, self.spawn, name)
 
@@ -184,10 +187,9 @@ class Cluster:
 
     def spawn(self, name: str) -> None:
         alive = self.world.processes.get(name)
-        if name != GATEWAY and name not in self.instances:
-            return  # a rank: its leader makes another
-        if alive is None or not alive.alive:
-            main = self._run_gateway if name == GATEWAY else self.run_instance
+        main = self._run_gateway if name == GATEWAY else self.groups.hosts.main(name)
+        main = self.run_instance if name in self.instances else main
+        if main is not None and (alive is None or not alive.alive):  # or its leader makes another
             self.world.spawn(name, main)
 
     def restart_later(self, name: str, delay_s: float) -> None:
@@ -196,7 +198,7 @@ class Cluster:
 
     def _supervise(self, process: SimProcess) -> None:
         """What ended by itself is started anew; what was killed, only if a fault asks for it."""
-        if process.exited and not self._stopping and process not in self.groups.followers:
+        if process.exited and not (self._stopping or self.groups.is_started_by_its_leader(process)):
             self.restart_later(process.instance_id, self.settings.restart_after_s)
 
     def node(self, name: str) -> Node | None:
@@ -264,15 +266,16 @@ class Cluster:
         gateway.start()
 
     def run_instance(self, process: SimProcess) -> None:
+        if self.groups.hosts.awaited(process, partial(self.run_instance, process)):
+            return
         ports, roles = self._ports(process), self.instances[process.instance_id]
-        config = self._instance_config(process.instance_id, roles)
+        config = strangers.of_parent(self._instance_config(process.instance_id, roles), process)
         engines, devices = self._engines(process, roles)
         language = engines.language
         self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
         if engines.ranks is not None:
             ports.transfers = GroupDataPlane(ports.transfers, engines.ranks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
-        config = strangers.of_parent(config, process)
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=devices)
         if isinstance(language, SimLanguageEngine) and instance.requests is not None:
@@ -371,10 +374,8 @@ class Cluster:
         self.world.network.heal_all()
         self.world.fabric.heal()
         self.disk.heal()
-        for name in (GATEWAY, *self.instances):
-            process = self.world.processes.get(name)
-            if process is None or not process.alive:
-                self.spawn(name)
+        for name in (GATEWAY, *self.instances, *self.groups.hosts):
+            self.spawn(name)
         for running in (*(node.process for node in self.living()), *self.groups.living()):
             running.slowness = 1.0
             self.world.resume(running)

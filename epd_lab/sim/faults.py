@@ -145,6 +145,11 @@ class Injector:
         self._later(fault, self.cluster.spawn, target)
         return True
 
+    def do_power_off(self, fault: Fault, target: str) -> bool:
+        """The host of a rank: nobody there closes its connection with its leader."""
+        self.do_partition(replace(fault, other=self.cluster.groups.hosts.leader_of(target)), target)
+        return self.do_kill(fault, target)
+
     def do_impersonate(self, fault: Fault, target: str) -> bool:
         """Somebody starts another instance under its name, on another host."""
         self.world.spawn(target, self.cluster.run_instance, is_stranger=True)

@@ -19,6 +19,7 @@ from epd.messages import TokenLogprobs
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.ranks.groups import SimRanks, Watch
+from epd_lab.sim.ranks.hosts import Cable, Led
 
 SLACK_S = 0.1
 
@@ -36,6 +37,8 @@ class Groups(Checker, Watch):
         self._images: dict[tuple[SimProcess, int], embedding.Embedding] = {}  # by slot
         self._read: dict[tuple[SimRanks, str], int] = {}  # of a request: its last row, by token
         context.cluster.groups.watch = self
+        context.cluster.groups.hosts.on_begin.append(self._begun)
+        context.cluster.groups.hosts.on_cut.append(self._cut)
         context.world.watch(self._loaded, embedding.Loaded)
         context.world.watch(self._missed, group.AnswerMissed)
 
@@ -52,6 +55,26 @@ class Groups(Checker, Watch):
         device = self.context.cluster.nodes[process.name].devices[0]
         if any(machine.failed.values()) and (device.lost or device.dead):
             self.violate(f"{process.name}: others waited for a rank whose device is lost")
+
+    def _begun(self, group: Led, epochs: dict[int, int]) -> None:
+        """Ranks of other hosts have their places in this life."""
+        missing = group.leader.machine.size - 1 - len(epochs)
+        others = set(epochs.values()) - {group.process.epoch}
+        if missing or others:
+            lives = f", and others of lives {sorted(others)}" if others else ""
+            self.violate(f"{group.process.name} begins without {missing} of its ranks{lives}")
+
+    def _cut(self, cable: Cable) -> None:
+        loop, bound_s = self.world.loop, self._timing.lost_after_s + SLACK_S
+        loop.call_outside(loop.now_s + bound_s, self._look_at_cut, cable, cable.cut_since_s)
+
+    def _look_at_cut(self, cable: Cable, since_s: float) -> None:
+        process, group = cable.leader, cable.group
+        stood_still = process.stalled or process.resumed_s > since_s
+        if cable.cut_since_s != since_s or group is None or stood_still or not process.alive:
+            return
+        if not group.leader.machine.terminal:
+            self.violate(f"{process.name} is not lost, though a rank is out of reach for too long")
 
     def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None:
         """A rank begins its command."""

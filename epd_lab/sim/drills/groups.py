@@ -29,6 +29,9 @@ PUSHES = "OUTGOING:GRANTED>STREAMING"
 LINGERING = Settings(rank_lingers_s=1.0, restart_after_s=0.1)
 HASTY = Settings(timing=replace_timing(group_join_timeout_s=0.5))
 
+ELSEWHERE = Settings(ranks_elsewhere=True, timing=replace_timing(group_step_timeout_s=4.0))
+"""Only the kernel's probes notice in time that a host is silent."""
+
 # fmt: off
 GROUP_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -149,6 +152,34 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         "granting-rank-dies", ("F8", "F29"), topology="1e1p:tp2,2d:tp2", work=MIXED,
         data=DataConditions(jitter_s=0.05), faults=(Fault("kill", "d0.1", point=PUSHES, nth=6),),
         fires=("group_lost",),
+    ),
+    Drill(
+        "host-of-a-rank-dies", ("F29", "F30"), topology="1e2pd:tp2", work=MIXED, settings=ELSEWHERE,
+        faults=(Fault("power_off", "pd0.1", point=STEP, nth=12, duration_s=3.0),),
+        fires=("given_up_when_cut", "group_lost"), mutants=("a_silent_host_is_waited_for",),
+    ),
+    Drill(
+        "cable-of-a-group-is-cut", ("F29", "F30"), topology="1e2pd:tp2", work=MIXED,
+        settings=ELSEWHERE,
+        faults=(
+            Fault("partition", "pd0.1", point=STEP, nth=12, other="pd0", duration_s=3.0),
+            Fault("partition", "pd1.1", point=STEP, nth=20, other="pd1", duration_s=0.5),
+        ),
+        fires=("given_up_when_cut", "group_lost"), mutants=("a_silent_host_is_waited_for",),
+    ),
+    Drill(
+        "rank-comes-late", ("F29", "F30"), topology="1e2pd:tp3", work=MIXED, settings=ELSEWHERE,
+        faults=(
+            Fault("stall", "pd1.1", duration_s=1.0),
+            Fault("kill", "peer", point="MESSAGE:PlaceAsked", nth=2, duration_s=0.2),
+        ),
+        fires=("place_left",), must_fire=0.6, mutants=("a_place_is_taken_for_good",), from_s=0.1,
+        to_s=0.12,
+    ),
+    Drill(
+        "rank-of-an-old-life", ("F30",), topology="1e2pd:tp2", work=MIXED, settings=ELSEWHERE,
+        faults=(Fault("kill", "here", point="MESSAGE:FirstFrame", nth=2, duration_s=0.01),),
+        fires=("place_refused",), must_fire=0.8, mutants=("a_place_is_of_any_life",),
     ),
 )
 # fmt: on

@@ -12,6 +12,7 @@ from epd.engine.base import EngineError, Rows, RowSpan, SlotRows, StepSequence
 from epd.groups.asks import Answer, AnyAsk, Fault, Joined, LandKv, RankLost, RankPlace, WriteState
 from epd.groups.data import RankPart
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.ranks.hosts import Cable
 from epd_lab.sim.world import World
 
 DELAY_S = 0.0005  # of a command or an answer, up to
@@ -20,8 +21,9 @@ DELAY_S = 0.0005  # of a command or an answer, up to
 class Channel:
     """One direction between two processes: in order, each message a little later."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, cable: Cable | None = None) -> None:
         self._world = world
+        self._cable = cable
         self._random = world.random.stream("channel", name)
         self._arrives_s = 0.0
         self._count = 0
@@ -37,6 +39,8 @@ class Channel:
         self.send(to, take, *what)
 
     def send(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
+        if self._cable is not None and not self._cable.carries(self.send, to, take, *what):
+            return
         self._count += 1
         loop = self._world.loop
         arrives_s = loop.now_s + DELAY_S * self._random.uniform(self._count)

@@ -29,6 +29,7 @@ from epd_lab.sim.engine.device import SimDevice
 from epd_lab.sim.engine.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.planes.near import transfers_of
 from epd_lab.sim.ranks.channels import Channel, SimAnswers, SimAsks, with_own_rows
+from epd_lab.sim.ranks.hosts import Cable, Hosts
 from epd_lab.sim.ranks.rows import RowsAtRanks
 from epd_lab.sim.ranks.towers import Gather, SimTowerShare
 from epd_lab.sim.world import World
@@ -62,17 +63,20 @@ class Groups:
         self.prefill = prefill
         parsed = parse_groups(topology)
         names = [name for name, _ in name_instances([roles for roles, _ in parsed])]
-        self._sizes = dict(zip(names, (num_ranks for _, num_ranks in parsed), strict=True))
+        self.sizes = dict(zip(names, (num_ranks for _, num_ranks in parsed), strict=True))
         self.world = world
         self.watch = Watch()
         self.at: dict[str, SimRanks] = {}  # by meeting place
         self.followers: dict[SimProcess, SimFollower] = {}
+        self.hosts = Hosts(world)
         self._linger_s = linger_s
         world.on_death.append(self._died)
 
     def _died(self, process: SimProcess) -> None:
         loop, random = self.world.loop, self.world.random
         for group in list(self.at.values()):
+            if group.cables:
+                continue  # see `Cable`
             if group.process is process:
                 wait_s = self._linger_s * random.uniform("lingers", process.name)
                 loop.call_outside(loop.now_s + wait_s, group.kill)
@@ -106,11 +110,11 @@ class Groups:
         group.start(make)
 
     def size_of(self, instance_id: str) -> int:
-        return self._sizes[instance_id]
+        return self.sizes[instance_id]
 
     @property
     def most_ranks(self) -> int:
-        return max(self._sizes.values())
+        return max(self.sizes.values())
 
     def _resolved(self, group: SimRanks, number: int, step: asyncio.Future[StepResult]) -> None:
         if not step.cancelled() and step.exception() is None:
@@ -130,7 +134,11 @@ class Groups:
         return self.at[meeting_place(process)].rows.found(rows)
 
     def living(self) -> list[SimProcess]:
-        return [process for process in self.followers if process.alive]
+        found = (*self.followers, *(self.world.processes.get(host) for host in self.hosts))
+        return [process for process in dict.fromkeys(found) if process and process.alive]
+
+    def is_started_by_its_leader(self, process: SimProcess) -> bool:
+        return process in self.followers and process.instance_id not in self.hosts
 
 
 class _WatchedTower(GroupVisionEngine):
@@ -176,6 +184,7 @@ class SimRanks(SimAsks):
         super().__init__(groups.world, process)
         self.size = size
         self.members: dict[int, SimFollower] = {}
+        self.cables: dict[int, Cable] = {}  # of ranks on other hosts
         self._groups = groups
         self._back: dict[int, Channel] = {}
         self.rows = RowsAtRanks(size)
@@ -187,11 +196,18 @@ class SimRanks(SimAsks):
         self._tell_layers: dict[int, OnLayers] = {}
 
     def start(self, make: MakeEngines) -> None:
+        world = self._groups.world
+
+        def begin(rank: int, process: SimProcess) -> None:
+            device = SimDevice(world.loop, process, world.random, "device")
+            SimFollower(self._groups, self.process, rank, process, make(self.process, rank, device))
+
+        if self._groups.hosts:
+            self._groups.hosts.start(self, begin)
+            self.places += tuple((HOST, cable.rank.pid) for cable in self.cables.values())
+            return
         for rank in range(1, self.size):
-            name = f"{self.process.instance_id}.{rank}"
-            main = partial(SimFollower, self._groups, self.process, rank)
-            world, its = self._groups.world, partial(make, self.process, rank)
-            spawned = world.spawn(name, partial(_begin, main, world, its))
+            spawned = world.spawn(f"{self.process.instance_id}.{rank}", partial(begin, rank))
             assert spawned.epoch == self.process.epoch  # a data plane of one epoch
             self.places += ((HOST, spawned.pid),)
 
@@ -205,7 +221,8 @@ class SimRanks(SimAsks):
 
     def to_leader(self, rank: int, take: Callable[..., object], *what: object) -> None:
         if rank not in self._back:
-            self._back[rank] = Channel(self._groups.world, f"{self.process.name} from {rank}")
+            name = f"{self.process.name} from {rank}"
+            self._back[rank] = Channel(self._groups.world, name, self.cables.get(rank))
         self._back[rank].send(self.process, take, *what)
 
     # --- the port ---------------------------------------------------------------------------------
@@ -228,7 +245,9 @@ class SimRanks(SimAsks):
 
     def kill(self) -> None:
         world = self._groups.world
-        for follower in self._groups.followers.values():
+        for cable in self.cables.values():
+            cable.is_closed = True
+        for follower in () if self.cables else self._groups.followers.values():
             if follower.leader is self.process:
                 world.loop.call_next(world.exit, follower.process)
 
@@ -292,7 +311,8 @@ class SimFollower:
         self.leader = leader  # which started it
         self.rank = rank
         self.engines = engines
-        self.commands = Channel(groups.world, f"{process.name} to {rank}")
+        cable = groups.at[meeting_place(leader)].cables.get(rank)
+        self.commands = Channel(groups.world, f"{process.name} to {rank}", cable)
         self._groups = groups
         self._group: SimRanks
         self._tower: SimTowerShare
@@ -357,12 +377,3 @@ class SimFollower:
     def _end_if_over(self) -> None:
         if self._is_ending and not self._open:
             self._groups.world.loop.call_next(self._groups.world.exit, self.process)
-
-
-def _begin(
-    main: Callable[..., SimFollower],
-    world: World,
-    make: Callable[[SimDevice], Engines],
-    process: SimProcess,
-) -> None:
-    main(process, make(SimDevice(world.loop, process, world.random, "device")))

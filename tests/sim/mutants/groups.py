@@ -21,6 +21,7 @@ from epd.fsm.room import Room
 from epd.groups import asks as rank_asks
 from epd.groups import kv as kv_ranks
 from epd.groups.leader import Command, Encode, Follower, InOrder, Leader, Step
+from epd.groups.meeting import Meeting, PlaceAsked, Refused
 from epd.messages import Grant
 from epd.roles import incoming
 from epd.roles.encode.row_producer import RowProducer
@@ -32,6 +33,7 @@ from epd.transport.base import Buffer, WriteFailed
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.ranks import groups
 from epd_lab.sim.ranks.groups import SimRanks
+from epd_lab.sim.ranks.hosts import Cable
 from tests.sim.mutants.planting import Planted, mutant, patched, row, several
 
 TAKES = (group.S.READY, group.S.STEPPING)
@@ -153,6 +155,31 @@ def ranks_of_all_lives_meet() -> Planted:
         return leader.instance_id
 
     return patched(groups, "meeting_place", of_the_name)
+
+
+@mutant
+def a_silent_host_is_waited_for() -> Planted:
+    """F29: no kernel probes a connection between hosts."""
+    ends = Cable._ends
+    waits = lambda self, now_s: self.cut_since_s is None and ends(self, now_s)  # noqa: E731
+    return patched(Cable, "_ends", waits)
+
+
+@mutant
+def a_place_is_taken_for_good() -> Planted:
+    """F29: a rank that goes before all are there keeps its place."""
+    return patched(Meeting, "free", lambda self, place: None)
+
+
+@mutant
+def a_place_is_of_any_life() -> Planted:
+    """F30: a rank that means an earlier life of its leader gets a place."""
+    object_to = Meeting._objection
+
+    def without_epoch(self: Meeting, asked: PlaceAsked) -> Refused | None:
+        return object_to(self, msgspec.structs.replace(asked, epoch=self.epoch))
+
+    return patched(Meeting, "_objection", without_epoch)
 
 
 # --- parts of a write -----------------------------------------------------------------------------
