@@ -162,7 +162,7 @@ def build_language(
     )
     attention.register()
     _check_step(adapter, engine_config)
-    _check_layout(layout, engine_config, shard)
+    _check_layout(layout, engine_config)
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
@@ -210,16 +210,20 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
         from epd.engine.language import experts
 
         experts.adopt(layers, adapter.routing)
+    bank, parallel = None, None
     if shard.size > 1:
         from epd.groups.device.tensor_parallel import TensorParallel
 
-        TensorParallel(adapter, model, shard).join()
-    adapter.adopt_language(model)
-    if not config.lora.enabled:
-        return None
-    from epd.engine.language import lora
+        parallel = TensorParallel(adapter, model, shard)
+    if config.lora.enabled:
+        from epd.engine.language import lora
 
-    return lora.bank_of(adapter, model, config.lora)
+        cut = parallel.cut if parallel is not None else lambda name, like: None
+        bank = lora.bank_of(adapter, model, config.lora, cut)
+    if parallel is not None:
+        parallel.join()  # behind what adapters add to a rank's part
+    adapter.adopt_language(model)
+    return bank
 
 
 def _log_memory(config: EngineConfig, engine: TorchLanguageEngine, streams: DeviceStreams) -> None:
@@ -271,13 +275,13 @@ def _check_step(adapter: ModelAdapter, config: EngineConfig) -> None:
         )
 
 
-def _check_layout(layout: KvLayout, config: EngineConfig, shard: Shard) -> None:
+def _check_layout(layout: KvLayout, config: EngineConfig) -> None:
     """Refuse what would compute wrongly, with adapters or with tensors of sequences; log the cost
     of these.  Raises ConfigError."""
     if config.lora.enabled:
         from epd.engine.language import lora
 
-        lora.check(config, layout, shard)
+        lora.check(layout)
     if not layout.tensors:
         return
     names = " and ".join(tensor.name for tensor in layout.tensors)
@@ -375,7 +379,7 @@ def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int
     forward.pool = pool.like(pool.layout.num_state_blocks + pool.layout.rows.count(count))
     table = list(range(forward.pool.num_blocks))
     with torch.inference_mode():
-        part = StepSequence("largest", [0] * count, 0, table, None)
+        part = StepSequence("largest", [0] * count, 0, table, None, adapter="largest")
         parts = [part] * (config.max_step_tokens // count)
         forward(parts, [-1] * len(parts))
         torch.cuda.synchronize()

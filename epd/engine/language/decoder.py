@@ -28,7 +28,7 @@ from epd.engine.language.experts import Mixture
 from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.mixers import Mixer, MixerFamily, Norm, Step
-from epd.engine.language.products import Foreign, is_swiglu, swiglu
+from epd.engine.language.products import Foreign, is_swiglu, swiglu, takes_fp8
 from epd.engine.language.row_splice import AddedRows
 
 # Of rows and their tokens' slots: those of tokens that pad are below 0, and need not be computed.
@@ -42,7 +42,7 @@ class _Layer:
     mixer: Mixer
     mlp_norm: Norm
     mlp: Mlp
-    mlp_takes_fp8: bool
+    mlp_input: Foreign  # its first product, if that may take rows of eight bits
 
 
 class Decoder(Protocol):
@@ -105,7 +105,7 @@ class FusedDecoder:
         x = ops.norm(residual, *first.input_norm, fp8=first.mixer.takes_fp8)
         for index, layer in enumerate(self._layers):
             x = layer.mixer(x, step)
-            x = ops.norm(x, *layer.mlp_norm, residual=residual, fp8=layer.mlp_takes_fp8)
+            x = ops.norm(x, *layer.mlp_norm, residual=residual, fp8=takes_fp8(layer.mlp_input))
             x = layer.mlp(x, batch.slots)
             for addition in added:
                 if index < len(addition.rows):
@@ -133,15 +133,14 @@ class FusedDecoder:
         torch.cuda.empty_cache()
         return fused
 
-    def _fuse_mlp(self, mlp: Foreign) -> tuple[Mlp, bool]:
-        """And whether it takes rows of eight bits."""
+    def _fuse_mlp(self, mlp: Foreign) -> tuple[Mlp, Foreign]:
         if isinstance(mlp, Mixture):
-            return mlp, False
+            return mlp, None
         if is_swiglu(mlp):
-            product, fp8 = swiglu(mlp, self._kernels)
-            return (lambda x, slots: product(x)), fp8
+            product, first = swiglu(mlp, self._kernels)
+            return (lambda x, slots: product(x)), first
         self.can_be_captured = False
-        return (lambda x, slots: _only_tensor(mlp(x[None]))[0]), False
+        return (lambda x, slots: _only_tensor(mlp(x[None]))[0]), None
 
 
 def _mixer_of(layer: Any, family: MixerFamily) -> type[Mixer] | None:

@@ -325,7 +325,7 @@ class TorchLanguageEngine:
         try:
             tokens = [0] * min(8, layout.block_size)
             with torch.inference_mode():
-                self._logits([StepSequence("warm-up", tokens, 0, table, None)])
+                self._logits([StepSequence("warm-up", tokens, 0, table, None, adapter="nobody's")])
             self._grammars.warm_up()
         finally:
             self.forward.pool = pool

@@ -54,6 +54,7 @@ class BatchShape(NamedTuple):
     num_state_blocks: int = 0  # of each sequence
     at_once: int = 1  # parts of decodes that the device runs
     num_others: int = 0  # kinds of rows behind the first
+    adapters: int = 0  # 1: tokens may have an adapter
 
     @property
     def num_parts(self) -> int:
@@ -93,6 +94,7 @@ class FlatSequence:
     state: Ints | tuple[()] = ()  # blocks of what layers keep of it besides
     others: tuple[Ints, ...] = ()  # blocks of the kinds of rows behind the first
     pictures: Sequence[tuple[int, int]] = ()  # here, that are seen both ways: places in it
+    adapter: int = -1  # place of its adapter (`lora`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class FlatBatch:
     parts: torch.Tensor  # [num_parts, 4]: decode (-1: none), first key, the one behind the last,
     # and the place of its sum (-1: it is all of its decode)
     joins: torch.Tensor  # [num_joins, 3]: decode (-1: none), first place of its sums, and their end
+    adapters: torch.Tensor  # [T], -1: none; or [0] in a step where no token has one
     indices: torch.Tensor  # [sum of blocks]
     chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
     window: int = 0  # tokens that a query of this kind sees, itself among them; 0: all
@@ -136,7 +139,7 @@ def _sizes(shape: BatchShape) -> list[int]:
     sizes = [1, tokens, tokens, 3 * tokens, tokens, sequences]
     sizes += [sequences + 1, sequences + 1, 2 * shape.num_tiles]
     parts = [4 * shape.num_parts, 3 * shape.num_joins]
-    sizes += [sequences * shape.num_state_blocks, *parts]
+    sizes += [sequences * shape.num_state_blocks, *parts, tokens if shape.adapters else 0]
     if shape.num_others:
         sizes += [tokens, *[tokens, sequences + 1, *parts] * shape.num_others]
     return sizes
@@ -195,6 +198,7 @@ def pack(
     f.sources[:] = -1
     f.tiles[:] = -1
     f.states[:] = -1
+    f.adapters[:] = -1
     _fill_decodes(f, sequences[: needed.num_decodes])
     at = needed.num_decodes
     for sequence in sequences[needed.num_decodes :]:
@@ -205,6 +209,8 @@ def pack(
     f.tiles[: needed.num_tiles] = _tiles(counts, lengths, tile_size)
     if num_state_blocks:
         f.states[: len(sequences), :num_state_blocks] = [s.state for s in sequences]
+    if shape.adapters:
+        f.adapters[: needed.num_tokens] = np.repeat([s.adapter for s in sequences], counts)
     end = _fill_rows(f, [s.table for s in sequences], starts, lengths, block_size, 0)
     for number, (kind, one) in enumerate(zip(others, f.others, strict=True)):
         tables = [s.others[number] for s in sequences]
@@ -301,7 +307,7 @@ def view(
     fields[9] = fields[9].reshape(shape.num_sequences, shape.num_state_blocks)
     fields[10] = fields[10].reshape(shape.num_parts, 4)
     fields[11] = fields[11].reshape(shape.num_joins, 3)
-    fields, more = [*fields[:12], data[at:], chunks], fields[12:]
+    fields, more = [*fields[:13], data[at:], chunks], fields[13:]
     whole = FlatBatch(shape, tile_size, *fields)
     if not others:
         return whole

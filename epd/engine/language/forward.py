@@ -227,6 +227,7 @@ class FusedForward:
                         states,
                         self._at_once(True),
                         num_others,
+                        adapters=self.bank is not None,
                     ),
                     size,
                     self._tile_size,
@@ -244,6 +245,7 @@ class FusedForward:
                 states,
                 self._at_once(False),
                 self._others,
+                adapters=self.bank is not None,
             )
 
     def keep(self, tokens: torch.Tensor) -> None:
@@ -256,21 +258,15 @@ class FusedForward:
         order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > few)
         parts = [part for i in order for part in self._parts(batch[i], sources[i])]
         ordered = [batch[i] for i in order]
-        if self.bank is not None:
-            self.bank.begin(ordered)
-        plain = self.bank is None or not self.bank.rows  # as captured
-        if (
-            plain
-            and self.graphs is not None
-            and all(
-                len(s.token_ids) == 1 + s.num_drafts <= few and s.sample is not None and not s.spans
-                for s in ordered
-            )
+        adapters = self.bank is not None and any(s.adapter for s in batch)
+        if self.graphs is not None and all(
+            len(s.token_ids) == 1 + s.num_drafts <= few and s.sample is not None and not s.spans
+            for s in ordered
         ):
-            logits = self.graphs.replay(parts)
+            logits = self.graphs.replay(parts, adapters=adapters)
             if logits is not None:
                 return logits, []
-        hidden = self._hidden(parts, ordered, plain=plain)
+        hidden = self._hidden(parts, ordered, adapters=int(adapters))
         place = {i: at for at, i in enumerate(order)}
         ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
         ends = [ends[place[i]] for i in range(len(batch))]
@@ -278,11 +274,11 @@ class FusedForward:
         return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
 
     def _hidden(
-        self, parts: list[FlatSequence], batch: list[StepSequence], *, plain: bool
+        self, parts: list[FlatSequence], batch: list[StepSequence], *, adapters: int
     ) -> torch.Tensor:
         counts = [len(part.ids) for part in parts]
-        if self.prompt_graphs is not None and plain:
-            needed = shape_of(counts, self._tile_size)
+        if self.prompt_graphs is not None:
+            needed = shape_of(counts, self._tile_size)._replace(adapters=adapters)
             flat = self.prompt_graphs.fill(parts, needed)
             if flat is not None:
                 embeds = self._embeds(flat)
@@ -290,7 +286,7 @@ class FusedForward:
                 return self.prompt_graphs.replay(flat, embeds, added, self._parts_told())
         num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
         room = shape_of(counts, self._tile_size, num_states, at_once)
-        room = room._replace(num_others=len(self._others))
+        room = room._replace(num_others=len(self._others), adapters=adapters)
         data, shape = pack(parts, self._block_size, self._tile_size, room, self._others)
         ints, chunks = upload(data, self._device), chunks_of(parts)
         flat = view(ints, shape, self._tile_size, chunks, self._others)
@@ -309,6 +305,8 @@ class FusedForward:
         self, embeds: torch.Tensor, flat: FlatBatch, added: Sequence[AddedRows]
     ) -> torch.Tensor:
         positions = flat.positions[:, None] if self._multi_axis else flat.positions[:1]
+        if self.bank is not None:
+            self.bank.places = flat.adapters if flat.shape.adapters else None
         return self._decoder.forward(embeds, positions, flat, self.pool, added)
 
     def _cut_layers(
@@ -369,6 +367,7 @@ class FusedForward:
             table[:first],
             tuple(others),
             pictures_of(sequence) if self._sees_both_ways else (),
+            self.bank.place(sequence) if self.bank is not None else -1,
         )
 
     @property

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -182,27 +182,34 @@ class DecodeGraphs:
         num_state_blocks: int = 0,
         at_once: int = 1,
         others: Sequence[RowKind] = (),
+        *,
+        adapters: bool = False,
     ) -> None:
         """`at_once`: parts of decodes (`decode_parts`); `others`: kinds of rows behind the
-        first."""
+        first; `adapters`: tokens may have one."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
         of_all = num_state_blocks, at_once, len(others)
         self._rooms = {size: BatchShape(size, size, size, 0, *of_all) for size in sizes}
-        header = header_size(self._rooms[sizes[-1]])
+        header = header_size(self._rooms[sizes[-1]]._replace(adapters=1))
         self._integers = _Integers(header, max_indices, block_size, 1, device, others)
         logits = OnePlace()
-        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
-        for size in reversed(sizes):
-            self._integers.fill([], self._rooms[size])
-            flat = self._integers.view(self._rooms[size])
-            self._graphs[size] = record(lambda flat=flat: logits(forward(flat)))  # type: ignore[misc]
+        self._graphs: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
+        for room in _kinds(reversed(self._rooms.values()), adapters=adapters):
+            self._integers.fill([], room)
+            flat = self._integers.view(room)
+            self._graphs[room] = record(lambda flat=flat: logits(forward(flat)))  # type: ignore[misc]
 
-    def replay(self, sequences: Sequence[FlatSequence]) -> torch.Tensor | None:
+    def replay(
+        self, sequences: Sequence[FlatSequence], *, adapters: bool = False
+    ) -> torch.Tensor | None:
         """Logits `[n, vocabulary]`, valid until the next replay; None: no graph fits."""
         size = _next(list(self._rooms), len(sequences))
-        if size is None or not self._integers.fill(sequences, self._rooms[size]):
+        if size is None:
             return None
-        replay, logits = self._graphs[size]
+        room = self._rooms[size]._replace(adapters=int(adapters))
+        if not self._integers.fill(sequences, room):
+            return None
+        replay, logits = self._graphs[room]
         replay()
         return logits[: len(sequences)]
 
@@ -220,6 +227,8 @@ class GraphRooms:
         num_state_blocks: int = 0,
         at_once: int = 1,
         num_others: int = 0,
+        *,
+        adapters: bool = False,
     ) -> None:
         fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
         coarse = range(FINE_TOKENS, MIXED_TOKENS, COARSE_STEP)
@@ -228,12 +237,14 @@ class GraphRooms:
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
         self._of_all = num_state_blocks, at_once, num_others
+        self._adapters = adapters
 
     def __iter__(self) -> Iterator[BatchShape]:
         """The largest first."""
         for tokens in reversed(self._tokens):
             rooms = reversed(self._decodes) if tokens <= MIXED_TOKENS else [0]
-            yield from dict.fromkeys(self._shape(tokens, decodes) for decodes in rooms)
+            shapes = dict.fromkeys(self._shape(tokens, decodes) for decodes in rooms)
+            yield from _kinds(shapes, adapters=self._adapters)
 
     def holding(self, needed: BatchShape) -> BatchShape | None:
         """The smallest that has room; None: there is none."""
@@ -243,13 +254,21 @@ class GraphRooms:
             return None
         if needed.num_sequences - needed.num_decodes > MAX_CHUNKS:
             return None  # kernels have programs for so many prompts, from the first one on
-        room = self._shape(tokens, decodes)
+        room = self._shape(tokens, decodes)._replace(adapters=needed.adapters)
         return room if all(a >= b for a, b in zip(room, needed, strict=True)) else None
 
     def _shape(self, tokens: int, decodes: int) -> BatchShape:
         decodes = min(tokens, decodes)
         tiles = tokens // self._tile_size + MAX_CHUNKS  # each chunk may end in a tile of its own
         return BatchShape(tokens, decodes + MAX_CHUNKS, decodes, tiles, *self._of_all)
+
+
+def _kinds(rooms: Iterable[BatchShape], *, adapters: bool) -> Iterator[BatchShape]:
+    """With adapters, where tokens may have one, and without: other steps do not pay for them."""
+    for room in rooms:
+        if adapters:
+            yield room._replace(adapters=1)
+        yield room
 
 
 def _next(sizes: Sequence[int], least: int) -> int | None:

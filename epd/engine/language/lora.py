@@ -5,30 +5,36 @@ Theory of operation
 Each linear layer of the decoder is put into a `LoraLinear`.  It runs the layer over all rows of the
 step, as without adapters.  Then it adds the product of low rank, `B (A x)`, to the rows of each
 adapter.  Rows of other sequences are not read and not written, so they keep their bits.  A step
-without an adapter is the layer's own product and nothing else; captured steps are of that kind.
+without an adapter is the layer's own product and nothing else.
+
+An adapter has a place in the memory of each layer, which is made with the model.  So a captured
+step serves any mix: each token's place is a number on the device (`kernels.low_rank`).
 
 Products that are joined (`products.side_by_side`) stay so: each part adds to its own columns.  In
-front of weights of eight bits rows come in more bits, for the products of low rank.
+a step with adapters rows come in more bits to weights of eight bits, for the products of low rank.
+
+In a group a rank holds what belongs to its part of a weight: rows of B where outputs are cut,
+columns of A where inputs are.  What adapters add is part of the sum over the ranks.
 
 Adapters are read and held with the model, before its first step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
-from epd.config import ConfigError, EngineConfig, LoraConfig
+from epd.config import ConfigError, LoraConfig
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device
+from epd.engine.kernels import kernels_for
+from epd.engine.kernels.low_rank import AdapterStack
 from epd.engine.language.experts import Mixture
-from epd.engine.language.products import Foreign, side_by_side
-from epd.engine.sharding import Shard
+from epd.engine.language.products import Foreign, side_by_side, takes_fp8
 from epd.engine.weights.fp8 import Fp8Linear
 from epd.engine.weights.pieces import candidates
 from epd.messages import KvLayout
@@ -37,84 +43,87 @@ from epd.model_files.lora import AdapterFiles, modules_of, read_adapter
 
 if TYPE_CHECKING:
     from epd.engine.adapter import ModelAdapter
+    from epd.groups.device.tensor_parallel import Cut
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # A [rank, in], and B [out, rank] with the scale in it
 Weights = Mapping[str, Pair]  # by the path of a linear layer
+# Of a weight's name and the whole of it, on meta: this rank's part; None: all of it.
+CutOf = Callable[[str, torch.Tensor], "Cut | None"]
 
 
 class LoraLinear(nn.Module):
     """A linear layer, or several side by side, and what adapters add to it."""
 
-    def __init__(
-        self, base: nn.Module, bank: Bank, parts: Sequence[tuple[LoraLinear, slice]] = ()
-    ) -> None:
+    def __init__(self, base: nn.Module, bank: Bank, low: AdapterStack) -> None:
         super().__init__()
         self.base = base
         self.out_features, self.in_features = base.weight.shape
-        self.pairs: dict[str, Pair] = {}  # by adapter
+        self.low = low
         self.bank = bank
-        self.parts = parts or ((self, slice(None)),)
 
     @staticmethod
     def side_by_side(layers: Sequence[LoraLinear]) -> LoraLinear:
-        ends = torch.tensor([layer.out_features for layer in layers]).cumsum(0).tolist()
-        columns = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
         base = side_by_side(*(layer.base for layer in layers))
-        return LoraLinear(base, layers[0].bank, list(zip(layers, columns, strict=True)))
+        low, views = AdapterStack.side_by_side([layer.low for layer in layers])
+        for layer, view in zip(layers, views, strict=True):
+            layer.low = view
+        return LoraLinear(base, layers[0].bank, low)
+
+    @property
+    def takes_fp8(self) -> bool:
+        return self.bank.places is None and takes_fp8(self.base)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.base(x)
-        for adapter, index in self.bank.rows:
-            pairs = [(part.pairs.get(adapter), columns) for part, columns in self.parts]
-            if any(pair for pair, _ in pairs):
-                own, sums = x.reshape(-1, x.shape[-1])[index], out.view(-1, out.shape[-1])
-                for pair, columns in pairs:
-                    if pair is not None:
-                        sums[index, columns] += linear(linear(own, pair[0]), pair[1])
+        if (places := self.bank.places) is not None:
+            rows, sums = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+            kernels_for(x.device.type).add_low_rank(sums, rows, self.low, places)
         return out
 
 
 class Bank:
     """The adapters that a language model holds, and whose rows are whose in the step under way."""
 
-    def __init__(self, adapter: ModelAdapter, model: nn.Module, config: LoraConfig) -> None:
-        self.rows: list[tuple[str, torch.Tensor]] = []  # of the step: int64 `[n]` by adapter
+    def __init__(
+        self, adapter: ModelAdapter, model: nn.Module, config: LoraConfig, cut: CutOf
+    ) -> None:
+        self.places: torch.Tensor | None = None  # of the step's tokens: int32 `[T]`; -1: none
         self._config = config
+        self._cut = cut
         self._family = adapter.family
         self._linears: dict[str, LoraLinear] = {}
-        self._held: dict[str, None] = {}
+        self.held: tuple[str, ...] = ()
+        self._places: dict[str, int] = {}  # of those that are held
         stack: Foreign = adapter.language_model(model)
         (prefix,) = (path for path, module in model.named_modules() if module is stack.layers)
-        for path, base in [*stack.layers.named_modules()]:
-            if isinstance(base, nn.Linear | Fp8Linear):
-                self._linears[f"{prefix}.{path}"] = LoraLinear(base, self)
-                stack.layers.set_submodule(path, self._linears[f"{prefix}.{path}"])
         self._device = stack.embed_tokens.weight.device
         self._dtype = stack.embed_tokens.weight.dtype
+        size = config.max_loras, config.max_lora_rank
+        for path, base in [*stack.layers.named_modules()]:
+            if isinstance(base, nn.Linear | Fp8Linear):
+                low = AdapterStack.empty(*size, base.weight, self._dtype)
+                self._linears[f"{prefix}.{path}"] = LoraLinear(base, self, low)
+                stack.layers.set_submodule(path, self._linears[f"{prefix}.{path}"])
 
-    @property
-    def held(self) -> tuple[str, ...]:
-        return tuple(self._held)
+    def place(self, sequence: StepSequence) -> int:
+        """-1: it has no adapter."""
+        return self._places.get(sequence.adapter, -1)
 
     def begin(self, batch: Sequence[StepSequence]) -> None:
         """A step over these sequences' tokens, in this order."""
-        found: dict[str, list[int]] = {}
-        at = 0
-        for sequence in batch:
-            end = at + len(sequence.token_ids)
-            if sequence.adapter:
-                found.setdefault(sequence.adapter, []).extend(range(at, end))
-            at = end
-        self.rows = [
-            (adapter, to_device(rows, torch.int64, self._device)) for adapter, rows in found.items()
-        ]
+        self.places = None
+        if any(sequence.adapter for sequence in batch):
+            places = [place for s in batch for place in [self.place(s)] * len(s.token_ids)]
+            self.places = to_device(places, torch.int32, self._device)
 
     def read(self, directory: Path | str) -> tuple[str, Weights]:
         """An adapter's digest and numbers, where the model's are.  Raises ModelError."""
         files = read_adapter(directory, self._config.max_lora_rank)
         paths = dict(self._paths(files))
         try:
-            return files.digest, {path: self._pair(files, name) for path, name in paths.items()}
+            return files.digest, {
+                path: self._pair(files, path, name) for path, name in paths.items()
+            }
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
@@ -122,18 +131,23 @@ class Bank:
 
     def hold(self, digest: str, weights: Weights) -> None:
         """From the next step on.  Raises ModelError where there are enough already."""
-        if digest not in self._held and len(self._held) >= self._config.max_loras:
+        if digest not in self.held and len(self.held) >= self._config.max_loras:
             raise ModelError(
-                f"{len(self._held)} adapters are held, which is all that --max-loras admits"
+                f"{len(self.held)} adapters are held, which is all that --max-loras admits"
             )
-        self._held[digest] = None
+        self.held = tuple(dict.fromkeys((*self.held, digest)))
+        free = set(range(self._config.max_loras)) - set(self._places.values())
+        place = self._places[digest] if digest in self._places else min(free)
         for path, pair in weights.items():
-            self._linears[path].pairs[digest] = pair
+            self._linears[path].low.put(place, *pair)
+        self._places[digest] = place
 
     def drop(self, digest: str) -> None:
-        self._held.pop(digest, None)
-        for layer in self._linears.values():
-            layer.pairs.pop(digest, None)
+        self.held = tuple(one for one in self.held if one != digest)
+        if digest in self._places:
+            place = self._places.pop(digest)
+            for layer in self._linears.values():
+                layer.low.ranks[place] = 0
 
     def _paths(self, files: AdapterFiles) -> Iterator[tuple[str, str]]:
         """Of each module that it changes, here and in its file.  Raises ModelError."""
@@ -149,22 +163,33 @@ class Bank:
                 )
             layer = self._linears[path]
             found = change.b.shape[0], change.a.shape[1]
-            if found != (layer.out_features, layer.in_features):
+            if self._kept(path, *found) != (layer.out_features, layer.in_features):
                 raise ModelError(
                     f"{files.directory} changes {name} as if it were {list(found)}, and it is "
                     f"{[layer.out_features, layer.in_features]}: it is another model's adapter"
                 )
             yield path, name
 
+    def _kept(self, path: str, *sizes: int) -> tuple[int, ...]:
+        """Of a weight's sizes, those of this rank's part."""
+        layer = self._linears[path]
+        if sizes[0] < layer.out_features or sizes[1] < layer.in_features:
+            return sizes  # no part of it
+        cut = self._cut(f"{path}.weight", torch.empty(sizes, device="meta"))
+        return sizes if cut is None else tuple(cut.of(torch.empty(sizes, device="meta")).shape)
+
     def _names(self, name: str) -> Iterator[str]:
         return candidates(f"{name}.weight", self._family.renames)
 
-    def _pair(self, files: AdapterFiles, name: str) -> Pair:
+    def _pair(self, files: AdapterFiles, path: str, name: str) -> Pair:
         from safetensors import safe_open
 
         change = files.changes[name]
         with safe_open(change.a.file, framework="pt") as reader:
             a, b = reader.get_tensor(change.a_name), reader.get_tensor(change.b_name)
+        whole = torch.empty(len(b), a.shape[1], device="meta")
+        if cut := self._cut(f"{path}.weight", whole):
+            a, b = (cut.of(a), b) if cut.dim else (a, cut.of(b))
         scaled = b.float() * change.scale
         if not (a.isfinite().all() and scaled.isfinite().all()):
             raise ValueError(f"{name} has numbers that are not finite")
@@ -172,24 +197,20 @@ class Bank:
         return a.to(**to), scaled.to(**to)
 
 
-def check(config: EngineConfig, layout: KvLayout, shard: Shard) -> None:
+def check(layout: KvLayout) -> None:
     """Refuse what would compute wrongly with adapters, before anything is read.  Raises
     ConfigError."""
-    if shard.size > 1:
-        raise ConfigError("--enable-lora is not for several ranks; leave --tensor-parallel-size 1")
-    if config.device != "cpu":
-        raise ConfigError("--enable-lora is for --device cpu so far")
     if layout.tensors or layout.num_parts == 1:
         raise ConfigError("--enable-lora is for models whose layers are all of common attention")
 
 
-def bank_of(adapter: ModelAdapter, model: nn.Module, config: LoraConfig) -> Bank:
-    """Of a loaded model, with the adapters of the configuration.  Raises ModelError and
-    ConfigError."""
+def bank_of(adapter: ModelAdapter, model: nn.Module, config: LoraConfig, cut: CutOf) -> Bank:
+    """Of a loaded model, with the adapters of the configuration.  `cut` gives a rank's part of a
+    weight.  Raises ModelError and ConfigError."""
     layers: Foreign = adapter.language_model(model).layers  # type: ignore[attr-defined]
     if any(isinstance(module, Mixture) for module in layers.modules()):
         raise ConfigError("--enable-lora is for dense language models, and this has experts")
-    bank = Bank(adapter, model, config)
+    bank = Bank(adapter, model, config, cut)
     for directory in modules_of(config.modules).values():
         bank.hold(*bank.read(directory))
     return bank

@@ -25,8 +25,7 @@ import torch
 from epd.engine.kernels.eight_bits import Scaled
 from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvPool
-from epd.engine.language.products import Foreign, side_by_side
-from epd.engine.weights.fp8 import Fp8Linear
+from epd.engine.language.products import Foreign, side_by_side, takes_fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,11 @@ def zero_centred_norm(module: Foreign) -> Norm:
 
 
 class Mixer(Protocol):
-    takes_fp8: bool  # its first product, rows of eight bits
     reads_chunks: bool  # so steps with prompts are not captured
+
+    @property
+    def takes_fp8(self) -> bool:
+        """Its first product, rows of eight bits in this step."""
 
     def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None: ...
 
@@ -100,7 +102,10 @@ class PagedAttention:
         if getattr(attention, "q_norm", None) is not None:
             query, key = norm_of(attention.q_norm), norm_of(attention.k_norm)
             self._eps, self._head_norms = query.eps, (query.gain, key.gain)
-        self.takes_fp8 = isinstance(self._qkv, Fp8Linear)
+
+    @property
+    def takes_fp8(self) -> bool:
+        return takes_fp8(self._qkv)
 
     @staticmethod
     def fits(layer: Foreign) -> bool:

@@ -47,8 +47,17 @@ def is_silu(activation: Foreign) -> bool:
     return torch.equal(activation(probe), nn.functional.silu(probe))
 
 
-def swiglu(mlp: Foreign, ops: Foreign, *, gelu: bool = False) -> tuple[Product, bool]:
-    """And whether it takes rows of eight bits; `gelu`: that is its activation."""
+def swiglu(mlp: Foreign, ops: Foreign, *, gelu: bool = False) -> tuple[Product, Foreign]:
+    """And the first of its products; `gelu`: that is its activation."""
     gate_up, down = side_by_side(mlp.gate_proj, mlp.up_proj), mlp.down_proj
-    form = {"fp8": isinstance(down, Fp8Linear), "gelu": gelu}
-    return (lambda x: down(ops.silu_mul(gate_up(x), **form))), isinstance(gate_up, Fp8Linear)
+
+    def product(x: Foreign) -> torch.Tensor:
+        found: torch.Tensor = down(ops.silu_mul(gate_up(x), fp8=takes_fp8(down), gelu=gelu))
+        return found
+
+    return product, gate_up
+
+
+def takes_fp8(product: Foreign) -> bool:
+    """Whether rows of eight bits go into it in this step."""
+    return isinstance(product, Fp8Linear) or getattr(product, "takes_fp8", False)

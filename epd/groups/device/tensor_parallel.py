@@ -84,7 +84,7 @@ class TensorParallel:
 
     def cuts(self) -> dict[str, Cut]:
         """By parameter; none, of those that are held whole."""
-        each = ((name, self._cut(name, like)) for name, like in self._model.named_parameters())
+        each = ((name, self.cut(name, like)) for name, like in self._model.named_parameters())
         return {name: cut for name, cut in each if cut is not None}
 
     def join(self) -> None:
@@ -110,7 +110,8 @@ class TensorParallel:
         pieces = zip(whole.split(widest, -1), sizes, strict=True)
         return torch.cat([piece[..., :size] for piece, size in pieces], -1)
 
-    def _cut(self, name: str, like: torch.Tensor) -> Cut | None:
+    def cut(self, name: str, like: torch.Tensor) -> Cut | None:
+        """Of a parameter, whose whole `like` has the shape of."""
         how = self._how(name) or self._how(name.rpartition(".")[0])
         last = like.ndim - 1
         if how in _WHOLE or (how == "rowwise" and not last):

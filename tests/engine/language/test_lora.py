@@ -12,15 +12,17 @@ import msgspec
 import pytest
 import torch
 
-from epd.config import ConfigError, LoraConfig
+from epd.config import ConfigError, EngineConfig, LoraConfig
 from epd.engine.base import StepFailure
 from epd.engine.factory import build_executor, build_language
-from epd.engine.sharding import Collectives, Shard
+from epd.engine.language.forward import FusedForward
+from epd.engine.sharding import WHOLE, Shard
 from epd.model_files.checkpoint import ModelError
 from tests.engine.adapters import LAYERS, make_adapter, merge
 from tests.engine.conftest import CONFIG, chat, drawn_image
 from tests.engine.driver import Driver, Request
 from tests.engine.language.test_decoder import fuse
+from tests.engine.language.test_graphs import Again
 from tests.engine.reference import reference_generate, reference_inputs, reference_model
 
 NEW_TOKENS = 8
@@ -52,12 +54,22 @@ def adapters(
     return of
 
 
-def serving(plain: Driver, *modules: Path, **lora: Any) -> Driver:
+def serving(
+    plain: Driver,
+    *modules: Path,
+    config: EngineConfig = CONFIG,
+    is_fused: bool = False,
+    shard: Shard = WHOLE,
+    **lora: Any,
+) -> Driver:
     """The same vision engine, and a language engine with these adapters."""
     texts = tuple(f"a{i}={path}" for i, path in enumerate(modules))
-    config = msgspec.structs.replace(CONFIG, lora=LoraConfig(enabled=True, modules=texts, **lora))
-    executor = build_executor(config)
-    return Driver(plain.model_dir, plain.vision, build_language(plain.model_dir, config, executor))
+    config = msgspec.structs.replace(config, lora=LoraConfig(enabled=True, modules=texts, **lora))
+    language = build_language(plain.model_dir, config, build_executor(config), 16, shard=shard)
+    if is_fused:
+        bank, language.forward = language.bank, fuse(language)
+        language.forward.bank = bank
+    return Driver(plain.model_dir, plain.vision, language)
 
 
 def adapted(request: Request, adapter: str) -> Request:
@@ -67,20 +79,27 @@ def adapted(request: Request, adapter: str) -> Request:
     return request
 
 
-def prompts_of(plain: Driver) -> list[tuple[Any, list[Any]]]:
+def prompts_of(*, sees: bool) -> list[tuple[Any, list[Any]]]:
     """For each adapter, and for who has none; the first two are equal."""
     texts = ["hello there", "hello there", "What is 2 + 2?", "and 3 + 3?", "hello there"]
     prompts: list[tuple[Any, list[Any]]] = [(chat(text), []) for text in texts]
-    if plain.vision is not None:
+    if sees:
         prompts[2] = chat((1, "what is it?")), [drawn_image(1, 64, 64)]
     return prompts
+
+
+def merged(directory: Path, made: list[Path], place: Path, *, sees: bool) -> list[list[int]]:
+    """What each says merged into the weights, by transformers; the last one has none."""
+    models = [merge(place / f"m{i}", directory, adapter) for i, adapter in enumerate(made)]
+    asked = zip([*models, directory], prompts_of(sees=sees), strict=True)
+    return [reference_generate(model, *prompt, NEW_TOKENS) for model, prompt in asked]
 
 
 async def ask_all(mixed: Driver, chunk: int) -> list[list[int]]:
     names = [*mixed.language.adapters, ""]
     requests = [
         adapted(await mixed.request(str(i), prompt, images, max_tokens=NEW_TOKENS), names[i])
-        for i, (prompt, images) in enumerate(prompts_of(mixed))
+        for i, (prompt, images) in enumerate(prompts_of(sees=mixed.vision is not None))
     ]
     answers = await mixed.run(requests, chunk)
     mixed.release(requests)
@@ -96,25 +115,21 @@ async def test_four_in_one_batch_equal_each_alone(
     adapters: Callable[[str], list[Path]],
     tmp_path: Path,
 ) -> None:
-    """Merged into the weights, by transformers; the fifth has none.  In chunks and in one."""
+    """The fifth has none.  In chunks and in one; what is fused is captured, too."""
+    if is_fused and family == "glm_ocr":
+        pytest.skip("its layers have no fused form")
     plain = driver(family)
-    models = [
-        *(merge(tmp_path / f"m{i}", plain.model_dir, a) for i, a in enumerate(adapters(family))),
-        plain.model_dir,
-    ]
-    golden = [
-        reference_generate(model, prompt, images, NEW_TOKENS)
-        for model, (prompt, images) in zip(models, prompts_of(plain), strict=True)
-    ]
+    sees = plain.vision is not None
+    golden = merged(plain.model_dir, adapters(family), tmp_path, sees=sees)
     assert golden[0] != golden[1] != golden[4] != golden[0]  # of one prompt
-    mixed = serving(plain, *adapters(family))
-    if is_fused:
-        if family == "glm_ocr":
-            pytest.skip("its layers have no fused form")
-        bank, mixed.language.forward = mixed.language.bank, fuse(mixed.language)
-        mixed.language.forward.bank = bank
+    mixed = serving(plain, *adapters(family), is_fused=is_fused)
     for chunk in (5, 4096):
         assert await ask_all(mixed, chunk) == golden, f"chunks of {chunk}"
+    if isinstance(forward := mixed.language.forward, FusedForward):
+        again = Again()
+        forward.capture(again, max_running=8, max_prompt_tokens=256)
+        assert await ask_all(mixed, 16) == golden, "captured"
+        assert again.replays > NEW_TOKENS
 
 
 @pytest.mark.long
@@ -162,12 +177,15 @@ def _with_peft(peft: Any, model_dir: Path, seed: int, kind: dict[str, Any], plac
     return model
 
 
+@pytest.mark.parametrize("quantization", ["", "fp8"])
 async def test_a_bystander_has_the_same_bits(
-    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]]
+    quantization: Any, driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]]
 ) -> None:
     """In one batch with adapters or without, and in an engine that knows none."""
-    plain = driver("llama")
-    mixed = serving(plain, *adapters("llama"))
+    config = msgspec.structs.replace(CONFIG, quantization=quantization)
+    mixed = serving(driver("llama"), *adapters("llama"), config=config, is_fused=True)
+    plain = serving(driver("llama"), config=config, is_fused=True)
+    plain.language.forward.bank = None
     one = await mixed.request("one", chat("hello there"))
     other = await mixed.request("other", chat("and 3 + 3?"))
     first = mixed.language.adapters[1]
@@ -263,12 +281,6 @@ def test_a_model_that_is_not_dense_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         serving(driver(family))
-
-
-def test_several_ranks_are_refused(model_dir: Callable[[str], Path]) -> None:
-    config = msgspec.structs.replace(CONFIG, lora=LoraConfig(enabled=True))
-    with pytest.raises(ConfigError, match="several ranks"):
-        build_language(model_dir("llama"), config, shard=Shard(0, 2, Collectives()))
 
 
 def test_its_config_is_read_by_name(damaged: Path, driver: Callable[[str], Driver]) -> None:

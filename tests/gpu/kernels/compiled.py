@@ -42,6 +42,7 @@ TESTS = (
     "kernels",
     "largest",
     "latent",
+    "lora",
     "nucleus",
     "prompts",
     "segments",
@@ -60,7 +61,7 @@ def launched() -> set[str]:
     """The kernels that are launched somewhere, by name."""
     return {
         found
-        for path in KERNELS.glob("triton_*.py")
+        for path in KERNELS.rglob("triton_*.py")
         for found in re.findall(r"^    (?:return )?(_\w+)\[", path.read_text(), re.MULTILINE)
     }
 

@@ -34,6 +34,7 @@ from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import CONFIG, chat
 from tests.engine.driver import Driver, Request, expand, png
 from tests.engine.language.test_decoder import fuse
+from tests.engine.language.test_lora import ask_all, serving
 from tests.engine.language.test_speculation import oracle, third
 from tests.engine.language.test_states import blocks_of, logits
 
@@ -85,6 +86,16 @@ def answers(
         return said
 
     return asyncio.run(play())
+
+
+def of_adapters(
+    shard: Shard, directory: Path, modules: Sequence[Path], fused: bool, quantization: str = ""
+) -> list[list[int]]:
+    """Of all that each of them is asked in one batch, and of one without."""
+    config = replace(CONFIG, quantization=quantization)
+    plain = driver(shard, directory)
+    mixed = serving(plain, *modules, config=config, is_fused=fused, shard=shard)
+    return asyncio.run(ask_all(mixed, 13))
 
 
 class Slots:

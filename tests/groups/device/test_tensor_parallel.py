@@ -16,7 +16,9 @@ import torch
 from epd.engine.base import StepFailure
 from epd.messages import TokenLogprobs
 from epd.shares import most, owners
+from tests.engine.adapters import make_adapter
 from tests.engine.conftest import chat, drawn_image
+from tests.engine.language.test_lora import KINDS, merged
 from tests.engine.language.test_speculation import HARD
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.tiny_models import EMBEDDED, make_model
@@ -234,6 +236,20 @@ def test_eight_bits_are_cut_too(ranks: Ranks) -> None:
     first, second = ranks.run(2, ranks_cases.answers, *arguments)
     assert first == second
     assert first == ranks.run(1, ranks_cases.answers, *arguments)[0]
+
+
+@pytest.mark.parametrize(("name", "size", "fused"), [("llama", 2, True), ("embedded", 4, False)])
+def test_adapters_are_cut_as_the_layers_are(
+    name: str, size: int, fused: bool, ranks: Ranks, model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By heads that are shared out unevenly, too.  As merged into the model, by transformers; on
+    a rank for itself, and on several."""
+    directory = model(name)
+    made = [make_adapter(tmp_path / str(n), directory, n, **kind) for n, kind in enumerate(KINDS)]
+    expected = merged(directory, made, tmp_path, sees=name == "embedded")
+    for number in (1, size):
+        found = ranks.run(number, ranks_cases.of_adapters, directory, made, fused)
+        assert found == [expected] * number, number
 
 
 @pytest.mark.long
