@@ -57,23 +57,23 @@ def check(
     rows: Sequence[tuple[int, int]], columns: Sequence[int], depth: int, low: AdapterStack,
     device: str, limit: float,
 ) -> None:  # fmt: skip
-    dtype = low.a.dtype
-    places = torch.tensor([place for place, count in rows for _ in range(count)]).int()
-    x, before = torch.randn(len(places), depth), torch.randn(len(places), sum(columns))
-    x, before = x.to(dtype), before.to(dtype)
-    x[places < 0] = torch.nan  # of who has none nothing is read
-    expected = before.double()
-    SPECIFIED.add_low_rank(expected, x.double(), there(low, torch.float64), places)
-    found, again = before.clone().to(device), before.clone().to(device)
-    given = x.to(device), there(low, device), places.to(device)
-    kernels_for("cuda").add_low_rank(found, *given)
-    kernels_for("cuda").add_low_rank(again, *given)
+    dtype, low = low.a.dtype, there(low, device)
+    places = [place for place, count in rows for _ in range(count)]
+    places_there = torch.tensor(places, dtype=torch.int32).to(device)
+    x = torch.randn(len(places), depth, device=device).to(dtype)
+    before = torch.randn(len(places), sum(columns), device=device).to(dtype)
+    x = x.masked_fill((places_there < 0)[:, None], torch.nan)  # of who has none nothing is read
+    found, again = before.clone(), before.clone()
+    kernels_for("cuda").add_low_rank(found, x, low, places_there)
+    kernels_for("cuda").add_low_rank(again, x, low, places_there)
     assert torch.equal(found, again)
-    same = (places < 0).to(device)
-    assert torch.equal(found[same], before.to(device)[same])
-    if (places >= 0).any():
+    expected = before.double()
+    SPECIFIED.add_low_rank(expected, x.double(), there(low, torch.float64), places_there)
+    same = places_there < 0
+    assert torch.equal(found[same], before[same])
+    if max(places) >= 0:
         assert relative(found, expected) < limit
-        added = found.double().cpu() - before.double()
+        added = found.double() - before.double()
         assert relative(added, expected - before.double()) < 8 * limit
 
 
