@@ -19,7 +19,7 @@ TEXTS = ("a prompt of more than one block of KV, for each", "and another prompt,
 NEW_TOKENS = 12
 
 
-@pytest.mark.parametrize("topology", ["1e1p1d", "1e1pd"])
+@pytest.mark.parametrize("topology", ["1e1p1d", "1e1pd", "1e1p:tp2,1d"])
 async def test_no_answer_crosses_adapters(topology: str, tmp_path: Path) -> None:
     model = cached_model("qwen2_5_vl")
     places = {
