@@ -281,7 +281,7 @@ def _check_layout(layout: KvLayout, config: EngineConfig) -> None:
     if config.lora.enabled:
         from epd.engine.language import lora
 
-        lora.check(layout)
+        lora.check(config, layout)
     if not layout.tensors:
         return
     names = " and ".join(tensor.name for tensor in layout.tensors)

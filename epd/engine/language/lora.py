@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from epd.config import ConfigError, LoraConfig
+from epd.config import ConfigError, EngineConfig, LoraConfig
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device
 from epd.engine.kernels import kernels_for
@@ -197,9 +197,14 @@ class Bank:
         return a.to(**to), scaled.to(**to)
 
 
-def check(layout: KvLayout) -> None:
+DEVICES = {"cpu"}  # where adapters run; a GPU has the kernels, and no card has run them yet
+
+
+def check(config: EngineConfig, layout: KvLayout) -> None:
     """Refuse what would compute wrongly with adapters, before anything is read.  Raises
     ConfigError."""
+    if config.device.partition(":")[0] not in DEVICES:
+        raise ConfigError("--enable-lora is for --device cpu so far")
     if layout.tensors or layout.num_parts == 1:
         raise ConfigError("--enable-lora is for models whose layers are all of common attention")
 
