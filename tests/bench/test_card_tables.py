@@ -17,7 +17,6 @@ CARDS = ("h100.json", "h200.json")
 TABLES = {
     "performance.md": list(CARDS),
     "peers.md": [
-        "peer_e_pd_h200_bf16.json",
         "peer_h200_bf16.json",
         "peer_h200_fp8.json",
         "peer_two_h200_bf16.json",
