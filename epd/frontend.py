@@ -275,8 +275,27 @@ def histogram(
     yield Metric(f"{name}_count", count, labels, "histogram", text)
 
 
+class AdapterDesk(Protocol):
+    """Adapters that come and go while the gateway serves."""
+
+    @property
+    def offered(self) -> Mapping[str, Adapter]:
+        """By name, now."""
+
+    def begin(self, held: Mapping[str, Adapter]) -> None:
+        """Instances hold these from their start."""
+
+    def load(self, adapter: Adapter, path: str) -> Awaitable[None]:
+        """Done when it is offered; `path`: below `engine.lora.runtime_dir`.  Raises Refused."""
+
+    def unload(self, name: str) -> Awaitable[None]:
+        """Done when its memory is back, or those who have it are silent.  Raises Refused."""
+
+
 class Frontend(Protocol):
     """What the API may ask of the gateway role."""
+
+    adapters: AdapterDesk | None  # None: they are those of the start
 
     def admit(self, limits: TimeLimits | None = None) -> GenerationStream:
         """A place for one choice; raises Refused.

@@ -142,6 +142,14 @@ class Membership(Message):
     lost: tuple[Address, ...]
 
 
+class AdapterList(Message):
+    """Hold exactly these: digest, and directory below `engine.lora.runtime_dir` (empty: one of the
+    start).  Heartbeats have what came of it."""
+
+    serial: Total
+    adapters: Annotated[tuple[tuple[Hash, Where], ...], Meta(max_length=4096)]
+
+
 # --- cache events (encode -> gateway) -------------------------------------------------------------
 
 
@@ -364,9 +372,9 @@ class ProfileReport(Message):
 
 # What a gateway alone says, whoever else is a member.
 OF_GATEWAY = frozenset((
-    Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, CacheEventsWanted, EncodeRequest,
-    AbortEncode, PrefillRequest, RequestInquiry, RoomAdded, AbortRequest, ObserveRequest,
-    ProfileRequest,
+    Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, AdapterList, CacheEventsWanted,
+    EncodeRequest, AbortEncode, PrefillRequest, RequestInquiry, RoomAdded, AbortRequest,
+    ObserveRequest, ProfileRequest,
 ))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:

@@ -176,13 +176,11 @@ class StageCosts(Record):
     sequence_s: Seconds = 0.0  # and what each sequence adds to it
     nbyte_s: Seconds = 0.0  # of rows to another instance
     quantum_s: Seconds = 0.0  # that images and prompts may hold decodes up for; 0: any time
-    # Of these, by name: measured a few times only, or long ago.
-    unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
+    unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()  # measured seldom, or long ago
 
 
 class HandsList(Record):
-    """All that the engines of an instance compute now and have yielded nothing of: what its death
-    counts against (`roles/hands.py`)."""
+    """What engines compute now and have yielded nothing of: a death counts against that."""
 
     serial: Total = 0  # a copy that comes late is none
     images: Annotated[tuple[Hash, ...], Meta(max_length=1 << 14)] = ()
@@ -210,6 +208,8 @@ class Load(Record):
     costs: StageCosts = StageCosts()
     hands: HandsList = HandsList()
     adapters: Annotated[tuple[Hash, ...], Listed] = ()  # digests of those that it holds
+    adapter_list: tuple[Total, Total] = (0, 0)  # that it applied: the gateway's epoch, its serial
+    unheld: Annotated[tuple[tuple[Hash, Where], ...], Listed] = ()  # of it, and why
 
 
 class NoRepeat(Record):

@@ -8,7 +8,7 @@ the same batch gives the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -291,7 +291,10 @@ class LanguageEngine(Protocol):
     kv_in_place: bool  # host memory: KV from elsewhere lands in the pool's own blocks
     kv_memory: KvMemory | None  # where a device's pool lies, if the data plane has made that
     num_landing_blocks: int  # registered memory, in blocks, that KV lands in where it is no pool's
-    adapters: tuple[str, ...]  # digests of those that a sequence may have
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Digests of those that a sequence of a new request may have."""
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """Pure and cheap."""
@@ -354,6 +357,11 @@ class LanguageEngine(Protocol):
         `on_layers(n)` is called on the loop before the result, for some n in rising order, when the
         KV of the batch in the first n layers is final.
         """
+
+    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
+        """Hold exactly these: digest to directory below `engine.lora.runtime_dir` (empty: of the
+        start).  When this returns, `adapters` has no other; those go behind the steps that are
+        launched, then what is new is read.  Gives what cannot be held, and why."""
 
 
 class Profiler(Protocol):

@@ -162,7 +162,7 @@ def build_language(
     )
     attention.register()
     _check_step(adapter, engine_config)
-    _check_layout(layout, engine_config)
+    _check_layout(layout, engine_config, shard)
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
@@ -275,13 +275,13 @@ def _check_step(adapter: ModelAdapter, config: EngineConfig) -> None:
         )
 
 
-def _check_layout(layout: KvLayout, config: EngineConfig) -> None:
+def _check_layout(layout: KvLayout, config: EngineConfig, shard: Shard) -> None:
     """Refuse what would compute wrongly, with adapters or with tensors of sequences; log the cost
     of these.  Raises ConfigError."""
     if config.lora.enabled:
         from epd.engine.language import lora
 
-        lora.check(config, layout)
+        lora.check(config, layout, shard)
     if not layout.tensors:
         return
     names = " and ".join(tensor.name for tensor in layout.tensors)

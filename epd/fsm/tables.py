@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from epd.fsm import (
+    adapter,
     child,
     embedding,
     encoding,
@@ -33,4 +34,5 @@ TABLES: tuple[Table, ...] = (
     offer.TABLE,
     child.TABLE,
     group.TABLE,
+    adapter.TABLE,
 )

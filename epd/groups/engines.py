@@ -84,7 +84,7 @@ class GroupLanguageEngine:
         self._step = step
         self._leader = leader
         self.kv_layout = own.kv_layout
-        self.adapters = own.adapters
+        self.adapters, self.hold_adapters = own.adapters, own.hold_adapters  # there are none
         self.num_blocks = own.num_blocks
         self.row_contract = own.row_contract
         self.max_context = own.max_context

@@ -115,6 +115,21 @@ def read_adapter(directory: Path | str, max_rank: int) -> AdapterFiles:
     return files
 
 
+def read_below(root: str, path: str, max_rank: int) -> AdapterFiles:
+    """As `read_adapter`, of a directory that a client names: below `root`, with links followed.
+    Raises ModelError, without the path of `root`."""
+    top = Path(root).resolve()
+    try:
+        directory = (top / path).resolve()
+        if directory == top or top not in directory.parents:
+            raise ModelError(f"{path} is not below the directory of adapters (--lora-runtime-dir)")
+        return read_adapter(directory, max_rank)
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, links in a circle
+        raise ModelError(f"{path} is no directory that can be read") from error
+    except ModelError as error:
+        raise ModelError(str(error).replace(f"{top}/", "")) from error
+
+
 def _fault(config: Settings) -> str:
     if config.get("peft_type") != "LORA":
         return f"peft_type {config.get('peft_type')!r} is not served; only LORA is"

@@ -44,6 +44,8 @@ from epd.scheduling.step_cost import Measured
 
 if TYPE_CHECKING:
     from epd.groups.leader import Leader
+    from epd.roles.gateway.adapters import Adapters
+    from epd.roles.steps.held_adapters import HeldAdapters
 
 IDLE_CHECK_S = 0.05
 RULES: dict[str, MakeRule] = {
@@ -104,6 +106,7 @@ class Instance:
         self.embeddings: Embeddings | None = None
         self.prefill: PrefillRole | None = None
         self.decode: DecodeRole | None = None
+        self.adapters: HeldAdapters | None = None
         if engines.vision is not None:
             events = CachePublisher(actor, gateway)
             self.encode = EncodeRole(
@@ -129,6 +132,10 @@ class Instance:
         self.requests = Requests(
             actor, engine, config.engine, config.timing, config.decode.max_running, ranks
         )
+        if config.engine.lora.runtime_dir:
+            from epd.roles.steps.held_adapters import HeldAdapters
+
+            self.adapters = HeldAdapters(actor, self.requests)
         if "prefill" in config.roles:
             if engine.row_contract is not None:
                 self.embeddings = Embeddings(
@@ -229,6 +236,7 @@ class Instance:
 
     def load(self) -> Load:
         live, requests, bus = self.live(), self.requests, self.actor.bus
+        listed = self.adapters
         return Load(
             open_requests=live.get("requests", 0),
             free_kv_blocks=requests.pool.num_free if requests is not None else 0,
@@ -245,6 +253,8 @@ class Instance:
             costs=self._costs(),
             hands=self.hands.report(),
             adapters=requests.engine.adapters if requests is not None else (),
+            adapter_list=listed.applied if listed is not None else (0, 0),
+            unheld=listed.unheld if listed is not None else (),
         )
 
     def _costs(self) -> StageCosts:
@@ -324,13 +334,23 @@ class Gateway:
         self.dispatcher = dispatcher
         self.directory.on_stored = dispatcher.encoded
         self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing, dispatcher)
+        self.adapters: Adapters | None = None
+        if (lora := config.engine.lora).runtime_dir:
+            from epd.roles.gateway.adapters import Adapters
+
+            self.adapters = self.role.adapters = Adapters(
+                self.actor, self.registry, config.timing, lora.max_loras, self.role.open_ones
+            )
+            dispatcher.may_run = self.adapters.may_run
+            dispatcher.on_ended = self.adapters.request_ended
 
     def start(self) -> None:
         self.actor.start()
 
     def live(self) -> dict[str, int]:
         affinity = self.affinity.live() if self.affinity is not None else {}
-        return {**self.role.live(), **self.links.live(), **affinity}
+        adapters = self.adapters.live() if self.adapters is not None else {}
+        return {**self.role.live(), **self.links.live(), **affinity, **adapters}
 
     def is_busy(self) -> bool:
         """Whether a request is open; see `Instance.is_busy`."""

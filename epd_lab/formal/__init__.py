@@ -7,6 +7,7 @@ from pathlib import Path
 
 from epd.fsm.kernel import Table
 from epd.fsm.tables import TABLES
+from epd_lab.formal.adapter import adapter_model
 from epd_lab.formal.child import child_model
 from epd_lab.formal.embedding import embedding_model
 from epd_lab.formal.encoding import ENCODINGS, encoding_model
@@ -36,6 +37,7 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         offer_model(for_rows=False, table=of["OFFER"]),
         offer_model(for_rows=True, table=of["OFFER"], name="OFFER_FOR_ROWS"),
         child_model(of["CHILD"]), group_model(of["GROUP"]), fan_out_model(of["FAN_OUT"]),
+        adapter_model(of["ADAPTER"]),
         *(pair_model(name, of["OUTGOING"], of["INCOMING"]) for name in PAIRS),
     )  # fmt: skip
 

@@ -248,6 +248,9 @@ CONCRETE = {
         why=lambda machine: machine.why,
     ),
     "FAN_OUT": Concrete(_fan_out, _of_fan_out),
+    "ADAPTER": Concrete(
+        lambda values: machines.make_adapter(), carry=lambda machine, fields: fields
+    ),
     "GROUP": Concrete(_group, _of_group, carry=_to_group), "OFFER": Concrete(_offer, _of_offer),
     "LINK": Concrete(lambda values: machines.make_link()),
     "INSTANCE": Concrete(lambda values: machines.make_instance()),

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from epd.failure import Failure, FailureKind
-from epd.frontend import TimeLimits
+from epd.frontend import Adapter, TimeLimits
 from epd.fsm import (
+    adapter,
     child,
     embedding,
     encoding,
@@ -91,14 +92,15 @@ HOLDER = InstanceInfo(address=PEER, roles=(), host_id="", pid=7)
 
 # What an event carries, by the name of the field; the same for every machine.
 CARRIES: dict[str, Any] = {
-    "ahead": False, "attempt": 1, "beat_s": 0.25, "blocks": (3, 4), "checksum": 11,
+    "ahead": False, "asker": print, "attempt": 1, "beat_s": 0.25, "blocks": (3, 4), "checksum": 11,
     "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"), "cluster_s": 5.0,
     "command": "command", "encoder": PEER, "exit_status": 1, "failed": False, "failure": FAILURE,
     "finish_reason": "stop", "former_epoch": 1, "grant": GRANT, "holder": HOLDER, "image": b"image",
-    "index": 0, "info": HOLDER, "item": "item", "kind": "engine", "kv": KV, "load": "load",
-    "nbytes": 64, "new_room": "room.1", "num_held": 1, "num_layers": 1, "num_tokens": 2,
-    "number": 1, "part": 0, "parts": ((64, 11),), "passed": {}, "patches": "patches",
-    "placement": PLACEMENT,
+    "index": 0, "info": HOLDER, "instance": PEER, "item": "item", "kind": "engine", "kv": KV,
+    "load": "load",
+    "nbytes": 64, "new_room": "room.1", "num_held": 1, "num_instances": 1, "num_layers": 1,
+    "num_tokens": 2, "number": 1, "part": 0, "parts": ((64, 11),), "passed": {},
+    "patches": "patches", "placement": PLACEMENT,
     "prompt": "prompt", "owner": "owner", "manifest": MANIFEST, "gateway_epoch": 1, "epoch": 2,
     "instance_id": "peer", "at_s": 5.0, "rank": 1, "reason": "because", "retryable": True,
     "room": "room", "rows": "rows", "slots": (1, 2), "start": 0, "states_kept": {2: (8,)},
@@ -186,6 +188,10 @@ def make_child(journal: Journal = NULL_JOURNAL) -> child.Child:
 
 def make_group(journal: Journal = NULL_JOURNAL) -> group.Group:
     return group.Group("pd0", 3, journal)
+
+
+def make_adapter(journal: Journal = NULL_JOURNAL) -> adapter.LoadedAdapter:
+    return adapter.LoadedAdapter(Adapter("pirate", "digest"), "below/pirate", journal)
 
 
 def make_fan_out(journal: Journal = NULL_JOURNAL) -> fan_out.FanOut:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from epd.frontend import GenerationError, GenerationUpdate, Leave, Refused
+from epd.frontend import NO_ADAPTER, GenerationError, GenerationUpdate, Leave, Refused
 from epd.messages import TokenLogprobs
+from epd.roles.compose import Gateway
 from epd.roles.gateway.stream import Stream
 from epd_lab.sim.cluster import GATEWAY, Cluster
 from epd_lab.sim.workload import Ask
@@ -100,10 +101,9 @@ class Clients:
         record.asked_s = self._loop.now_s
         claim = ""
         for stage in record.ask.stages():
+            asked = self._named(record, node.gateway).generation(stage, claim)
             try:
-                stream = node.gateway.role.submit(
-                    record.ask.generation(stage, claim), record.ask.limits
-                )
+                stream = node.gateway.role.submit(asked, record.ask.limits)
             except Refused as refused:
                 record.refused, record.ended_s = refused.message, self._loop.now_s
                 record.num_answers += 1
@@ -124,6 +124,13 @@ class Clients:
         if "all answered" not in self._loop.marks and self.all_ended:
             self._loop.marks["all answered"] = self._loop.steps
         self._cluster.world.trace("answer", record.ask.index, record.outcome())
+
+    def _named(self, record: Record, gateway: Gateway) -> Ask:
+        """Of adapters that come and go, a client names one that is a model now, or the model."""
+        if (desk := gateway.adapters) is not None and not record.request_id:
+            named = desk.offered.get(record.ask.adapter.name, NO_ADAPTER)
+            record.ask = replace(record.ask, adapter=named)
+        return record.ask
 
     async def _read_answer(self, record: Record, stream: Stream) -> None:
         if hang_up_s := record.ask.cancel_after_s:

@@ -32,6 +32,7 @@ from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
 from epd.transport.files import whole_file
 from epd_lab.sim import signs
+from epd_lab.sim.adapters import Desk
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.engine import golden
 from epd_lab.sim.engine.device import Costs, SimDevice
@@ -155,12 +156,12 @@ class Cluster:
         self.settings = settings
         world.fabric.near = settings.near
         self.instances = dict(parse_topology(topology))
+        self.desk = Desk(world)
         self.groups = Groups(world, topology, settings.rank_lingers_s, settings.prefill)
         if settings.ranks_elsewhere:
             self.groups.hosts.use(self.groups.sizes, settings.timing.lost_after_s)
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
-        encode = settings.encode
-        self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
+        self.disk = Disk(world, settings.disk, settings.encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
         world.watch(partial(signs.count, world, settings.has_state, self.nodes), *signs.EVENTS)
         self._stopping = False
@@ -245,11 +246,10 @@ class Cluster:
 
     def _gateway_config(self) -> GatewayConfig:
         return GatewayConfig(
-            timing=(settings := self.settings).timing,
-            limits=settings.limits,
-            placement=settings.placement,
-            prefix_affinity=settings.prefix_affinity,
-        )
+            timing=(settings := self.settings).timing, limits=settings.limits,
+            placement=settings.placement, prefix_affinity=settings.prefix_affinity,
+            engine=settings.engine,
+        )  # fmt: skip
 
     def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:
         settings = self.settings
@@ -263,7 +263,7 @@ class Cluster:
         gateway = Gateway(ports, self._gateway_config(), FINGERPRINT)
         self.nodes[process.name] = Node(process, gateway.actor, ports, gateway=gateway)
         self._look_at_messages(process, gateway.actor)
-        gateway.start()
+        self.desk.start(gateway, self.settings.adapters)
 
     def run_instance(self, process: SimProcess) -> None:
         if self.groups.hosts.awaited(process, partial(self.run_instance, process)):
@@ -346,7 +346,7 @@ class Cluster:
                 rank=rank,
                 size=size,
             )
-            language.adapters = settings.adapters
+            language.begin_with(settings.adapters, self.desk.spoils(instance_id))
             language.poison, language.on_found = self.world.poison, self.on_found
             if language.row_contract is not None:  # of a text-only model there is none
                 language.row_contract = golden.contract_of(settings.max_uncut)

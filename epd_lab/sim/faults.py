@@ -278,6 +278,26 @@ class Injector:
         waiting.extend([fault.call] * int(fault.factor))
         return True
 
+    # --- what: adapters ---------------------------------------------------------------------------
+
+    def do_adapter(self, fault: Fault, target: str) -> bool:
+        """Somebody has one loaded (`call`: "NAME=DIGEST") at the gateway; undone: unloaded."""
+        self._later(fault, self._ask_desk, target, fault.call.partition("=")[0])
+        return self._ask_desk(target, fault.call)
+
+    def _ask_desk(self, target: str, text: str) -> bool:
+        node = self.cluster.node(target)
+        if node is None or node.gateway is None:
+            return False
+        return self.cluster.desk.ask(node.process, node.gateway, text)
+
+    def do_spoil(self, fault: Fault, target: str) -> bool:
+        """The files of the adapter `call` are others at this instance."""
+        self.cluster.desk.spoil(target, fault.call)
+        if (node := self.cluster.node(target)) is not None and node.language is not None:
+            node.language.spoiled = self.cluster.desk.spoils(target)
+        return True
+
     # --- what: time -------------------------------------------------------------------------------
 
     def _named(self, target: str) -> list[SimProcess]:

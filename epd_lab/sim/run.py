@@ -29,7 +29,9 @@ from epd_lab.sim.world import World
 HEAL_SETTLE_S = 5.0
 REST_S = 3.0
 WAITED_OUT = 8  # every so many seeds the silence is waited out
-STAY = {"jump", "skew", "raise", "raise_late", "corrupt", "oom", "slow", "hang"}  # nobody ends
+STAY = {  # nobody ends
+    "adapter", "corrupt", "hang", "jump", "oom", "raise", "raise_late", "skew", "slow", "spoil",
+}  # fmt: skip
 ENDS_GROUP = {"raise", "raise_late", "oom", "slow", "hang"}  # but what fails at one rank alone
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from epd.frontend import Adapter, Generation, PreparedItem, Stage, TimeLimits
+from epd.frontend import NO_ADAPTER, Adapter, Generation, PreparedItem, Stage, TimeLimits
 from epd.messages import SamplingParams, TokenLogprobs
 from epd_lab.sim import wishes
 from epd_lab.sim.core.rand import KeyedRandom, draw_integer
@@ -39,7 +39,7 @@ class Ask:
     drives: bool = False  # encode, prefill and decode one by one, as a proxy does
     leaves_after: Stage = ""  # so many stages, and it is never heard of again
     tenant: str = ""  # who asks: nobody else finds what was computed for it
-    adapter: str = ""  # that it names, which is its digest, too
+    adapter: Adapter = NO_ADAPTER  # that it names
     limits: TimeLimits | None = None  # how long it waits; None: as the settings say
     wishes: SamplingParams = wishes.SEEDED  # all else that it wants of its answer
     stop_word: int = 0  # when it reads this word, it has enough (a stop string); 0: never
@@ -98,13 +98,13 @@ class Ask:
             sampling = msgspec.structs.replace(sampling, max_tokens=1)
         return Generation(
             token_ids, items, sampling, wants_timeline=self.wants_timeline, scope=self.tenant,
-            stage=stage, claim=claim, adapter=Adapter(self.adapter, self.adapter),
+            stage=stage, claim=claim, adapter=self.adapter,
         )  # fmt: skip
 
     def said(self) -> tuple[TokenLogprobs, ...]:
         """The right answer, with the log-probabilities that were asked for."""
         token_ids, placed = self.placed()
-        return golden.answer(token_ids, placed, self.sampling(), self.adapter)
+        return golden.answer(token_ids, placed, self.sampling(), self.adapter.digest)
 
     def answer(self) -> tuple[int, ...]:
         """The token ids of the right answer."""
@@ -174,7 +174,7 @@ class Workload:
             limits=self.limits, tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
             drives=random.chance(self.drive_share, "drives"),
             leaves_after=self._leaves_after(random), wishes=wanted,
-            adapter=random.pick(("", *self.adapters), "adapter"),
+            adapter=Adapter(name := random.pick(("", *self.adapters), "adapter"), name),
             stop_word=self._stop_word(random, wanted.top_k or self.num_words),
         )  # fmt: skip
 

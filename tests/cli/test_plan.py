@@ -57,12 +57,14 @@ def test_adapters_are_looked_at_before_anything_starts(
 ) -> None:
     adapter(tmp_path / "pirate")
     monkeypatch.chdir(tmp_path)
-    plan = topology("1e1p1d", tmp_path, with_adapters("a=pirate"))
+    plan = topology("1e1p1d", tmp_path, with_adapters("a=pirate", runtime_dir="."))
     assert plan.gateway is not None
     for config in (plan.gateway, *plan.instances):
         assert config.engine.lora.modules == (f"a={tmp_path}/pirate",)
+        assert config.engine.lora.runtime_dir == str(tmp_path)
     for wrong, match in (
         (with_adapters("a=pirate", enabled=False), "need --enable-lora"),
+        (with_adapters(enabled=False, runtime_dir="."), "need --enable-lora"),
         (with_adapters("a=nowhere"), "nowhere does not exist"),
         (with_adapters("epd-tiny=pirate"), "the model itself has this name"),
         (with_adapters("a=pirate", "b=pirate", max_loras=1), "names 2 adapters"),

@@ -225,6 +225,7 @@ def test_lists_are_written_with_commas_or_as_lists() -> None:
         ("access.api_keys=a,,b", "may be empty"),
         ("access.api_keys=3", "a list of texts"),
         ("limits.allowed_local_media_path=/no/such/directory", "a directory"),
+        ("engine.lora.runtime_dir=/no/such/directory", "a directory"),
     ):
         with pytest.raises(ConfigError, match=words):
             build_settings(assignments=[given])

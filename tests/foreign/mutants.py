@@ -76,6 +76,7 @@ UNSEEN = {
     "no_grant_retry": "a deadline ends it: the own search's mode `timers last` sees it",
     "the_living_defend_no_name": "the other life is no part of the model",
     "who_joins_trusts_the_link": "links are no part of the model",
+    "who_joins_late_has_no_list": "instances are no part of the model, but all together",
 }
 # Of all, those that the own searches and walks do not notice.
 UNNOTICED = {

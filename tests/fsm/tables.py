@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.fsm import (
+    adapter,
     child,
     embedding,
     encoding,
@@ -38,6 +39,7 @@ from epd_lab.formal.machines import (
     PLACEMENT,
     REGION,
     launch,
+    make_adapter,
     make_child,
     make_embedding,
     make_encoding,
@@ -75,6 +77,7 @@ __all__ = [
     "at",
     "context",
     "launch",
+    "make_adapter",
     "make_child",
     "make_embedding",
     "make_encoding",
@@ -118,6 +121,7 @@ KINDS = (
     Kind(child.TABLE, make_child, 57),
     Kind(group.TABLE, make_group, 22),
     Kind(fan_out.TABLE, make_fan_out, 16),
+    Kind(adapter.TABLE, make_adapter, 17),
 )
 
 

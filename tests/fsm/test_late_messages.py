@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 
+from epd.fsm import adapter as a
 from epd.fsm import child as c
 from epd.fsm import embedding as m
 from epd.fsm import encoding as e
@@ -79,6 +80,10 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "Offered": "once, first",
         "RoomReplaced RivalAdded": "of a room whose rows are wanted",
     },
+    "ADAPTER": {
+        "LoadAsked HeldFromStart": "once, first",
+        "UnloadAsked LastRequestEnded": "of one that is offered, or counted, now",
+    },
     "MEMBERSHIP": {"GatewayFellSilent": "its clock rings once, and is wound by what is heard"},
 }
 # Of these, what may come all the same: in every state but those named.
@@ -122,6 +127,9 @@ CLOCKS: dict[State, set[Effect]] = {
     n.S.READY: {n.Do.ARM_PROBE},
     n.S.STEPPING: {n.Do.ARM_ANSWER},
     n.S.CLOSING: {n.Do.ARM_END},
+    a.S.LOADING: {a.Do.ARM_LOADING},
+    a.S.RETIRING: {a.Do.ARM_RETIRING},
+    a.S.REMOVING: {a.Do.ARM_REMOVING},
     p.S.JOINING: {p.Do.ARM_JOIN},
     p.S.AWAITING_NAME: {p.Do.ARM_SILENCE},
     p.S.MEMBER: {p.Do.ARM_SILENCE},
@@ -212,10 +220,10 @@ def test_a_doubt_begins_with_its_clocks() -> None:
 def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
     """What is said again may be lost again; fence, engine and a new transfer have clocks of their
     own, a registry begins once, a pause is shortened once, who chooses instances knows at once
-    whether there are any, and nobody waits for a rival."""
+    whether there are any, nobody waits for a rival, and heartbeats come by themselves."""
     for where, event, state, target, effects in outcomes(kind):
         if event.by_time and effects and target is state:
             asks = {i.Do.START_FENCE, o.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
-            asks |= {p.Do.FORGET_ABSENT, g.Do.CHOOSE, m.Do.ASK_RIVAL} & effects
+            asks |= {p.Do.FORGET_ABSENT, g.Do.CHOOSE, m.Do.ASK_RIVAL, a.Do.SEND_AGAIN} & effects
             arms = {effect for armed in kind.table.timers.values() for effect in armed}
             assert asks or arms & effects, where

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epd.model_files.checkpoint import ModelError
-from epd.model_files.lora import modules_of, read_adapter
+from epd.model_files.lora import modules_of, read_adapter, read_below
 
 PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"]}
@@ -125,3 +125,24 @@ def test_names_and_directories() -> None:
     for wrong, match in ((["a"], "write NAME=DIR"), (["=x"], "write"), (["a=x", "a=y"], "twice")):
         with pytest.raises(ModelError, match=match):
             modules_of(wrong)
+
+
+def test_what_a_client_names_is_below_the_directory(tmp_path: Path) -> None:
+    """By either form of its path; links are followed first, and no sentence has the directory."""
+    root = tmp_path / "root"
+    root.mkdir()
+    digest = read_adapter(write(root / "a"), 2).digest
+    write(tmp_path / "outside")
+    (root / "inward").symlink_to(root / "a")
+    (root / "outward").symlink_to(tmp_path / "outside")
+    for path in ("a", "./a", "a/../a", str(root / "a"), "inward"):
+        assert read_below(str(root), path, 2).digest == digest
+    for path in ("", ".", "..", "../outside", str(tmp_path / "outside"), "outward", "../root"):
+        with pytest.raises(ModelError, match="not below the directory") as caught:
+            read_below(str(root), path, 2)
+    for path in ("nowhere", "a/adapter_config.json", "x" * 500, "a\0b"):
+        with pytest.raises(ModelError) as caught:
+            read_below(str(root), path, 2)
+        assert str(tmp_path) not in str(caught.value)
+    with pytest.raises(ModelError, match="raise --max-lora-rank"):
+        read_below(str(root), "a", 1)

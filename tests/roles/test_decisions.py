@@ -54,6 +54,8 @@ WAITS = {
     "Mailbox._news": "a process to which nothing comes",
     "Stream._news": "a client that reads its updates",
     "_Asked.news": "an operator who waits for what instances say",
+    "Adapters.load": "a client waits for what ADAPTER says",
+    "Adapters.unload": "a client waits for what ADAPTER says",
     "Instance._idle": "the process ends when nothing is open",
     "Lines._begin": "a thread that writes, and a process that ends",
     "Child.ended": "who stops the supervisor waits for what CHILD says",

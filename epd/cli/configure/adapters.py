@@ -25,5 +25,7 @@ def checked(settings: Settings) -> Settings:
             raise ConfigError(f"--lora-modules {name}: the model itself has this name")
         read_adapter(directory, lora.max_lora_rank)
     modules = tuple(f"{name}={Path(place).absolute()}" for name, place in found.items())
-    engine = structs.replace(settings.engine, lora=structs.replace(lora, modules=modules))
+    below = str(Path(lora.runtime_dir).resolve()) if lora.runtime_dir else ""
+    lora = structs.replace(lora, modules=modules, runtime_dir=below)
+    engine = structs.replace(settings.engine, lora=lora)
     return structs.replace(settings, engine=engine)

@@ -189,15 +189,18 @@ def _lists_cpus(text: str) -> str:
     return ""
 
 
+def _is_directory(path: str) -> str:
+    return "" if os.path.isdir(path) else "it must be a directory"
+
+
 CHECKS: dict[str, Callable[[Any], str]] = {  # of what is given, where bounds do not say it
     "chat_template": lambda path: (
         "" if os.access(path, os.R_OK) else "it must be a file that can be read"
     ),
     "engine.cpu_affinity": _lists_cpus,
+    "engine.lora.runtime_dir": _is_directory,
     "engine.max_itl_impact": _is_above_one,
-    "limits.allowed_local_media_path": lambda path: (
-        "" if os.path.isdir(path) else "it must be a directory"
-    ),
+    "limits.allowed_local_media_path": _is_directory,
     "transport": later("epd.transport.backends:problem"),
     "transport_options": _is_object,
 }

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -95,7 +95,6 @@ class TorchLanguageEngine:
         self._shard = shard
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
         self.bank = forward.bank
-        self.adapters = self.bank.held if self.bank is not None else ()
         self._check = StepCheck(
             self.max_context,
             self.kv_layout.rows,
@@ -208,6 +207,14 @@ class TorchLanguageEngine:
 
         return memoryview(take_heads(self.pool, torch.tensor(slots), heads).numpy()).cast("B")
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self.bank.usable if self.bank is not None else ()
+
+    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
+        assert self.bank is not None  # whose settings ask for this
+        return self.bank.follow(wanted, self._executor)
+
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
     ) -> Awaitable[StepResult]:
@@ -270,8 +277,7 @@ class TorchLanguageEngine:
             scored = [i for i in good if batch[i].scoring is not None]
             for i, found in zip(scored, scores, strict=True):
                 outcomes[i] = _with_prompt(outcomes[i], found.finish())
-            elapsed_s = watch.elapsed_s()
-            return StepResult(outcomes, elapsed_s)
+            return StepResult(outcomes, watch.elapsed_s())
 
         return Deferred(finish)
 

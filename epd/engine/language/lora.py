@@ -16,12 +16,14 @@ a step with adapters rows come in more bits to weights of eight bits, for the pr
 In a group a rank holds what belongs to its part of a weight: rows of B where outputs are cut,
 columns of A where inputs are.  What adapters add is part of the sum over the ranks.
 
-Adapters are read and held with the model, before its first step.
+Adapters of the start are read and held with the model, before its first step.  Others come and go
+between steps, on the thread that launches these, so each step has the adapters of its launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,24 +31,27 @@ import torch
 from torch import nn
 
 from epd.config import ConfigError, EngineConfig, LoraConfig
-from epd.engine.base import StepSequence
+from epd.engine.base import DeviceLost, StepSequence
 from epd.engine.device.copies import to_device
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.low_rank import AdapterStack
 from epd.engine.language.experts import Mixture
 from epd.engine.language.products import Foreign, side_by_side, takes_fp8
+from epd.engine.sharding import Shard
 from epd.engine.weights.fp8 import Fp8Linear
 from epd.engine.weights.pieces import candidates
 from epd.messages import KvLayout
 from epd.model_files.checkpoint import ModelError
-from epd.model_files.lora import AdapterFiles, modules_of, read_adapter
+from epd.model_files.lora import AdapterFiles, modules_of, read_adapter, read_below
 
 if TYPE_CHECKING:
     from epd.engine.adapter import ModelAdapter
+    from epd.engine.device.executor import DeviceExecutor
     from epd.groups.device.tensor_parallel import Cut
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # A [rank, in], and B [out, rank] with the scale in it
 Weights = Mapping[str, Pair]  # by the path of a linear layer
+Changing = Coroutine[object, None, dict[str, str]]  # by digest, why it cannot be held
 # Of a weight's name and the whole of it, on meta: this rank's part; None: all of it.
 CutOf = Callable[[str, torch.Tensor], "Cut | None"]
 
@@ -94,6 +99,8 @@ class Bank:
         self._linears: dict[str, LoraLinear] = {}
         self.held: tuple[str, ...] = ()
         self._places: dict[str, int] = {}  # of those that are held
+        self._wanted: Mapping[str, str] | None = None  # by the last list, if one came
+        self._turn = asyncio.Lock()  # lists of adapters are applied in their order
         stack: Foreign = adapter.language_model(model)
         (prefix,) = (path for path, module in model.named_modules() if module is stack.layers)
         self._device = stack.embed_tokens.weight.device
@@ -116,18 +123,57 @@ class Bank:
             places = [place for s in batch for place in [self.place(s)] * len(s.token_ids)]
             self.places = to_device(places, torch.int32, self._device)
 
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """Of those that are held, those that are not to go."""
+        wanted = self._wanted
+        return self.held if wanted is None else tuple(one for one in self.held if one in wanted)
+
+    def follow(self, wanted: Mapping[str, str], executor: DeviceExecutor) -> Changing:
+        """See `LanguageEngine.hold_adapters`."""
+        self._wanted = dict(wanted)
+        return self._follow(self._wanted, executor)
+
+    async def _follow(self, wanted: Mapping[str, str], executor: DeviceExecutor) -> dict[str, str]:
+        unheld: dict[str, str] = {}
+        async with self._turn:
+            for digest in self.held:
+                if digest not in wanted:
+                    await executor.launch_brief(self.drop, digest)
+            for digest, path in wanted.items():
+                try:
+                    if digest not in self.held:
+                        weights = await executor.compute(self._read_below, digest, path)
+                        await executor.launch_brief(self.hold, digest, weights)
+                except DeviceLost:
+                    raise
+                except Exception as error:  # whatever it is, the others are held
+                    unheld[digest] = str(error).replace(f"{self._config.runtime_dir}/", "")
+        return unheld
+
+    def _read_below(self, digest: str, path: str) -> Weights:
+        """Raises ModelError."""
+        if not path:
+            raise ModelError("this instance does not have the adapter from its start")
+        files = read_below(self._config.runtime_dir, path, self._config.max_lora_rank)
+        if files.digest != digest:
+            raise ModelError(f"{path} has other files at this instance than at the gateway")
+        return self._weights(files)
+
     def read(self, directory: Path | str) -> tuple[str, Weights]:
         """An adapter's digest and numbers, where the model's are.  Raises ModelError."""
         files = read_adapter(directory, self._config.max_lora_rank)
+        return files.digest, self._weights(files)
+
+    def _weights(self, files: AdapterFiles) -> Weights:
         paths = dict(self._paths(files))
         try:
-            return files.digest, {
-                path: self._pair(files, path, name) for path, name in paths.items()
-            }
+            return {path: self._pair(files, path, name) for path, name in paths.items()}
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
-            raise ModelError(f"{directory} cannot be read ({error}); copy it again") from error
+            place = files.directory
+            raise ModelError(f"{place} cannot be read ({error}); copy it again") from error
 
     def hold(self, digest: str, weights: Weights) -> None:
         """From the next step on.  Raises ModelError where there are enough already."""
@@ -194,17 +240,19 @@ class Bank:
         if not (a.isfinite().all() and scaled.isfinite().all()):
             raise ValueError(f"{name} has numbers that are not finite")
         to = {"dtype": self._dtype, "device": self._device}
-        return a.to(**to), scaled.to(**to)
+        return a.to(**to, copy=True), scaled.to(**to)  # the file may change
 
 
 DEVICES = {"cpu"}  # where adapters run; a GPU has the kernels, and no card has run them yet
 
 
-def check(config: EngineConfig, layout: KvLayout) -> None:
+def check(config: EngineConfig, layout: KvLayout, shard: Shard) -> None:
     """Refuse what would compute wrongly with adapters, before anything is read.  Raises
     ConfigError."""
     if config.device.partition(":")[0] not in DEVICES:
         raise ConfigError("--enable-lora is for --device cpu so far")
+    if config.lora.runtime_dir and shard.size > 1:
+        raise ConfigError("--lora-runtime-dir is for instances of one rank, without groups")
     if layout.tensors or layout.num_parts == 1:
         raise ConfigError("--enable-lora is for models whose layers are all of common attention")
 

@@ -15,7 +15,7 @@ from math import inf, prod
 
 from epd.config import Timing
 from epd.failure import FailureKind
-from epd.frontend import JsonObject, PreparedItem, TransferParams
+from epd.frontend import Adapter, JsonObject, PreparedItem, TransferParams
 from epd.fsm.generation import Generation, TokenTimedOut
 from epd.keys import RoomKey
 from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest, RoomAdded
@@ -78,6 +78,8 @@ class Dispatcher:
         self.suspects = Suspects(actor, registry, silent)
         self._started_s = actor.clock.now_s()
         self.first_join_within_s = inf  # of the start; later no first instance is waited for
+        self.may_run: Callable[[Adapter], bool] = lambda adapter: True  # requests that name it
+        self.on_ended: Callable[[Generation], None] = lambda machine: None
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -106,7 +108,9 @@ class Dispatcher:
         """Instances for the next attempt of this generation."""
         if self.suspects.is_barred(machine):
             return Unplaceable("what an instance may have died of is being computed elsewhere")
-        candidates = holding(self.candidates(), machine.prompt.adapter.digest)
+        if not self.may_run(adapter := machine.prompt.adapter):
+            return Unplaceable(f"the adapter {adapter.name} was unloaded")
+        candidates = holding(self.candidates(), adapter.digest)
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
         asked = Needs(
@@ -129,8 +133,8 @@ class Dispatcher:
         if is_absent and isinstance(chosen, Unplaceable):
             told = f"the rows of an image are not in the shared storage, and {chosen.reason}"
             return Unplaceable(told)
-        if isinstance(chosen, Unplaceable) and (name := machine.prompt.adapter.name):
-            return Unplaceable(f"{chosen.reason} and holds the adapter {name}")
+        if isinstance(chosen, Unplaceable) and adapter.name:
+            return Unplaceable(f"{chosen.reason} and holds the adapter {adapter.name}")
         return chosen
 
     def another_encoder(
@@ -170,7 +174,8 @@ class Dispatcher:
 
     def may_come(self, machine: Generation) -> bool:
         """Whether what could not be placed may be placed one day."""
-        return not _is_absent(machine) or self._registry.has_known("encode")
+        is_found = not _is_absent(machine) or self._registry.has_known("encode")
+        return is_found and self.may_run(machine.prompt.adapter)
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -326,6 +331,7 @@ class Dispatcher:
 
     def forget(self, machine: Generation) -> None:
         """The generation has ended."""
+        self.on_ended(machine)
         self.holds.ended(machine)
         if self._affinity is not None:
             self._affinity.ended(machine)

@@ -17,8 +17,8 @@ from collections.abc import Set as AbstractSet
 
 from epd.config import Limits, Timing
 from epd.failure import Failure, FailureKind
-from epd.frontend import Generation as Prepared
 from epd.frontend import (
+    AdapterDesk,
     GenerationStream,
     GenerationUpdate,
     Leave,
@@ -27,6 +27,7 @@ from epd.frontend import (
     Refused,
     TimeLimits,
 )
+from epd.frontend import Generation as Prepared
 from epd.fsm import generation as generation_fsm
 from epd.fsm.generation import Do, FinalTokensArrived, Generation, TokensArrived
 from epd.fsm.kernel import Event
@@ -108,10 +109,12 @@ class GatewayRole(Component[Generation]):
         self._serial = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
         self._losses = Losses(actor, self, registry, dispatcher, self._elsewhere)
+        self.adapters: AdapterDesk | None = None
 
     def live(self) -> dict[str, int]:
-        own = {"generations": len(self._open), "assigned": self._dispatcher.books.num_assigned}
-        return {**own, "timelines": len(self._timelines), **self._offers.live()}
+        books, timelines = self._dispatcher.books.num_assigned, len(self._timelines)
+        own = {"generations": len(self._open), "assigned": books, "timelines": timelines}
+        return own | self._offers.live()
 
     # --- the API's side ---------------------------------------------------------------------------
 
@@ -166,8 +169,7 @@ class GatewayRole(Component[Generation]):
 
     def metrics(self) -> list[Metric]:
         """Samples of this process and, by their heartbeats, of every instance."""
-        num_open = len(self._open)
-        own = own_metrics(self.outcomes, self.num_tokens, num_open, self.actor)
+        own = own_metrics(self.outcomes, self.num_tokens, len(self._open), self.actor)
         known = self._registry.instances
         each = (sample for one in known for sample in instance_metrics(one))
         queues = queue_metrics(known, self._dispatcher.loads())
@@ -335,10 +337,8 @@ class GatewayRole(Component[Generation]):
     def attempt_failed(
         self, machine: Generation, blamed: AbstractSet[str], failure: Failure
     ) -> None:
-        if is_mistake(failure):
-            self.post(machine, generation_fsm.AttemptRefused(failure))
-            return
-        self.post(machine, generation_fsm.AttemptFailed(failure, blamed))
+        refused, failed = generation_fsm.AttemptRefused, generation_fsm.AttemptFailed
+        self.post(machine, refused(failure) if is_mistake(failure) else failed(failure, blamed))
 
     def open_ones(self) -> list[Generation]:
         return list(self._open.values())

@@ -13,7 +13,7 @@ of a step: each outcome is an event of its own.  What enters when, and what give
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from epd.config import EngineConfig, Timing
@@ -103,8 +103,7 @@ class Requests(Component[Request]):
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
         self._outbox = TokenOutbox(actor)
         self._suspects: dict[str, Request] = {}  # of them, those that an instance died of
-        ahead = config.async_scheduling
-        self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=ahead)
+        self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=config.async_scheduling)
         self.on_reserved: Reserved = lambda request, leased: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching
@@ -137,6 +136,9 @@ class Requests(Component[Request]):
     def __len__(self) -> int:
         """Those that are at work; the held ones have a bound of their own."""
         return len(self._requests) - self.num_held
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(tuple(self._requests.values()))
 
     def has_ended(self, key: str) -> bool:
         """A late copy of an ended request, or one whose abort came first and wins (F42)."""
@@ -228,9 +230,8 @@ class Requests(Component[Request]):
             self.fire(request, request_fsm.AbortReceived())
             return
         self._bury(key)
-        self.actor.send(
-            received.source, RequestAborted(request_id=message.request_id, attempt=message.attempt)
-        )
+        told = RequestAborted(request_id=message.request_id, attempt=message.attempt)
+        self.actor.send(received.source, told)
 
     @receives(RequestInquiry)
     def on_inquiry(self, received: Received) -> None:
@@ -392,7 +393,7 @@ class Requests(Component[Request]):
 
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""
-        for request in list(self._requests.values()):
+        for request in self:
             gateway = request.gateway
             if (gateway.instance_id, gateway.epoch) == (peer.instance_id, peer.epoch):
                 self.post(request, request_fsm.AbortReceived())

@@ -4,6 +4,7 @@ A checker is made with the run's context; it may watch events from then on, and 
 quiescence.  What it finds goes to `World.violate`.
 """
 
+from epd_lab.sim.checkers.adapters import Adapters
 from epd_lab.sim.checkers.attempts import Attempts
 from epd_lab.sim.checkers.clients.answers import Answers
 from epd_lab.sim.checkers.clients.deadlines import Deadlines
@@ -32,12 +33,13 @@ from epd_lab.sim.checkers.wakeups import WakeUps
 ALL = (
     Integrity, GoldenTokens, Answers, Deadlines, Lives, Scopes, Links, Silence, SingleFlight,
     Residency, Bounds, Durations, Attempts, Elsewhere, Poison, Groups, Tombstones, FirstToken,
-    WakeUps, Forsaken, Conservation, Books, Faultless, Liveness,
+    WakeUps, Adapters, Forsaken, Conservation, Books, Faultless, Liveness,
 )  # fmt: skip
 
 __all__ = [
-    "ALL", "Answers", "Attempts", "Books", "Bounds", "Conservation", "Deadlines", "Durations",
-    "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens", "Groups", "Integrity",
-    "Links", "Liveness", "Lives", "Poison", "Residency", "Scopes", "Silence", "SingleFlight",
+    "ALL", "Adapters", "Answers", "Attempts", "Books", "Bounds", "Conservation", "Deadlines",
+    "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens",
+    "Groups", "Integrity", "Links", "Liveness", "Lives", "Poison", "Residency", "Scopes",
+    "Silence", "SingleFlight",
     "Tombstones", "WakeUps",
 ]  # fmt: skip

@@ -40,6 +40,8 @@ PLACES = {
 }
 NOT_LOOKED_AT = {
     "_Asked.news": "no instance is profiled in simulation",
+    "Adapters.load": "ADAPTER's clocks watch it; `adapters` looks for answers that do not come",
+    "Adapters.unload": "likewise",
     "Instance._idle": "who drains looks again and again, and wakes itself",
     "._ended": "over when it is made",
     "FanOuts.write": "a write of OUTGOING, whose clocks watch it",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from epd.config import EncodeConfig, Limits
 from epd_lab.sim.cluster import Settings
+from epd_lab.sim.drills.adapters import ADAPTER_DRILLS
 from epd_lab.sim.drills.answers import ANSWER_DRILLS
 from epd_lab.sim.drills.caches import CACHE_DRILLS
 from epd_lab.sim.drills.drill import NOTHING, Drill
@@ -201,7 +202,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     *LOSS_DRILLS, *ELSEWHERE_DRILLS, *POISON_DRILLS, *CACHE_DRILLS, *RECOVERY_DRILLS, *LINK_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
-    *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS,
+    *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS,
 )  # fmt: skip
 # fmt: on
 

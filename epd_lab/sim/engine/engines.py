@@ -33,6 +33,7 @@ from epd.engine.base import (
 from epd.errors import MediaError
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.sim.engine import golden, sampler
+from epd_lab.sim.engine.adapting import Adapting
 from epd_lab.sim.engine.device import Costs, SimDevice
 from epd_lab.sim.engine.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, Image
 from epd_lab.sim.engine.hash_states import HashStates, layout_of
@@ -185,12 +186,11 @@ class _Launched:
         return replace(sequence, token_ids=(token_id,), output_ids=output_ids)
 
 
-class SimLanguageEngine(HashStates, KvRecords, LandedKv):
+class SimLanguageEngine(HashStates, KvRecords, LandedKv, Adapting):
     """The `LanguageEngine` port."""
 
     row_contract: RowContract | None = golden.ROW_CONTRACT
     max_context = 4096
-    adapters: tuple[str, ...] = ()
     row_memory: RowMemory  # once attached
 
     def __init__(
@@ -293,7 +293,7 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv):
         needed = start + len(sequence.token_ids)
         if PENDING in sequence.token_ids:
             return StepFailure("it waits for a token that the previous step did not sample")
-        if sequence.adapter and sequence.adapter not in self.adapters:
+        if sequence.adapter and sequence.adapter not in self.held:
             self.found(f"{sequence.request_id}: a step with an adapter that is not held")
             return StepFailure("its adapter is not held here")
         if needed > self.kv_layout.rows.room(len(table)):

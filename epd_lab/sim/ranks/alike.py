@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from epd.engine.base import Buffer, EngineError
 
@@ -13,6 +13,9 @@ class AlikeRanks:
     """What `LanguageEngine` does of states between ranks that share their heads otherwise."""
 
     adapters: tuple[str, ...] = ()
+
+    async def hold_adapters(self, wanted: Mapping[str, str]) -> dict[str, str]:
+        raise EngineError("a group holds no adapters")
 
     async def fetch_state(
         self, blocks: Sequence[int], heads: range, *, in_place: bool

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +18,9 @@ from epd.config import ConfigError, EngineConfig, LoraConfig
 from epd.engine.base import StepFailure
 from epd.engine.factory import build_executor, build_language
 from epd.engine.language.forward import FusedForward
-from epd.engine.sharding import WHOLE, Shard
+from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.model_files.checkpoint import ModelError
+from epd.model_files.lora import read_adapter
 from tests.engine.adapters import LAYERS, make_adapter, merge
 from tests.engine.conftest import CONFIG, chat, drawn_image
 from tests.engine.driver import Driver, Request
@@ -231,8 +234,6 @@ async def test_one_is_dropped_and_another_held(
 
 @pytest.fixture
 def damaged(adapters: Callable[[str], list[Path]], tmp_path: Path) -> Path:
-    import shutil
-
     return Path(shutil.copytree(adapters("llama")[0], tmp_path / "damaged"))
 
 
@@ -288,3 +289,78 @@ def test_its_config_is_read_by_name(damaged: Path, driver: Callable[[str], Drive
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
     with pytest.raises(ModelError, match="use_dora True is not served"):
         serving(driver("llama"), damaged)
+
+
+async def test_adapters_come_and_go_while_it_serves(
+    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]], tmp_path: Path
+) -> None:
+    """What comes later answers as what was there at the start; what goes fails alone, and its
+    memory is given back; a file that changes afterwards changes nothing."""
+    plain = driver("llama")
+    places = adapters("llama")
+    root = tmp_path / "root"
+    for name, place in zip("abcd", places, strict=True):
+        shutil.copytree(place, root / name)
+    golden = await ask_all(serving(plain, *places), 4096)
+    mixed = serving(plain, places[0], runtime_dir=str(root))
+    language = mixed.language
+    (first,) = language.adapters
+    digests = [first, *(read_adapter(root / name, 16).digest for name in "bcd")]
+    paths = dict(zip(digests, ("", "b", "c", "d"), strict=True))
+    assert await language.hold_adapters(paths) == {}
+    assert language.adapters == tuple(digests)
+    for name in "bcd":
+        (root / name / "adapter_model.safetensors").write_bytes(b"")
+    assert await ask_all(mixed, 4096) == golden
+    going = language.hold_adapters({digests[1]: "b"})
+    assert language.adapters == (digests[1],)  # for new requests, before anything has gone
+    assert await going == {}
+    requests = [await mixed.request(str(i), chat("hello"), [], max_tokens=2) for i in range(2)]
+    steps = [replace(r.next_step(99), adapter=a) for r, a in zip(requests, digests, strict=False)]
+    wrong, right = (await language.step(steps)).outcomes
+    assert wrong == StepFailure("its adapter is not held here")
+    assert not isinstance(right, StepFailure)
+    assert language.bank is not None
+    taken = [(layer.low.ranks > 0).any(-1) for layer in language.bank._linears.values()]
+    assert max(int(places.sum()) for places in taken) == 1  # the others are free again
+
+
+async def test_what_cannot_be_held_is_said_and_the_rest_is_held(
+    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]], tmp_path: Path
+) -> None:
+    places, root = adapters("llama"), tmp_path / "root"
+    for name, place in zip("abc", places, strict=False):
+        shutil.copytree(place, root / name)
+    shutil.copytree(adapters("qwen2_vl")[0], root / "other")
+    language = serving(driver("llama"), max_loras=2, runtime_dir=str(root)).language
+    a, b, c, other = (read_adapter(root / name, 16).digest for name in ("a", "b", "c", "other"))
+    told = await language.hold_adapters({other: "other", a: "a", "0" * 32: "", b: "a"})
+    assert language.adapters == (a,)
+    assert "none of the decoder's linear layers" in told[other]
+    assert told["0" * 32] == "this instance does not have the adapter from its start"
+    assert told[b] == "a has other files at this instance than at the gateway"
+    assert str(root) not in " ".join(told.values())
+    full = await language.hold_adapters({a: "a", b: "b", c: "c"})
+    assert list(full) == [c] and "--max-loras" in full[c]
+    assert language.adapters == (a, b)
+
+
+async def test_lists_are_applied_in_their_order(
+    driver: Callable[[str], Driver], adapters: Callable[[str], list[Path]], tmp_path: Path
+) -> None:
+    """Whatever is read when the next one comes."""
+    root = tmp_path / "root"
+    for name, place in zip("ab", adapters("llama"), strict=False):
+        shutil.copytree(place, root / name)
+    language = serving(driver("llama"), runtime_dir=str(root)).language
+    a, b = (read_adapter(root / name, 16).digest for name in "ab")
+    lists = [{a: "a", b: "b"}, {}, {b: "b"}, {a: "a"}]
+    assert await asyncio.gather(*map(language.hold_adapters, lists)) == [{}] * 4
+    assert language.adapters == (a,)
+
+
+def test_adapters_that_come_later_are_for_one_rank(
+    driver: Callable[[str], Driver], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="instances of one rank"):
+        serving(driver("llama"), runtime_dir=str(tmp_path), shard=Shard(0, 2, Collectives()))

@@ -45,6 +45,7 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Answers, "too-long-for-decode", "what_was_said_counts_twice"),
     (checkers.Lives, "a-new-gateway-counts-anew", "a_list_outlives_its_registry"),
     (checkers.Forsaken, "cancel-mid-transfer", "an_abort_is_confirmed_when_asked_again"),
+    (checkers.Adapters, "adapter-that-one-cannot-hold", "a_failed_load_is_not_taken_back"),
     (checkers.Books, "quiet", "what_rests_counts_as_busy"),
     (checkers.Integrity, "stall-encode", "lost_peer_frees_slots"),
     (checkers.GoldenTokens, "quiet", "an_answer_stops_before_its_end"),

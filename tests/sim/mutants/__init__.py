@@ -24,6 +24,7 @@ from epd.scheduling.pool import LruCache
 from epd.transport.base import Received
 from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim.mutants import (
+    adapters,
     answers,
     caches,
     checkers,
@@ -49,6 +50,7 @@ from tests.sim.mutants.planting import MUTANTS, Planted, mutant, patched, row, s
 
 __all__ = [
     "MUTANTS",
+    "adapters",
     "answers",
     "caches",
     "checkers",

@@ -34,6 +34,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "LruCache._sizes", "Pool._leased", "PrefixRecord._books",
     ),
     "what instances died of: of so many inputs, for ten minutes": ("Deaths._deaths",),
+    "adapters that are loaded: max_loras": ("Adapters._adapters", "Adapters.offered"),
     "memory that is free": ("BlockPool._free", "Pool._free"),
     "tombstones, and claims that may come: the last few thousand": (
         "Holds._holds", "Requests._ended",

@@ -1,0 +1,57 @@
+"""What an instance holds follows the gateway's list of adapters (ADAPTER).
+
+Lists are applied in their order.  A request whose adapter is not listed ends here before the
+adapter goes; what the gateway sends of its end may be lost.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Never
+
+from epd.failure import Failure, FailureKind
+from epd.fsm.request import AbortReceived, Request
+from epd.messages import AdapterList, RequestFailed
+from epd.roles.base import Actor, Component, receives
+from epd.roles.steps.requests import Requests
+from epd.transport.base import Received
+
+MAX_TEXT = 1000  # of a reason in a message (`Where`)
+
+
+class HeldAdapters(Component[Never]):
+    def __init__(self, actor: Actor, requests: Requests) -> None:
+        super().__init__(actor)
+        self._requests = requests
+        self._taken = (0, 0)  # the last list that came: its gateway's epoch, its serial
+        self.applied = (0, 0)  # likewise
+        self.unheld: tuple[tuple[str, str], ...] = ()  # of that: digest, and why
+
+    @receives(AdapterList)
+    def on_list(self, received: Received) -> None:
+        message: AdapterList = received.message
+        epoch, serial = self._taken
+        is_late = received.epoch == epoch and message.serial <= serial
+        if is_late or self.actor.is_former(received):
+            return
+        self._taken = number = received.epoch, message.serial
+        wanted = dict(message.adapters)
+        for request in self._requests:
+            if request.message.adapter not in {"", *wanted}:
+                self._end(request)
+        work = self._requests.engine.hold_adapters(wanted)
+        self.actor.spawn("adapters", work, partial(self._done, number))
+
+    def _end(self, request: Request) -> None:
+        failure = Failure(FailureKind.UNAVAILABLE, "its adapter was unloaded")
+        failed = RequestFailed(
+            request_id=request.request_id, attempt=request.attempt, failure=failure
+        )
+        self.actor.send(request.gateway, failed)
+        self._requests.post(request, AbortReceived())
+
+    def _done(self, number: tuple[int, int], unheld: dict[str, str]) -> None:
+        told = ((digest, why[:MAX_TEXT]) for digest, why in sorted(unheld.items()))
+        self.applied, self.unheld = number, tuple(told)
+        for digest, why in self.unheld:
+            self.actor.log.warning("an adapter is not held", digest=digest, why=why)
