@@ -39,6 +39,7 @@ from epd.frontend import Frontend, JsonObject, TimeLimits
 GRACE_S = 2.0  # for answers that are being written when the server closes
 ABORT_S = 1.0  # for generations to end early, then for handlers to see their connection gone
 
+ADAPTERS = {"/v1/load_lora_adapter": "load", "/v1/unload_lora_adapter": "unload"}
 Handler = Callable[[Exchange], Awaitable[None]]
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,9 @@ class ApiServer:
         if self._preparer is None:
             # in a thread: a large tokenizer takes a second, and instances are joining meanwhile
             self._preparer = await asyncio.to_thread(Preparer, self._config)
+        if (desk := self._frontend.adapters) is not None:
+            desk.begin(self._preparer.adapters)
+            self._preparer.adapters = desk.offered
         if self._config.otlp_metrics_endpoint:
             from epd.api.watching.otel_metrics import build_meter
 
@@ -180,7 +184,8 @@ class ApiServer:
             methods = {"GET": self._one_model}
         if methods is None:
             known = ", ".join(sorted(self._routes))
-            raise ApiError(404, f"no such path {exchange.path[:200]}; there are {known}")
+            hint = "; it takes --lora-runtime-dir" if exchange.path in ADAPTERS else ""
+            raise ApiError(404, f"no such path {exchange.path[:200]}{hint}; there are {known}")
         if exchange.method == "OPTIONS":
             return self._options
         method = "GET" if exchange.method == "HEAD" else exchange.method
@@ -213,11 +218,15 @@ class ApiServer:
         facts = self._frontend, self._config, preparer.model_name, self._started_s
         cluster = Rarely("epd.api.watching.cluster:ClusterWatch", *facts)
         tokenizing = Rarely("epd.api.tokenizing:Tokenizing", preparer, self._intake)
+        desk = self._frontend.adapters
+        verbs = Rarely("epd.api.adapters:AdapterVerbs", desk, self._config, preparer, self._intake)
+        adapters = {path: {"POST": verbs.handler(name)} for path, name in ADAPTERS.items()}
         profiling: dict[str, dict[str, Handler]] = {
             "/start_profile": {"POST": lambda exchange: self._profile(exchange, starts=True)},
             "/stop_profile": {"POST": lambda exchange: self._profile(exchange, starts=False)},
         }
-        return (profiling if self._config.profile_dir else {}) | {
+        more = (profiling if self._config.profile_dir else {}) | (adapters if desk else {})
+        return more | {
             "/v1/chat/completions": {"POST": completions.chat},
             "/encode/v1/chat/completions": {"POST": completions.encode},
             "/encode/v1/models": {"GET": self._models},
@@ -315,7 +324,9 @@ class ApiServer:
 
     async def _openapi(self, exchange: Exchange) -> None:
         assert self._preparer is not None
-        if not self._document:  # of no interest to most, and 30 ms of work
+        if (
+            not self._document or self._frontend.adapters is not None
+        ):  # of no interest to most, and 30 ms of work
             document = await fetched("epd.api.document.openapi:document")
             told = await asyncio.to_thread(document, self._preparer, self._config.limits)
             self._document = msgspec.json.encode(told)

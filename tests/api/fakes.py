@@ -19,9 +19,10 @@ from epd.api.http.errors import bad_request
 from epd.api.openai.validation import read_chat
 from epd.api.prompts.prepare import Prompt
 from epd.api.server import ApiServer
-from epd.config import AccessConfig, GatewayConfig, Limits
+from epd.config import AccessConfig, EngineConfig, GatewayConfig, Limits
 from epd.frontend import (
     Adapter,
+    AdapterDesk,
     Generation,
     GenerationError,
     GenerationUpdate,
@@ -136,6 +137,7 @@ class FakeFrontend:
         self.samples: list[Metric] = []
         self.queries: list[Query] = []  # about the machines
         self.observed: dict[str, Observed] | None = {}
+        self.adapters: AdapterDesk | None = None
 
     def admit(self, limits: TimeLimits | None = None) -> FakeStream:
         self.limits.append(limits)
@@ -269,6 +271,7 @@ async def serving(
     access: AccessConfig = AccessConfig(),  # noqa: B008 (frozen)
     host: str = "127.0.0.1",
     metrics: str = "",
+    engine: EngineConfig = EngineConfig(),  # noqa: B008 (frozen)
     **limits: Any,
 ) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
     """A real server on a free port, over fakes."""
@@ -281,6 +284,7 @@ async def serving(
         otlp_traces_endpoint=traces,
         otlp_metrics_endpoint=metrics,
         access=access,
+        engine=engine,
     )
     server = ApiServer(frontend, config, preparer)
     await server.start()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from epd.api import tokenizing
+from epd.api import adapters, tokenizing
 from epd.api.anthropic import request as anthropic_request
 from epd.api.asked.asked import ModelFacts, facts_of
 from epd.api.http.shapes import Shape, bounded, names_of
@@ -27,7 +27,9 @@ SHAPES: dict[type[Shape], str] = {  # and what stands ahead of the names of all 
     anthropic_request.Prompt: "Message",
     response_request.Request: "Response",
 }
-KNOWN = names_of(*SHAPES)  # what the top of some body may have, or has a reason not to
+KNOWN = names_of(
+    *SHAPES, adapters.LoadRequest, adapters.UnloadRequest
+)  # what the top of some body may have, or has a reason not to
 Schema = JsonObject
 Fields = Mapping[str, object]  # by name
 REF = "#/components/schemas/"

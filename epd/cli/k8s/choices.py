@@ -26,7 +26,8 @@ GIVEN = {  # settings that the manifests decide, and why
     "cpus_per_instance": "each pod is one process",
     "engine.cpu_affinity": "each pod has its own CPUs",
 }
-IN_IMAGE = ("chat_template", "limits.allowed_local_media_path")  # paths that are not here
+# Paths that are not here.
+IN_IMAGE = ("chat_template", "engine.lora.runtime_dir", "limits.allowed_local_media_path")
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,22}[a-z0-9])?")  # room for what Kubernetes appends
 DIRECTORIES = ("transport_directory", "profile_dir", "encode.cache_dir")  # that pods write to
 CPUS = re.compile(r"(\d+(?:\.\d+)?)(m?)")

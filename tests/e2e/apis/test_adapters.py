@@ -1,24 +1,27 @@
-"""Adapters between real processes: each answer is that of its merged model, from cached KV too."""
+"""Adapters between real processes: each answer is that of its merged model, from cached KV too, and
+is the same whether its adapter was there at the start or came later."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from tests.e2e.client import post_all
+from tests.e2e.client import post, post_all
 from tests.e2e.server import serving
 from tests.engine.adapters import LAYERS, make_adapter, merge
 from tests.engine.conftest import chat
 from tests.engine.reference import reference_generate
 from tests.engine.tiny_models import cached_model
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
+pytestmark = pytest.mark.timeout(400)
 TEXTS = ("a prompt of more than one block of KV, for each", "and another prompt, as long as it")
 NEW_TOKENS = 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("topology", ["1e1p1d", "1e1pd", "1e1p:tp2,1d"])
 async def test_no_answer_crosses_adapters(topology: str, tmp_path: Path) -> None:
     model = cached_model("qwen2_5_vl")
@@ -54,3 +57,39 @@ def body(name: str, text: str) -> dict[str, Any]:
         "temperature": 0,
         "return_token_ids": True,
     }
+
+
+async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
+    """It answers as from the start when its files come back under another name, again and again;
+    nobody may name it in between."""
+    model = cached_model("llama")
+    place = make_adapter(tmp_path / "poet", model, 1, LAYERS + r"\w+_proj")
+    (tmp_path / "broken").mkdir()
+    flags = ("--enable-lora", "--max-loras", "1", "--lora-modules", f"first={place}")
+    with serving("1p1d", *flags, "--lora-runtime-dir", str(tmp_path), model=model) as server:
+        async with aiohttp.ClientSession() as session:
+
+            async def ask(name: str) -> Any:
+                reply = await post(session, server.base_url, body(name, TEXTS[0]))
+                return reply.body["choices"][0]["token_ids"] if reply.status == 200 else reply
+
+            async def change(verb: str, **body: str) -> tuple[int, Any]:
+                path = f"/v1/{verb}_lora_adapter"
+                reply = await post(session, server.base_url, body, path)
+                return reply.status, reply.body
+
+            from_start = await ask("first")
+            assert from_start != await ask(model.name)
+            full = await change("load", lora_name="second", lora_path="poet")
+            assert full[0] == 400 and "--max-loras" in full[1]["error"]["message"]
+            assert (await change("unload", lora_name="first"))[0] == 200
+            assert (await ask("first")).status == 404
+            broken = await change("load", lora_name="second", lora_path="broken")
+            assert broken[0] == 400 and "adapter_config.json" in broken[1]["error"]["message"]
+            for _ in range(2):
+                told = await change("load", lora_name="second", lora_path="poet")
+                assert told == (200, "Success: LoRA adapter 'second' added successfully.")
+                assert await ask("second") == from_start
+                assert (await change("unload", lora_name="second"))[0] == 200
+                assert (await ask("second")).status == 404
+            assert (await change("unload", lora_name="second"))[0] == 404
