@@ -254,7 +254,7 @@ def bad_image_fails_batch() -> Planted:
         machine.failure = Failure(FailureKind.MEDIA, event.reason)
 
     table = encoding.Encoding.table
-    do = (encoding.Do.LEAVE_AHEAD, encoding.Do.FAIL_ROOMS)
+    do = (encoding.Do.LEAVE_AHEAD, encoding.Do.FREE_PIXELS, encoding.Do.FAIL_ROOMS)
     return several(
         patched(EncodeRole, "_encode", encode),
         row(table, C.ENCODING, encoding.EncodeFailed, C.FAILED, do, never_again),
