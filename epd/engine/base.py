@@ -163,6 +163,7 @@ class RowSpan:
     row_start: int
     count: int
     rows: Any  # Rows, a list of buffers of whole rows, or SlotRows
+    left: int = 0  # rows of its run of placeholders that stand behind the chunk
 
 
 @dataclass(frozen=True, slots=True)

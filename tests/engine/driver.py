@@ -99,7 +99,8 @@ class Request:
             for first_row, (at, count) in self._runs(layout):
                 low, high = max(start, at), min(stop, at + count)
                 if low < high:
-                    yield RowSpan(low - start, first_row + low - at, high - low, rows)
+                    left = at + count - high
+                    yield RowSpan(low - start, first_row + low - at, high - low, rows, left)
 
     def _runs(self, layout: MediaLayout) -> Iterable[tuple[int, tuple[int, int]]]:
         """The first row of each run of its placeholders, where it begins and how long it is."""

@@ -37,6 +37,7 @@ _CLASSES = {
     "glm4v_moe": ("glm4v", "Glm4vVideoProcessor"),
     "glm46v": ("glm46v", "Glm46VVideoProcessor"),
     "glm_ocr": ("glm46v", "Glm46VVideoProcessor"),
+    "gemma4": ("gemma4", "Gemma4VideoProcessor"),
 }
 
 
@@ -57,7 +58,8 @@ def _resize(
 ) -> torch.Tensor:
     if tuple(image.shape[-2:]) == tuple(size):
         return image
-    assert interpolation is InterpolationMode.BICUBIC and image.dtype == torch.uint8
+    assert interpolation in (InterpolationMode.BICUBIC, 3)  # by Pillow's number, too
+    assert image.dtype == torch.uint8
     flat = image.reshape(-1, *image.shape[-3:])
     out = torch.nn.functional.interpolate(flat, list(size), mode="bicubic", antialias=antialias)
     return out.reshape(*image.shape[:-2], *out.shape[-2:])
@@ -86,11 +88,14 @@ def _stand_in() -> None:
     modules[names[2]].functional = functional
     theirs: Any = importlib.import_module("transformers.video_processing_utils")
     sys.modules.update(modules | {functional.__name__: functional})
+    asked: Any = importlib.import_module("transformers.utils")
+    missing, asked.is_torchvision_v2_available = asked.is_torchvision_v2_available, lambda: True
     try:
         for module, _ in _CLASSES.values():
             importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
         importlib.import_module(_KIMI)
     finally:
+        asked.is_torchvision_v2_available = missing
         for name in (*names, functional.__name__):
             del sys.modules[name]
     backends: Any = importlib.import_module("transformers.image_processing_backends")

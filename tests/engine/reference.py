@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from tests.engine import reference_glm
+from epd.model_files.checkpoint import read_config
+from tests.engine import reference_gemma, reference_glm
 from tests.engine.hf_video import kimi_image_processor, video_processor
 
 Messages = Sequence[dict[str, Any]]
@@ -133,7 +134,9 @@ def video_features(
     processor = video_processor(model_dir)
     each: list[Any] = []
     for video in videos:
-        total = len(video.frames)
+        total, sampling = len(video.frames), video.sampling
+        if model_type == "gemma4":  # which has no rates
+            sampling = {name: value for name, value in sampling.items() if name != "fps"}
         metadata = VideoMetadata(
             total_num_frames=total,
             fps=video.fps,
@@ -147,9 +150,11 @@ def video_features(
                 do_sample_frames=bool(video.sampling),
                 return_metadata=True,
                 return_tensors="pt",
-                **video.sampling,
+                **sampling,
             )
         )
+    if model_type == "gemma4":
+        return reference_gemma.of_videos(each)
     if model_type == "internvl":
         return _as_tiles(model_dir, each)
     features = {
@@ -201,7 +206,6 @@ def _internvl(model_dir: Path) -> Any:
 
 def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
     """Of each image with the names of its tiles, by transformers' own code; else nothing."""
-    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
     from transformers.models.internvl.processing_internvl import InternVLProcessor
 
@@ -213,11 +217,8 @@ def tile_texts(model_dir: Path, images: Sequence[Any]) -> list[str]:
     if config["model_type"] == "mistral3":
         return _line_texts(model_dir, images)
     if config["model_type"] == "gemma4":
-        writer = SimpleNamespace(
-            boi_token="<|image>", image_token=placeholder(model_dir), eoi_token="<image|>"
-        )
         found = reference_processor(model_dir)(images=list(images))
-        return [Gemma4Processor.replace_image_token(writer, found, i) for i in range(len(images))]
+        return reference_gemma.image_texts(found, len(images))
     if "scale_factor" not in config:
         return []
     vision = config["vision_config"]
@@ -290,10 +291,12 @@ def reference_inputs(
         nested = list(images) if flat else [list(images)]
         found = reference_processor(model_dir)(images=nested, return_tensors="pt")
         found.pop("num_patches", None)
-        input_ids = torch.tensor([ids])
-        if found.pop("num_soft_tokens_per_image", None) is not None:
-            found["mm_token_type_ids"] = (input_ids == image_token(model_dir)).int()
-        return {"input_ids": input_ids, **found}
+        if found.pop("num_soft_tokens_per_image", None) is None:
+            return {"input_ids": torch.tensor([ids]), **found}
+        shown |= found
+    if not {"video_position_ids", "image_position_ids"}.isdisjoint(shown):
+        video = read_config(model_dir)["video_token_id"]
+        return reference_gemma.inputs(shown, ids, image_token(model_dir), video)
     features, counts = _image_features(model_dir, images) if images else ({}, [])
     token = image_token(model_dir)
     if videos and "<|begin_of_image|>" in texts[0]:

@@ -13,7 +13,8 @@ _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}<|image|>{% endif %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'video' %}<|video|>"
+    "{% else %}<|image|>{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -59,15 +60,16 @@ def config_moe(image: int, text: dict[str, Any], spread: float) -> dict[str, Any
 
 
 def write_companions(directory: Path) -> dict[str, Any]:
-    """Template and tokens; gives the settings of images."""
+    """Template, tokens and settings of videos; gives those of images."""
     (directory / "chat_template.jinja").write_text(_TEMPLATE)
     named = {"boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>"}
     named |= {"boa_token": "<|audio>", "eoa_token": "<audio|>"}
     name_tokens(directory, "<|image|>", tuple(named.values()))
-    file = directory / "tokenizer_config.json"
+    tokens, file = directory / "tokenizer.json", directory / "tokenizer_config.json"
+    tokens.write_text(tokens.read_text().replace("<|video_pad|>", "<|video|>"))
     said = json.loads(file.read_text()) | {"image_token": "<|image|>"} | named
     file.write_text(json.dumps(said))
-    return {
-        "image_processor_type": "Gemma4ImageProcessor", "patch_size": 4, "pooling_kernel_size": 3,
-        "max_soft_tokens": 70,
-    }  # fmt: skip
+    common = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
+    video = common | {"video_processor_type": "Gemma4VideoProcessor", "num_frames": 4}
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(video))
+    return common | {"image_processor_type": "Gemma4ImageProcessor"}

@@ -60,7 +60,7 @@ OF_FOUR_NORMS = ("glm4v", "glm46v", "glm_ocr")  # transformers' own layers are r
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm"),
-    *("mistral3", "ministral3", "paddleocr_vl", "paddleocr_vl_biased", *OF_GEMMA),
+    *("mistral3", "ministral3", "paddleocr_vl", "paddleocr_vl_biased"),
     *("deepseek_ocr2", "deepseek_ocr2_wide"),
 )
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")

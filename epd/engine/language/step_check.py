@@ -91,6 +91,6 @@ class StepCheck:
                 f"rows [{span.row_start}, {span.row_start + span.count}) of an item that holds "
                 f"{held} whole rows"
             )
-        if self.row_contract.max_uncut and span.row_start + span.count < held:
+        if self.row_contract.max_uncut and span.left:
             return f"a chunk that ends in a picture, behind {span.count} of its rows"
         return ""

@@ -2,8 +2,8 @@
 
 Rows of keys and values differ by the kind of layer.  The last layers of the E models have none:
 they read those of the last layer of their kind that has.  Each layer of these models adds an
-embedding of its own.  The larger models see a picture both ways, in the layers with a window.
-Sounds and videos are not taken.
+embedding of its own.  The larger models see a picture, or a frame of a video, both ways, in the
+layers with a window.  Sounds are not taken.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from epd.engine.base import Patches
 from epd.engine.language.products import Foreign
 from epd.engine.language.state_kinds import PagedRows
 from epd.engine.sharding import WHOLE, Shard
+from epd.engine.vision.image_ops import QwenImageOps
 from epd.families.gemma4.decoder import Gemma4Decoder
-from epd.families.gemma4.sizes import BUDGET, FULL
+from epd.families.gemma4.sizes import BUDGET, FULL, Films, films
 from epd.layouts import RowKind
 from epd.messages import PixelBounds
 from epd.model_files.checkpoint import Checkpoint, ModelError
@@ -34,6 +35,18 @@ class CappedHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self._head(hidden) / self._cap) * self._cap
+
+
+class FrameOps(QwenImageOps):
+    """Of a video, whose frames come resized; numbers of a pixel stand together."""
+
+    def patches(
+        self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """uint8 `[frames, height, width, 3]` to `[num_patches, patch_dim]`, on its device."""
+        frames = self.scaled(pixels, dtype).unflatten(-1, (grid_thw[2], self._patch))
+        split = frames.unflatten(2, (grid_thw[1], self._patch))
+        return split.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(0, 2)
 
 
 class Gemma4(ModelAdapter):
@@ -53,7 +66,9 @@ class Gemma4(ModelAdapter):
     def max_uncut(self) -> int:
         if self.text_config.use_bidirectional_attention != "vision":
             return 0
-        return int(self.checkpoint.preprocessor.get("max_soft_tokens") or BUDGET)
+        of_image = int(self.checkpoint.preprocessor.get("max_soft_tokens") or BUDGET)
+        video = self._films
+        return of_image if video is None else max(of_image, video.max_soft_tokens)
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
         if shard.size > 1:
@@ -93,6 +108,13 @@ class Gemma4(ModelAdapter):
 
         return Gemma4ImageProcessorPil(**self.checkpoint.preprocessor)
 
+    @property
+    def _films(self) -> Films | None:
+        return films(self.checkpoint.config, self.checkpoint.video_preprocessor)
+
+    def video_ops(self) -> FrameOps | None:
+        return None if (video := self._films) is None else FrameOps(video)
+
     def to_patches(
         self, processor: Foreign, image: Foreign, bounds: PixelBounds | None = None
     ) -> tuple[torch.Tensor, tuple[int, int, int]]:
@@ -104,10 +126,11 @@ class Gemma4(ModelAdapter):
         seeing, parts = model.model, []
         device = next(seeing.vision_tower.parameters()).device
         for patches in batch:  # transformers would pad them to one size, and compute the padding
-            _, lines, columns = patches.grid_thw
+            frames, lines, columns = patches.grid_thw
             places = torch.cartesian_prod(torch.arange(lines), torch.arange(columns)).flip(1)
-            pixels = patches.pixels[None].to(device=device, dtype=dtype)
-            output = seeing.get_image_features(pixels, places[None].to(device), return_dict=True)
+            places = places.to(device).expand(frames, -1, -1)
+            pixels = patches.pixels.to(device=device, dtype=dtype).unflatten(0, (frames, -1))
+            output = seeing.get_image_features(pixels, places, return_dict=True)
             parts += output.pooler_output
         return torch.cat(parts)
 

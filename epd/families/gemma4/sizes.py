@@ -1,5 +1,7 @@
 """Gemma 4: names and shapes; an image fills a budget of rows, as near as its ratio allows.
 
+A frame of a video fills a smaller one, behind its time; a video is so many frames at equal steps.
+
 Layers are of two kinds: most see a window, some everything, and these have heads of another width.
 The last layers of the E models have no keys and values of their own.
 """
@@ -7,14 +9,16 @@ The last layers of the E models have no keys and values of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import ClassVar
 
 from epd.errors import MediaError
+from epd.media_files.video import Sampling, VideoSettings, read_settings
 from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
 
-BUDGETS = (70, 140, 280, 560, 1120)  # rows of an image, that its processor takes
+BUDGETS = (70, 140, 280, 560, 1120)  # rows of an image or a frame, that its processor takes
 BUDGET = 280  # where it names none
 _WINDOW, FULL = "sliding_attention", "full_attention"
 _TEXT, _TOWER = "model.language_model", "model.vision_tower"
@@ -82,12 +86,9 @@ def _fault(config: Settings) -> str:
     return ""
 
 
-def _geometry(model_config: Settings, settings: Settings, width: int, height: int) -> Geometry:
-    patch, merge = (
-        int(settings.get("patch_size") or 16),
-        int(settings.get("pooling_kernel_size") or 3),
-    )
-    side, budget = patch * merge, int(settings.get("max_soft_tokens") or BUDGET)
+def _filled(budget: int, patch: int, merge: int, width: int, height: int) -> tuple[int, int]:
+    """Lines and columns of rows, at most so many.  Raises MediaError."""
+    side = patch * merge
     factor = math.sqrt(budget * merge**2 * patch**2 / (height * width))
     lines, columns = math.floor(factor * height / side), math.floor(factor * width / side)
     if not lines and columns:
@@ -95,16 +96,69 @@ def _geometry(model_config: Settings, settings: Settings, width: int, height: in
     elif not columns and lines:
         lines, columns = min(height // width, budget), 1
     if not 0 < lines * columns <= budget:
-        raise MediaError(
-            f"the image is {width} x {height} pixels, which {budget} rows do not fit: crop it"
-        )
+        raise MediaError(f"{width} x {height} pixels do not fit {budget} rows: crop it")
+    return lines, columns
+
+
+def _geometry(model_config: Settings, settings: Settings, width: int, height: int) -> Geometry:
+    patch, merge = (
+        int(settings.get("patch_size") or 16),
+        int(settings.get("pooling_kernel_size") or 3),
+    )
+    budget = int(settings.get("max_soft_tokens") or BUDGET)
+    lines, columns = _filled(budget, patch, merge, width, height)
     num_rows = lines * columns
     return Geometry((1, lines * merge, columns * merge), num_rows, num_rows * merge**2)
+
+
+class Films(VideoSettings, frozen=True, kw_only=True):
+    """Frames fill a budget each, and stand apart, behind their times."""
+
+    takes: ClassVar[Collection[str]] = ("num_frames",)
+    patch_size: int = 16
+    temporal_patch_size: int = 1
+    merge_size: int = 3
+    min_pixels: int = 0
+    max_pixels: int = 0
+    max_soft_tokens: int = BUDGETS[0]
+    num_frames: int | None = 32
+    image_mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    image_std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"patch": self.patch_size, "merge": self.merge_size}
+
+    def chosen(self, total: int, rate: float, wanted: Sampling, limit: int) -> Iterable[int]:
+        """A video that is shorter, which the processor refuses, is taken whole."""
+        number = min(wanted.num_frames or self.num_frames or total, total, limit)
+        return (at * total // number for at in range(number))
+
+    def bounded(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
+        patch, merge = self.patch_size, self.merge_size
+        lines, columns = _filled(self.max_soft_tokens, patch, merge, width, height)
+        return lines * patch * merge, columns * patch * merge
+
+    def texts(self, frames: Sequence[int], rate: float) -> list[tuple[str, str]]:
+        times = (divmod(int(index / rate), 60) for index in frames)
+        said = (f"{minutes:02d}:{seconds:02d} <|image>" for minutes, seconds in times)
+        return [(" " * (at > 0) + time, "<image|>") for at, time in enumerate(said)]
+
+
+def films(config: Settings, given: Settings) -> Films | None:
+    """Settings of videos; transformers prepares none by those of images, which stand in here."""
+    if given.get("image_processor_type"):
+        return None
+    found = read_settings(Films, {}, {**given, "merge_size": given.get("pooling_kernel_size")})
+    assert isinstance(found, Films)
+    return found
 
 
 def _processor(settings: Settings) -> dict[str, int] | str:
     if (settings.get("max_soft_tokens") or BUDGET) not in BUDGETS:
         return f"max_soft_tokens: an image has one of {', '.join(map(str, BUDGETS))} rows"
+    if settings.get("fps") is not None:
+        return "fps: frames of a video are taken by their number"
     return {
         "patch": settings.get("patch_size") or 16,
         "merge": settings.get("pooling_kernel_size") or 3,
@@ -185,7 +239,13 @@ FAMILIES = {
             "model.embed_vision.embedding_projection.weight": "hidden tower",
         },
         (_TOWER, "model.embed_vision"),
-        Images(_geometry, _processor, tile_text=lambda tiles, place: f"<|image>{place}<image|>"),
+        Images(
+            _geometry,
+            _processor,
+            tile_text=lambda tiles, place: f"<|image>{place}<image|>",
+            video=films,
+            video_place="<|video|>",
+        ),
         # Of what hears, and of layers that read others' keys and values, which no code reads.
         skipped=(r"^model\.(audio_tower|embed_audio)\.", r"\.self_attn\.[kv]_(proj|norm)\.weight$"),
         layer_types=frozenset({_WINDOW, FULL}),

@@ -142,8 +142,8 @@ def _spans(request: Request, record: Record, start: int, count: int) -> list[Row
             first, last = max(start, at), min(start + count, at + num_rows)
             if first < last:
                 row_start = first_row + first - at
-                rows = record.rows[item.room]
-                spans.append(RowSpan(first - start, row_start, last - first, rows))
+                rows, left = record.rows[item.room], at + num_rows - last
+                spans.append(RowSpan(first - start, row_start, last - first, rows, left))
     return spans
 
 

@@ -16,13 +16,13 @@ from epd.roles.steps.step import layouts_of
 from tests.api.fakes import conversation
 from tests.engine.driver import Driver, Request, end_tokens
 from tests.engine.reference import reference_generate, reference_inputs, reference_logits
-from tests.engine.tiny_models import OF_GLM
+from tests.engine.tiny_models import OF_GEMMA, OF_GLM
 from tests.engine.vision.video_cases import Case, cases
 
 # tests/roles: the bundled one
 FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "internvl", "internvl_moe"),
-    *OF_GLM,
+    *(*OF_GLM, *OF_GEMMA),
 )
 NEW_TOKENS = 8
 NOBODY = Address("e", 1, "")
@@ -57,6 +57,8 @@ async def prepared(serving: Driver, name: str, case: Case) -> Request:
     rope = serving.language.rope_positions(len(prompt.token_ids), layouts)
     params = SamplingParams(max_tokens=NEW_TOKENS, stop_token_ids=end_tokens(serving.model_dir))
     request = Request(name, list(prompt.token_ids), layouts, rows, rope, sampling=params)
+    contract = serving.language.row_contract
+    request.sees_both_ways = contract is not None and bool(contract.max_uncut)
     serving.lease(request)
     return request
 
@@ -67,10 +69,11 @@ async def prepared(serving: Driver, name: str, case: Case) -> Request:
         "qwen2_5_vl",
         "qwen3_5",  # which numbers frames as qwen3_vl does
         "glm46v",
+        "gemma4_moe",
         *(
             pytest.param(family, marks=pytest.mark.long)
             for family in FAMILIES
-            if family not in ("qwen2_5_vl", "qwen3_5", "glm46v")
+            if family not in ("qwen2_5_vl", "qwen3_5", "glm46v", "gemma4_moe")
         ),
     ],
 )

@@ -18,6 +18,7 @@ from tests.media_files.videos import film, frame, frames_of
 # What a request may ask for of a film; other families take all.
 TAKES = {"glm4v": ("fps",), "glm4v_moe": ("fps",), "glm46v": (), "glm_ocr": ()}
 TAKES |= dict.fromkeys(("internvl", "internvl_moe"), ("fps", "num_frames"))
+TAKES |= dict.fromkeys(("gemma4", "gemma4_moe"), ("num_frames",))
 MIME = {
     "mp4": "video/mp4",
     "webm": "video/webm",
