@@ -1,9 +1,10 @@
-"""Frames, sizes and texts of GLM's and InternVL's videos are those of transformers' processors."""
+"""Frames, sizes and texts of GLM's, InternVL's and Gemma's videos are those of transformers."""
 
 from __future__ import annotations
 
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import torch
 
 from epd.engine.vision.video_file import decode_clip
 from epd.errors import MediaError
+from epd.families.gemma4 import adapter as gemma4
+from epd.families.gemma4.sizes import BUDGETS
 from epd.families.internvl.adapter import FrameOps
 from epd.media_files.film_rules import ByLength
-from epd.media_files.video import Sampling, sample_frames, video_geometry
+from epd.media_files.video import Sampling, sample_frames, video_geometry, video_settings
 from epd.messages import Clip
 from epd.model_files.family import Geometry
+from epd.model_files.geometry import images_of
 from tests.engine.hf_video import make_processor
 from tests.media_files.test_video import GLM, MAX_PIXELS, RATES, metadata, settings_of
 from tests.media_files.videos import film, frames_of
@@ -123,3 +127,78 @@ def test_the_name_of_the_processor_has_its_rules() -> None:
         ({"image_processor_type": "Glm46VImageProcessor"}, True),
     ):
         assert isinstance(settings_of("glm4v_moe", config), ByLength) == of_length
+
+
+def test_gemma_takes_the_same_frames_and_writes_their_times() -> None:
+    """A number of them; a shorter video, which theirs refuses, whole."""
+    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+
+    rng = random.Random(9)
+    settings, processor = settings_of("gemma4", {}), make_processor("gemma4", {})
+    writer: Any = SimpleNamespace(boi_token="<|image>", video_token="V", eoi_token="<image|>")
+    for _ in range(500):
+        total, rate = rng.choice([rng.randint(1, 60), rng.randint(60, 200_000)]), rng.choice(RATES)
+        number = rng.choice([None, rng.randint(1, 350)])
+        found = sample_frames(settings, total, rate, Sampling(num_frames=number), 4000)
+        if total < (number or 32):
+            with pytest.raises(ValueError, match="exceeds total_num_frames"):
+                processor.sample_frames(metadata(total, rate), num_frames=number)
+            assert found == tuple(range(total))
+            continue
+        shown = metadata(total, rate)
+        shown.frames_indices = processor.sample_frames(shown, num_frames=number)
+        assert list(found) == shown.frames_indices.tolist(), (total, rate, number)
+        inputs = {"num_soft_tokens_per_video": [1], "video_metadata": [shown]}
+        expected = Gemma4Processor.replace_video_token(writer, inputs, 0)
+        assert "".join(a + "V" + b for a, b in settings.texts(found, rate)) == expected
+    with pytest.raises(MediaError, match=r"fps cannot be asked for .* but num_frames"):
+        sample_frames(settings, 90, 30.0, Sampling(fps=4.0), 768)
+    assert len(sample_frames(settings, 90, 30.0, Sampling(), 16)) == 16
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_gemma_frames_have_the_same_sizes(budget: int) -> None:
+    from transformers.models.gemma4 import video_processing_gemma4 as theirs
+
+    rng = random.Random(budget)
+    settings = settings_of("gemma4", {"max_soft_tokens": budget})
+    for _ in range(2_000):
+        width, height = (rng.choice([rng.randint(1, 99), rng.randint(99, 4000)]) for _ in "ab")
+        if max(width, height) > 200 * min(width, height):
+            continue
+        lines, columns = theirs.get_aspect_ratio_preserving_size(height, width, 16, 9 * budget, 3)
+        found = video_geometry(settings, 3, width, height)
+        assert found.grid_thw == (3, lines // 16, columns // 16), (width, height)
+        assert found.num_rows * 9 == found.num_patches == 3 * (lines // 16) * (columns // 16)
+        assert found.num_rows <= 3 * budget
+
+
+@pytest.mark.parametrize("processor", [{}, {"do_normalize": False}, {"image_mean": [0.5] * 3}])
+def test_gemma_frames_become_the_same_patches(processor: dict[str, Any]) -> None:
+    settings, theirs = settings_of("gemma4", processor), make_processor("gemma4", processor)
+    ops = gemma4.FrameOps(settings)
+    for data, clip in (
+        (film(1), Clip(container="mp4", frames=(0, 3, 6, 9))),
+        (film(2, 9, 100, 38, container="webm"), Clip(container="webm", frames=(4,))),
+        (film(3, 3, 336, 480), Clip(container="mp4", frames=(0, 2))),
+    ):
+        frames = frames_of(data, clip.frames)
+        expected = theirs(videos=[frames], do_sample_frames=False, return_tensors="pt")
+        grid = video_geometry(settings, len(frames), frames.shape[2], frames.shape[1]).grid_thw
+        taken = decode_clip(data, clip, *ops.size_of(grid), MAX_PIXELS)
+        found = ops.patches(torch.from_numpy(taken), grid, torch.float32)
+        found = found.unflatten(0, (len(frames), -1))
+        held = expected["pixel_values_videos"][:, : found.shape[1]]
+        torch.testing.assert_close(found, held, atol=1e-5, rtol=0)
+        ends = expected["video_position_ids"].amax((0, 1)) + 1
+        assert ends.tolist() == [grid[2], grid[1]]
+        assert expected["num_soft_tokens_per_video"].tolist() == [ops.num_rows(grid) // len(frames)]
+
+
+def test_what_gemma_has_no_form_for_is_refused() -> None:
+    images = images_of({"model_type": "gemma4"})
+    assert images is not None
+    assert images.processor({"fps": 2}) == "fps: frames of a video are taken by their number"
+    assert "an image has one of 70" in str(images.processor({"max_soft_tokens": 71}))
+    # Where no file has settings of videos, those of images are read: transformers prepares none.
+    assert video_settings({"model_type": "gemma4"}, {"image_processor_type": "Any"}) is None

@@ -160,6 +160,13 @@ GEMMA4 = Layout(
                 "rescale_factor": 0.00392156862745098,
             },
             "image_seq_length": 280, "processor_class": "Gemma4Processor",
+            "video_processor": {
+                "do_convert_rgb": True, "do_normalize": True, "do_rescale": True,
+                "do_resize": True, "do_sample_frames": True, "image_mean": [0.0] * 3,
+                "image_std": [1.0] * 3, "max_soft_tokens": 70, "num_frames": 32, "patch_size": 16,
+                "pooling_kernel_size": 3, "resample": 3, "rescale_factor": 0.00392156862745098,
+                "return_metadata": False, "video_processor_type": "Gemma4VideoProcessor",
+            },
         }
     },
     others=("tokenizer.json", "tokenizer_config.json"),

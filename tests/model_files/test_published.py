@@ -229,6 +229,10 @@ def test_videos_under_published_settings(name: str, tmp_path: Path) -> None:
     theirs = make_processor(published.family, dict(checkpoint.video_preprocessor))
     if published.family == "internvl":
         assert ours.sizes == {"image": theirs.size["height"]}
+    elif published.family == "gemma4":
+        names = ("patch_size", "max_soft_tokens", "num_frames")
+        assert [getattr(ours, n) for n in names] == [getattr(theirs, n) for n in names]
+        assert ours.merge_size == theirs.pooling_kernel_size
     else:
         assert (ours.min_pixels, ours.max_pixels, ours.patch_size, ours.fps) == (
             theirs.size["shortest_edge"], theirs.size["longest_edge"], theirs.patch_size,

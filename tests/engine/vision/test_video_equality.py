@@ -10,12 +10,17 @@ import torch
 
 from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
-from epd.engine.base import Rows
+from epd.engine.base import Rows, StepFailure
 from epd.messages import Address, MediaItem, SamplingParams
 from epd.roles.steps.step import layouts_of
 from tests.api.fakes import conversation
 from tests.engine.driver import Driver, Request, end_tokens
-from tests.engine.reference import reference_generate, reference_inputs, reference_logits
+from tests.engine.reference import (
+    reference_generate,
+    reference_inputs,
+    reference_logits,
+    reference_model,
+)
 from tests.engine.tiny_models import OF_GEMMA, OF_GLM
 from tests.engine.vision.video_cases import Case, cases
 
@@ -138,3 +143,33 @@ async def test_rows_of_a_frame_do_not_depend_on_the_others(driver: Callable[[str
     assert (whole.layouts[0].grid_thw[0], part.layouts[0].grid_thw[0]) == (3, 1)
     first: Any = whole.rows[0].tensor[: part.rows[0].num_rows]
     torch.testing.assert_close(first, part.rows[0].tensor, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("seen", ["one way", "as one picture"])
+async def test_how_frames_are_seen_is_noticed(seen: str, driver: Callable[[str], Driver]) -> None:
+    """Transformers' own mask, given other kinds of tokens, is apart from ours."""
+    serving, case = driver("gemma4_moe"), cases("gemma4_moe")[1]
+    inputs = reference_inputs(serving.model_dir, case.messages, case.images, case.videos)
+    kinds = inputs["mm_token_type_ids"]
+    first, *_, last = kinds[0].nonzero()[:, 0].tolist()
+    kinds[0, first : last + 1] = 0 if seen == "one way" else 2
+    with torch.inference_mode():
+        wrong = reference_model(serving.model_dir)(**inputs).logits[0, -1]
+    request = await prepared(serving, "r", case)
+    logits = serving.language.logits([request.next_step(4096)])[0]
+    serving.release([request])
+    assert (logits - wrong).abs().max() > 1e-3
+
+
+async def test_a_chunk_that_ends_in_a_frame_is_refused(driver: Callable[[str], Driver]) -> None:
+    """And one that ends between two is not."""
+    serving = driver("gemma4_moe")
+    request = await prepared(serving, "r", cases("gemma4_moe")[1])
+    request.sees_both_ways = False
+    first, second = request.layouts[:2]
+    (outcome,) = serving.language.run([request.next_step(second.offset)]).outcomes
+    assert outcome is None
+    request.computed = first.offset
+    (outcome,) = serving.language.run([request.next_step(second.offset + 5)]).outcomes
+    assert isinstance(outcome, StepFailure)
+    serving.release([request])

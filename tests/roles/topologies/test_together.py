@@ -254,10 +254,14 @@ def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("topology", ["1epd", "1e1p1d"])
 @pytest.mark.parametrize(
-    "family", ["glm46v", *(pytest.param(f, marks=pytest.mark.long) for f in ("glm4v", "internvl"))]
+    "family",
+    [
+        *("glm46v", "gemma4_moe"),
+        *(pytest.param(f, marks=pytest.mark.long) for f in ("glm4v", "internvl", "gemma4")),
+    ],
 )
 def test_videos_among_images(family: str, topology: str) -> None:
-    """Rows of both have one placeholder in these families; chunks end among them."""
+    """Rows of both have one placeholder, or chunks of which none may cut a frame."""
     directory = model_dir(family)
     few = msgspec.structs.replace(CONFIG, max_chunk_tokens=48)
     asked = [asyncio.run(ask_case(case, 6, directory)) for case in cases(family)[1:]]
