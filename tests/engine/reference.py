@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from epd.model_files.checkpoint import read_config
 from tests.engine import reference_gemma, reference_glm
 from tests.engine.hf_video import kimi_image_processor, video_processor
 
@@ -132,11 +131,10 @@ def video_features(
 
     model_type = json.loads((model_dir / "config.json").read_text())["model_type"]
     processor = video_processor(model_dir)
+    asked = reference_gemma.without_rate if model_type == "gemma4" else dict
     each: list[Any] = []
     for video in videos:
-        total, sampling = len(video.frames), video.sampling
-        if model_type == "gemma4":  # which has no rates
-            sampling = {name: value for name, value in sampling.items() if name != "fps"}
+        total = len(video.frames)
         metadata = VideoMetadata(
             total_num_frames=total,
             fps=video.fps,
@@ -150,7 +148,7 @@ def video_features(
                 do_sample_frames=bool(video.sampling),
                 return_metadata=True,
                 return_tensors="pt",
-                **sampling,
+                **asked(video.sampling),
             )
         )
     if model_type == "gemma4":
@@ -295,8 +293,7 @@ def reference_inputs(
             return {"input_ids": torch.tensor([ids]), **found}
         shown |= found
     if not {"video_position_ids", "image_position_ids"}.isdisjoint(shown):
-        video = read_config(model_dir)["video_token_id"]
-        return reference_gemma.inputs(shown, ids, image_token(model_dir), video)
+        return reference_gemma.inputs(shown, ids, tokenizer(model_dir))
     features, counts = _image_features(model_dir, images) if images else ({}, [])
     token = image_token(model_dir)
     if videos and "<|begin_of_image|>" in texts[0]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +29,14 @@ def of_videos(each: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
     return {name: torch.cat([one[name] for one in each]) for name in names}, texts
 
 
-def inputs(features: dict[str, Any], ids: list[int], image: int, video: int) -> dict[str, Any]:
-    """`image`, `video`: tokens whose runs the model sees both ways."""
+def without_rate(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """What its processor is asked for of a video."""
+    return {name: value for name, value in sampling.items() if name != "fps"}
+
+
+def inputs(features: dict[str, Any], ids: list[int], tokenizer: Any) -> dict[str, Any]:
+    """With the kinds of tokens, whose runs the model sees both ways."""
     input_ids = torch.tensor([ids])
+    image, video = (tokenizer.token_to_id(f"<|{kind}|>") for kind in ("image", "video"))
     kinds = (input_ids == image).int() + 2 * (input_ids == video).int()
     return {"input_ids": input_ids, "mm_token_type_ids": kinds, **features}

@@ -176,7 +176,7 @@ def test_gemma_frames_have_the_same_sizes(budget: int) -> None:
 @pytest.mark.parametrize("processor", [{}, {"do_normalize": False}, {"image_mean": [0.5] * 3}])
 def test_gemma_frames_become_the_same_patches(processor: dict[str, Any]) -> None:
     settings, theirs = settings_of("gemma4", processor), make_processor("gemma4", processor)
-    ops = gemma4.FrameOps(settings)
+    ops = gemma4.FilmOps(settings)
     for data, clip in (
         (film(1), Clip(container="mp4", frames=(0, 3, 6, 9))),
         (film(2, 9, 100, 38, container="webm"), Clip(container="webm", frames=(4,))),
@@ -198,7 +198,8 @@ def test_gemma_frames_become_the_same_patches(processor: dict[str, Any]) -> None
 def test_what_gemma_has_no_form_for_is_refused() -> None:
     images = images_of({"model_type": "gemma4"})
     assert images is not None
-    assert images.processor({"fps": 2}) == "fps: frames of a video are taken by their number"
+    for other in ({"fps": 2}, {"do_sample_frames": False}):
+        assert "of a video, num_frames are taken" in str(images.processor(other))
     assert "an image has one of 70" in str(images.processor({"max_soft_tokens": 71}))
     # Where no file has settings of videos, those of images are read: transformers prepares none.
     assert video_settings({"model_type": "gemma4"}, {"image_processor_type": "Any"}) is None

@@ -37,7 +37,7 @@ class CappedHead(nn.Module):
         return torch.tanh(self._head(hidden) / self._cap) * self._cap
 
 
-class FrameOps(QwenImageOps):
+class FilmOps(QwenImageOps):
     """Of a video, whose frames come resized; numbers of a pixel stand together."""
 
     def patches(
@@ -112,8 +112,8 @@ class Gemma4(ModelAdapter):
     def _films(self) -> Films | None:
         return films(self.checkpoint.config, self.checkpoint.video_preprocessor)
 
-    def video_ops(self) -> FrameOps | None:
-        return None if (video := self._films) is None else FrameOps(video)
+    def video_ops(self) -> FilmOps | None:
+        return None if (video := self._films) is None else FilmOps(video)
 
     def to_patches(
         self, processor: Foreign, image: Foreign, bounds: PixelBounds | None = None

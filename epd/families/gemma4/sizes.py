@@ -157,8 +157,8 @@ def films(config: Settings, given: Settings) -> Films | None:
 def _processor(settings: Settings) -> dict[str, int] | str:
     if (settings.get("max_soft_tokens") or BUDGET) not in BUDGETS:
         return f"max_soft_tokens: an image has one of {', '.join(map(str, BUDGETS))} rows"
-    if settings.get("fps") is not None:
-        return "fps: frames of a video are taken by their number"
+    if settings.get("fps") is not None or settings.get("do_sample_frames") is False:
+        return "fps, do_sample_frames: of a video, num_frames are taken"
     return {
         "patch": settings.get("patch_size") or 16,
         "merge": settings.get("pooling_kernel_size") or 3,
