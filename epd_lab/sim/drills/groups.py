@@ -173,7 +173,7 @@ GROUP_DRILLS: tuple[Drill, ...] = (
             Fault("stall", "pd1.1", duration_s=1.0),
             Fault("kill", "peer", point="MESSAGE:PlaceAsked", nth=2, duration_s=0.2),
         ),
-        fires=("place_left",), must_fire=0.6, mutants=("a_place_is_taken_for_good",), from_s=0.1,
+        fires=("place_left",), must_fire=0.4, mutants=("a_place_is_taken_for_good",), from_s=0.1,
         to_s=0.12,
     ),
     Drill(

@@ -48,13 +48,13 @@ KIND_DRILLS: tuple[Drill, ...] = (
         calm={"settings.num_blocks": 1024, "settings.window": 1024} | ALL_DIFFER, must_fire=0.7,
     ),
     Drill(
-        "windows-of-pictures", ("F24", "F28"), topology="1epd",
+        "windows-of-pictures", ("F24", "F28", "F86"), topology="1epd",
         work=Workload(
             30, image_share=0.8, num_texts=3, max_text=40, max_tokens=32, spread_s=0.1,
             cancel_share=0.1,
         ),
         settings=Settings(window=5, num_blocks=64, max_uncut=16),
-        fires=("slides",), mutants=("a_block_too_many_is_passed",),
+        fires=("slides",), mutants=("a_chunk_ends_a_row_early",),
         calm={"settings.window": 1024, "settings.num_blocks": 1024},
     ),
     Drill(
