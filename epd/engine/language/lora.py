@@ -97,8 +97,7 @@ class Bank:
         self._cut = cut
         self._family = adapter.family
         self._linears: dict[str, LoraLinear] = {}
-        self.held: tuple[str, ...] = ()
-        self._places: dict[str, int] = {}  # of those that are held
+        self._places: dict[str, int] = {}  # of those that are held; replaced, as threads read it
         self._wanted: Mapping[str, str] | None = None  # by the last list, if one came
         self._turn = asyncio.Lock()  # lists of adapters are applied in their order
         stack: Foreign = adapter.language_model(model)
@@ -122,6 +121,10 @@ class Bank:
         if any(sequence.adapter for sequence in batch):
             places = [place for s in batch for place in [self.place(s)] * len(s.token_ids)]
             self.places = to_device(places, torch.int32, self._device)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        return tuple(self._places)
 
     @property
     def usable(self) -> tuple[str, ...]:
@@ -177,23 +180,24 @@ class Bank:
 
     def hold(self, digest: str, weights: Weights) -> None:
         """From the next step on.  Raises ModelError where there are enough already."""
-        if digest not in self.held and len(self.held) >= self._config.max_loras:
+        places, most = self._places, self._config.max_loras
+        if digest not in places and len(places) >= most:
             raise ModelError(
-                f"{len(self.held)} adapters are held, which is all that --max-loras admits"
+                f"{len(places)} adapters are held, which is all that --max-loras admits"
             )
-        self.held = tuple(dict.fromkeys((*self.held, digest)))
-        free = set(range(self._config.max_loras)) - set(self._places.values())
-        place = self._places[digest] if digest in self._places else min(free)
+        free = (place for place in range(most) if place not in places.values())
+        place = places[digest] if digest in places else next(free)
         for path, pair in weights.items():
             self._linears[path].low.put(place, *pair)
-        self._places[digest] = place
+        self._places = {**places, digest: place}
 
     def drop(self, digest: str) -> None:
-        self.held = tuple(one for one in self.held if one != digest)
-        if digest in self._places:
-            place = self._places.pop(digest)
-            for layer in self._linears.values():
-                layer.low.ranks[place] = 0
+        if digest not in self._places:
+            return
+        place = self._places[digest]
+        self._places = {one: at for one, at in self._places.items() if one != digest}
+        for layer in self._linears.values():
+            layer.low.ranks[place] = 0
 
     def _paths(self, files: AdapterFiles) -> Iterator[tuple[str, str]]:
         """Of each module that it changes, here and in its file.  Raises ModelError."""

@@ -47,7 +47,7 @@ def served_with(
     return served
 
 
-@pytest.mark.parametrize(
+EACH = pytest.mark.parametrize(
     ("family", "ahead"),
     [
         ("gemma4", False),
@@ -56,6 +56,9 @@ def served_with(
         pytest.param("gemma4_moe", True, marks=pytest.mark.long),
     ],
 )
+
+
+@EACH
 def test_answers_that_give_way_while_their_windows_slide(
     family: str, ahead: bool, passed: Counter[str]
 ) -> None:
@@ -102,15 +105,7 @@ def test_a_beginning_is_found_with_its_window(
     assert any(PASSED in blocks for blocks in found)
 
 
-@pytest.mark.parametrize(
-    ("family", "ahead"),
-    [
-        ("gemma4", False),
-        pytest.param("gemma4", True, marks=pytest.mark.long),
-        pytest.param("gemma4_moe", False, marks=pytest.mark.long),
-        pytest.param("gemma4_moe", True, marks=pytest.mark.long),
-    ],
-)
+@EACH
 def test_decode_is_sent_what_it_sees(
     family: str, ahead: bool, passed: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
