@@ -98,7 +98,7 @@ class CacheDirectory(Component[Never]):
         self.index = CacheIndex()
         self._registry = registry
         self.on_stored: Callable[[str, str], None] = lambda instance_id, mm_hash: None
-        registry.on_heartbeat_of = self._on_heartbeat
+        registry.heartbeat_listeners += (self._on_heartbeat,)
 
     @receives(CacheEvents)
     def on_events(self, received: Received) -> None:

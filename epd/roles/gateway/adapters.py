@@ -56,8 +56,7 @@ class Adapters(Component[LoadedAdapter]):
         self._serial = 0  # of the list; 0: there is none yet
         self._owed: dict[str, Address] = {}  # whom the list is sent to, after the item at hand
         self.offered: dict[str, Adapter] = {}
-        cached, registry.on_heartbeat_of = registry.on_heartbeat_of, self._heard
-        self._heard_before = cached
+        registry.heartbeat_listeners += (self._heard,)
 
     def live(self) -> dict[str, int]:
         return {"adapters": sum(adapter.is_at_work for adapter in self._adapters.values())}
@@ -123,7 +122,6 @@ class Adapters(Component[LoadedAdapter]):
         return self.actor.address.epoch, self._serial
 
     def _heard(self, instance: Instance) -> None:
-        self._heard_before(instance)
         if instance.info.kv_layout is None or not self._serial:
             return
         if instance.load.adapter_list == self._list:

@@ -49,8 +49,7 @@ class Losses(Component[Never]):
         self._elsewhere = elsewhere
         self._suspects = dispatcher.suspects
         self._deaths = dispatcher.suspects.deaths
-        self._heard = registry.on_heartbeat_of
-        registry.on_heartbeat_of = self._heartbeat_of
+        registry.heartbeat_listeners += (self._heartbeat_of,)
         registry.on_lost = self._instance_gone
         registry.on_heard = self._heard_again
 
@@ -63,7 +62,6 @@ class Losses(Component[Never]):
 
     def _heartbeat_of(self, instance: Instance) -> None:
         """Each brings the list: nothing else reports what left it."""
-        self._heard(instance)
         address = instance.info.address
         self._deaths.hold((address.instance_id, address.epoch), instance.load.hands)
 

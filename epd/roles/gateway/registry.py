@@ -87,7 +87,7 @@ class Registry(Component[Instance]):
         self.on_heard: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
         self._acked_s: dict[str, float] = {}  # by name, when it was last told that it is known
-        self.on_heartbeat_of: Callable[[Instance], None] = lambda instance: None
+        self.heartbeat_listeners: tuple[Callable[[Instance], None], ...] = ()
         actor.admits = lambda received: (
             type(received.message) is Join or self._of(received) is not None
         )
@@ -241,6 +241,10 @@ class Registry(Component[Instance]):
         self.actor.send(
             name, HeartbeatAck(known=known, version=self.version, cluster_s=self.actor.cluster_s())
         )
+
+    def on_heartbeat_of(self, instance: Instance) -> None:
+        for heard in self.heartbeat_listeners:
+            heard(instance)
 
     @receives(Leave)
     def on_leave(self, received: Received) -> None:

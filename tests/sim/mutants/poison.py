@@ -68,7 +68,7 @@ def _noted(kind: Any, made: list[Any]) -> Any:
 @mutant
 def what_left_counts_until_more_enters() -> Planted:
     """F68: a heartbeat does not bring the list."""
-    return patched(Losses, "_heartbeat_of", lambda self, one: self._heard(one))
+    return patched(Losses, "_heartbeat_of", lambda self, one: None)
 
 
 @mutant
