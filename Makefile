@@ -69,7 +69,8 @@ test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and t
 	$(BIN)/python -m tests.foreign
 
 .PHONY: test-gpu
-test-gpu: test-gpu-one test-gpu-two  ## On a machine with CUDA: both halves below; what needs two GPUs is skipped with one
+test-gpu: test-gpu-one  ## On a machine with CUDA: both halves below; what needs two GPUs is skipped with one
+	$(BIN)/python -m pytest -m two_gpus --durations=20 tests/gpu
 
 .PHONY: test-gpu-one
 test-gpu-one: $(STAMP)  ## What one GPU can show: kernels, engine, transports; the slowest are listed
