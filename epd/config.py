@@ -40,6 +40,14 @@ class ConfigError(Told):
 
 # One setting per line: its kind, what it is, its flag with the group and the word for its value.
 # fmt: off
+class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one API key may have; 0: no limit.  Requests without a key count by their tenant."""
+
+    requests_per_minute: Annotated[CountOrNone, about("of one API key; without keys, of one X-EPD-Tenant; 0: no limit", "--requests-per-minute", "limits")] = 0
+    tokens_per_minute: Annotated[CountOrNone, about("of its prompts and answers; 0: no limit", "--tokens-per-minute", "limits")] = 0
+    concurrency: Annotated[CountOrNone, about("its open answers (each of n counts); 0: no limit", "--concurrency-per-key", "limits")] = 0
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the gateway refuses before it does any work (faults F33, F39, F46)."""
 
