@@ -97,7 +97,8 @@ def family(*parents: str) -> Area:
 FOLDERS = [path.parent.name for path in (ROOT / "epd" / "families").glob("*/__init__.py")]
 # Of families that have parts of another.
 PARENTS = dict.fromkeys(("qwen3_5", "glm", "paddleocr_vl"), ("qwen_vl",)) | {
-    "deepseek_ocr2": ("internvl",)
+    "deepseek_ocr2": ("internvl",),
+    "mistral3": ("kimi",),
 }
 
 

@@ -1,9 +1,9 @@
 """From a checkpoint's `model_type` to the folder of its family.
 
 Each folder names the adapters of its model types, and published checkpoints of these, with spaces
-between them: those whose layout tests make, and others that declare it.  Its modules are imported
-when one of them is used: `adapter.py` computes, with torch, and `sizes.py` is for all that needs
-none.
+between them: those whose layout tests make, and others that declare it.  It names relatives that
+are refused, too, with what they lack.  Its modules are imported when one of them is used:
+`adapter.py` computes, with torch, and `sizes.py` is for all that needs none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 ADAPTERS: dict[str, str] = {}
 CHECKPOINTS: dict[str, str] = {}
 DECLARED: dict[str, str] = {}
+REFUSED: dict[str, str] = {}
 for _folder in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
     if _folder.ispkg:
         _named = importlib.import_module(_folder.name)
         ADAPTERS |= _named.ADAPTERS
         CHECKPOINTS |= _named.CHECKPOINTS
         DECLARED |= getattr(_named, "DECLARED", {})
+        REFUSED |= getattr(_named, "REFUSED", {})
 
 
 @cache
@@ -46,6 +48,7 @@ def family_of(directory: object, config: Settings) -> Family:
     model_type = str(config["model_type"])
     if family := family_named(model_type):
         return family
+    lacks = f", which is not served: {REFUSED[model_type]}" if model_type in REFUSED else ""
     raise ModelError(
-        f"{directory} is a {model_type!r} model; supported are {', '.join(sorted(ADAPTERS))}"
+        f"{directory} is a {model_type!r} model{lacks}; supported are {', '.join(sorted(ADAPTERS))}"
     )

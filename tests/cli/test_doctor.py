@@ -82,7 +82,9 @@ def test_what_a_model_s_directory_holds_is_listed() -> None:
 @pytest.mark.parametrize(
     ("text", "changes", "said"),
     [
-        (None, {"model_type": "interns1"}, "is a 'interns1' model; supported are"),
+        (None, {"model_type": "unheard_of"}, "is a 'unheard_of' model; supported are"),
+        (None, {"model_type": "interns1"}, "'interns1' model, which .*: transformers has no code"),
+        (None, {"model_type": "mistral_large4"}, "'mistral_large4' model, .*: its layers choose"),
         ("deepseek_v3", {"model_type": "mistral3"}, "'mistral3' .* 'deepseek_v3', which is not"),
     ],
 )

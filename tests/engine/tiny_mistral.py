@@ -1,4 +1,4 @@
-"""Mistral 3 in small: with the language model of Mistral Small 3.1, and with Ministral 3's."""
+"""Mistral 3 in small: language models of Mistral Small 3.1, Ministral 3 and Mistral Small 4."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def config_ministral(image: int, text: dict[str, Any], spread: float) -> dict[st
     }  # fmt: skip
     found = config(image, text, spread)
     found["text_config"] |= {"model_type": "ministral3", "rope_parameters": rope}
+    return found
+
+
+def config_mistral4(image: int, text: dict[str, Any], spread: float) -> dict[str, Any]:
+    """Queries grow likewise, over latent rows; a dense layer, and experts in groups."""
+    found = config_ministral(image, text, spread)
+    found["text_config"] |= {
+        "model_type": "mistral4", "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10, "n_routed_experts": 8,
+        "n_shared_experts": 1, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+        "first_k_dense_replace": 1, "moe_intermediate_size": 24, "routed_scaling_factor": 1.5,
+    }  # fmt: skip
+    del found["text_config"]["head_dim"]
     return found
 
 

@@ -53,14 +53,14 @@ VISION_FAMILIES = (*FAMILIES[:5], *FAMILIES[7:])
 # Of families above, for tests marked long.
 SECOND_SIZES = (
     *("internvl_moe", "ministral3", "glm46v", "paddleocr_vl_biased", "gemma4_moe"),
-    "deepseek_ocr2_wide",
+    *("deepseek_ocr2_wide", "mistral4"),
 )
 OF_GEMMA = ("gemma4", "gemma4_moe")
 OF_FOUR_NORMS = ("glm4v", "glm46v", "glm_ocr")  # transformers' own layers are run
 OF_GLM = ("glm4v", "glm46v", "glm_ocr", "glm4v_moe")
 WITHOUT_VIDEOS = (
     *("llava_onevision", "kimi_k25", "idefics3", "smolvlm"),
-    *("mistral3", "ministral3", "paddleocr_vl", "paddleocr_vl_biased"),
+    *("mistral3", "ministral3", "mistral4", "paddleocr_vl", "paddleocr_vl_biased"),
     *("deepseek_ocr2", "deepseek_ocr2_wide"),
 )
 WITH_STATES = ("qwen3_5", "qwen3_5_moe")
@@ -249,6 +249,7 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         )
         for family, name in zip(OF_GLM, ("Glm4v", "Glm46V", "GlmOcr", "Glm4vMoe"), strict=True)
     },
+    "mistral4": (*_MISTRAL3, tiny_mistral.config_mistral4(_IMAGE, _TEXT, _RANGE)),
 }
 
 
@@ -341,7 +342,7 @@ def _write_companions(family: str, directory: Path) -> None:
         settings = tiny_idefics.write_companions(directory)
     elif family in ("internvl", "internvl_moe"):
         settings = tiny_internvl.write_companions(directory, _CONFIGS[family][2])
-    elif family in ("mistral3", "ministral3"):
+    elif family in ("mistral3", "ministral3", "mistral4"):
         settings = tiny_mistral.write_companions(directory)
     elif family in ("paddleocr_vl", "paddleocr_vl_biased"):
         settings = tiny_paddle.write_companions(directory)

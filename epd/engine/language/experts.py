@@ -95,13 +95,14 @@ def by_softmax(router: Foreign) -> Routing:
 
 
 def by_groups(router: Foreign) -> Routing:
-    """Of DeepSeek-V3's."""
+    """Of routers as DeepSeek-V3 has them, or with a softmax and no bias in place of the sigmoid."""
+    bias = getattr(router, "e_score_correction_bias", None)
     return Routing(
         int(router.top_k),
-        is_sigmoid=True,
+        is_sigmoid=bias is not None,
         normalised=bool(router.norm_topk_prob),
         scaling=float(router.routed_scaling_factor),
         num_groups=int(router.num_group),
         kept_groups=int(router.topk_group),
-        bias=router.e_score_correction_bias,
+        bias=bias,
     )

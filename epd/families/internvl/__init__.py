@@ -10,3 +10,6 @@ CHECKPOINTS = {
         "OpenGVLab/InternVL3_5-30B-A3B-HF OpenGVLab/InternVL3_5-241B-A28B-HF"
     ),
 }
+REFUSED = {
+    "interns1": "transformers has no code of it that answers could be compared with",
+}

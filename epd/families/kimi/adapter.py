@@ -22,27 +22,17 @@ from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.image_ops import rgb_bytes
 from epd.families.kimi import tower as kimi_tower
 from epd.families.kimi.image_ops import NavitImageOps
-from epd.families.kimi.latent_attention import LatentAttention
+from epd.families.kimi.latent_attention import HEADS, LatentAttention, latent_rows
 from epd.families.kimi.sizes import navit_settings
 from epd.messages import PixelBounds
 from epd.model_files.geometry import image_geometry
-
-_HEADS = {
-    f"model.language_model.layers.*.self_attn.{name}": how
-    for name, how in (
-        ("q_proj", "colwise"),
-        ("q_b_proj", "colwise"),
-        ("kv_b_proj", "colwise"),
-        ("o_proj", "rowwise"),
-    )
-}
 
 
 class KimiK25(ModelAdapter):
     model_type = "kimi_k25"
     modelling = "kimi_k25.modeling_kimi_k25"
     class_name = "Kimi_K25ForConditionalGeneration"
-    tp_plan = _HEADS
+    tp_plan = HEADS
 
     def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """Published towers rotate neighbours, transformers' rotates halves."""
@@ -54,10 +44,7 @@ class KimiK25(ModelAdapter):
     # --- language ---------------------------------------------------------------------------------
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
-        """A latent and a rotated key that all heads share: the same at every rank."""
-        text = self.text_config
-        width = int(text.kv_lora_rank) + int(text.qk_rope_head_dim)
-        return PagedRows(int(text.num_hidden_layers), 1, width, num_parts=1)
+        return latent_rows(self.text_config)
 
     @property
     def mixers(self) -> Sequence[type[Mixer]]:

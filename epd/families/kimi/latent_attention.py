@@ -28,9 +28,25 @@ from epd.engine.language.flat_batch import FlatBatch, FlatChunk
 from epd.engine.language.kv_pool import KvPart
 from epd.engine.language.mixers import NormOf, Step
 from epd.engine.language.products import Foreign, side_by_side
+from epd.engine.language.state_kinds import PagedRows
 
+HEADS = {
+    f"model.language_model.layers.*.self_attn.{name}": how
+    for name, how in (
+        ("q_proj", "colwise"),
+        ("q_b_proj", "colwise"),
+        ("kv_b_proj", "colwise"),
+        ("o_proj", "rowwise"),
+    )
+}
 ROWS_NBYTES = 128 << 20  # latent rows at once, but for a chunk that has more
 EXPANDED_NBYTES = 256 << 20  # keys and values at once, but for a head that has more
+
+
+def latent_rows(text: Foreign) -> PagedRows:
+    """A latent and a rotated key that all heads share: the same at every rank."""
+    width = int(text.kv_lora_rank) + int(text.qk_rope_head_dim)
+    return PagedRows(int(text.num_hidden_layers), 1, width, num_parts=1)
 
 
 class LatentAttention:
@@ -73,6 +89,7 @@ class LatentAttention:
             self._inputs(x), self._norms, slots=batch.slots, pool=pool, **turns
         )
         query = self._queries(ranks).unflatten(-1, (len(self._factors), -1))
+        query = self.scaled(query, step)
         turned = ops.turn_queries(query, **turns)
         attended = query.new_empty(*query.shape[:2], self._value_dim)
         if batch.shape.num_decodes:
@@ -81,6 +98,10 @@ class LatentAttention:
             ops.attend_expanded(query, turned, expanded, batch, self._scaling, attended)
         out: torch.Tensor = self._output(attended.flatten(1))
         return out
+
+    def scaled(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+        """`[T, heads, numbers of a query]`, both ways."""
+        return query
 
     def _absorbed(
         self,

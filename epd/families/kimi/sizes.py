@@ -13,14 +13,14 @@ from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
 
-_LATENT = {
+LATENT = {
     "self_attn.kv_a_proj_with_mqa.weight": "latent hidden",
     "self_attn.kv_a_layernorm.weight": "rank",
     "self_attn.kv_b_proj.weight": "heads*key_value rank",
     "self_attn.o_proj.weight": "hidden heads*value",
 }
-_BIASES = {"self_attn.kv_a_proj_with_mqa.bias": "latent", "self_attn.o_proj.bias": "hidden"}
-_SPLIT_QUERY = {
+LATENT_BIASES = {"self_attn.kv_a_proj_with_mqa.bias": "latent", "self_attn.o_proj.bias": "hidden"}
+SPLIT_QUERY = {
     "self_attn.q_a_proj.weight": "query_rank hidden",
     "self_attn.q_a_layernorm.weight": "query_rank",
     "self_attn.q_b_proj.weight": "heads*query query_rank",
@@ -101,12 +101,12 @@ def _processor(settings: Settings) -> dict[str, int] | str:
 FAMILIES = {
     "kimi_k25": Family(
         tensors.stack(
-            layers=_LATENT | tensors.NORMS,
-            split=_SPLIT_QUERY,
+            layers=LATENT | tensors.NORMS,
+            split=SPLIT_QUERY,
             dense=tensors.MLP,
             sparse=_ROUTED,
             whole={"self_attn.q_proj.weight": "heads*query hidden"},
-            biased=_BIASES,
+            biased=LATENT_BIASES,
         )
         | _MOONVIT,
         ("model.vision_tower", "model.mm_projector"),

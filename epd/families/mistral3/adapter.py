@@ -1,29 +1,35 @@
 """Mistral 3: Pixtral at native resolution, a mark behind each line of rows, linear rope.
 
-The language model is Mistral's, or Ministral 3's, whose queries grow with their position."""
+The language model is Mistral's, or Ministral 3's, whose queries grow with their position.  Mistral
+Small 4 has these queries over latent rows, and experts that are chosen by a softmax."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
 
 from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
+from epd.engine.kernels.routing import Routing
+from epd.engine.language.experts import by_groups
 from epd.engine.language.mixers import Mixer, NormOf, PagedAttention, Step
 from epd.engine.language.products import Foreign
+from epd.engine.language.state_kinds import PagedRows
+from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.image_ops import QwenImageOps
+from epd.families.kimi.latent_attention import HEADS, LatentAttention, latent_rows
 from epd.families.mistral3 import tower as pixtral
 from epd.families.mistral3.sizes import side
 from epd.messages import PixelBounds
 
 
-class ScaledAttention(PagedAttention):
-    """Queries behind the length that the model began with are larger (Llama 4's rule)."""
+class GrowingQueries:
+    """Behind the length that the model began with they are larger (Llama 4's rule)."""
 
     def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None:
-        super().__init__(layer, kernels, norm_of)
+        super().__init__(layer, kernels, norm_of)  # type: ignore[call-arg]
         rope = layer.self_attn.config.rope_parameters
         self._beta = float(rope["llama_4_scaling_beta"])
         self._length = int(rope["original_max_position_embeddings"])
@@ -38,15 +44,32 @@ class ScaledAttention(PagedAttention):
         return query * scales[:, None, None].to(query.dtype)
 
 
+class ScaledAttention(GrowingQueries, PagedAttention):
+    """Of Ministral 3."""
+
+
+class ScaledLatent(GrowingQueries, LatentAttention):
+    """Of Mistral Small 4."""
+
+
 class Mistral3(ModelAdapter):
     model_type = "mistral3"
     modelling = "mistral3.modeling_mistral3"
     class_name = "Mistral3ForConditionalGeneration"
+    tp_plan = HEADS
 
     @property
     def mixers(self) -> Sequence[type[Mixer]]:
-        grows = self.text_config.model_type == "ministral3"
-        return (ScaledAttention,) if grows else (PagedAttention,)
+        own: dict[str, type[Mixer]] = {"ministral3": ScaledAttention, "mistral4": ScaledLatent}
+        return (own.get(self.text_config.model_type, PagedAttention),)
+
+    def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
+        is_latent = self.text_config.model_type == "mistral4"
+        return latent_rows(self.text_config) if is_latent else super().paged_rows(shard)
+
+    @property
+    def routing(self) -> Callable[[Foreign], Routing]:
+        return by_groups
 
     # --- vision -----------------------------------------------------------------------------------
 

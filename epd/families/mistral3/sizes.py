@@ -7,6 +7,7 @@ stand apart: a mark follows each, another one the last.
 from __future__ import annotations
 
 from epd.errors import MediaError
+from epd.families.kimi.sizes import LATENT, LATENT_BIASES, SPLIT_QUERY
 from epd.model_files import tensors
 from epd.model_files.checkpoint import Settings
 from epd.model_files.family import Family, Geometry, Images
@@ -34,6 +35,15 @@ def _plain(config: Settings) -> Settings:
         if text.get("sliding_window", usual) is not None:
             found["text_config"] = text | {"layer_types": ["sliding_attention"]}
     return found
+
+
+def _fault(config: Settings) -> str:
+    whole = _is_latent(config) and not config["text_config"].get("q_lora_rank")
+    return "text_config.q_lora_rank: whole queries are not supported" if whole else ""
+
+
+def _is_latent(config: Settings) -> bool:
+    return (config.get("text_config") or {}).get("model_type") == "mistral4"
 
 
 def side(model_config: Settings) -> int:
@@ -69,7 +79,13 @@ def _processor(settings: Settings) -> dict[str, int] | str:
 
 FAMILIES = {
     "mistral3": Family(
-        tensors.stack(layers=tensors.LAYER | tensors.MLP)
+        tensors.stack(
+            plain=tensors.LAYER | tensors.MLP,
+            latent=LATENT | SPLIT_QUERY | tensors.NORMS,
+            latent_biased=LATENT_BIASES | {"self_attn.q_a_proj.bias": "query_rank"},
+            latent_dense=tensors.MLP,
+            latent_sparse=tensors.EXPERTS | tensors.SHARED_EXPERTS,
+        )
         | {f"{_TOWER}.transformer.layers.{{blocks}}.{n}.weight": w for n, w in _BLOCK.items()}
         | {
             f"{_TOWER}.patch_conv.weight": "tower 3 patch patch",
@@ -82,8 +98,16 @@ FAMILIES = {
         (_TOWER, _PROJECTOR),
         Images(_geometry, _processor, tile_text=_lines_text),
         tensors.LLAVA_NAMES,
-        text_types=("mistral", "ministral3"),
+        text_types=("mistral", "ministral3", "mistral4"),
         is_tied=True,
         plain=_plain,
+        fault=_fault,
+        ranges={
+            "plain": ("layers", lambda config: not _is_latent(config)),
+            "latent": ("layers", _is_latent),
+            "latent_biased": ("biased", _is_latent),
+            "latent_dense": ("dense", _is_latent),
+            "latent_sparse": ("sparse", _is_latent),
+        },
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ministral 3: the language model behind Pixtral whose queries grow with their position."""
+"""Behind Pixtral: language models whose queries grow with their position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from epd.engine.factory import build_executor, build_language
-from epd.families.mistral3.adapter import ScaledAttention
+from epd.families.mistral3.adapter import GrowingQueries
 from tests.engine.conftest import CONFIG, chat, drawn_image
 from tests.engine.driver import Driver
 from tests.engine.language.test_decoder import fuse
@@ -19,11 +19,16 @@ LONG = (chat("a text of more than the thirty-two tokens that it began with"), []
 SEEN = (chat((2, "compare")), [drawn_image(3, 33, 47), drawn_image(4, 90, 50)])
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("family", "fused"), [("ministral3", True), ("ministral3", False), ("mistral4", True)]
+)
 async def test_it_equals_generate_in_any_chunks(
-    fused: bool, driver: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+    family: str,
+    fused: bool,
+    driver: Callable[[str], Driver],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = driver("ministral3")
+    plain = driver(family)
     language = build_language(plain.model_dir, CONFIG, build_executor(CONFIG))
     serving = Driver(plain.model_dir, plain.vision, language)
     if fused:
@@ -37,7 +42,7 @@ async def test_it_equals_generate_in_any_chunks(
         assert await serving.run(requests, chunk) == golden, f"chunks of {chunk}"
         serving.release(requests)
     if fused:  # the comparison can fail
-        monkeypatch.setattr(ScaledAttention, "scaled", lambda self, query, step: query)
+        monkeypatch.setattr(GrowingQueries, "scaled", lambda self, query, step: query)
         request = await serving.request("r", *LONG)
         found = serving.language.logits([request.next_step(4096)])[0]
         assert (found - reference_logits(serving.model_dir, *LONG)).abs().max() > 1e-3
