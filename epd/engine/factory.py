@@ -256,18 +256,8 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     return FP8
 
 
-SEVERAL_KINDS_ON = {"cpu"}  # kinds of rows; a GPU has the kernels, and no card has run them yet
-
-
 def _check_step(adapter: ModelAdapter, config: EngineConfig) -> None:
-    """Refuse what has kinds of rows where these do not run, and steps that have no room for a
-    picture that is seen both ways.  Raises ConfigError and ModelError."""
-    is_refused = config.device.partition(":")[0] not in SEVERAL_KINDS_ON
-    if is_refused and adapter.paged_rows().kinds:
-        raise ModelError(
-            f"{adapter.checkpoint.directory} has layers that differ in what they see, which this "
-            "engine computes on a CPU only; give engine.device cpu"
-        )
+    """Refuse steps that have no room for a picture that is seen both ways.  Raises ConfigError."""
     if adapter.max_uncut > config.max_step_tokens:
         raise ConfigError(
             f"rows of an image see each other, so one step computes all of them: up to "

@@ -12,19 +12,10 @@ import os
 import pytest
 import torch
 
-from epd.engine import factory
 from epd.engine.kernels import Kernels, fast
-from epd.engine.language import lora
 
 PRETENDED = False  # of `compiled.py`: kernels are compiled and not run
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
-
-
-@pytest.fixture(autouse=True)
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here everything that has kernels runs."""
-    monkeypatch.setattr(factory, "SEVERAL_KINDS_ON", {"cpu", "cuda"})
-    monkeypatch.setattr(lora, "DEVICES", {"cpu", "cuda"})
 
 
 @pytest.fixture(scope="session")

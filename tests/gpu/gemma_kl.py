@@ -23,7 +23,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from epd.config import EngineConfig
-from epd.engine import factory
 from epd.engine.factory import build_executor, build_language, build_vision
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver
@@ -135,7 +134,6 @@ async def measured(family: str, directory: Path, device: str, count: int) -> Fou
 
 
 async def main(device: str, count: int) -> None:
-    factory.SEVERAL_KINDS_ON.add(device.partition(":")[0])
     for family in TEXT:
         with tempfile.TemporaryDirectory() as directory:
             found = await measured(family, Path(directory) / family, device, count)

@@ -51,6 +51,9 @@ async def test_an_answer_over_many_windows_equals_generate(
 async def test_it_is_as_near_as_bfloat16_allows(family: str, cuda: str, tmp_path: Path) -> None:
     found = await measured(family, tmp_path / family, cuda, 40)
     print(f"\n{family}: {found}")
-    assert found.ours < 1e-3
-    if family == "gemma4_moe":  # a figure that does not notice this has no meaning
-        assert found.one_way > 10 * found.ours
+    if family != "gemma4_moe":
+        assert found.ours < 1e-3
+        return
+    # Rounding sends some tokens to other experts: transformers' own does, and costs it more.
+    assert found.ours < found.in_fp32 / 2
+    assert found.one_way > 10 * found.ours  # a figure that does not notice this has no meaning

@@ -247,14 +247,9 @@ class Bank:
         return a.to(**to, copy=True), scaled.to(**to)  # the file may change
 
 
-DEVICES = {"cpu"}  # where adapters run; a GPU has the kernels, and no card has run them yet
-
-
 def check(config: EngineConfig, layout: KvLayout, shard: Shard) -> None:
     """Refuse what would compute wrongly with adapters, before anything is read.  Raises
     ConfigError."""
-    if config.device.partition(":")[0] not in DEVICES:
-        raise ConfigError("--enable-lora is for --device cpu so far")
     if config.lora.runtime_dir and shard.size > 1:
         raise ConfigError("--lora-runtime-dir is for instances of one rank, without groups")
     if layout.tensors or layout.num_parts == 1:

@@ -50,7 +50,7 @@ def there(low: AdapterStack, to: torch.device | str | torch.dtype) -> AdapterSta
     a, b = low.a.to(to), low.b.to(to)
     if isinstance(to, torch.dtype):
         return low._replace(a=a, b=b)
-    return AdapterStack(a, b, low.ranks.to(to), low.ends.to(to), low.widest)
+    return low._replace(a=a, b=b, ranks=low.ranks.to(to), ends=low.ends.to(to))
 
 
 def check(

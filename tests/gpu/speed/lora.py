@@ -21,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 from epd import tiny
 from epd.config import EngineConfig, LoraConfig
 from epd.engine.factory import build_executor, build_language
-from epd.engine.language import lora
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.language.forward import FusedForward
 from epd_lab.bench.costs import shape
@@ -39,7 +38,6 @@ def build(directory: Path, quantization: Any, *, enabled: bool) -> TorchLanguage
         max_captured_tokens=0, quantization=quantization,
         lora=LoraConfig(enabled=enabled, max_loras=NUM_ADAPTERS, max_lora_rank=RANK),
     )  # fmt: skip
-    lora.DEVICES.add("cuda")
     language = build_language(directory, config, build_executor(config), 32)
     language.pool.tensor.zero_()
     if language.bank is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ class AdapterStack(NamedTuple):
     ranks: torch.Tensor  # int32 [places, parts]; 0: nothing is added there
     ends: torch.Tensor  # int32 [parts + 1]: where each part's columns begin, and where the last end
     widest: int  # columns of a part
+    unit: int  # divides the columns of each part
 
     @classmethod
     def empty(
@@ -28,6 +30,7 @@ class AdapterStack(NamedTuple):
             torch.zeros(places, 1, dtype=torch.int32, device=device),
             torch.tensor([0, columns], dtype=torch.int32, device=device),
             columns,
+            columns,
         )
 
     @classmethod
@@ -37,8 +40,8 @@ class AdapterStack(NamedTuple):
         ends = torch.tensor([0, *columns]).cumsum(0).to(parts[0].ends)
         a, b, ranks = (torch.cat(pieces, 1) for pieces in list(zip(*parts, strict=True))[:3])
         views = zip(a.split(1, 1), b.split(columns, 1), ranks.split(1, 1), parts, strict=True)
-        return cls(a, b, ranks, ends, max(columns)), [
-            cls(a, b, ranks, part.ends, part.widest) for a, b, ranks, part in views
+        return cls(a, b, ranks, ends, max(columns), math.gcd(*columns)), [
+            part._replace(a=a, b=b, ranks=ranks) for a, b, ranks, part in views
         ]
 
     def put(self, place: int, a: torch.Tensor, b: torch.Tensor) -> None:

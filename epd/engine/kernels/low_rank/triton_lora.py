@@ -9,11 +9,13 @@ prompts have one adapter or two.  Tiles of decodes have several, whose programs 
 weights of one adapter: these bytes are what a step of decodes costs.
 
 The first kernel makes `A x`, in parts of its sum where there are few rows.  The second adds the
-parts up, in one order, multiplies by B and adds to the columns of a part.
+parts up, in one order, multiplies by B and adds to the columns of a part.  Where these begin is
+read on the device, so the compiler gets a number that divides it: else each access is of one.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from epd.engine.kernels.low_rank import AdapterStack
 FEW = 256  # rows that lie in low tiles, since each may be another adapter's
 MOST_RANKS = 64  # that a program has in hand
 LEAST_DEPTH, MOST_PARTS = 512, 8  # of the sum over channels
+WIDE = 16  # numbers: no access is wider
 NUM_PROGRAMS = 264  # two for each multiprocessor of a Hopper device
 
 
@@ -61,20 +64,24 @@ def _shrink(
 @triton.jit(do_not_specialize=["num_rows"])
 def _expand(
     inner, places, b, ranks, ends, out, num_rows, size, SUMS: tl.constexpr, PARTS: tl.constexpr,
-    RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+    RANK: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     pair = tl.program_id(2)
     own = tl.load(places + m, mask=m < num_rows, other=-1) == pair // PARTS
     part = pair % PARTS
-    first_column = tl.load(ends + part) + tl.program_id(1) * BLOCK_N
-    end = tl.load(ends + part + 1)
+    first_column = tl.load(ends + part) // UNIT * UNIT + tl.program_id(1) * BLOCK_N
+    end = tl.load(ends + part + 1) // UNIT * UNIT
     rank = tl.load(ranks + pair)
     if (rank * tl.max(own.to(tl.int32), axis=0) == 0) | (first_column >= end):
         return
     n = first_column + tl.arange(0, BLOCK_N)
     row = m.to(tl.int64)[:, None]
     kind = out.dtype.element_ty
+    place = out + row * size + n[None, :]
+    mask = own[:, None] & (n < end)[None, :]
+    before = tl.load(place, mask=mask, other=0.0)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first in range(0, RANK, BLOCK_R):
         r = first + tl.arange(0, BLOCK_R)
@@ -87,9 +94,6 @@ def _expand(
         channels = b + ((pair // PARTS).to(tl.int64) * size + n)[None, :] * RANK + r[:, None]
         w = tl.load(channels, mask=(r < rank)[:, None] & (n < end)[None, :], other=0.0)
         total = tl.dot(low.to(kind), w, total, input_precision="ieee")
-    place = out + row * size + n[None, :]
-    mask = own[:, None] & (n < end)[None, :]
-    before = tl.load(place, mask=mask, other=0.0)
     tl.store(place, (before.to(tl.float32) + total).to(kind), mask=mask)
 
 
@@ -125,6 +129,6 @@ def add_low_rank(
     )  # fmt: skip
     _expand[(tiles, triton.cdiv(low.widest, tiling.columns), num_places * parts)](
         inner, places, low.b, low.ranks, low.ends, out, num_rows, size, SUMS=sums, PARTS=parts,
-        RANK=rank, BLOCK_M=tiling.rows, BLOCK_N=tiling.columns, BLOCK_R=block, num_warps=4,
-        num_stages=2,
+        RANK=rank, UNIT=math.gcd(low.unit, WIDE), BLOCK_M=tiling.rows, BLOCK_N=tiling.columns,
+        BLOCK_R=block, num_warps=4, num_stages=2,
     )  # fmt: skip
