@@ -53,7 +53,7 @@ test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants
 
 .PHONY: test-kills
 test-kills: $(STAMP)  ## Real processes: every kill and migration, every family in every topology
-	$(PYTEST) tests/e2e/faults/test_kill.py tests/e2e/test_exactness.py
+	$(PYTEST) tests/e2e/faults/test_chaos.py tests/e2e/faults/test_kill.py tests/e2e/test_exactness.py
 
 .PHONY: test-clients
 test-clients: $(STAMP)  ## Released clients and kits of agents against real processes; types of operators (needs a package index)

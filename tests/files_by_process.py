@@ -20,6 +20,7 @@ LAST = (
     "tests/e2e/operating/test_lifecycle",
     "tests/e2e/test_exactness",
     "tests/e2e/faults/test_kill",
+    "tests/e2e/faults/test_chaos",
     "tests/sim/",
 )
 

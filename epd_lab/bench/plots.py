@@ -1,15 +1,19 @@
-"""Measurements as images: bars of `epd bench serve`, lines of `epd bench hop`."""
+"""Measurements as images: bars of `epd bench serve`, lines of `epd bench hop`, a run of `epd bench
+chaos` over time."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epd_lab.bench.machine import counted, sentence
 from epd_lab.bench.servers.figures import by_stream, stream_name
 from epd_lab.bench.transports.hop_senders import ON_HOST, WAYS
 from epd_lab.diagrams.svg import PALETTE, SOFT, Canvas
+
+if TYPE_CHECKING:
+    from epd_lab.bench.chaos.verdict import Run
 
 FIGURES = (
     ("requests per second", "req_per_s", 1),
@@ -106,3 +110,56 @@ def _panel(
 
 def _size(nbytes: float) -> str:
     return f"{nbytes / 2**20:g} MiB" if nbytes >= 1 << 20 else f"{nbytes / 1024:g} KiB"
+
+
+BINS, FAULTS = 120, ("kill", "stop", "cut", "disk", "descriptors")
+
+
+def chaos(run: Run) -> str:
+    """An SVG over the time of a run: the rate of answers, and each stream's longest pause where it
+    ended, above the faults; a row of these for each kind."""
+    width, half = 2 * WIDTH, HEIGHT // 2
+    seconds = max(run.lasted_s, 1.0)
+    per_bin = seconds / BINS
+    rate = [0.0] * BINS
+    pauses = []
+    for answer in run.answers:
+        if answer.is_whole:
+            rate[min(BINS - 1, int(answer.ended_s / per_bin))] += 1 / per_bin
+        if answer.pauses:
+            begin_s, end_s = max(answer.pauses, key=lambda pause: pause[1] - pause[0])
+            pauses.append((end_s, end_s - begin_s))
+    canvas = Canvas("Under chaos: rate, pauses, faults")
+
+    def at_x(at_s: float) -> float:
+        return 70 + width * min(1.0, at_s / seconds)
+
+    def axis(top: float, title: str, most: float) -> None:
+        canvas.text(70, top - 8, title, classes=TITLE)
+        for share in (0.0, 0.5, 1.0):
+            y = top + half * (1 - share)
+            canvas.line([(70, y), (70 + width, y)], SOFT, 0.2)
+            canvas.text(62, y + 4, f"{most * share:.3g}", classes=f"{PLAIN} right")
+
+    most = max(rate) or 1.0
+    axis(TOP, "answers per second", most)
+    steps = [(at_x((n + 0.5) * per_bin), TOP + half * (1 - r / most)) for n, r in enumerate(rate)]
+    canvas.line(steps, PALETTE[0])
+    top = TOP + half + GAP // 2
+    longest = max([run.wish.max_pause_s, *(s for _, s in pauses)])
+    axis(top, "longest pause of each stream, s (dashed: the bound)", longest)
+    bound = top + half * (1 - run.wish.max_pause_s / longest)
+    canvas.line([(70, bound), (70 + width, bound)], f"{PALETTE[1]} held", 1)
+    for at_s, pause_s in pauses:
+        canvas.dot(at_x(at_s), top + half * (1 - pause_s / longest), PALETTE[1], 2)
+    top += half + 30
+    for row, kind in enumerate(FAULTS):
+        y = top + 18 * row
+        canvas.text(62, y + 4, kind, classes=f"{PLAIN} right")
+        for at_s, fault in run.faults:
+            if fault.kind == kind:
+                ends_s = at_s + max(fault.lasts_s, seconds / 400)
+                canvas.line([(at_x(at_s), y), (at_x(ends_s), y)], PALETTE[2 + row], 8)
+    note = f"{run.wish.topology}, seed {run.wish.seed}, {seconds:.0f} s"
+    canvas.text(70, top + 18 * len(FAULTS) + 10, note, classes=NOTE)
+    return canvas.render(70 + width + 20, top + 18 * len(FAULTS) + 24)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure.options import size
-from epd_lab.bench.verbs import accuracy, gpu, isolation, peer, probe, reuse, serve
+from epd_lab.bench.verbs import accuracy, chaos, gpu, isolation, peer, probe, reuse, serve
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -21,6 +21,7 @@ EXAMPLES = (
     ("epd bench soak shm", "a minute; other transports take up to five"),
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
     ("epd bench reuse", "encodes and first tokens when images repeat; some minutes"),
+    ("epd bench chaos --partition", "kills, stops and cuts under load; 15 minutes"),
     ("epd bench isolation", "text streams beside bursts of images; three minutes"),
     ("epd bench overlap", "encoding beside prefill; a minute"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     probe.add_to(kinds)
     reuse.add_to(kinds)
     isolation.add_to(kinds)
+    chaos.add_to(kinds)
 
 
 def _add_repeats(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
     if args.what == "accuracy":
         return accuracy.run(args)
+    if args.what == "chaos":
+        return chaos.run(args)
     if args.what == "serve":
         return serve.run(args)
     if args.what == "peer":

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from tests.e2e.client import Body, in_session, png, post_all, question
-from tests.e2e.server import Server
+from tests.e2e.server import READY_S, Server, wait_for
 from tests.engine.conftest import drawn_image
 
 DEADLINE_S = 100.0  # of each request, and of a wait for an instance that it lacks
@@ -108,6 +108,16 @@ async def stream(
                 into.take(json.loads(line[6:]))
     into.lasted_s = time.monotonic() - began_s
     return into
+
+
+def wait_until_replaced(server: Server, name: str, epoch: int) -> None:
+    """Another life of it serves."""
+
+    def healthy() -> bool:
+        entry = server.instances().get(name)
+        return entry is not None and entry["epoch"] > epoch and entry["state"] == "HEALTHY"
+
+    wait_for(healthy, READY_S, f"{name} serves again")
 
 
 def first_has_said(replies: Sequence[Streamed]) -> bool:

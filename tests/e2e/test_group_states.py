@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.faults.test_groups import followers, wait_until_replaced
+from tests.e2e.faults.test_groups import followers
 from tests.e2e.goldens import directory_of, goldens
 from tests.e2e.server import STOP_S, Server, serving, wait_for
 from tests.e2e.streams import (
@@ -21,6 +21,7 @@ from tests.e2e.streams import (
     check_same_afterwards,
     first_has_said,
     questions,
+    wait_until_replaced,
 )
 from tests.e2e.test_exactness import burst
 from tests.engine.tiny_models import make_model

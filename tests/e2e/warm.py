@@ -2,7 +2,7 @@
 
 What a zygote imports costs 6 s of a core and is the same for every cluster.  The fork goes on as a
 zygote of its own does: its cluster's environment and output, its model's modelling file, its own
-workers, and the host (hosts/network.py).  A second zygote, after a loss, is started as users' are,
+workers, and its host.  A second zygote, after a loss, is started as users' are,
 and so is every zygote of a command that runs `server.COLD`.
 """
 
@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from epd.runtime import zygote
+from epd_lab.bench.chaos.process import MARK
 
 ADDRESS = "EPD_E2E_ZYGOTE"  # a socket's path; set in what `program()` is started with
 SHARED = "EPD_E2E_SHARED_ZYGOTE"  # the same, in pytest's own environment
-MARK = "EPD_E2E_MARK"  # in the environment of all that a command starts
+
 MAX_NBYTES = 1 << 16
 LIMIT_S = 60.0  # to import; half a minute on a busy machine
 # CLONE_NEWTIME, NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET: all that makes a host

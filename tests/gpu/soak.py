@@ -33,9 +33,8 @@ import aiohttp
 from epd import tiny
 from epd_lab.bench.costs import shape
 from epd_lab.bench.workload import WORDS, noise_jpeg
-from tests.e2e.faults.test_kill import wait_until_replaced
 from tests.e2e.server import COLD, Server
-from tests.e2e.streams import PATIENT, Streamed, questions, stream
+from tests.e2e.streams import PATIENT, Streamed, questions, stream, wait_until_replaced
 
 READY_S = 240.0
 KILLED_AT, FIRST, TENTHS = (3, 5, 7), 2, 10

@@ -16,7 +16,7 @@ import pytest
 from epd.tiny import CHECKPOINT
 from epd.transport.cuda.driver import missing
 from tests.e2e.client import Body, post_all
-from tests.e2e.faults.test_groups import followers, wait_until_replaced
+from tests.e2e.faults.test_groups import followers
 from tests.e2e.goldens import directory_of, goldens, sent, token_bytes
 from tests.e2e.server import Server, serving, wait_for
 from tests.e2e.streams import (
@@ -26,6 +26,7 @@ from tests.e2e.streams import (
     first_has_said,
     questions,
     tokens_of,
+    wait_until_replaced,
 )
 from tests.e2e.test_exactness import burst
 from tests.engine.reference import reference_generate

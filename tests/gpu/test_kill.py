@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from epd.transport.cuda.driver import missing
-from tests.e2e.faults.test_kill import WHEN, wait_until_replaced
+from tests.e2e.faults.test_kill import WHEN
 from tests.e2e.server import READY_S, serving, wait_for
-from tests.e2e.streams import PATIENT, ask_during, check_same_afterwards, questions
+from tests.e2e.streams import (
+    PATIENT,
+    ask_during,
+    check_same_afterwards,
+    questions,
+    wait_until_replaced,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.more_gpus, pytest.mark.timeout(400)]
 SETTINGS = {"transport": "cuda", "engine__dtype": "float32", "engine__kv_nbytes": "512MiB"}

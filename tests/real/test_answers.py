@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Body, Reply, post_all
-from tests.e2e.faults.test_kill import wait_until_replaced
 from tests.e2e.server import READY_S, Server, serving, wait_for
-from tests.e2e.streams import all_have_said, ask_during
+from tests.e2e.streams import all_have_said, ask_during, wait_until_replaced
 from tests.real import generated
 from tests.real.costs import KINDS, cost, perplexity, text_ids
 from tests.real.generated import Generated

@@ -31,6 +31,7 @@ from tests.e2e.streams import (
     check_same_afterwards,
     first_has_said,
     questions,
+    wait_until_replaced,
 )
 from tests.engine.tiny_models import cached_model
 from tests.scenarios import SCENARIOS
@@ -67,40 +68,6 @@ def wait_until_lost(server: Server, name: str, epoch: int, timeout_s: float) -> 
     return time.monotonic() - began_s
 
 
-def wait_until_replaced(server: Server, name: str, epoch: int) -> None:
-    def healthy() -> bool:
-        entry = server.instances().get(name)
-        return entry is not None and entry["epoch"] > epoch and entry["state"] == "HEALTHY"
-
-    wait_for(healthy, READY_S, f"{name} serves again")
-
-
-@pytest.mark.parametrize("name", [*(pytest.param(n, marks=LONG) for n in ("e0", "p0")), "d0"])
-async def test_kill_of_the_only_one(server: Server, name: str) -> None:
-    """Faults F19, F20 without a second instance: what it had waits for its successor, and goes on
-    with the very next token, be it seeded, penalised or bound by a grammar."""
-    entry = server.instances()[name]
-    epoch, pid = entry["epoch"], entry["pid"]
-    lost_after: list[float] = []
-
-    def kill() -> None:
-        os.kill(pid, signal.SIGKILL)
-        lost_after.append(wait_until_lost(server, name, epoch, LOST_WITHIN_S))
-
-    side, num_tokens = (90, 240) if name == "d0" else (250, 60)
-    bodies = questions(ord(name[0]), 10, side, num_tokens)
-    replies = await ask_during(server, bodies, kill, WHEN[name])
-    wait_until_replaced(server, name, epoch)
-    assert await check_same_afterwards(server, bodies, replies) == {"answered": 10}
-    migrated = [reply.has_migrated for reply in replies]
-    slowest_s = max(reply.lasted_s for reply in replies)
-    print(f"{name} lost after {lost_after[0]:.1f} s; {sum(migrated)} moved, last {slowest_s:.1f} s")
-    if name != "e0":  # whose loss costs its images, and the attempts only if none is there in time
-        assert all(migrated) if name == "d0" else any(migrated)
-    assert (await post_all(server.base_url, [HEALTHY]))[0].text == ANSWER
-    server.check_all_returned()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "family",
@@ -119,43 +86,6 @@ async def test_kill_with_other_state(name: str, family: str) -> None:
         assert await check_same_afterwards(server, bodies, replies) == {"answered": 8}
         assert any(reply.has_migrated for reply in replies)
         server.check_all_returned()
-
-
-@pytest.mark.parametrize("name", ["e0", *(pytest.param(n, marks=LONG) for n in ("p0", "d0"))])
-async def test_stopped_for_good(server: Server, name: str) -> None:
-    """Fault F79: who answers neither its gateway nor its supervisor is killed and replaced, and
-    what waits for the only one is answered after its return."""
-    entry = server.instances()[name]
-    stopped_s = time.monotonic()
-
-    def stall() -> None:
-        os.kill(entry["pid"], signal.SIGSTOP)
-
-    bodies = questions(10 + ord(name[0]), 4, side=200, num_tokens=100)
-    asking = asyncio.ensure_future(ask_during(server, bodies, stall, WHEN[name]))
-    await asyncio.to_thread(wait_until_replaced, server, name, entry["epoch"])
-    took_s = time.monotonic() - stopped_s
-    print(f"{name} was replaced after {took_s:.1f} s")
-    assert took_s < BACK_WITHIN_S
-    assert await check_same_afterwards(server, bodies, await asking) == {"answered": 4}
-    assert not _is_alive(entry["pid"])
-    server.check_all_returned()
-
-
-async def test_a_short_stall_harms_nothing(server: Server) -> None:
-    """Shorter than the limit: nobody is expelled, every answer is whole."""
-    entry = server.instances()["d0"]
-
-    def stall() -> None:
-        os.kill(entry["pid"], signal.SIGSTOP)
-        time.sleep(TIMING.suspect_after_s / 2)
-        os.kill(entry["pid"], signal.SIGCONT)
-
-    bodies = questions(30, 4, side=120, num_tokens=100)
-    replies = await ask_during(server, bodies, stall, first_has_said)
-    outcomes = await check_same_afterwards(server, bodies, replies)
-    assert outcomes == {"answered": 4}
-    assert server.instances()["d0"]["epoch"] == entry["epoch"]
 
 
 async def test_kill_of_the_gateway(server: Server) -> None:
@@ -210,6 +140,10 @@ def kill_mid_transfer(server: Server, name: str) -> None:
     assert leased, "no transfer was in flight: nothing was shown"
 
 
+def kill(server: Server, name: str) -> None:
+    os.kill(server.pid(name), signal.SIGKILL)
+
+
 def stall(server: Server, name: str) -> None:
     """Stopped for good: its supervisor kills it when it is declared lost."""
     entry = server.instances()[name]
@@ -217,23 +151,14 @@ def stall(server: Server, name: str) -> None:
     wait_until_lost(server, name, entry["epoch"], LOST_WITHIN_S)
 
 
-def send(number: int) -> Callable[[Server, str], None]:
-    return lambda server, name: os.kill(server.pid(name), number)
-
-
-@pytest.mark.parametrize(
-    "part", [(0, 2), pytest.param((1, 3), marks=LONG), pytest.param((4, 5, 6), marks=LONG)], ids=str
-)
+@pytest.mark.parametrize("part", [(0, 2), pytest.param((1,), marks=LONG)], ids=str)
 async def test_with_a_second_instance_nothing_is_lost(part: tuple[int, ...]) -> None:
-    """Faults F19, F20, F41, F43: each stage loses one of its two under load; all is answered."""
+    """Faults F19, F20, F41: a stage loses one of its two in the middle of its work; all is
+    answered.  F79: who is stopped for good is killed by its supervisor and comes back."""
     rounds: list[tuple[tuple[str, ...], str, Callable[[Server, str], None]]] = [
         (("e0",), "kill encode", kill_mid_transfer),
         (("e1",), "stall encode", stall),
-        (("p0", "d0"), "restart prefill", send(signal.SIGKILL)),
-        (("p1",), "restart prefill", send(signal.SIGKILL)),
-        (("d1",), "", send(signal.SIGKILL)),
-        (("p0",), "", send(signal.SIGTERM)),
-        (("d0",), "", send(signal.SIGTERM)),
+        (("p0", "d0"), "restart prefill", kill),
     ]
     with serving("2e2p2d", **PATIENT) as server:
         wait_for(lambda: len(server.instances()) == 6, READY_S, "all have joined")
@@ -251,8 +176,7 @@ async def test_with_a_second_instance_nothing_is_lost(part: tuple[int, ...]) -> 
                 wait_until_replaced(server, name, before[name]["epoch"])
             outcomes = await check_same_afterwards(server, bodies, replies)
             server.check_all_returned()
-            if scenario:
-                SCENARIOS[scenario].check(outcomes, server.in_use())
+            SCENARIOS[scenario].check(outcomes, server.in_use())
             assert outcomes == {"answered": 10}, (names, replies)
             if scenario == "kill encode":
                 check_images_alone_moved(server, replies)
@@ -298,19 +222,6 @@ async def check_an_image_goes_to_no_third_encoder(server: Server) -> None:
     server.says("instances died of one input", READY_S)
     wait_for(lambda: len(server.instances()) == 6, READY_S, "all have joined")
     server.check_all_returned()
-
-
-@pytest.mark.long
-async def test_an_encoder_that_dies_costs_its_images_only() -> None:
-    """As above, with one prefill instance, and an encoder that nobody stops first."""
-    with serving("2e1p1d", **PATIENT) as server:
-        wait_for(lambda: len(server.instances()) == 4, READY_S, "all have joined")
-        epoch, bodies = server.instances()["e0"]["epoch"], questions(80, 10, 250, 40)
-        replies = await ask_during(server, bodies, lambda: send(signal.SIGKILL)(server, "e0"), None)
-        wait_until_replaced(server, "e0", epoch)
-        assert await check_same_afterwards(server, bodies, replies) == {"answered": 10}
-        check_images_alone_moved(server, replies)
-        server.check_all_returned()
 
 
 def _is_alive(pid: int) -> bool:

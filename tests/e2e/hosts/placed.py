@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
+from epd_lab.bench.chaos.hosts import MadeHost
 from tests.e2e.client import Reply, post_all, question
 from tests.e2e.faults.test_kill import ANSWER, HEALTHY
-from tests.e2e.hosts.network import Host
 from tests.e2e.server import READY_S, wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def program(directory: Path) -> Path:
 class Placed:
     """Of three instances.  `head` has the gateway; its processes have EPD_MARK=`mark`."""
 
-    def __init__(self, head: Host, mark: str) -> None:
+    def __init__(self, head: MadeHost, mark: str) -> None:
         self.url = f"http://{head.client_address}:{PORT}"
         self._mark = mark
 

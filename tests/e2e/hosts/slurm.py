@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.e2e.hosts.network import Cable, Host
+from epd_lab.bench.chaos.hosts import HostCable, MadeHost
 from tests.e2e.server import wait_for
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
@@ -60,7 +60,7 @@ def absent() -> str:
 class Slurm:
     """Of two nodes, which are idle when it is made."""
 
-    def __init__(self, cable: Cable, directory: Path) -> None:
+    def __init__(self, cable: HostCable, directory: Path) -> None:
         self.directory = directory
         self.a, self.b = cable.hosts
         (directory / "state").mkdir()
@@ -78,7 +78,7 @@ class Slurm:
             self.call(host, "slurmd", "-N", host.name)
         wait_for(lambda: self.states() == {"idle"}, START_S, "both nodes are idle")
 
-    def call(self, host: Host, *command: str, more: Sequence[str] = ()) -> str:
+    def call(self, host: MadeHost, *command: str, more: Sequence[str] = ()) -> str:
         """`more`: variables, as NAME=VALUE.  Raises AssertionError."""
         own = ("env", f"SLURM_CONF={self.directory}/slurm.conf", f"PATH={PATH}", *more)
         words = [*host.enter, *own, *command]

@@ -15,10 +15,9 @@ import pytest
 
 from epd.runtime.claim import read_claim
 from epd.transport.bus.curve import ClusterKey
+from epd_lab.bench.chaos.hosts import HostCable, two_hosts, unable
 from tests.e2e.client import post_all
-from tests.e2e.faults.test_groups import wait_until_replaced
 from tests.e2e.faults.test_kill import ANSWER, HEALTHY
-from tests.e2e.hosts.network import Cable, two_hosts, unable
 from tests.e2e.server import READY_S, Command, Server, _new_dir, wait_for
 from tests.e2e.streams import (
     PATIENT,
@@ -26,6 +25,7 @@ from tests.e2e.streams import (
     check_same_afterwards,
     first_has_said,
     questions,
+    wait_until_replaced,
 )
 
 pytestmark = [
@@ -39,7 +39,7 @@ LOST_S = 10.0  # after a cut
 class Pair:
     """The leader's command on host a, the other rank's on host b."""
 
-    def __init__(self, cable: Cable, directory: Path, topology: str, *flags: str) -> None:
+    def __init__(self, cable: HostCable, directory: Path, topology: str, *flags: str) -> None:
         self.cable = cable
         self.a, self.b = cable.hosts
         self.key = directory / "key.json"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from epd.transport.nixl.library import missing
-from tests.e2e.hosts.network import two_hosts, unable
+from epd_lab.bench.chaos.hosts import two_hosts, unable
 from tests.patience import PATIENCE_S
 from tests.transport.nixl.agents import NBYTES, pair
 

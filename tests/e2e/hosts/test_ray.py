@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from epd.transport.bus.curve import ClusterKey
-from tests.e2e.hosts.network import Host, two_hosts, unable
+from epd_lab.bench.chaos.hosts import MadeHost, two_hosts, unable
 from tests.e2e.hosts.placed import LONG, ROOT, Placed, program
 from tests.e2e.server import READY_S, STOP_S, Failed, wait_for
 
@@ -32,7 +32,7 @@ pytestmark = [
 class Ray:
     """`ray start` on both, each with a /tmp/ray of its own."""
 
-    def __init__(self, hosts: tuple[Host, ...], directory: Path, mark: str) -> None:
+    def __init__(self, hosts: tuple[MadeHost, ...], directory: Path, mark: str) -> None:
         self.directory = directory
         path = f"{program(directory)}:{os.environ['PATH']}"
         self._variables = (f"PATH={path}", f"EPD_MARK={mark}", "RAY_DISABLE_IMPORT_WARNING=1")

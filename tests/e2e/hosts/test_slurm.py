@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.hosts.network import two_hosts, unable
+from epd_lab.bench.chaos.hosts import two_hosts, unable
 from tests.e2e.hosts.placed import LONG, PORT, ROOT, Placed, program
 from tests.e2e.hosts.slurm import KILL_WAIT_S, Slurm, absent
 from tests.e2e.server import READY_S, Failed, wait_for

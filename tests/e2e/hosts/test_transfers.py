@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from epd.transport.backends import named
+from epd_lab.bench.chaos.hosts import two_hosts, unable
 from epd_lab.bench.transports.soak import Soak, SoakHost, SoakPlan, judge
 from epd_lab.bench.transports.words import Remote
-from tests.e2e.hosts.network import two_hosts, unable
 
 CHILD = "tests.e2e.hosts.stream_child"
 pytestmark = [

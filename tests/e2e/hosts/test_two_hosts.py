@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from epd.transport.backends import BACKENDS
+from epd_lab.bench.chaos.hosts import unable
 from tests.e2e.goldens import directory_of, goldens
 from tests.e2e.hosts.clusters import cluster
-from tests.e2e.hosts.network import unable
 from tests.e2e.server import READY_S, Server
 from tests.e2e.streams import ask_during, check_same_afterwards, first_has_said, questions
 from tests.e2e.test_exactness import burst

@@ -3,7 +3,7 @@
 A host is namespaces: of networks, processes, mounts (with a /dev/shm of its own), IPC and names.
 Its first process reaps orphans and reads a pipe of this one, so a host ends with the test process,
 and all that runs there ends with it.  What has no namespace is shared: files, the wall clock, CPUs.
-Clients are not on a host: each host has a second cable to them, which is never cut.
+ChaosClients are not on a host: each host has a second cable to them, which is never cut.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from pathlib import Path
 
 import psutil
 
-from tests.patience import PATIENCE_S
-
 NEEDED = ("ip", "nsenter", "unshare")
 APART = ("--net", "--pid", "--mount", "--ipc", "--uts", "--time")
 FIRST = (  # of a host's processes; children that nobody waits for are reaped by the kernel
@@ -32,6 +30,7 @@ FIRST = (  # of a host's processes; children that nobody waits for are reaped by
 TRIAL = "hostname one && ip link add cable type veth && ip link add card type bridge"
 NOWHERE = "02:00:00:00:00:01"  # frames to it are received by no interface
 NEXT = itertools.count()
+PATIENCE_S = 60.0  # for the end of a host's processes
 GONE = contextlib.suppress(subprocess.CalledProcessError)
 
 
@@ -51,7 +50,7 @@ def unable() -> str:
     return f"hosts cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-class Host:
+class MadeHost:
     """`address` is that of its network card, `client_address` is where clients find it."""
 
     def __init__(self, name: str, address: str, ahead_s: int = 0) -> None:
@@ -126,10 +125,10 @@ class Host:
             _call("ip", "link", "del", self._client_cable)
 
 
-class Cable:
+class HostCable:
     """Between the two."""
 
-    def __init__(self, *hosts: Host) -> None:
+    def __init__(self, *hosts: MadeHost) -> None:
         self.hosts = hosts
         self.plug()
 
@@ -149,7 +148,7 @@ class Cable:
         for host in self.hosts:
             host.run("tc", "qdisc", "replace", "dev", "plug", "root", "tbf", *rate)
 
-    def kill(self, host: Host) -> None:
+    def kill(self, host: MadeHost) -> None:
         """As by a loss of power; returns when nothing runs there any more."""
         host.kill()
         for other in self.hosts:
@@ -157,11 +156,11 @@ class Cable:
                 with GONE:
                     other.ip("link", "del", "plug")
 
-    def restart(self, host: Host) -> None:
+    def restart(self, host: MadeHost) -> None:
         host.start()
         self.plug()
 
-    def cut(self, *senders: Host) -> None:
+    def cut(self, *senders: MadeHost) -> None:
         """What these hosts send does not arrive, and no error names it; all: of both."""
         for host in senders or self.hosts:
             (other,) = (h for h in self.hosts if h is not host)
@@ -173,21 +172,21 @@ class Cable:
             with GONE:  # it was not cut
                 host.ip(*_neighbour("del", other))
 
-    def cut_for(self, seconds: float, *senders: Host) -> None:
+    def cut_for(self, seconds: float, *senders: MadeHost) -> None:
         self.cut(*senders)
         time.sleep(seconds)
         self.mend()
 
 
 @contextlib.contextmanager
-def two_hosts(names: tuple[str, str] = ("a", "b"), ahead_s: int = 0) -> Iterator[Cable]:
+def two_hosts(names: tuple[str, str] = ("a", "b"), ahead_s: int = 0) -> Iterator[HostCable]:
     """With a cable between them; the second one's monotonic clock is ahead."""
     with contextlib.ExitStack() as stack:
         hosts = []
         for number, (name, ahead) in enumerate(zip(names, (0, ahead_s), strict=True), 1):
-            hosts.append(Host(name, f"10.80.0.{number}", ahead))
+            hosts.append(MadeHost(name, f"10.80.0.{number}", ahead))
             stack.callback(hosts[-1].kill)
-        yield Cable(*hosts)
+        yield HostCable(*hosts)
 
 
 def _first_process(ahead_s: int, script: str) -> list[str]:
@@ -196,7 +195,7 @@ def _first_process(ahead_s: int, script: str) -> list[str]:
     return ["unshare", *APART, *clock, *own, "sh", "-c", script]
 
 
-def _neighbour(verb: str, of: Host) -> tuple[str, ...]:
+def _neighbour(verb: str, of: MadeHost) -> tuple[str, ...]:
     return ("neigh", verb, of.address, "dev", "card")
 
 

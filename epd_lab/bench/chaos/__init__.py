@@ -1,0 +1,1 @@
+"""Faults of real processes under load, and what they cost."""
