@@ -74,9 +74,9 @@ test-gpu: test-gpu-one  ## On a machine with CUDA: both halves below; what needs
 
 .PHONY: test-gpu-one
 test-gpu-one: $(STAMP)  ## What one GPU can show: kernels, engine, transports; the slowest are listed
-	$(BIN)/python -m pytest -n $(GPU_WORKERS) --dist loadgroup -m "gpu and not two_gpus and not more_gpus" \
+	$(BIN)/python -m pytest -n $(GPU_WORKERS) --dist worksteal -m "gpu and not two_gpus and not more_gpus and not whole_gpu" \
 	  --durations=20 tests/gpu
-	$(BIN)/python -m pytest -m more_gpus --durations=20 tests/gpu  # free memory of a device is looked at
+	$(BIN)/python -m pytest -m "more_gpus or whole_gpu" --durations=20 tests/gpu
 
 .PHONY: test-gpu-two
 test-gpu-two: $(STAMP)  ## What needs or uses a second GPU: ranks, groups, transfers between cards

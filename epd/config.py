@@ -124,7 +124,7 @@ class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pixels_nbytes: Annotated[Nbytes, about("decoded pixels held until their rows are made, as sent and 3 bytes each; further images wait, a larger one goes alone")] = 256 << 20
     cache_device_nbytes: Annotated[NbytesOrNone, about("rows kept where the tower leaves them: on the GPU, or in host memory; 0: 16,384 rows", "--encoder-cache-device-nbytes", "encoders")] = 0
     cache_host_nbytes: Annotated[NbytesOrNone, about("a second tier, of host memory (pinned on a GPU); 0: none", "--encoder-cache-host-nbytes", "encoders")] = 0
-    film_decoder: Annotated[Literal["auto", "cpu", "nvdec"], about("decoder of films: auto, NVDEC at instances that only encode, as its start may hold steps up for 0.1 s; nvdec, at all; the CPU has the other films", "--film-decoder", "encoders", "WHO")] = "cpu"
+    film_decoder: Annotated[Literal["auto", "cpu", "nvdec"], about("decoder of films: auto, NVDEC at instances that only encode, as its start may hold steps up for 0.1 s; nvdec, at all; the CPU has the other films", "--film-decoder", "encoders", "WHO")] = "auto"
     film_device_nbytes: Annotated[Nbytes, about("of a GPU, for decoders of films; a film without room there goes to the CPU")] = 1 << 30
     cache_dir: Annotated[str, about("rows kept in files, shared by encoders, also over restarts; prefill instances with the directory find them without an encoder; empty: none", "--encoder-cache-dir", "encoders", "DIR")] = ""
     cache_disk_nbytes: Annotated[Nbytes, about("bound of that directory", "--encoder-cache-disk-nbytes", "encoders")] = 8 << 30

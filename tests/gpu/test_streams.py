@@ -258,6 +258,7 @@ def test_a_sticky_error_is_a_lost_device(cuda: str) -> None:
 async def test_blocks_may_be_reused_once_their_fetch_is_launched(device: Device) -> None:
     """The next tenant's step is launched behind the gather and cannot change what is sent."""
     device.pool.tensor.fill_(1.0)
+    torch.cuda.synchronize()  # what is fetched is final
 
     def fetch_late() -> Any:
         torch.cuda._sleep(DELAY_CYCLES)

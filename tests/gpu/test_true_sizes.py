@@ -22,7 +22,7 @@ from tests.e2e.server import serving
 from tests.e2e.streams import PATIENT, ask_during, questions
 
 # One after another: their weights would not have room beside each other's.
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.xdist_group("true sizes")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.whole_gpu]
 KV_NBYTES = 1 << 30
 OF_EACH = pytest.mark.parametrize("one", PROBES, ids=lambda one: one.size)
 
