@@ -120,4 +120,6 @@ def brought_down(frame: VideoFrame) -> VideoFrame:
         return frame
     if frame.is_corrupt:
         raise ValueError("a picture lacks others")
+    if frame.interlaced_frame:  # fields of HEVC came with other bits
+        raise ValueError("it is interlaced")
     return frame.reformat(format="yuv420p") if frame.sw_format.name == "nv12" else frame

@@ -133,6 +133,16 @@ def test_where_the_device_fails_the_cpu_goes_on(
     assert "the device is gone" in line
 
 
+def test_an_interlaced_film_is_the_cpus(
+    stand_in: StandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"codec": "libx265", "x265-params": "interlace=tff:log-level=none"}
+    data = film(5, 24, 130, 98, **fields)
+    assert (decoded(data, device_of()[0]) == decoded(data)).all()
+    assert stand_in.num_kept == 1
+    assert "it is interlaced" in caplog.messages[0]
+
+
 def test_without_a_gpu_ffmpeg_refuses_and_the_cpu_decodes(caplog: pytest.LogCaptureFixture) -> None:
     """FFmpeg itself is asked, for a device that no machine has."""
     data = film(5, 24, 130, 98)
