@@ -59,7 +59,7 @@ class ApiServer:
         self._completions: Completions | None = None
         self._created_s = int(time.time())
         self._started_s = time.monotonic()
-        self._telemetry = Telemetry()
+        self._telemetry = Telemetry(config.expected_instances, self._created_s)
         self._tracer = Tracer()
         self._meter = NO_METER
         self._intake: Intake | None = None

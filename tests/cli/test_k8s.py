@@ -121,7 +121,9 @@ def test_command_lines_are_of_epd_run(topology: str, capsys: Captured) -> None:
         assert given["model_names"] == ["tiny", "small"] and given["chat_template"] == "/t.jinja"
         assert given["engine.allow_unused_tensors"] is True and args.log_json
         assert given["encode.cache_device_nbytes"] == 0
-        assert args.assignments == ["timing.lost_after_s=9"]
+        expected = [f"expected_instances={sum(count for _, _, count in groups)}"]
+        told = expected if own == "gateway" else []
+        assert args.assignments == [*told, "timing.lost_after_s=9"]
 
 
 @pytest.mark.parametrize(

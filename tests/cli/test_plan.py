@@ -99,7 +99,7 @@ def test_processes_started_one_by_one_find_each_other_by_port(tmp_path: Path) ->
 
 def test_all_has_a_gateway_and_every_role_in_one(tmp_path: Path) -> None:
     plan = role("all", tmp_path)
-    assert plan.gateway is not None
+    assert plan.gateway is not None and plan.gateway.expected_instances == 1
     assert [i.roles for i in plan.instances] == [("encode", "prefill", "decode")]
 
 

@@ -38,7 +38,12 @@ class Histogram:
 class Telemetry:
     """All of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected_instances: int, started_s: int) -> None:
+        """`started_s`: seconds since 1970."""
+        self._constants = (
+            ("epd_start_time_seconds", started_s, "of the gateway, since 1970"),
+            ("epd_instances_expected", expected_instances, "that the cluster has at least"),
+        )
         self._responses: Counter[tuple[str, int]] = Counter()
         self._num_images = 0
         self._body = Histogram(
@@ -77,6 +82,8 @@ class Telemetry:
             labels = (("path", path), ("status", str(status) if status else "none"))
             text = "responses by status; none: the client left first"
             yield Metric("epd_http_responses_total", count, labels, "counter", text)
+        for name, value, text in self._constants:
+            yield Metric(name, value, (), "gauge", text)
         text = "images of prepared prompts"
         yield Metric("epd_prompt_images_total", self._num_images, (), "counter", text)
         for one in (self._body, self._first_token, self._whole, self._prompt):

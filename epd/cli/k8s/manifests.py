@@ -97,8 +97,8 @@ def _network_policies(cluster: ClusterManifests) -> list[Object]:
     ]
 
 
-def gateway(cluster: ClusterManifests) -> Object:
-    arguments = ["--role", "gateway", *of_gateway()]
+def gateway(cluster: ClusterManifests, nodes: int = 1) -> Object:
+    arguments = ["--role", "gateway", *of_gateway(cluster, nodes)]
     made = container(cluster, arguments, resources=same(*GATEWAY))
     add_gateway(cluster, made)
     spec: Object = {  # two gateways would share the instances' heartbeats: the old one ends first
@@ -110,8 +110,11 @@ def gateway(cluster: ClusterManifests) -> Object:
     return named(cluster, "apps/v1", "Deployment", "gateway") | {"spec": spec}
 
 
-def of_gateway() -> list[str]:
-    return ["--host", "0.0.0.0", "--listen", f"tcp://$(POD_IP):{JOIN_PORT}"]
+def of_gateway(cluster: ClusterManifests, nodes: int) -> list[str]:
+    """`nodes`: with a whole topology each."""
+    expected = f"expected_instances={nodes * len(cluster.instances())}"
+    listen = f"tcp://$(POD_IP):{JOIN_PORT}"
+    return ["--host", "0.0.0.0", "--listen", listen, "--set", expected]
 
 
 def grace_s_of_gateway(cluster: ClusterManifests) -> int:

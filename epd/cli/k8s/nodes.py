@@ -44,7 +44,7 @@ def pod_per_node(cluster: ClusterManifests, nodes: int) -> list[Object]:
     """The gateway, and on each node a pod with the whole topology.  Raises ConfigError."""
     joined = _node_pod(cluster, f"{cluster.name}-join")
     made = deployment(cluster, "node", joined, None if cluster.scaled else nodes)
-    return [*around(cluster), gateway(cluster), made, budget(cluster, "node")]
+    return [*around(cluster), gateway(cluster, nodes), made, budget(cluster, "node")]
 
 
 def leader_worker_set(cluster: ClusterManifests, nodes: int) -> list[Object]:
@@ -53,7 +53,7 @@ def leader_worker_set(cluster: ClusterManifests, nodes: int) -> list[Object]:
     A pod that is gone is made again alone: its instances join again by themselves.  Raises
     ConfigError.
     """
-    leader = _whole(cluster, of_gateway())
+    leader = _whole(cluster, of_gateway(cluster, nodes))
     add_gateway(cluster, leader)
     first = pod(cluster, "gateway", ROLES, leader, grace_s_of_gateway(cluster))
     template: Object = {

@@ -206,7 +206,10 @@ def _plan(
     if own and len(instances) > 1 and not own.endswith(":*"):
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
     gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
-    gateway = msgspec.structs.replace(gateway, starts_instances=bool(instances))
+    expected = settings.expected_instances or len(instances)
+    gateway = msgspec.structs.replace(
+        gateway, starts_instances=bool(instances), expected_instances=expected
+    )
     return StartPlan(gateway if with_gateway else None, instances, log, str(directory))
 
 

@@ -1,8 +1,8 @@
 """Which faults hit which process, and when: a pure function of what is asked for.
 
 Kills come every `kill_every_s`, and between two of them another fault.  A fault is held back while
-it would leave a stage without an instance that the stage could have (`outages.py`), so the times of
-a plan are the earliest ones.
+it would leave a stage without an instance that the stage could have (`outages.py`).  That delays
+all faults behind it, so the times of a plan are the earliest ones.
 """
 
 from __future__ import annotations

@@ -94,18 +94,21 @@ async def strike_all(
     now_s: Callable[[], float],
     until_s: float,
 ) -> list[tuple[float, Fault]]:
-    """One after another, each when it is time and its stage keeps an instance; all are undone when
-    this returns.  What was done, and when."""
+    """One after another, each when it is time and its stage keeps an instance.  One that is held
+    back delays the rest, so none comes sooner behind another than planned.  All are undone when
+    this returns.  Returns the faults that came, and when."""
     done: list[tuple[float, Fault]] = []
+    late_s = 0.0
     async with asyncio.TaskGroup() as lasting:
         for fault in plan:
-            await asyncio.sleep(max(0.0, fault.at_s - now_s()))
+            await asyncio.sleep(max(0.0, fault.at_s + late_s - now_s()))
             while True:
                 if outages.may(fault) or now_s() >= until_s:
                     break
                 await asyncio.sleep(LOOK_S)
             if now_s() >= until_s:
                 break
+            late_s = max(late_s, now_s() - fault.at_s)
             names = outages.hit_by(fault)
             pid = pid_of(names[0])
             outages.hit(names, now_s(), ends=fault.kind == "kill")

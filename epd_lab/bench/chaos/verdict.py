@@ -48,8 +48,12 @@ def verdict(run: Run) -> dict[str, Any]:
     bodies = {question.name: question.body for question in run.asked}
     lacked = run.outages.lacked
     errors = Counter((a.error, not lacked(a.began_s, a.ended_s)) for a in failed)
-    paused = [(end - begin, lacked(begin, end)) for a in run.answers for begin, end in a.pauses]
-    longest_s = max((s for s, alone in paused if not alone), default=0.0)
+    paused = sorted(
+        (round(end - begin, 2), round(begin, 1), lacked(begin, end), a.request_id, a.question)
+        for a in run.answers
+        for begin, end in a.pauses
+    )[::-1]
+    longest_s = next((pause[0] for pause in paused if not pause[2]), 0.0)
     first_s = [(a.first_s - a.began_s) for a in run.answers if a.first_s]
     found: dict[str, Any] = {
         "wish": asdict(run.wish),
@@ -71,8 +75,12 @@ def verdict(run: Run) -> dict[str, Any]:
         "leaks": run.in_use,
         "not_back": run.away,
         "left_behind": run.left_behind,
-        "longest_pause_s": round(longest_s, 2),
-        "longest_pause_without_a_second_s": round(max((s for s, a in paused if a), default=0.0), 2),
+        "longest_pause_s": longest_s,
+        "longest_pause_without_a_second_s": next((p[0] for p in paused if p[2]), 0.0),
+        "paused": [
+            dict(zip(("lasted_s", "from_s", "alone", "request", "question"), pause, strict=True))
+            for pause in paused[:SHOWN]
+        ],
         "first_token_s": {f"p{p}": round(percentile(first_s, p), 2) for p in (50, 99, 100)},
         "stage_lacking_s": round(run.outages.lacking_s(run.lasted_s), 1),
         "answered_per_s": round(len(whole) / max(run.lasted_s, 1e-9), 2),

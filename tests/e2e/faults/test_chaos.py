@@ -27,7 +27,7 @@ WISHES = {
     ),
     "ranks": Wish(
         "2e2pd:tp2", 1.0, 10.0, max_pause_s=MAX_PAUSE_S,
-        flags=("--set", "timing.group_step_timeout_s=8"),
+        flags=("--set", "timing.group_step_timeout_s=8", "--set", "timing.max_attempts=8"),
     ),
     # What is the only one comes back within the patience of those who wait.
     "the only ones": Wish(

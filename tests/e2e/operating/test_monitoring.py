@@ -1,4 +1,5 @@
-"""docs/monitoring against a cluster that runs: each name, and each label, that a rule asks for."""
+"""docs/monitoring, and objects of KEDA and of endpoint pickers, against a cluster that runs: each
+name, and each label, that a rule asks for."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from epd.cli.k8s.operators import picker_plugin, scaled_objects
+from epd.cli.k8s.pods import ClusterManifests
 from epd.tiny import SAMPLES
 from tests.e2e.client import data_url, post_all, question
 from tests.e2e.server import Server, wait_for
@@ -22,7 +25,11 @@ ROOT = Path(__file__).parents[3]
 RULES = ROOT / "docs" / "monitoring" / "alerts.yml"
 DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
 # There from the first such event on, of which a healthy cluster has none.
-ODD = {"epd_instance_events_total": {"instance", "kind"}, "epd_gateway_events_total": {"kind"}}
+ODD = {
+    "epd_certificate_expiry_seconds": set[str](),  # only with HTTPS
+    "epd_instance_events_total": {"instance", "kind"},
+    "epd_gateway_events_total": {"kind"},
+}
 IMAGE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
 
 
@@ -34,6 +41,12 @@ def expressions() -> Iterator[str]:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
             yield target["expr"]
+    cluster = ClusterManifests("epd", "1e1p1d", "IMAGE")
+    for scaled in scaled_objects(cluster, "http://prometheus", 4):
+        for trigger in scaled["spec"]["triggers"]:
+            yield trigger["metadata"]["query"]
+    (names,) = picker_plugin()["parameters"]["engineConfigs"]
+    yield from (value for key, value in names.items() if key != "name")
 
 
 def test_every_name_and_label_exists(apart: Server) -> None:
