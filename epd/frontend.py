@@ -206,6 +206,12 @@ class Client(Protocol):
     def conclude(self) -> None: ...
 
 
+class WaitFacts(TypedDict):
+    what: str
+    for_s: float
+    bound_s: float
+
+
 class InstanceFacts(TypedDict):
     """What /ready shows of one instance."""
 
@@ -221,7 +227,8 @@ class InstanceFacts(TypedDict):
     cached_images: int
     silent_peers: list[str]
     silent_s: float  # since its last heartbeat
-    reason: str  # why it is over
+    waits: list[WaitFacts]  # for works of a kind, as of that heartbeat
+    reason: str  # why it is over, or gets no work
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +253,7 @@ class Readiness:
     reason: str
     instances: list[InstanceFacts]
     outside: list[OutsideFacts] = field(default_factory=list)
+    stages: Mapping[str, list[str]] = field(default_factory=dict)  # who takes work for each
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,6 +354,17 @@ class LinkEcho(Message):
     pass
 
 
+class SelfTest(Message):
+    """Does your device work?  Answered by `SelfTestResult`; a repeat is no second test."""
+
+    serial: Total
+
+
+class SelfTestResult(Message):
+    serial: Total
+    reason: Where = ""  # why not; empty: its device has done a small work
+
+
 class ProfileRequest(Message):
     """Record what threads and device do, or end that and write it; a repeat gets the present
     state."""
@@ -374,7 +385,7 @@ class ProfileReport(Message):
 OF_GATEWAY = frozenset((
     Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, AdapterList, CacheEventsWanted,
     EncodeRequest, AbortEncode, PrefillRequest, RequestInquiry, RoomAdded, AbortRequest,
-    ObserveRequest, ProfileRequest,
+    ObserveRequest, ProfileRequest, SelfTest,
 ))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:

@@ -179,6 +179,14 @@ class StageCosts(Record):
     unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()  # measured seldom, or long ago
 
 
+class Wait(Record):
+    """Works of one kind, of which none has ended for so long."""
+
+    what: Name
+    for_s: Seconds
+    bound_s: Seconds  # beyond it the instance makes no progress
+
+
 class HandsList(Record):
     """What engines compute now and have yielded nothing of: a death counts against that."""
 
@@ -207,6 +215,7 @@ class Load(Record):
     silent_peers: Names = ()  # that do not answer it, though they may be healthy
     costs: StageCosts = StageCosts()
     hands: HandsList = HandsList()
+    waits: Annotated[tuple[Wait, ...], Meta(max_length=16)] = ()  # now; of what is idle none
     adapters: Annotated[tuple[Hash, ...], Listed] = ()  # digests of those that it holds
     adapter_list: tuple[Total, Total] = (0, 0)  # that it applied: the gateway's epoch, its serial
     unheld: Annotated[tuple[tuple[Hash, Where], ...], Listed] = ()  # of it, and why

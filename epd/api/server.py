@@ -295,7 +295,8 @@ class ApiServer:
         readiness = self._frontend.ready()
         ok = readiness.ok and not self._is_draining
         reason = "shutting down" if self._is_draining else readiness.reason
-        value = {"ready": ok, "reason": reason, "instances": readiness.instances}
+        value = {"ready": ok, "reason": reason, "stages": readiness.stages}
+        value["instances"] = readiness.instances
         if ok:
             await exchange.respond_json(200, value)
         else:

@@ -9,6 +9,11 @@ again, its requests move elsewhere, and the registry has its peers fence it.  LO
 stalled process may wake up and write, which is why memory is freed by fencing and not by this
 machine (fault F7).  A process that returns joins with a new epoch, which is a new machine (F44).
 
+A heart may beat though nothing else moves (F87).  Each heartbeat lists what the instance waits for,
+how long, and the bound of that.  Beyond a bound it is STUCK: it keeps its work and gets no new.
+Neither a heart that beats again nor a wait that ends shows that its device works.  So whoever was
+silent or stuck is PROBING first, until it has passed a self-test.
+
 A name has one instance (F78).  A life of the same lineage, by a later epoch, is the next life of
 this one, whose process its parent has seen end: it replaces it at once.  Anybody else who joins
 under the name of a member is a stranger.  It waits (AWAITING_NAME) while the member may be dead,
@@ -50,6 +55,8 @@ class Do(Effect):
     TELL_HELD = "answer the join with who has the name"
     SHOW_ALIVE = "let those who ask for its name hear that it lives"
     DISCONNECT = "forget the connection"
+    SEND_SELF_TEST = "ask it for a self-test, by number"
+    TELL_STUCK = "say what it does not get on with"
 
 
 class Own(Owned):
@@ -66,6 +73,8 @@ class S(State):
     AWAITING_NAME = "its name is another's, who may be alive", Own.CONNECTION
     HEALTHY = "takes work", *_MEMBER
     SUSPECT = "silent; keeps its work, gets no new", *_MEMBER
+    STUCK = "beats, and makes no progress; keeps its work, gets no new", *_MEMBER
+    PROBING = "beats again, or moves again; gets no new work before a self-test", *_MEMBER
     DRAINING = "finishes its work, gets no new", *_MEMBER
     LOST = "this epoch is over; its memory is fenced by its peers"
     LEFT = "said good-bye with nothing open"
@@ -126,6 +135,19 @@ class HeartbeatsEnded(Event):
 
 
 @dataclass(slots=True)
+class ProbePassed(Event):
+    """Its device has done the work of a self-test."""
+
+    serial: int
+
+
+@dataclass(slots=True)
+class ProbeFailed(Event):
+    serial: int
+    reason: str
+
+
+@dataclass(slots=True)
 class DrainAnnounced(Event):
     pass
 
@@ -152,6 +174,37 @@ class GivenUp(Event):
 
 def keep_load(instance: Instance, event: HeartbeatReceived) -> None:
     instance.load, instance.seen_s = event.load, event.at_s
+
+
+def moves(instance: Instance, event: HeartbeatReceived) -> bool:
+    """Whether it waits for nothing beyond its bound."""
+    return all(wait.for_s <= wait.bound_s for wait in event.load.waits)
+
+
+def keep_waits(instance: Instance, event: HeartbeatReceived) -> None:
+    keep_load(instance, event)
+    over = [wait for wait in event.load.waits if wait.for_s > wait.bound_s]
+    told = (f"{one.what} for {one.for_s:.1f} s (bound {one.bound_s:.1f} s)" for one in over)
+    instance.reason = f"makes no progress: {', '.join(told)}"
+
+
+def begin_probe(instance: Instance, event: HeartbeatReceived) -> None:
+    keep_load(instance, event)
+    instance.num_probes += 1
+    instance.reason = "its self-test has not passed yet"
+
+
+def is_current(instance: Instance, event: ProbePassed | ProbeFailed) -> bool:
+    """Not of a self-test before it was stuck again."""
+    return event.serial == instance.num_probes
+
+
+def clear_reason(instance: Instance, event: ProbePassed) -> None:
+    instance.reason = ""
+
+
+def keep_failure(instance: Instance, event: ProbeFailed) -> None:
+    instance.reason = f"its self-test failed: {event.reason}"
 
 
 def note_seen(instance: Instance, event: JoinAccepted | NameHeld) -> None:
@@ -188,7 +241,8 @@ def named(info: InstanceInfo) -> str:
     return f"{info.address.instance_id} (pid {info.pid}, {info.address.endpoint})"
 
 
-_MEMBERS = (S.HEALTHY, S.SUSPECT, S.DRAINING)
+_SERVES = (S.HEALTHY, S.SUSPECT, S.STUCK, S.PROBING)
+_MEMBERS = (*_SERVES, S.DRAINING)
 _ENDED = (S.LOST, S.LEFT)
 
 # One line per row, as the table that it is.
@@ -203,12 +257,19 @@ ROWS = (
     Row((S.JOINING, S.AWAITING_NAME, *_MEMBERS), HeartbeatsEnded, S.LOST, (), keep_reason),
     Row(_MEMBERS, JoinAccepted, None, (Do.WELCOME,), note="its welcome was lost"),
     Row(_MEMBERS, NameContested, None, (Do.HOLD_OFF,), note="its silence or its answer decides (F78)"),
-    Row(S.HEALTHY, HeartbeatReceived, None, (Do.WATCH, Do.SHOW_ALIVE), keep_load),
+    Row(S.HEALTHY, HeartbeatReceived, None, (Do.WATCH, Do.SHOW_ALIVE), keep_load, moves),
+    Row((S.SUSPECT, S.STUCK), HeartbeatReceived, S.PROBING, (Do.SEND_SELF_TEST, Do.WATCH, Do.SHOW_ALIVE), begin_probe, moves),
+    Row(S.PROBING, HeartbeatReceived, None, (Do.SEND_SELF_TEST, Do.WATCH, Do.SHOW_ALIVE), keep_load, moves, "question or answer may be lost"),
+    Row((S.HEALTHY, S.SUSPECT, S.PROBING), HeartbeatReceived, S.STUCK, (Do.TELL_STUCK, Do.WATCH, Do.SHOW_ALIVE), keep_waits, unless(moves), "out of placement (F87)"),
+    Row(S.STUCK, HeartbeatReceived, None, (Do.WATCH, Do.SHOW_ALIVE), keep_waits, unless(moves), "it ends itself beyond a second bound"),
+    Row(S.PROBING, ProbePassed, S.HEALTHY, (), clear_reason, is_current),
+    Row(S.PROBING, ProbePassed, None, when=unless(is_current), note="of an earlier one"),
+    Row(S.PROBING, ProbeFailed, S.STUCK, (Do.TELL_STUCK,), keep_failure, is_current),
+    Row(S.PROBING, ProbeFailed, None, when=unless(is_current)),
     Row(S.DRAINING, HeartbeatReceived, None, (Do.WATCH,), keep_load, note="its name will be free"),
-    Row(S.HEALTHY, HeartbeatMissed, S.SUSPECT, (Do.WATCH_ON,)),
+    Row((S.HEALTHY, S.STUCK, S.PROBING), HeartbeatMissed, S.SUSPECT, (Do.WATCH_ON,)),
     Row(S.DRAINING, HeartbeatMissed, None, (Do.WATCH_ON,)),
-    Row(S.SUSPECT, HeartbeatReceived, S.HEALTHY, (Do.WATCH, Do.SHOW_ALIVE), keep_load),
-    Row((S.HEALTHY, S.SUSPECT), DrainAnnounced, S.DRAINING, (Do.PUBLISH,)),
+    Row(_SERVES, DrainAnnounced, S.DRAINING, (Do.PUBLISH,)),
     Row(_MEMBERS, (EpochReplaced, GivenUp), S.LOST, (), keep_reason, note="restarted, or fenced by a peer (F44)"),
     Row(_MEMBERS, LeftReceived, S.LEFT, (), keep_reason),
 )
@@ -218,6 +279,7 @@ IGNORES = (
     Ignore((S.JOINING, *_MEMBERS, *_ENDED), (HolderBeat,), "it does not wait for a name"),
     Ignore((*_MEMBERS, *_ENDED), (NameHeld,), "what it asked for was decided"),
     Ignore((S.DRAINING,), (DrainAnnounced,), "said before"),
+    Ignore((S.JOINING, S.AWAITING_NAME, S.HEALTHY, S.SUSPECT, S.STUCK, S.DRAINING, *_ENDED), (ProbePassed, ProbeFailed), "late, or told twice: another one is asked for where it matters"),
     Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced, GivenUp, NameContested), "this epoch is over; the process must join with a new one"),
 )
 
@@ -230,7 +292,7 @@ class Instance(Machine):
     """One epoch of an instance: `key` is `id:epoch`."""
 
     table = TABLE
-    __slots__ = ("held_version", "info", "load", "reason", "seen_s")
+    __slots__ = ("held_version", "info", "load", "num_probes", "reason", "seen_s")
 
     def __init__(
         self, info: InstanceInfo, load: Load, now_s: float, journal: Journal = NULL_JOURNAL
@@ -240,7 +302,8 @@ class Instance(Machine):
         self.load = load
         self.seen_s = now_s
         self.held_version = 0  # of the registry when it asked for a name that another has
-        self.reason = ""  # why it is over, or waits
+        self.num_probes = 0  # number of the last self-test that was asked for
+        self.reason = ""  # why it is over, waits, or gets no work
 
     def asked_for(self, info: InstanceInfo) -> EpochReplaced | NameContested:
         """What it means that this process joins under its name.  A lineage is of one parent, which
@@ -255,7 +318,7 @@ class Instance(Machine):
 
     @property
     def is_heard(self) -> bool:
-        return self.state in (S.HEALTHY, S.DRAINING)
+        return self.state in _MEMBERS and self.state is not S.SUSPECT
 
     @property
     def was_lost(self) -> bool:

@@ -34,6 +34,7 @@ from epd.messages import Address, InstanceInfo, LinkProbe, Message, Span
 from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox, OutOfTurn
 from epd.roles.ports import Ports
+from epd.roles.progress import Progress
 from epd.roles.timers import Timers
 from epd.roles.watching.stage_times import StageTimes
 from epd.transport.base import Buffer, Received, Unsendable
@@ -91,6 +92,7 @@ class Actor:
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self.mailbox = Mailbox(self.fault)
         self.hands = Hands()
+        self.progress = Progress(ports.clock.now_s)
         self.timers = Timers(ports.clock, self.mailbox)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: asyncio.Task[None] | None = None
@@ -154,12 +156,10 @@ class Actor:
         self.bus.disconnect(instance_id)
 
     def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        """Queue a message; to this very instance it takes the inbox, without a socket.
-
-        An `Address` means one life of the peer, not its successor.  A grant that reached the
-        successor would let it write into slots leased to the dead (F44).  False: the peer takes no
-        message now.  A message that cannot be sent at all goes to `on_unsent`.
-        """
+        """Queue a message; to this very instance it takes the inbox, without a socket.  An
+        `Address` means one life of the peer, not its successor: that would write into slots leased
+        to the dead (F44).  False: the peer takes no message now.  What cannot be sent at all goes
+        to `on_unsent`."""
         instance_id = to if isinstance(to, str) else to.instance_id
         if isinstance(to, Address) and self._connected.get(instance_id, 0) not in (0, to.epoch):
             self.counters["message_to_other_epoch"] += 1

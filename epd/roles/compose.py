@@ -26,6 +26,7 @@ from epd.roles.gateway.affinity import Affinity
 from epd.roles.gateway.dispatch import Dispatcher
 from epd.roles.gateway.registry import Registry
 from epd.roles.gateway.role import GatewayRole
+from epd.roles.health import Health, Probe
 from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
 from epd.roles.member import Member
@@ -62,6 +63,7 @@ class Engines:
     language: LanguageEngine | None = None
     profiler: Profiler | None = None
     close: Callable[[], Awaitable[object]] | None = None  # ends the threads of the device
+    probe: Probe | None = None  # a small work of the device
     leader: Leader | None = None  # of several ranks
     ranks: OtherRanks | None = None  # the others
     epoch: int = 0  # that they know
@@ -123,6 +125,9 @@ class Instance:
             self._add_finder(gateway)
         if engines.profiler is not None:
             Profiled(actor, engines.profiler)
+        self.health: Health | None = None
+        if engines.probe is not None:
+            self.health = Health(actor, config.timing, engines.probe, self.links, self.requests)
         Observable(actor, self._memory)
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
@@ -219,6 +224,12 @@ class Instance:
                 capacity=tier.capacity_nbytes,
             )
 
+    async def test(self) -> None:
+        """Pass the self-test before it joins.  Raises EngineError, TimeoutError."""
+        if self.health is not None:
+            async with asyncio.timeout(self.config.timing.first_token_timeout_s):
+                await self.health.probe()
+
     def start(self) -> None:
         self.actor.start()
 
@@ -252,6 +263,7 @@ class Instance:
             counts=self.actor.times.counts(),
             costs=self._costs(),
             hands=self.hands.report(),
+            waits=self.health.waits() if self.health is not None else (),
             adapters=requests.engine.adapters if requests is not None else (),
             adapter_list=listed.applied if listed is not None else (0, 0),
             unheld=listed.unheld if listed is not None else (),

@@ -45,6 +45,7 @@ from epd.messages import (
 from epd.roles.base import Actor, performs, receives
 from epd.roles.fan_out import FanOuts
 from epd.roles.rooms import Rooms
+from epd.scheduling.step_cost import Rate
 from epd.transport.base import Buffer, Received, WriteFailed, WriteOutcome, Written
 
 MAX_UNASKED = 1024  # rooms whose grant may be faster than their request
@@ -99,6 +100,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     def __init__(self, actor: Actor, timing: Timing) -> None:
         super().__init__(actor, timing)
         self._fan_outs = FanOuts(actor)
+        self._cost = Rate(actor.clock.now_s)  # of a byte
 
     def open(
         self,
@@ -247,11 +249,14 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             return WriteRefused(repr(error))
         if staged is None:
             return WriteRefused("withdrawn before the write began")
+        expected_s = self._cost.expected_s(outgoing.part_nbytes) if self._cost.is_known else None
         try:
-            outcome = await self._write(outgoing, grant, staged)
+            with self.actor.progress.writes.work(expected_s, outgoing.peer) as work:
+                outcome = await self._write(outgoing, grant, staged)
         except Exception as error:
             self.actor.fault(f"write {outgoing.key}", error)
             return WriteOutcomeUnknown(repr(error))
+        self._cost.observe(outgoing.part_nbytes, self.clock.now_s() - work.began_s)
         if isinstance(outcome, Written):
             return WriteSucceeded(outcome.checksum)
         if isinstance(outcome, WriteFailed):

@@ -122,6 +122,7 @@ async def _serve(
         gateway.start()
         if instance is not None:
             end_with_device(instance, ending, status)
+            await instance.test()
             instance.start()
         await server.start()
         heap.keep()

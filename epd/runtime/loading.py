@@ -80,13 +80,14 @@ def load_engines(
 
     `progress` gets the number of a stage's bytes that have been read.  `ranks`: those that share
     the language model with this process."""
-    from epd.engine.factory import build_executor
+    from epd.engine.factory import build_executor, small_work
     from epd.engine.kernels import kernels_for
     from epd.engine.sharding import WHOLE
 
     executor = build_executor(config.engine, 1 + len(config.rank_devices))
     own = load_rank(config, executor, WHOLE if ranks is None else ranks.shard(), progress)
     engines = Engines(own.vision, close=executor.close)
+    engines.probe = partial(executor.launch_brief, small_work, config.engine.device)
     engines.attention = kernels_for(config.engine.device.partition(":")[0]).attention
     if own.vision is not None:
         engines.films = "nvdec" if own.vision.films_nbytes else "cpu"

@@ -203,6 +203,7 @@ async def serve_instance(
     watching = asyncio.create_task(watch_lag(instance.actor.times.note_lag))
     try:
         heap.keep()
+        await instance.test()
         instance.start()
         await ending.drain.wait()
         if not ending.now.is_set():

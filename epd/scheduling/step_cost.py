@@ -68,6 +68,10 @@ class Measured(ABC):
         """It was measured of late, and often."""
         return self._sums[0] > MIN_SEEN and not self._is_old()
 
+    @property
+    def is_known(self) -> bool:
+        return self._sums[0] > 0
+
     @abstractmethod
     def expected_s(self, count: int) -> float:
         """What so many would take."""
@@ -133,6 +137,14 @@ class StepCost:
         elif num_decodes and self.decode_s:
             added_s = max(0.0, elapsed_s - self.decode_s) / num_prompt_tokens
             self.token_s = _follow(self.token_s, added_s)
+
+    def expected_s(self, num_decodes: int, num_prompt_tokens: int) -> float | None:
+        """What such a step would take; None: what is in it was never measured."""
+        counts = (self.decodes, num_decodes), (self.prompts, num_prompt_tokens)
+        there = [(cost, count) for cost, count in counts if count]
+        if not all(cost.is_known for cost, _ in there):
+            return None
+        return sum(cost.expected_s(count) for cost, count in there)
 
     def max_prompt_tokens(self, num_decodes: int) -> int | None:
         """Prompt tokens that a step with so many decodes may carry; None: nothing bounds them

@@ -23,7 +23,7 @@ from epd.fsm import (
     request,
 )
 from epd.fsm.kernel import Event, Machine
-from epd.messages import TokenLogprobs
+from epd.messages import Load, TokenLogprobs
 from epd_lab.formal import machines
 
 Values = dict[str, Any]
@@ -238,6 +238,12 @@ def _to_group(machine: Any, fields: Values) -> Values:
     return {"number": fields["number"] + machine.done} if "number" in fields else {}
 
 
+def _to_instance(machine: Any, fields: Values) -> Values:
+    """How many waits are beyond their bound; by how much a self-test is an earlier one."""
+    load = Load(waits=(machines.WAIT,) * fields.get("num_over", 0))
+    return {"load": load, "serial": machine.num_probes - fields.get("age", 0)}
+
+
 CONCRETE = {
     "OUTGOING": Concrete(
         _outgoing, _of_outgoing, ("granted",), lambda machine, fields: {"grant": _grant(fields)},
@@ -253,7 +259,7 @@ CONCRETE = {
     ),
     "GROUP": Concrete(_group, _of_group, carry=_to_group), "OFFER": Concrete(_offer, _of_offer),
     "LINK": Concrete(lambda values: machines.make_link()),
-    "INSTANCE": Concrete(lambda values: machines.make_instance()),
+    "INSTANCE": Concrete(lambda values: machines.make_instance(), carry=_to_instance),
     "CHILD": Concrete(_child, _of_child),
     "MEMBERSHIP": Concrete(lambda values: machines.make_membership()),
     "GENERATION": Concrete(

@@ -6,7 +6,7 @@ from epd.fsm import instance as i
 from epd.fsm.kernel import Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
-PRESENT = "(HEALTHY, SUSPECT, DRAINING)"
+PRESENT = "(HEALTHY, SUSPECT, STUCK, PROBING, DRAINING)"
 OVER = "(LOST, LEFT)"
 
 
@@ -24,17 +24,42 @@ def _laws() -> tuple[Law, ...]:
             "no work is placed on a life that is no member, or over (F44)",
             "state != HEALTHY or (member and failed == 0)",
         ),
+        Law(
+            "DoubtEndsWithATest",
+            4,
+            "who was silent or stuck takes no work before it has passed a self-test (F87)",
+            "state != HEALTHY or not doubted",
+        ),
     )
 
 
+# fmt: off
 def _happenings() -> tuple[Happening, ...]:
     beats = f"member and state in {PRESENT}"
     return (
         Happening("joins", "fault", event=i.JoinAccepted),
         Happening("is_refused", "fault", "state == JOINING", i.JoinRejected),
-        Happening("beats", "fault", beats, i.HeartbeatReceived, before=("missed = False",)),
         Happening(
-            "beat_is_missed", "time", "not missed", i.HeartbeatMissed, before=("missed = True",)
+            "beats", "fault", beats, i.HeartbeatReceived, before=("missed = False",),
+            guards={"moves": "True"},
+        ),
+        Happening(
+            "beats_and_is_stuck", "fault", beats, i.HeartbeatReceived,
+            before=("missed = False", "doubted = True"), guards={"moves": "False"},
+            event_fields={"num_over": "1"},
+        ),
+        Happening(
+            "beat_is_missed", "time", "not missed", i.HeartbeatMissed,
+            before=("missed = True", "doubted = member"),
+        ),
+        *(
+            Happening(
+                f"{name}_{which}", "fault", "state == PROBING", event,
+                before=("doubted = False",) if (name, age) == ("passes", 0) else (),
+                guards={"is_current": str(age == 0)}, event_fields={"age": str(age)},
+            )
+            for name, event in (("passes", i.ProbePassed), ("fails", i.ProbeFailed))
+            for which, age in (("its_test", 0), ("an_earlier_test", 1))
         ),
         Happening("beats_have_ended", "time", "missed", i.HeartbeatsEnded),
         Happening("drains", "fault", beats, i.DrainAnnounced),
@@ -55,6 +80,7 @@ def _happenings() -> tuple[Happening, ...]:
             for name, answers in (("holder_answers", True), ("holder_is_heard_late", False))
         ),
     )
+# fmt: on
 
 
 def instance_model(table: Table = i.TABLE) -> Model:
@@ -73,6 +99,8 @@ def instance_model(table: Table = i.TABLE) -> Model:
         silent=frozenset(
             (
                 *("keep_load", "keep_reason", "keep_holder", "keep_whose", "note_seen"),
+                *("keep_waits", "begin_probe", "clear_reason", "keep_failure"),
+                *("SEND_SELF_TEST", "TELL_STUCK"),
                 *("REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON", "WATCH_JOINS"),
                 *("HOLD_OFF", "TELL_HELD", "SHOW_ALIVE"),
             )
@@ -80,12 +108,13 @@ def instance_model(table: Table = i.TABLE) -> Model:
     )
     return Model(
         name="INSTANCE",
-        nodes=(16,),
+        nodes=(24,),
         about="one life of an instance, as the registry sees it",
         parts=(part,),
         variables=(
             Variable("member", (False, True), "was welcomed: it took work"),
             Variable("missed", (False, True), "a heartbeat that was due"),
+            Variable("doubted", (False, True), "silent or stuck, and no self-test passed since"),
             Variable("failed", (0, 1, 2), "times that its attempts were told of its end"),
         ),
         happenings=_happenings(),
@@ -100,6 +129,9 @@ def instance_model(table: Table = i.TABLE) -> Model:
                 rests={
                     "state == HEALTHY": (
                         "it lives as long as its heart beats: HEALTHY and SUSPECT may alternate"
+                    ),
+                    "state in (STUCK, PROBING)": (
+                        "it beats, and so ends itself where it gets on with nothing for long"
                     ),
                     "state == DRAINING": (
                         "what is open is bounded by deadlines; the instance leaves by itself"

@@ -30,10 +30,12 @@ from epd.messages import Grant, KvOffer
 from epd.records import (
     Address,
     InstanceInfo,
+    Load,
     RemoteRegion,
     RowContract,
     SamplingParams,
     TokenLogprobs,
+    Wait,
 )
 
 PEER = Address("peer", 1, "")
@@ -75,6 +77,7 @@ OFFER = KvOffer(
     gateway=PEER,
     deadline_s=9.0,
 )
+WAIT = Wait(what="step", for_s=2.0, bound_s=1.0)
 FAILURE = Failure(FailureKind.ENGINE, "because")
 KV = SimpleNamespace(num_tokens=7, rope_delta=-3, num_cached=4, first_token=TokenLogprobs(5, 0.0))
 MESSAGE = SimpleNamespace(
@@ -97,7 +100,7 @@ CARRIES: dict[str, Any] = {
     "command": "command", "encoder": PEER, "exit_status": 1, "failed": False, "failure": FAILURE,
     "finish_reason": "stop", "former_epoch": 1, "grant": GRANT, "holder": HOLDER, "image": b"image",
     "index": 0, "info": HOLDER, "instance": PEER, "item": "item", "kind": "engine", "kv": KV,
-    "load": "load",
+    "load": Load(), "serial": 0,
     "nbytes": 64, "new_room": "room.1", "num_held": 1, "num_instances": 1, "num_layers": 1,
     "num_tokens": 2, "number": 1, "part": 0, "parts": ((64, 11),), "passed": {},
     "patches": "patches", "placement": PLACEMENT,

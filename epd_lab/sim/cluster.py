@@ -49,7 +49,9 @@ from epd_lab.sim.world import World
 
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
-MEMBERSHIP = ("MEMBERSHIP ", "INSTANCE ", "Member._beat", "StorageWatch._look")  # for life
+MEMBERSHIP = (  # for life
+    "MEMBERSHIP ", "INSTANCE ", "Member._beat", "Health._look", "StorageWatch._look",
+)  # fmt: skip
 HOUSEKEEPING = (*MEMBERSHIP, "Rooms._forget")
 OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
 OnCall = Callable[[SimProcess, str, Any], None]
@@ -128,6 +130,12 @@ class Node:
     def warnings(self) -> list[str]:
         log = self.ports.log
         return log.warnings if isinstance(log, SimLog) else []
+
+    @property
+    def is_wedged(self) -> bool:
+        """Whether a fault keeps its step loop from taking turns."""
+        requests = self.instance.requests if self.instance is not None else None
+        return requests is not None and "_turn" in vars(requests.loop)
 
     def live(self) -> dict[str, int]:
         """What its roles own now, without zeros."""
@@ -309,6 +317,7 @@ class Cluster:
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(self.settings.costs.pool_threads)
         engines = self._engines_on(device, pool, process.instance_id, roles, 0)
+        engines.probe = device.probe
         if isinstance(engines.vision, SimVisionEngine):
             engines.vision.on_call = partial(self.on_call, process)
         if isinstance(engines.language, SimLanguageEngine):
@@ -383,6 +392,10 @@ class Cluster:
             for device in node.devices:
                 device.fail_next = 0
                 device.release()
+            if node.is_wedged:
+                loop = node.instance.requests.loop
+                del vars(loop)["_turn"]
+                node.actor.mailbox.put("it takes turns again", loop._turn)
             node.process.breaks.clear()
         sick = [node for node in self.living() if any(d.lost or d.dead for d in node.devices)]
         for node in sick[1:]:

@@ -230,6 +230,23 @@ class Injector:
             self._later(fault, device.release)
         return True
 
+    def do_wedge(self, fault: Fault, target: str) -> bool:
+        """Its step loop takes no turn any more."""
+        node = self.cluster.node(target)
+        if node is None or node.instance is None or node.instance.requests is None:
+            return False
+        vars(node.instance.requests.loop)["_turn"] = lambda: None
+        return True
+
+    def do_freeze(self, fault: Fault, target: str) -> bool:
+        """The thread that copies for its transport moves nothing any more."""
+        node = self.cluster.node(target)
+        if node is None or node.process.name in self.world.fabric.frozen:
+            return False
+        self.world.fabric.frozen[node.process.name] = []
+        self._later(fault, self.world.fabric.thaw, node.process.name)
+        return True
+
     def do_oom(self, fault: Fault, target: str) -> bool:
         """The next `factor` works of the device fail."""
         node = self.cluster.node(target)

@@ -32,6 +32,7 @@ WAITED_OUT = 8  # every so many seeds the silence is waited out
 STAY = {  # nobody ends
     "adapter", "corrupt", "hang", "jump", "oom", "raise", "raise_late", "skew", "slow", "spoil",
 }  # fmt: skip
+WEDGES = ("wedge", "freeze")  # what an instance notices itself, and ends of
 ENDS_GROUP = {"raise", "raise_late", "oom", "slow", "hang"}  # but what fails at one rank alone
 
 
@@ -63,7 +64,7 @@ class Plan:
     @property
     def devices_hang(self) -> bool:
         """Whether a device may take work and answer only much later, or never."""
-        return any(fault.kind in ("hang", "slow") for fault in self.faults)
+        return any(fault.kind in ("hang", "slow", *WEDGES) for fault in self.faults)
 
     @property
     def all_stay(self) -> bool:

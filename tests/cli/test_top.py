@@ -20,6 +20,7 @@ from epd.api.watching.cluster_view import (
     OutsideView,
     ProcessView,
     StateView,
+    WaitView,
 )
 from epd.cli.boundary import CommandFailed
 from epd.cli.look import machines
@@ -73,6 +74,7 @@ def told(**changed: Any) -> ClusterView:
                     ],
                     in_use={"incoming": 2, "requests": 0},
                     load_s={"prefill": 1.5},
+                    waits=[WaitView(what="step", for_s=0.25, bound_s=4.0)],
                 ),
             ],
             no_answer=["d0"],
@@ -110,10 +112,16 @@ def test_ages(seconds: float, text: str) -> None:
 
 def test_processes_and_who_did_not_answer() -> None:
     head, gateway, p0, silent = machines.process_lines(told())
-    assert head.split() == ["PROCESS", "ROLES", "STATE", "LOAD", "MEMORY", "IN", "USE", "EPOCH"]
+    assert head.split() == [
+        "PROCESS",
+        "ROLES",
+        "STATE",
+        *("WAITS LOAD MEMORY IN USE EPOCH".split()),
+    ]
     assert gateway.split() == ["gateway", "gateway"]
     assert (
-        "prefill+decode" in p0 and "prefill 1.5 s  kv 3/9 blocks, host tier 3.0 MiB/1.0 GiB" in p0
+        "prefill+decode" in p0
+        and "step 250 ms  prefill 1.5 s  kv 3/9 blocks, host tier 3.0 MiB/1.0 GiB" in p0
     )
     assert p0.split()[-3:] == ["incoming", "2", "5"] and silent == "d0 did not answer"
 

@@ -114,7 +114,7 @@ KINDS = (
     Kind(embedding.TABLE, make_embedding, 52),
     Kind(outgoing.TABLE, make_granted, 79),
     Kind(incoming.TABLE, make_incoming, 44),
-    Kind(instance.TABLE, make_instance, 35),
+    Kind(instance.TABLE, make_instance, 59),
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 82),
     Kind(offer.TABLE, make_offer, 12),

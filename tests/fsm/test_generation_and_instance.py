@@ -11,6 +11,7 @@ from epd.failure import Failure, FailureKind
 from epd.fsm import generation as g
 from epd.fsm import instance as i
 from epd.fsm.generation import Do, S
+from epd.records import Load, Wait
 from tests.fsm.paths import follow
 from tests.fsm.tables import PEER, PLACEMENT, make_generation, make_instance
 
@@ -286,6 +287,15 @@ def test_who_is_called_off_waits_for_no_token(placed: g.Generation) -> None:
 LOSS = (i.Do.FAIL_ATTEMPTS, i.Do.PUBLISH, i.Do.DISCONNECT)
 
 
+PROBES = (i.Do.SEND_SELF_TEST, i.Do.WATCH, i.Do.SHOW_ALIVE)
+STUCK = (i.Do.TELL_STUCK, i.Do.WATCH, i.Do.SHOW_ALIVE)
+
+
+def beat(for_s: float = 0.0, bound_s: float = 4.0) -> i.HeartbeatReceived:
+    """Of an instance whose step has taken so long."""
+    return i.HeartbeatReceived(Load(waits=(Wait(what="step", for_s=for_s, bound_s=bound_s),)), 0, 0)
+
+
 @pytest.fixture
 def healthy() -> i.Instance:
     made = make_instance()
@@ -306,15 +316,57 @@ def test_a_stranger_is_told_why() -> None:
 
 
 def test_silence_makes_suspect_then_lost_and_never_healthy_again(healthy: i.Instance) -> None:
-    """F44: HEALTHY -> SUSPECT -> HEALTHY -> SUSPECT -> LOST."""
+    """F44: HEALTHY -> SUSPECT -> PROBING -> HEALTHY -> SUSPECT -> LOST."""
     follow(
         healthy,
         (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
-        (i.HeartbeatReceived("load", 0, 0.0), i.S.HEALTHY, (i.Do.WATCH, i.Do.SHOW_ALIVE)),
+        (beat(), i.S.PROBING, PROBES),
+        (i.ProbePassed(1), i.S.HEALTHY, ()),
         (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
         (i.HeartbeatsEnded(), i.S.LOST, LOSS),
-        (i.HeartbeatReceived("load", 0, 0.0), i.S.LOST, ()),
+        (beat(), i.S.LOST, ()),
         (i.JoinAccepted(0.0), i.S.LOST, ()),
+    )
+
+
+def test_who_beats_without_progress_gets_work_after_a_self_test(healthy: i.Instance) -> None:
+    """F87: HEALTHY -> STUCK -> PROBING -> HEALTHY; a late answer is of an earlier self-test."""
+    seen = (i.Do.WATCH, i.Do.SHOW_ALIVE)
+    follow(healthy, (beat(4.0, 4.0), i.S.HEALTHY, seen), (beat(4.1), i.S.STUCK, STUCK))
+    assert healthy.reason == "makes no progress: step for 4.1 s (bound 4.0 s)"
+    assert healthy.is_heard and not healthy.takes_work
+    follow(
+        healthy,
+        (beat(4.6), i.S.STUCK, seen),
+        (beat(), i.S.PROBING, PROBES),
+        (beat(0.5), i.S.PROBING, PROBES),
+        (beat(4.2), i.S.STUCK, STUCK),
+        (i.ProbePassed(1), i.S.STUCK, ()),
+        (beat(), i.S.PROBING, PROBES),
+        (i.ProbePassed(1), i.S.PROBING, ()),
+        (i.ProbeFailed(1, "late"), i.S.PROBING, ()),
+    )
+    assert healthy.num_probes == 2 and not healthy.takes_work
+    follow(healthy, (i.ProbePassed(2), i.S.HEALTHY, ()), (i.ProbePassed(2), i.S.HEALTHY, ()))
+    assert healthy.takes_work and healthy.reason == ""
+
+
+def test_a_failed_self_test_is_asked_for_again(healthy: i.Instance) -> None:
+    """F87: PROBING -> STUCK -> PROBING; silence goes before."""
+    follow(
+        healthy,
+        (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
+        (beat(), i.S.PROBING, PROBES),
+        (i.ProbeFailed(1, "no memory"), i.S.STUCK, (i.Do.TELL_STUCK,)),
+    )
+    assert healthy.reason == "its self-test failed: no memory"
+    follow(
+        healthy,
+        (beat(), i.S.PROBING, PROBES),
+        (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
+        (beat(9.0), i.S.STUCK, STUCK),
+        (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
+        (i.HeartbeatsEnded(), i.S.LOST, LOSS),
     )
 
 
@@ -329,21 +381,21 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
     follow(
         healthy,
         (i.DrainAnnounced(), i.S.DRAINING, (i.Do.PUBLISH,)),
-        (i.HeartbeatReceived("less", 0, 0.0), i.S.DRAINING, (i.Do.WATCH,)),
+        (beat(9.0), i.S.DRAINING, (i.Do.WATCH,)),
         (i.HeartbeatMissed(), i.S.DRAINING, (i.Do.WATCH_ON,)),
     )
-    assert healthy.load == "less", "what it still has is told until it leaves"
+    assert healthy.load.waits, "what it still has is told until it leaves"
     follow(healthy, (i.LeftReceived(), i.S.LEFT, LOSS))
 
 
 def test_who_is_healthy_takes_work() -> None:
     instance = make_instance()
     told = [instance.takes_work]
-    events = (i.JoinAccepted(0.0), i.HeartbeatMissed(), i.HeartbeatReceived("load", 0, 0.0))
+    events = (i.JoinAccepted(0.0), i.HeartbeatMissed(), beat(), i.ProbePassed(1), beat(9.0))
     for event in (*events, i.DrainAnnounced()):
         instance.fire(event)
         told.append(instance.takes_work)
-    assert told == [False, True, False, True, False]
+    assert told == [False, True, False, False, True, False, False]
     assert not instance.was_lost
     instance.fire(i.HeartbeatsEnded())
     assert instance.was_lost

@@ -22,7 +22,7 @@ FLAGS = {
     "Mailbox.may_fire": "true within one call: an item is at hand, and no effect of it",
     "Bell._rung": "a wait that has not begun: an asyncio primitive",
     "Requests.is_settling": "true within one call: outcomes of one step go out as one message",
-    "StepLoop._awake": "one task at a time, over one call of its own",
+    "StepLoop.is_awake": "one task at a time, over one call of its own",
     "Stream._closed": "the queue of one client's updates has an end: an iterator's own",
     "Supervisor._hurried": "what children that are stopped later are told with it (CHILD)",
     "Timers._closed": "the process ends: nothing goes off any more",
@@ -40,6 +40,7 @@ ASKS_A_TIMER = {
 
 COMPARES_TIMES = {
     "holds.py": "a lease that another process grants: who asks for it late places the prompt anew",
+    "health.py": "one look at all waits: how long the device has done nothing",
     "links.py": "how long an echo is believed: a doubt (LINK) begins after that",
     "observation.py": "nothing is decided: machines that are in a state for long are told",
     "rooms.py": "a timer for many: which of those behind it are due",

@@ -34,6 +34,7 @@ from epd.api.watching.cluster_view import (
     OutsideView,
     ProcessView,
     StateView,
+    WaitView,
 )
 from epd.config import GatewayConfig
 from epd.frontend import Frontend, InstanceFacts, OutsideFacts, Refused
@@ -223,4 +224,6 @@ def _process(
     memory = [MemoryView(**asdict(kind)) for kind in one.memory]
     known = facts or {"instance": name, "roles": ["gateway"]}
     load_s = {load.stage: load.load_s for load in loads if load.instance == name}
-    return ProcessView(**known, in_use=dict(one.in_use), memory=memory, load_s=load_s)
+    view = ProcessView(**known, in_use=dict(one.in_use), memory=memory, load_s=load_s)
+    view.waits = [WaitView(**wait) for wait in facts["waits"]] if facts else []
+    return view

@@ -18,6 +18,14 @@ class MemoryView(View):
     capacity: int
 
 
+class WaitView(View):
+    """Works of one kind, of which none has ended for so long."""
+
+    what: str
+    for_s: float
+    bound_s: float
+
+
 class ProcessView(View):
     """The gateway, which has a name only, or an instance as in `/ready`, also one that did not
     answer or is gone."""
@@ -37,7 +45,8 @@ class ProcessView(View):
     memory: list[MemoryView] = []
     load_s: dict[str, float] = {}
     silent_s: float = 0.0  # since its last heartbeat
-    reason: str = ""  # why it is over: LOST or LEFT
+    waits: list[WaitView] = []  # as of that heartbeat
+    reason: str = ""  # why it is over, or gets no work
 
 
 class OutsideView(View):

@@ -8,7 +8,8 @@ import http.client
 import msgspec
 
 TIMEOUT_S = 5.0
-WELL = frozenset({"HEALTHY", "SUSPECT", "DRAINING"})  # heartbeats come, or came a moment ago
+# Heartbeats come, or came a moment ago; who is STUCK for long ends by itself.
+WELL = frozenset({"HEALTHY", "SUSPECT", "STUCK", "PROBING", "DRAINING"})
 
 
 class _Member(msgspec.Struct):

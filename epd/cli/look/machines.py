@@ -73,6 +73,7 @@ def process_lines(told: ClusterView) -> list[str]:
             one.instance,
             "+".join(one.roles),
             _state(one),
+            ", ".join(f"{wait.what} {age(wait.for_s)}" for wait in one.waits),
             ", ".join(f"{stage} {age(load_s)}" for stage, load_s in one.load_s.items()),
             ", ".join(map(_memory, one.memory)),
             ", ".join(f"{kind} {count}" for kind, count in one.in_use.items() if count),
@@ -80,7 +81,9 @@ def process_lines(told: ClusterView) -> list[str]:
         )
         for one in told.processes
     ]
-    lines = columns(("PROCESS", "ROLES", "STATE", "LOAD", "MEMORY", "IN USE", "EPOCH"), rows)
+    lines = columns(
+        ("PROCESS", "ROLES", "STATE", "WAITS", "LOAD", "MEMORY", "IN USE", "EPOCH"), rows
+    )
     lines += [f"{name} did not answer" for name in told.no_answer]
     return lines + [
         f"{one.instance} (pid {one.pid}, {one.endpoint}): {one.state} {age(one.since_s)} ago: "

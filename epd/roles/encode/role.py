@@ -79,9 +79,8 @@ class EncodeRole(Component[Encoding]):
         self._ahead = RunAhead(
             device_nbytes, self._is_granted, self._may_begin, self._claim, config.pixels_nbytes
         )
-        ring: SendRing | None = None
-        if encodes and config.send_buffer_nbytes:  # what is only found is used where it is
-            ring = SendRing(actor.ports.transfers, engine, config)
+        has_ring = encodes and config.send_buffer_nbytes  # what is only found is used where it is
+        ring = SendRing(actor.ports.transfers, engine, config) if has_ring else None
         self.producer = RowProducer(
             actor, outgoing, engine, ring, self._take_turns, self._close_room
         )
@@ -318,8 +317,10 @@ class EncodeRole(Component[Encoding]):
 
     async def _encode(self, batch: list[Encoding], patches: list[Patches]) -> list[Event]:
         self._hands.take([one.key for one in batch])  # not before, lest an end in between counts
+        expected_s = self._engine.patch_s * sum(one.num_patches for one in patches)
         try:
-            results = await self._engine.encode(patches)
+            with self.actor.progress.batches.work(expected_s or None):
+                results = await self._engine.encode(patches)
         except RankLost as lost:  # this instance ends, as it should
             return [encoding_fsm.EncodeFailed(str(lost)) for _ in patches]
         except Exception as error:
@@ -396,5 +397,4 @@ class EncodeRole(Component[Encoding]):
             self.post(encoding, encoding_fsm.RoomClosed(outgoing.key))
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
-        outgoing = self._rooms.find(room)
-        self._askers.closed(room, encoding, outgoing)
+        self._askers.closed(room, encoding, self._rooms.find(room))

@@ -49,6 +49,7 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.base import Actor, Component, performs, receives
+from epd.roles.gateway.self_tests import SelfTests
 from epd.roles.member import absent_after_s
 from epd.scheduling import pairing
 from epd.transport.base import Received
@@ -88,6 +89,7 @@ class Registry(Component[Instance]):
         self.on_change: Callable[[], None] = lambda: None
         self._acked_s: dict[str, float] = {}  # by name, when it was last told that it is known
         self.heartbeat_listeners: tuple[Callable[[Instance], None], ...] = ()
+        self.extend(SelfTests(actor, self._of, self.fire))
         actor.admits = lambda received: (
             type(received.message) is Join or self._of(received) is not None
         )

@@ -103,7 +103,7 @@ class Requests(Component[Request]):
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
         self._outbox = TokenOutbox(actor)
         self._suspects: dict[str, Request] = {}  # of them, those that an instance died of
-        self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=config.async_scheduling)
+        self.loop = StepLoop(actor, engine, self, self.cost, runs_ahead=config.async_scheduling)
         self.on_reserved: Reserved = lambda request, leased: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching
@@ -204,7 +204,7 @@ class Requests(Component[Request]):
         """Something may fit now."""
         blaming(self._admit, self._scheduler, self.unplannable)
         if self._scheduler.num_running:
-            self._loop.wake()
+            self.loop.wake()
 
     def _admit(self) -> None:
         entering = self._scheduler.admissions()
@@ -334,11 +334,11 @@ class Requests(Component[Request]):
         keys = () if is_scored(request) else self._keys(request)
         if keys is not None:
             self._scheduler.add(request, keys)
-        self._loop.wake()
+        self.loop.wake()
 
     @performs(Do.EXTEND)
     def extend_ready(self, request: Request, event: Event) -> None:
-        self._loop.wake()
+        self.loop.wake()
 
     @performs(Do.DEQUEUE)
     def dequeue(self, request: Request, event: Event) -> None:
@@ -348,7 +348,7 @@ class Requests(Component[Request]):
     def start_decoding(self, request: Request, event: Event) -> None:
         self._contents.publish(request, self._records[request.key], request.num_computed)
         self._scheduler.add_decoding(request)
-        self._loop.wake()
+        self.loop.wake()
 
     @performs(Do.RELEASE_BLOCKS)
     def release_blocks(self, request: Request, event: Event) -> None:

@@ -38,6 +38,7 @@ from epd.engine.base import LanguageEngine, Outcome, StepFailure, StepResult, St
 from epd.fsm.request import Request
 from epd.groups.asks import RankLost
 from epd.roles.base import Actor
+from epd.roles.progress import Work
 from epd.roles.steps.step import runs_ahead
 from epd.scheduling.batching import Share
 from epd.scheduling.step_cost import StepCost
@@ -84,6 +85,7 @@ class Part:
 class _Step:
     parts: list[Part]
     result: asyncio.Future[StepResult]
+    work: Work
     unproven: Sequence[Request] = ()  # that had yielded nothing here
 
 
@@ -105,15 +107,16 @@ class StepLoop:
         self._cost = cost
         self._depth = 2 if runs_ahead else 1
         self._under_way: deque[_Step] = deque()
-        self._awake = False
+        self.is_awake = False  # a turn is to come
+        self.num_turns = 0
         self._hands = actor.hands
         self._hands.on_free.append(self.wake)
 
     def wake(self) -> None:
         """Something may be computed now: it looks in the event loop's next turn.  While as many
         steps are under way as may be, the end of one is what it waits for."""
-        if not self._awake and len(self._under_way) < self._depth:
-            self._awake = True
+        if not self.is_awake and len(self._under_way) < self._depth:
+            self.is_awake = True
             self._actor.mailbox.put("step loop", self._turn)
 
     def _turn(self) -> None:
@@ -121,7 +124,7 @@ class StepLoop:
         it has caused, launch what can be."""
         if self._actor.closing:
             return
-        self._awake = True  # whoever wakes it meanwhile is seen by the plan
+        self.is_awake = True  # whoever wakes it meanwhile is seen by the plan
         try:
             while self._under_way and self._under_way[0].result.done():
                 self._settle(self._under_way.popleft())
@@ -137,7 +140,8 @@ class StepLoop:
                 self._launch(plan)
         except Exception as error:
             self._actor.fault("step loop", error)
-        self._awake = False
+        self.is_awake = False
+        self.num_turns += 1
 
     def _hold(self, launching: Sequence[Request] = ()) -> None:
         lists = (*(step.unproven for step in self._under_way), launching)
@@ -182,7 +186,8 @@ class StepLoop:
             result = asyncio.get_running_loop().create_future()
             result.set_exception(error)
         result.add_done_callback(lambda _: self._actor.mailbox.put("step", self._turn))
-        self._under_way.append(_Step(parts, result, unproven))
+        work = self._actor.progress.steps.begin(self._cost.expected_s(*_counts(parts)))
+        self._under_way.append(_Step(parts, result, work, unproven))
 
     def _passed(self, leaving: list[tuple[Request, int]], num_layers: int) -> None:
         for request, start in leaving:
@@ -192,6 +197,7 @@ class StepLoop:
     def _settle(self, step: _Step) -> None:
         settled: list[tuple[Part, Outcome]]
         elapsed_s = 0.0
+        self._actor.progress.steps.end(step.work)
         try:
             result = step.result.result()
             settled = list(zip(step.parts, result.outcomes, strict=True))
@@ -206,7 +212,11 @@ class StepLoop:
         self._hold()
 
     def _observe(self, parts: list[Part], elapsed_s: float) -> None:
-        num_prompt = sum(part.count for part in parts if not part.decoding)
-        num_decodes = sum(part.decoding for part in parts)
+        num_decodes, num_prompt = _counts(parts)
         self._cost.observe(num_decodes, num_prompt, elapsed_s)
         self._actor.times.note_step(num_decodes, num_prompt, elapsed_s)
+
+
+def _counts(parts: list[Part]) -> tuple[int, int]:
+    """Sequences that decode, and tokens of prompts."""
+    return sum(p.decoding for p in parts), sum(p.count for p in parts if not p.decoding)

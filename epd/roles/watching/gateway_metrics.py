@@ -18,7 +18,7 @@ from epd.roles.gateway.registry import Outsider, Registry
 from epd.roles.watching.stage_times import COUNTS, KINDS
 from epd.scheduling import pairing
 from epd.scheduling.predicted_rule import COSTS
-from epd.topology import natural
+from epd.topology import ROLES, natural
 
 TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
@@ -37,6 +37,8 @@ CACHE_CONFIG = "tokens of a KV block, on whatever device, and how many blocks al
 FELL_BACK = "1: the pair does not use the best transport; /ready has the reason"
 LOAD = "predicted work that waits for a stage; of decode, the time of a step"
 COST = "as the instance measured it last; placement counts with it; 0: not yet"
+WAIT = "for how long no work of this kind has ended, while some are under way"
+WAIT_BOUND = "beyond it the instance is STUCK and gets no new work"
 IN_USE = "memory and work in use by kind; zero when idle"
 
 
@@ -122,6 +124,10 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         yield from _by_kind("epd_bus_dropped_total", name, load.dropped, "counter", DROPPED)
         num_silent = len(instance.load.silent_peers)
         yield Metric("epd_silent_peers", num_silent, up[:1], "gauge", SILENT)
+        for wait in load.waits:
+            of = (up[0], ("what", wait.what))
+            yield Metric("epd_wait_seconds", wait.for_s, of, help=WAIT)
+            yield Metric("epd_wait_bound_seconds", wait.bound_s, of, help=WAIT_BOUND)
         for cost in COSTS:
             labels = (up[0], ("cost", cost.removesuffix("_s")))
             yield Metric("epd_cost_seconds", getattr(load.costs, cost), labels, "gauge", COST)
@@ -172,9 +178,16 @@ def pair_metrics(registry: Registry) -> Iterator[Metric]:
 
 def readiness(reason: str, registry: Registry, dispatcher: Dispatcher, now_s: float) -> Readiness:
     """Of each instance, also of who is gone; and who has no place."""
+    takers = {one.info.address.instance_id: one.info.roles for one in registry.takers()}
+    idle = [one for one in registry.instances if one.present and not one.takes_work and one.reason]
+    if reason and idle:
+        told = (f"{one.info.address.instance_id} {one.reason}" for one in idle)
+        reason = f"{reason}; {', '.join(told)}"
     known = sorted(registry.instances, key=lambda one: natural(one.info.address.instance_id))
     instances = [_facts(one, registry, dispatcher, now_s) for one in known]
-    return Readiness(not reason, reason, instances, [_outside(o, now_s) for o in registry.outside])
+    outside = [_outside(one, now_s) for one in registry.outside]
+    stages = {role: [n for n, roles in takers.items() if role in roles] for role in ROLES}
+    return Readiness(not reason, reason, instances, outside, stages)
 
 
 def _facts(
@@ -195,6 +208,7 @@ def _facts(
         "cached_images": dispatcher.num_resident(name),
         "silent_peers": list(one.load.silent_peers),
         "silent_s": now_s - one.seen_s,
+        "waits": [{"what": w.what, "for_s": w.for_s, "bound_s": w.bound_s} for w in one.load.waits],
         "reason": one.reason,
     }
 

@@ -29,11 +29,12 @@ from epd_lab.sim.checkers.memory.singleflight import SingleFlight
 from epd_lab.sim.checkers.poison import Poison
 from epd_lab.sim.checkers.tombstones import Tombstones
 from epd_lab.sim.checkers.wakeups import WakeUps
+from epd_lab.sim.checkers.wedges import Wedges
 
 ALL = (
     Integrity, GoldenTokens, Answers, Deadlines, Lives, Scopes, Links, Silence, SingleFlight,
     Residency, Bounds, Durations, Attempts, Elsewhere, Poison, Groups, Tombstones, FirstToken,
-    WakeUps, Adapters, Forsaken, Conservation, Books, Faultless, Liveness,
+    WakeUps, Wedges, Adapters, Forsaken, Conservation, Books, Faultless, Liveness,
 )  # fmt: skip
 
 __all__ = [
@@ -41,5 +42,5 @@ __all__ = [
     "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens",
     "Groups", "Integrity", "Links", "Liveness", "Lives", "Poison", "Residency", "Scopes",
     "Silence", "SingleFlight",
-    "Tombstones", "WakeUps",
+    "Tombstones", "WakeUps", "Wedges",
 ]  # fmt: skip

@@ -73,7 +73,7 @@ def overlooked(node: Node) -> Iterator[str]:
     if instance.decode is not None:
         yield from _landing(instance.decode._landing, instance.incoming)
     if instance.requests is not None:
-        yield from _steps(instance.requests)
+        yield from () if node.is_wedged else _steps(instance.requests)
         yield from _blocks(instance.requests)
 
 
@@ -224,8 +224,8 @@ def _landing(landing: Landing, incoming: IncomingRooms) -> Iterator[str]:
 
 def _steps(requests: Requests) -> Iterator[str]:
     """Its turns end within one instant, so nobody is awake while nothing happens."""
-    loop, scheduler = requests._loop, requests._scheduler
-    if loop._awake:
+    loop, scheduler = requests.loop, requests._scheduler
+    if loop.is_awake:
         yield "the step loop is awake and has no turn"
     if loop._under_way:
         if loop._under_way[0].result.done():
@@ -250,7 +250,7 @@ def _blocks(requests: Requests) -> Iterator[str]:
         first, spare = reserving.entry, 0
         count = scheduler.blocks_for(max(first.num_tokens + 1, first.num_promised))
     elif prompt is not None:
-        if requests._loop._under_way or not scheduler._has_place():
+        if requests.loop._under_way or not scheduler._has_place():
             return
         first, spare = prompt.entry, scheduler._watermark
         count = scheduler.blocks_for(max(first.num_tokens, first.num_promised))

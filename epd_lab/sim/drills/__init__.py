@@ -23,6 +23,7 @@ from epd_lab.sim.drills.scheduling import SCHEDULING_DRILLS
 from epd_lab.sim.drills.staged import STAGED_DRILLS
 from epd_lab.sim.drills.states import STATE_DRILLS
 from epd_lab.sim.drills.tiers import TIER_DRILLS
+from epd_lab.sim.drills.wedges import WEDGE_DRILLS
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.planes.network import Conditions
 from epd_lab.sim.planes.transfer import DataConditions
@@ -202,7 +203,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     *LOSS_DRILLS, *ELSEWHERE_DRILLS, *POISON_DRILLS, *CACHE_DRILLS, *RECOVERY_DRILLS, *LINK_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
-    *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS,
+    *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS, *WEDGE_DRILLS,
 )  # fmt: skip
 # fmt: on
 

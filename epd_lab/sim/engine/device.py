@@ -20,6 +20,8 @@ from epd_lab.sim.core.loop import SimLoop
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.core.rand import KeyedRandom
 
+PROBE_S = 0.0001
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -72,7 +74,7 @@ class SimDevice:
         if self.dead:
             raise DeviceLost("the device's thread is gone")
         late = self.process.breaks.meet(call)
-        self.num_started += 1
+        self.num_started += jitter > 0
         loop = self._loop
         fails = self.process.breaks.error(call) if late else self._exhausted()
         cost_s *= 0.0 if self.lost else 1.0
@@ -82,7 +84,7 @@ class SimDevice:
         ends_s = max(loop.now_s, free_s) + cost_s
         self._free_at_s[lane] = ends_s
         future: asyncio.Future[Any] = loop.create_future()
-        self._launched[self.num_started] = future
+        self._launched[id(future)] = future
         context = self.process.context
         if halfway is not None and fails is None:
             loop.call_at(ends_s - cost_s / 2, self._pass, halfway, context=context)
@@ -90,10 +92,13 @@ class SimDevice:
             loop.call_at(ends_s - cost_s, self._pass, begin, context=context)
         elif begin is not None:
             begin()
-        number = self.num_started
-        done = (future, work, fails, number, ends_s - cost_s)
+        done = (future, work, fails, ends_s - cost_s)
         loop.call_at(ends_s, self._finish, *done, context=context)
         return future
+
+    def probe(self) -> asyncio.Future[Any]:
+        """A small work, behind all others; no draw of theirs depends on it."""
+        return self.run(PROBE_S, 0.0, lambda: None, call="probe")
 
     def _exhausted(self) -> Exception | None:
         if not self.fail_next:
@@ -106,15 +111,14 @@ class SimDevice:
         future: asyncio.Future[Any],
         work: Callable[[], Any],
         fails: Exception | None,
-        number: int,
         began_s: float,
     ) -> None:
         """What was launched is done, also if nobody waits for it any more."""
         if self.hung:
-            self._waiting.append((future, work, fails, number, began_s))
+            self._waiting.append((future, work, fails, began_s))
             return
         self.elapsed_s = self._loop.now_s - began_s
-        self._launched.pop(number, None)
+        self._launched.pop(id(future), None)
         if self.dead:
             return
         try:

@@ -143,6 +143,7 @@ def lost(name: str) -> InstanceFacts:
         "cached_images": 0,
         "silent_peers": [],
         "silent_s": 12.5,
+        "waits": [{"what": "step", "for_s": 4.5, "bound_s": 4.0}],
         "reason": "silent",
     }
 

@@ -45,6 +45,7 @@ from tests.sim.mutants import (
     states,
     tiers,
     told,
+    wedges,
 )
 from tests.sim.mutants.planting import MUTANTS, Planted, mutant, patched, row, several
 
@@ -71,6 +72,7 @@ __all__ = [
     "states",
     "tiers",
     "told",
+    "wedges",
 ]
 
 OUT, IN, E, R, C = outgoing.S, incoming.S, embedding.S, request.S, encoding.S

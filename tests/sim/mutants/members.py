@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from epd.fsm import instance as i
 from epd.fsm import membership as m
 from epd.messages import InstanceInfo
@@ -42,7 +44,12 @@ def whoever_has_the_name_is_the_next_life() -> Planted:
 @mutant
 def the_living_defend_no_name() -> Planted:
     """F78: a stranger under the name of a living one waits for ever, and nobody is told."""
-    return row(i.TABLE, i.S.HEALTHY, i.HeartbeatReceived, None, (i.Do.WATCH,), i.keep_load)
+    cells = i.TABLE.dispatch[i.S.HEALTHY]
+    rows = cells[i.HeartbeatReceived]
+    mute = tuple(
+        (g, do, tuple(e for e in each if e is not i.Do.SHOW_ALIVE), to) for g, do, each, to in rows
+    )
+    return mock.patch.dict(cells, {i.HeartbeatReceived: mute})
 
 
 @mutant

@@ -1,0 +1,70 @@
+"""Who stands still gets no work, ends in time, and nobody else is taken for such a one (F87).
+
+Looked at with each heartbeat that a gateway gets.  A device that hangs is known here; since when it
+does, is when that was first seen.  What was never measured may take long, and is let pass.
+"""
+
+from __future__ import annotations
+
+from epd.fsm import generation, instance
+from epd.fsm.kernel import Event, Machine, State
+from epd.roles.health import ENDS, PATIENCE
+from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.core.process import SimProcess
+
+
+class Wedges(Checker):
+    name = "wedges"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        timing = context.cluster.settings.timing
+        beats_s = 2 * timing.heartbeat_interval_s
+        self._seen_after_s = timing.lost_after_s + PATIENCE * timing.suspect_after_s + beats_s
+        self._ends_after_s = timing.stall_timeout_s
+        self._beats_s = beats_s
+        self._hung_s: dict[str, float] = {}  # by life: when it was first seen
+        context.world.watch(self._heard, instance.HeartbeatReceived)
+        context.world.watch(self._placed, generation.Placed)
+
+    def _heard(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        assert isinstance(machine, instance.Instance)
+        node = self.context.cluster.nodes.get(machine.key)
+        if node is None or target not in instance._SERVES:
+            return
+        waits, now_s = machine.load.waits, self.world.loop.now_s
+        if not any(device.hung for device in node.devices[:1]):
+            self._hung_s.pop(machine.key, None)
+        else:
+            hung_s = now_s - self._hung_s.setdefault(machine.key, now_s)
+            is_unmeasured = any(wait.bound_s > hung_s for wait in waits)
+            if target is instance.S.HEALTHY and hung_s > self._seen_after_s and not is_unmeasured:
+                self.violate(f"{machine.key} is {target.name}; its device hangs for {hung_s:.2f} s")
+        for wait in waits:
+            ends_s = max(ENDS * wait.bound_s, self._ends_after_s) + self._beats_s
+            if wait.for_s > ends_s and self._has_run(node.process, wait.for_s):
+                self.violate(f"{machine.key} lives on: {wait.what} for {wait.for_s:.2f} s")
+        if target is instance.S.STUCK and source is not target:
+            self._suspected(machine, node.process)
+
+    def _has_run(self, process: SimProcess, for_s: float) -> bool:
+        return process.resumed_s < self.world.loop.now_s - for_s
+
+    def _suspected(self, machine: instance.Instance, process: SimProcess) -> None:
+        name = machine.info.address.instance_id
+        is_alone = self.context.cluster.groups.size_of(name) == 1  # no other rank holds it up
+        over = [wait.for_s for wait in machine.load.waits if wait.for_s > wait.bound_s]
+        if is_alone and not self.context.devices_hang and self._has_run(process, max(over)):
+            self.violate(f"{machine.key} {machine.reason}, and nothing held it up")
+
+    def _placed(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        assert isinstance(event, generation.Placed)
+        gateway = self.context.cluster.nodes[process.name].gateway
+        chosen = event.placement.instances()
+        for one in gateway.registry.instances if gateway is not None else ():
+            if one.info.address.instance_id in chosen and one.state is not instance.S.HEALTHY:
+                self.violate(f"{machine.key} is placed at {one.key}, which is {one.state.name}")
