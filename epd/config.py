@@ -103,7 +103,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_interval_s: Annotated[Seconds, fixed("grants, commits, cancels, joins, fences and settling are asked for again", "asking again is idempotent and small; the simulator shortens it")] = 0.5
     tombstone_s: Annotated[Seconds, fixed("ended machines are remembered for messages that come late", "it must outlive messages under way, and costs little memory; the simulator shortens it")] = 60.0
     heartbeat_interval_s: Annotated[Seconds, about("of each instance, to the gateway")] = 0.5
-    suspect_after_s: Annotated[Seconds, about("an instance that was silent so long gets no new work")] = 2.0
+    suspect_after_s: Annotated[Seconds, about("an instance that was silent so long gets no new work, nor one without progress for twice as long and its work's cost")] = 2.0
     lost_after_s: Annotated[Seconds, about("an instance that was silent so long is lost, and this life of it barred")] = 5.0
     group_join_timeout_s: Annotated[Seconds, about("the ranks of an instance (--tensor-parallel-size) must have loaded within")] = 600.0
     group_step_timeout_s: Annotated[Seconds, about("every rank of an instance must have executed a step within, or it starts anew; less than stall_timeout_s, so that a client's stream is not given up first")] = 20.0

@@ -104,7 +104,7 @@ QUERY = {
     "limit": {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT},
     "over_s": {"type": "number", "minimum": 0, "maximum": MAX_OVER_S},
 }
-_READY = {"ready": BOOLEAN, "reason": STRING, "instances": array(OBJECT)}
+_READY = {"ready": BOOLEAN, "reason": STRING, "stages": OBJECT, "instances": array(OBJECT)}
 
 OPERATIONS = (
     Operation(
