@@ -27,6 +27,7 @@ from epd.roles.base import Actor
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.roles.encode.row_tiers import note_of
 from epd.roles.ports import Log, Ports
+from epd.roles.steps.step_loop import StepLoop
 from epd.topology import Roles, name_instances, parse_groups
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
@@ -132,10 +133,10 @@ class Node:
         return log.warnings if isinstance(log, SimLog) else []
 
     @property
-    def is_wedged(self) -> bool:
-        """Whether a fault keeps its step loop from taking turns."""
+    def wedged(self) -> StepLoop | None:
+        """Its step loop, if a fault keeps that from taking turns."""
         requests = self.instance.requests if self.instance is not None else None
-        return requests is not None and "_turn" in vars(requests.loop)
+        return requests.loop if requests is not None and "_turn" in vars(requests.loop) else None
 
     def live(self) -> dict[str, int]:
         """What its roles own now, without zeros."""
@@ -392,8 +393,7 @@ class Cluster:
             for device in node.devices:
                 device.fail_next = 0
                 device.release()
-            if node.is_wedged:
-                loop = node.instance.requests.loop
+            if (loop := node.wedged) is not None:
                 del vars(loop)["_turn"]
                 node.actor.mailbox.put("it takes turns again", loop._turn)
             node.process.breaks.clear()

@@ -50,7 +50,7 @@ class Poison(Checker):
         counts = self.world.poison.at_hand(machine.key, ended_s - beat_s - SLACK_S)
         for key in counts:
             self._died_of[key].add(machine.key)
-        if not (self._is_muffled or self.context.cluster.nodes[machine.key].is_wedged):
+        if not (self._is_muffled or self.context.cluster.nodes[machine.key].wedged):
             self._compare(process, machine.key, counts)
 
     def _compare(self, gateway: SimProcess, life: str, counts: set[str]) -> None:
