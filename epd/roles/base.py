@@ -34,7 +34,7 @@ from epd.messages import Address, InstanceInfo, LinkProbe, Message, Span
 from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox, OutOfTurn
 from epd.roles.ports import Ports
-from epd.roles.progress import Progress
+from epd.roles.progress import InstanceProgress
 from epd.roles.timers import Timers
 from epd.roles.watching.stage_times import StageTimes
 from epd.transport.base import Buffer, Received, Unsendable
@@ -92,7 +92,7 @@ class Actor:
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self.mailbox = Mailbox(self.fault)
         self.hands = Hands()
-        self.progress = Progress(ports.clock.now_s)
+        self.progress = InstanceProgress(ports.clock.now_s)
         self.timers = Timers(ports.clock, self.mailbox)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: asyncio.Task[None] | None = None

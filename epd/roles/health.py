@@ -17,7 +17,7 @@ from epd.messages import SelfTest, SelfTestResult
 from epd.records import Wait
 from epd.roles.base import Actor, Component, receives
 from epd.roles.links import Links
-from epd.roles.progress import Patience, Work
+from epd.roles.progress import Work, WorkPatience
 from epd.roles.steps.requests import Requests
 from epd.transport.base import Received
 
@@ -41,7 +41,7 @@ class Health(Component[Never]):
         self._requests = requests
         work_s = PATIENCE * timing.suspect_after_s
         write_s = work_s + 2 * timing.link_timeout_s
-        self._patience = Patience(work_s, write_s, timing.first_token_timeout_s)
+        self._patience = WorkPatience(work_s, write_s, timing.first_token_timeout_s)
         self._asked: tuple[str, int] | None = None  # who waits for a self-test, and its number
 
     def start(self) -> None:

@@ -24,7 +24,7 @@ from epd.records import Address, Wait
 from epd.scheduling.step_cost import STALL
 
 
-class Patience(NamedTuple):
+class WorkPatience(NamedTuple):
     """Seconds, besides measured costs."""
 
     work_s: float
@@ -32,12 +32,12 @@ class Patience(NamedTuple):
     unmeasured_s: float
 
 
-class Lane:
+class WorkLane:
     """A device, or the links: works of several kinds."""
 
     def __init__(self) -> None:
         self.moved_s = 0.0  # one of any kind has ended
-        self.kinds: tuple[Watch, ...] = ()
+        self.kinds: tuple[Works, ...] = ()
 
     def works(self) -> Iterator[Work]:
         """All that is under way."""
@@ -51,11 +51,11 @@ class Work(NamedTuple):
     peer: Address | None  # that must do its part
 
 
-class Watch:
+class Works:
     """Works of one kind."""
 
     def __init__(
-        self, what: str, lane: Lane, now_s: Callable[[], float], *, is_work: bool = True
+        self, what: str, lane: WorkLane, now_s: Callable[[], float], *, is_work: bool = True
     ) -> None:
         """`is_work`: others wait behind it; not so behind a self-test, which is behind them."""
         self._what = what
@@ -111,7 +111,7 @@ class Watch:
         late = (work.peer for work in self._works.values() if work.began_s < since_s)
         return [peer for peer in late if peer is not None]
 
-    def wait(self, patience: Patience, silent: Container[str] = ()) -> Wait | None:
+    def wait(self, patience: WorkPatience, silent: Container[str] = ()) -> Wait | None:
         """None: it waits for nothing.  What `silent` peers hold up is not its own."""
         works = [
             work
@@ -131,19 +131,19 @@ class Watch:
         return Wait(what=self._what, for_s=for_s, bound_s=moved_s + most_s)
 
 
-class Progress:
+class InstanceProgress:
     """Of one instance."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        device, links, loop = Lane(), Lane(), Lane()
+        device, links, loop = WorkLane(), WorkLane(), WorkLane()
         self.device = device
-        self.steps = Watch("step", device, now_s)
-        self.batches = Watch("vision batch", device, now_s)
-        self.tests = Watch("self-test", device, now_s, is_work=False)
-        self.writes = Watch("write", links, now_s)
-        self.turns = Watch("turn of the step loop", loop, now_s)
+        self.steps = Works("step", device, now_s)
+        self.batches = Works("vision batch", device, now_s)
+        self.tests = Works("self-test", device, now_s, is_work=False)
+        self.writes = Works("write", links, now_s)
+        self.turns = Works("turn of the step loop", loop, now_s)
         self._all = (self.steps, self.batches, self.tests, self.writes, self.turns)
 
-    def waits(self, patience: Patience, silent: Container[str]) -> tuple[Wait, ...]:
+    def waits(self, patience: WorkPatience, silent: Container[str]) -> tuple[Wait, ...]:
         waits = (watch.wait(patience, silent) for watch in self._all)
         return tuple(wait for wait in waits if wait is not None)

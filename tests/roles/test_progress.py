@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from epd.messages import Address
-from epd.roles.progress import Patience, Progress
+from epd.roles.progress import InstanceProgress, WorkPatience
 from epd.scheduling.step_cost import STALL, StepCost
 
-PATIENCE = Patience(work_s=4.0, write_s=8.0, unmeasured_s=120.0)
+PATIENCE = WorkPatience(work_s=4.0, write_s=8.0, unmeasured_s=120.0)
 
 
 class At:
@@ -23,23 +23,25 @@ def at() -> At:
 
 
 @pytest.fixture
-def progress(at: At) -> Progress:
-    return Progress(lambda: at.now_s)
+def progress(at: At) -> InstanceProgress:
+    return InstanceProgress(lambda: at.now_s)
 
 
-def waits(progress: Progress, *silent: str) -> dict[str, tuple[float, float]]:
+def waits(progress: InstanceProgress, *silent: str) -> dict[str, tuple[float, float]]:
     told = progress.waits(PATIENCE, silent)
     return {one.what: (one.for_s, one.bound_s) for one in told}
 
 
-def test_who_has_nothing_under_way_waits_for_nothing(at: At, progress: Progress) -> None:
+def test_who_has_nothing_under_way_waits_for_nothing(at: At, progress: InstanceProgress) -> None:
     work = progress.steps.begin(1.0)
     assert waits(progress) == {"step": (0.0, 4.0 + STALL)}
     progress.steps.end(work)
     assert waits(progress) == {} and progress.device.moved_s == 100.0
 
 
-def test_the_oldest_counts_since_one_of_its_kind_has_ended(at: At, progress: Progress) -> None:
+def test_the_oldest_counts_since_one_of_its_kind_has_ended(
+    at: At, progress: InstanceProgress
+) -> None:
     first, _ = progress.steps.begin(0.0), progress.steps.begin(0.0)
     at.now_s = 103.0
     assert waits(progress) == {"step": (3.0, 4.0)}
@@ -49,7 +51,9 @@ def test_the_oldest_counts_since_one_of_its_kind_has_ended(at: At, progress: Pro
     assert waits(progress) == {"step": (2.0, 4.0)}
 
 
-def test_who_shares_a_device_waits_for_all_that_is_under_way(at: At, progress: Progress) -> None:
+def test_who_shares_a_device_waits_for_all_that_is_under_way(
+    at: At, progress: InstanceProgress
+) -> None:
     """A step behind a vision batch of ten seconds; each that ends gives the rest more time."""
     progress.batches.begin(10.0)
     step = progress.steps.begin(0.2)
@@ -64,7 +68,7 @@ def test_who_shares_a_device_waits_for_all_that_is_under_way(at: At, progress: P
     assert waits(progress)["vision batch"] == pytest.approx((900.0, 120.0 + 4.0 + STALL * 10.0))
 
 
-def test_a_self_test_is_behind_all_and_moves_nothing(at: At, progress: Progress) -> None:
+def test_a_self_test_is_behind_all_and_moves_nothing(at: At, progress: InstanceProgress) -> None:
     progress.steps.begin(1.0)
     test = progress.tests.begin(0.0)
     assert waits(progress)["self-test"] == (0.0, 4.0 + STALL)
@@ -73,7 +77,9 @@ def test_a_self_test_is_behind_all_and_moves_nothing(at: At, progress: Progress)
     assert waits(progress) == {"step": (2.0, 4.0 + STALL)} and progress.tests.moved_s == 102.0
 
 
-def test_what_was_never_measured_may_take_as_long_as_a_client_waits(progress: Progress) -> None:
+def test_what_was_never_measured_may_take_as_long_as_a_client_waits(
+    progress: InstanceProgress,
+) -> None:
     cost = StepCost(lambda: 0.0)
     assert cost.expected_s(0, 512) is None and cost.expected_s(4, 0) is None
     cost.observe(0, 512, 60.0)
@@ -86,7 +92,7 @@ def test_what_was_never_measured_may_take_as_long_as_a_client_waits(progress: Pr
     assert waits(progress)["step"] == (0.0, 124.0 + STALL * 60.0)
 
 
-def test_what_a_silent_peer_holds_up_is_not_its_own(at: At, progress: Progress) -> None:
+def test_what_a_silent_peer_holds_up_is_not_its_own(at: At, progress: InstanceProgress) -> None:
     peers = [Address(name, 1, "") for name in ("p0", "p1")]
     with progress.writes.work(0.1, peers[0]) as work:
         at.now_s = 105.0
@@ -98,7 +104,7 @@ def test_what_a_silent_peer_holds_up_is_not_its_own(at: At, progress: Progress) 
     assert waits(progress) == {"write": (0.0, 8.0 + STALL * 0.1)}
 
 
-def test_a_turn_that_never_comes_is_seen_by_its_mark(at: At, progress: Progress) -> None:
+def test_a_turn_that_never_comes_is_seen_by_its_mark(at: At, progress: InstanceProgress) -> None:
     def look(mark: int, *, is_due: bool) -> dict[str, Any]:
         progress.turns.look(mark, is_due=is_due)
         return waits(progress)

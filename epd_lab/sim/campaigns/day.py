@@ -25,6 +25,7 @@ from epd_lab.sim.checkers import (
     GoldenTokens,
     Integrity,
     SingleFlight,
+    Wedges,
 )
 from epd_lab.sim.checkers.base import Context
 from epd_lab.sim.client import Clients
@@ -82,6 +83,7 @@ def live_through(
     integrity = Integrity(context)
     by_hour = (Answers(context), GoldenTokens(context))
     at_end = (integrity, SingleFlight(context), Conservation(context), Faultless(context))
+    Wedges(context)  # nobody is taken for stuck
     world.loop.describe = cluster.stories
     random = KeyedRandom(seed, "day")
     num_tokens = 0

@@ -1,7 +1,7 @@
 """Who stands still gets no work, ends in time, and nobody else is taken for such a one (F87).
 
-Looked at with each heartbeat that a gateway gets.  A device that hangs is known here; since when it
-does, is when that was first seen.  What was never measured may take long, and is let pass.
+Looked at with each heartbeat that a gateway gets.  The checker reads at the device itself whether
+it hangs; the time counts from the first such look.  A wait that no measurement bounds yet passes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from epd.records import Wait
 from epd.roles import progress
 from epd.roles.base import Actor
 from epd.roles.health import Health
-from epd.roles.progress import Patience, Watch
+from epd.roles.progress import WorkPatience, Works
 from epd_lab.sim.engine.device import SimDevice
 from tests.sim.mutants.planting import Planted, mutant, patched
 
@@ -19,14 +19,14 @@ from tests.sim.mutants.planting import Planted, mutant, patched
 @mutant
 def a_beat_is_progress() -> Planted:
     """F87: what the event loop does counts as progress of the device."""
-    wait = Watch.wait
+    wait = Works.wait
 
-    def looked_at(self: Watch, *asked: Any) -> Wait | None:
+    def looked_at(self: Works, *asked: Any) -> Wait | None:
         told = wait(self, *asked)
         self.moved_s = self._now_s()
         return told
 
-    return patched(Watch, "wait", looked_at)
+    return patched(Works, "wait", looked_at)
 
 
 @mutant
@@ -67,12 +67,12 @@ def a_self_test_is_not_answered() -> Planted:
 
 
 def _blind(*whats: str) -> Planted:
-    wait = Watch.wait
+    wait = Works.wait
 
-    def but(self: Watch, *asked: Any) -> Wait | None:
+    def but(self: Works, *asked: Any) -> Wait | None:
         return None if self._what in whats else wait(self, *asked)
 
-    return patched(Watch, "wait", but)
+    return patched(Works, "wait", but)
 
 
 @mutant
@@ -97,9 +97,9 @@ def all_have_one_bound() -> Planted:
 def the_unmeasured_are_stuck() -> Planted:
     """F87: a first step, which compiles, is taken for a wedge."""
 
-    def impatient(work_s: float, write_s: float, unmeasured_s: float) -> Patience:
-        return Patience(work_s, write_s, 0.0)
+    def impatient(work_s: float, write_s: float, unmeasured_s: float) -> WorkPatience:
+        return WorkPatience(work_s, write_s, 0.0)
 
     from epd.roles import health
 
-    return patched(health, "Patience", impatient)
+    return patched(health, "WorkPatience", impatient)
