@@ -36,7 +36,7 @@ from msgspec import Meta
 
 from epd.failure import Failure
 from epd.layouts import KvLayout, StateTensor
-from epd.observed import ObserveReport, ObserveRequest
+from epd.observed import ObserveReport, ObserveRequest, SelfTest
 from epd.ranges import Count, Hash, Id, Index, Name, Positive, Seconds, TokenId, Total, Where
 from epd.records import (
     Address,
@@ -352,17 +352,6 @@ class LinkProbe(Message):
 
 class LinkEcho(Message):
     pass
-
-
-class SelfTest(Message):
-    """Does your device work?  Answered by `SelfTestResult`; a repeat is no second test."""
-
-    serial: Total
-
-
-class SelfTestResult(Message):
-    serial: Total
-    reason: Where = ""  # why not; empty: its device has done a small work
 
 
 class ProfileRequest(Message):

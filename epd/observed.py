@@ -1,4 +1,4 @@
-"""The machines of one process, for `GET /state` and `epd top`."""
+"""The machines of one process, for `GET /state` and `epd top`; and what it waits for."""
 
 from __future__ import annotations
 
@@ -109,3 +109,22 @@ class ObserveRequest(Message):
 class ObserveReport(Message):
     serial: Total  # of the message that it answers
     observed: Observed
+
+
+class Wait(Record):
+    """Works of one kind, of which none has ended for so long."""
+
+    what: Name
+    for_s: Seconds
+    bound_s: Seconds  # beyond it the instance makes no progress
+
+
+class SelfTest(Message):
+    """Does your device work?  Answered by `SelfTestResult`; a repeat is no second test."""
+
+    serial: Total
+
+
+class SelfTestResult(Message):
+    serial: Total
+    reason: Where = ""  # why not; empty: its device has done a small work

@@ -1,6 +1,4 @@
-"""The values that travel inside messages: addresses, shapes, samplings, pieces of answers.
-
-Plain frozen records without behaviour; `epd.messages` has their senders and receivers."""
+"""The values inside messages: plain frozen records; `epd.messages` has their senders."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from epd.layouts import KvLayout
+from epd.observed import Wait
 from epd.ranges import (
     Count,
     Digits,
@@ -177,14 +176,6 @@ class StageCosts(Record):
     nbyte_s: Seconds = 0.0  # of rows to another instance
     quantum_s: Seconds = 0.0  # that images and prompts may hold decodes up for; 0: any time
     unsure: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()  # measured seldom, or long ago
-
-
-class Wait(Record):
-    """Works of one kind, of which none has ended for so long."""
-
-    what: Name
-    for_s: Seconds
-    bound_s: Seconds  # beyond it the instance makes no progress
 
 
 class HandsList(Record):

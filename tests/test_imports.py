@@ -79,8 +79,9 @@ def api(*names: str) -> tuple[str, ...]:
 
 HTTP = packages("httptools", "msgspec", "pybase64", "uvicorn")
 SHARED_ROLES = roles(
-    *("at_hand", "base", "bell", "cache_events", "fan_out", "hands", "incoming", "links"),
-    *("mailbox", "member", "outgoing", "ports", "rooms", "timers", "unsent", "watching"),
+    *("at_hand", "base", "bell", "cache_events", "fan_out", "hands", "health", "incoming"),
+    *("links", "mailbox", "member", "outgoing", "ports", "progress", "rooms", "timers"),
+    *("unsent", "watching"),
 )
 
 
@@ -113,7 +114,9 @@ AREAS = {
     "epd.ranges": Area((), packages("msgspec"), NOT_PURE),
     "epd.dropped": Area((), not_stdlib=NOT_PURE),
     "epd.layouts": Area(("epd.ranges", "epd.shares", "epd.wire"), packages("msgspec"), NOT_PURE),
-    "epd.records": Area(("epd.layouts", "epd.ranges", "epd.wire"), packages("msgspec"), NOT_PURE),
+    "epd.records": Area(
+        ("epd.layouts", "epd.observed", "epd.ranges", "epd.wire"), packages("msgspec"), NOT_PURE
+    ),
     "epd.failure": Area(("epd.ranges", "epd.wire"), not_stdlib=NOT_PURE),
     "epd.keys": Area((), not_stdlib=NOT_PURE),
     "epd.observed": Area(("epd.ranges", "epd.wire"), not_stdlib=NOT_PURE),

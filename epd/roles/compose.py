@@ -99,6 +99,9 @@ class Instance:
         self._vision = engines.vision
         self.actor = actor = Actor(ports)
         self.links = Links(actor, config.timing)
+        self.health: Health | None = None
+        if engines.probe is not None:
+            self.health = Health(actor, config.timing, engines.probe, self.links)
         self.hands = HandsReport(actor, gateway)
         self.outgoing = OutgoingRooms(actor, config.timing)
         self.incoming = IncomingRooms(actor, config.timing)
@@ -125,9 +128,6 @@ class Instance:
             self._add_finder(gateway)
         if engines.profiler is not None:
             Profiled(actor, engines.profiler)
-        self.health: Health | None = None
-        if engines.probe is not None:
-            self.health = Health(actor, config.timing, engines.probe, self.links, self.requests)
         Observable(actor, self._memory)
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
@@ -137,6 +137,8 @@ class Instance:
         self.requests = Requests(
             actor, engine, config.engine, config.timing, config.decode.max_running, ranks
         )
+        if self.health is not None:
+            self.health.turns = self.requests.loop
         if config.engine.lora.runtime_dir:
             from epd.roles.steps.held_adapters import HeldAdapters
 

@@ -10,15 +10,13 @@ nobody but the transport (KV that lands) is tested, too.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Never
+from typing import Never, Protocol
 
 from epd.config import Timing
-from epd.messages import SelfTest, SelfTestResult
-from epd.records import Wait
+from epd.observed import SelfTest, SelfTestResult, Wait
 from epd.roles.base import Actor, Component, receives
 from epd.roles.links import Links
 from epd.roles.progress import Work, WorkPatience
-from epd.roles.steps.requests import Requests
 from epd.transport.base import Received
 
 PATIENCE = 2.0  # times `suspect_after_s`
@@ -27,18 +25,23 @@ ENDS = 5.0
 Probe = Callable[[], Awaitable[object]]
 
 
+class Turns(Protocol):
+    """Of a step loop."""
+
+    is_awake: bool  # one is to come
+    num_turns: int
+
+
 class Health(Component[Never]):
     """`probe`: a small work of the device, done when it returns; raises EngineError."""
 
-    def __init__(
-        self, actor: Actor, timing: Timing, probe: Probe, links: Links, requests: Requests | None
-    ) -> None:
+    def __init__(self, actor: Actor, timing: Timing, probe: Probe, links: Links) -> None:
         super().__init__(actor)
         self._progress = actor.progress
         self._timing = timing
         self.probe = probe
         self._links = links
-        self._requests = requests
+        self.turns: Turns | None = None
         work_s = PATIENCE * timing.suspect_after_s
         write_s = work_s + 2 * timing.link_timeout_s
         self._patience = WorkPatience(work_s, write_s, timing.first_token_timeout_s)
@@ -51,9 +54,9 @@ class Health(Component[Never]):
         return self._progress.waits(self._patience, self._links.silent())
 
     def _look(self) -> None:
-        progress, requests = self._progress, self._requests
-        if requests is not None:
-            progress.turns.look(requests.loop.num_turns, is_due=requests.loop.is_awake)
+        progress, turns = self._progress, self.turns
+        if turns is not None:
+            progress.turns.look(turns.num_turns, is_due=turns.is_awake)
         for peer in progress.writes.late_peers(self._patience.work_s):
             self.actor.doubt(peer)
         if over := next((wait for wait in self.waits() if self._is_over(wait)), None):

@@ -20,7 +20,8 @@ from collections.abc import Callable, Container, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from epd.records import Address, Wait
+from epd.observed import Wait
+from epd.records import Address
 from epd.scheduling.step_cost import STALL
 
 

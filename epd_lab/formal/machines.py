@@ -27,6 +27,7 @@ from epd.fsm import (
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal
 from epd.layouts import KvLayout
 from epd.messages import Grant, KvOffer
+from epd.observed import Wait
 from epd.records import (
     Address,
     InstanceInfo,
@@ -35,7 +36,6 @@ from epd.records import (
     RowContract,
     SamplingParams,
     TokenLogprobs,
-    Wait,
 )
 
 PEER = Address("peer", 1, "")

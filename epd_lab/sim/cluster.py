@@ -27,12 +27,11 @@ from epd.roles.base import Actor
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.roles.encode.row_tiers import note_of
 from epd.roles.ports import Log, Ports
-from epd.roles.steps.step_loop import StepLoop
 from epd.topology import Roles, name_instances, parse_groups
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
 from epd.transport.files import whole_file
-from epd_lab.sim import signs
+from epd_lab.sim import signs, wedges
 from epd_lab.sim.adapters import Desk
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.engine import golden
@@ -50,9 +49,7 @@ from epd_lab.sim.world import World
 
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
-MEMBERSHIP = (  # for life
-    "MEMBERSHIP ", "INSTANCE ", "Member._beat", "Health._look", "StorageWatch._look",
-)  # fmt: skip
+MEMBERSHIP = ("MEMBERSHIP ", "INSTANCE ", "Member._beat", "Health._look", "StorageWatch._look")
 HOUSEKEEPING = (*MEMBERSHIP, "Rooms._forget")
 OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
 OnCall = Callable[[SimProcess, str, Any], None]
@@ -131,12 +128,6 @@ class Node:
     def warnings(self) -> list[str]:
         log = self.ports.log
         return log.warnings if isinstance(log, SimLog) else []
-
-    @property
-    def wedged(self) -> StepLoop | None:
-        """Its step loop, if a fault keeps that from taking turns."""
-        requests = self.instance.requests if self.instance is not None else None
-        return requests.loop if requests is not None and "_turn" in vars(requests.loop) else None
 
     def live(self) -> dict[str, int]:
         """What its roles own now, without zeros."""
@@ -318,7 +309,6 @@ class Cluster:
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(self.settings.costs.pool_threads)
         engines = self._engines_on(device, pool, process.instance_id, roles, 0)
-        engines.probe = device.probe
         if isinstance(engines.vision, SimVisionEngine):
             engines.vision.on_call = partial(self.on_call, process)
         if isinstance(engines.language, SimLanguageEngine):
@@ -339,7 +329,7 @@ class Cluster:
         rank: int,
     ) -> Engines:
         settings, size = self.settings, self.groups.size_of(instance_id)
-        engines = Engines()
+        engines = Engines(probe=device.probe)
         if "encode" in roles:
             quantum_s = settings.engine.max_quantum_ms / 1e3
             engines.vision = vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
@@ -382,7 +372,7 @@ class Cluster:
     def heal(self) -> None:
         """No faults any more; one lost device may be left, not two: that would look like poison."""
         self.world.network.heal_all()
-        self.world.fabric.heal()
+        wedges.heal(self.world.fabric, self.living())
         self.disk.heal()
         for name in (GATEWAY, *self.instances, *self.groups.hosts):
             self.spawn(name)
@@ -393,9 +383,6 @@ class Cluster:
             for device in node.devices:
                 device.fail_next = 0
                 device.release()
-            if (loop := node.wedged) is not None:
-                del vars(loop)["_turn"]
-                node.actor.mailbox.put("it takes turns again", loop._turn)
             node.process.breaks.clear()
         sick = [node for node in self.living() if any(d.lost or d.dead for d in node.devices)]
         for node in sick[1:]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from epd.fsm.instance import Instance, JoinAccepted
 from epd.fsm.kernel import Event, Machine, State
+from epd_lab.sim import wedges
 from epd_lab.sim.cluster import Cluster
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.world import World
@@ -233,18 +234,15 @@ class Injector:
     def do_wedge(self, fault: Fault, target: str) -> bool:
         """Its step loop takes no turn any more."""
         node = self.cluster.node(target)
-        if node is None or node.instance is None or node.instance.requests is None:
-            return False
-        vars(node.instance.requests.loop)["_turn"] = lambda: None
-        return True
+        return node is not None and wedges.stop_turns(node)
 
     def do_freeze(self, fault: Fault, target: str) -> bool:
         """The thread that copies for its transport moves nothing any more."""
         node = self.cluster.node(target)
-        if node is None or node.process.name in self.world.fabric.frozen:
+        if node is None:
             return False
-        self.world.fabric.frozen[node.process.name] = []
-        self._later(fault, self.world.fabric.thaw, node.process.name)
+        wedges.freeze(self.world.fabric, node.process.name)
+        self._later(fault, wedges.thaw, self.world.fabric)
         return True
 
     def do_oom(self, fault: Fault, target: str) -> bool:

@@ -16,6 +16,7 @@ from epd.scheduling.deaths import MAX_DEATHS
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Record
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.wedges import wedged
 from epd_lab.sim.workload import mm_hash_of
 
 MUFFLES = ("partition", "block", "reset", "mute", "haunt", "stall", "sleep", "raise", "raise_late")
@@ -50,7 +51,7 @@ class Poison(Checker):
         counts = self.world.poison.at_hand(machine.key, ended_s - beat_s - SLACK_S)
         for key in counts:
             self._died_of[key].add(machine.key)
-        if not (self._is_muffled or self.context.cluster.nodes[machine.key].wedged):
+        if not (self._is_muffled or wedged(self.context.cluster.nodes[machine.key])):
             self._compare(process, machine.key, counts)
 
     def _compare(self, gateway: SimProcess, life: str, counts: set[str]) -> None:

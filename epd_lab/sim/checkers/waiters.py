@@ -28,6 +28,7 @@ from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.steps.requests import Requests
 from epd.scheduling.pool import Lease, LeaseQueue
 from epd_lab.sim.cluster import Node
+from epd_lab.sim.wedges import wedged
 
 PLACES = {
     "EncodeRole._ahead": "_begins",
@@ -73,7 +74,7 @@ def overlooked(node: Node) -> Iterator[str]:
     if instance.decode is not None:
         yield from _landing(instance.decode._landing, instance.incoming)
     if instance.requests is not None:
-        yield from () if node.wedged else _steps(instance.requests)
+        yield from () if wedged(node) else _steps(instance.requests)
         yield from _blocks(instance.requests)
 
 

@@ -124,7 +124,6 @@ class Fabric:
         self.on_land: Callable[[SimWrite, SimProcess, Sequence[int]], None] | None = None
         self.witnesses = Witnesses(self.lives)
         self.corrupt_next: dict[str, deque[str]] = {}  # by writer: what its next writes are called
-        self.frozen: dict[str, list[SimWrite]] = {}  # by life whose thread stands still
         self.near: tuple[str, ...] = ()  # whose devices reach each other: how their names begin
         self._serial: Counter[tuple[object, ...]] = Counter()
 
@@ -150,14 +149,6 @@ class Fabric:
         kind = self.conditions.kind
         self.conditions = DataConditions(kind=kind, asks=self.conditions.asks)
         self.corrupt_next.clear()
-        for name in list(self.frozen):
-            self.thaw(name)
-
-    def thaw(self, name: str) -> None:
-        """Its thread goes on."""
-        for write in self.frozen.pop(name, ()):
-            if not write.ended:
-                self.begin(write)
 
     def end(self, write: SimWrite) -> None:
         write.ended = True
@@ -165,10 +156,6 @@ class Fabric:
 
     def begin(self, write: SimWrite) -> None:
         """Schedule the pieces and the report of a write."""
-        if (held := self.frozen.get(write.writer.name)) is not None:
-            self.writes[write] = None
-            held.append(write)
-            return
         conditions, loop = self.conditions, self.loop
         writer = write.writer.name
         nbytes = sum([view.nbytes for _, view in write.pieces])

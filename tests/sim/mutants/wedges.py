@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 from epd.fsm.instance import Instance, S
-from epd.messages import SelfTestResult
-from epd.records import Wait
+from epd.observed import SelfTestResult, Wait
 from epd.roles import progress
 from epd.roles.base import Actor
 from epd.roles.health import Health
