@@ -10,7 +10,9 @@ from epd.fsm import generation, instance
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.health import ENDS, PATIENCE
 from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.cluster import Node
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.wedges import wedged
 
 
 class Wedges(Checker):
@@ -35,19 +37,28 @@ class Wedges(Checker):
         if node is None or target not in instance._SERVES:
             return
         waits, now_s = machine.load.waits, self.world.loop.now_s
-        if not any(device.hung for device in node.devices[:1]):
+        allowed_s = self._allowed_s(node)
+        if not allowed_s:
             self._hung_s.pop(machine.key, None)
         else:
             hung_s = now_s - self._hung_s.setdefault(machine.key, now_s)
             is_unmeasured = any(wait.bound_s > hung_s for wait in waits)
-            if target is instance.S.HEALTHY and hung_s > self._seen_after_s and not is_unmeasured:
-                self.violate(f"{machine.key} is {target.name}; its device hangs for {hung_s:.2f} s")
+            if target is instance.S.HEALTHY and hung_s > allowed_s and not is_unmeasured:
+                self.violate(f"{machine.key} is {target.name}, and stands still: {hung_s:.2f} s")
         for wait in waits:
             ends_s = max(ENDS * wait.bound_s, self._ends_after_s) + self._beats_s
             if wait.for_s > ends_s and self._has_run(node.process, wait.for_s):
                 self.violate(f"{machine.key} lives on: {wait.what} for {wait.for_s:.2f} s")
         if target is instance.S.STUCK and source is not target:
             self._suspected(machine, node.process)
+
+    def _allowed_s(self, node: Node) -> float:
+        """Until it must be noticed that something of it stands still; 0: nothing does."""
+        loop, fabric = wedged(node), self.world.fabric
+        if node.devices[0].hung or (loop is not None and (loop.is_awake or loop._under_way)):
+            return self._seen_after_s
+        held = any(one.writer is node.process for one in vars(fabric).get("held", ()))
+        return held * (self._seen_after_s + 2 * self.context.cluster.settings.timing.link_timeout_s)
 
     def _has_run(self, process: SimProcess, for_s: float) -> bool:
         return process.resumed_s < self.world.loop.now_s - for_s
