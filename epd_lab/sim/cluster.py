@@ -372,7 +372,7 @@ class Cluster:
     def heal(self) -> None:
         """No faults any more; one lost device may be left, not two: that would look like poison."""
         self.world.network.heal_all()
-        wedges.heal(self.world.fabric, self.living())
+        wedges.heal(self.world.fabric, (node.instance for node in self.living()))
         self.disk.heal()
         for name in (GATEWAY, *self.instances, *self.groups.hosts):
             self.spawn(name)

@@ -234,7 +234,7 @@ class Injector:
     def do_wedge(self, fault: Fault, target: str) -> bool:
         """Its step loop takes no turn any more."""
         node = self.cluster.node(target)
-        return node is not None and wedges.stop_turns(node)
+        return node is not None and wedges.stop_turns(node.instance)
 
     def do_freeze(self, fault: Fault, target: str) -> bool:
         """The thread that copies for its transport moves nothing any more."""

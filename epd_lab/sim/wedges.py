@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from epd.roles.compose import Instance
 from epd.roles.steps.step_loop import StepLoop
 from epd_lab.sim.planes.transfer import Fabric, SimWrite
 
-if TYPE_CHECKING:
-    from epd_lab.sim.cluster import Node
 
-
-def stop_turns(node: Node) -> bool:
+def stop_turns(instance: Instance | None) -> bool:
     """Its step loop takes no turn any more."""
-    if node.instance is None or node.instance.requests is None:
+    if instance is None or instance.requests is None:
         return False
-    vars(node.instance.requests.loop)["_turn"] = lambda: None
+    vars(instance.requests.loop)["_turn"] = lambda: None
     return True
 
 
-def wedged(node: Node) -> StepLoop | None:
+def wedged(instance: Instance | None) -> StepLoop | None:
     """Its step loop, if that takes no turns."""
-    requests = node.instance.requests if node.instance is not None else None
+    requests = instance.requests if instance is not None else None
     return requests.loop if requests is not None and "_turn" in vars(requests.loop) else None
 
 
@@ -47,11 +44,11 @@ def thaw(fabric: Fabric) -> None:
             fabric.begin(write)
 
 
-def heal(fabric: Fabric, nodes: Iterable[Node]) -> None:
+def heal(fabric: Fabric, instances: Iterable[Instance | None]) -> None:
     """All go on."""
     fabric.heal()
     thaw(fabric)
-    for node in nodes:
-        if (loop := wedged(node)) is not None:
+    for instance in instances:
+        if instance is not None and (loop := wedged(instance)) is not None:
             del vars(loop)["_turn"]
-            node.actor.mailbox.put("it takes turns again", loop._turn)
+            instance.actor.mailbox.put("it takes turns again", loop._turn)

@@ -51,7 +51,7 @@ class Poison(Checker):
         counts = self.world.poison.at_hand(machine.key, ended_s - beat_s - SLACK_S)
         for key in counts:
             self._died_of[key].add(machine.key)
-        if not (self._is_muffled or wedged(self.context.cluster.nodes[machine.key])):
+        if not (self._is_muffled or wedged(self.context.cluster.nodes[machine.key].instance)):
             self._compare(process, machine.key, counts)
 
     def _compare(self, gateway: SimProcess, life: str, counts: set[str]) -> None:

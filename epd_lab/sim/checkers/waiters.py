@@ -74,7 +74,7 @@ def overlooked(node: Node) -> Iterator[str]:
     if instance.decode is not None:
         yield from _landing(instance.decode._landing, instance.incoming)
     if instance.requests is not None:
-        yield from () if wedged(node) else _steps(instance.requests)
+        yield from () if wedged(instance) else _steps(instance.requests)
         yield from _blocks(instance.requests)
 
 

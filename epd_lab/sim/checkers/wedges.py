@@ -54,7 +54,7 @@ class Wedges(Checker):
 
     def _allowed_s(self, node: Node) -> float:
         """Until it must be noticed that something of it stands still; 0: nothing does."""
-        loop, fabric = wedged(node), self.world.fabric
+        loop, fabric = wedged(node.instance), self.world.fabric
         if node.devices[0].hung or (loop is not None and (loop.is_awake or loop._under_way)):
             return self._seen_after_s
         held = any(one.writer is node.process for one in vars(fabric).get("held", ()))
