@@ -36,7 +36,7 @@ from msgspec import Meta
 
 from epd.failure import Failure
 from epd.layouts import KvLayout, StateTensor
-from epd.observed import ObserveReport, ObserveRequest, SelfTest
+from epd.observed import ObserveReport, ObserveRequest, SelfTest, SelfTestResult
 from epd.ranges import Count, Hash, Id, Index, Name, Positive, Seconds, TokenId, Total, Where
 from epd.records import (
     Address,
@@ -388,6 +388,7 @@ __all__ = [
     "Address", "CacheTier", "CancelAck", "CancelTransfer", "Clip", "Commit", "CommitAck", "Grant",
     "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message", "NoRepeat",
     "ObserveReport", "ObserveRequest", "PixelBounds", "Record", "RemoteRegion", "RowContract",
-    "SamplingParams", "Span", "StageCosts", "StateTensor", "TokenChunk", "TokenLogprobs",
-    "TransferAborted", "TransferInDoubt", "TransportLack", "TransportOffer", "end_of",
+    "SamplingParams", "SelfTest", "SelfTestResult", "Span", "StageCosts", "StateTensor",
+    "TokenChunk", "TokenLogprobs", "TransferAborted", "TransferInDoubt", "TransportLack",
+    "TransportOffer", "end_of",
 ]  # fmt: skip

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import Never, Protocol
 
 from epd.config import Timing
-from epd.observed import SelfTest, SelfTestResult, Wait
+from epd.messages import SelfTest, SelfTestResult
+from epd.observed import Wait
 from epd.roles.base import Actor, Component, receives
 from epd.roles.links import Links
 from epd.roles.progress import Work, WorkPatience
@@ -25,7 +26,7 @@ ENDS = 5.0
 Probe = Callable[[], Awaitable[object]]
 
 
-class Turns(Protocol):
+class LoopTurns(Protocol):
     """Of a step loop."""
 
     is_awake: bool  # one is to come
@@ -41,7 +42,7 @@ class Health(Component[Never]):
         self._timing = timing
         self.probe = probe
         self._links = links
-        self.turns: Turns | None = None
+        self.turns: LoopTurns | None = None
         work_s = PATIENCE * timing.suspect_after_s
         write_s = work_s + 2 * timing.link_timeout_s
         self._patience = WorkPatience(work_s, write_s, timing.first_token_timeout_s)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from epd.fsm.instance import S
-from epd.messages import Address
-from epd.observed import SelfTest, SelfTestResult
+from epd.messages import Address, SelfTest, SelfTestResult
 from epd.roles.health import ENDS
 from epd.roles.progress import InstanceProgress, WorkPatience
 from epd.scheduling.step_cost import STALL, StepCost

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from epd.fsm.instance import Do, Instance, ProbeFailed, ProbePassed
 from epd.fsm.kernel import Event
-from epd.observed import SelfTest, SelfTestResult
+from epd.messages import SelfTest, SelfTestResult
 from epd.roles.base import Actor, Component, performs, receives
 from epd.transport.base import Received
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from epd_lab.sim.checkers.base import Checker
 
-OF_ENGINES = ("'step'", "'vision batch'", "DeviceLost(")
+OF_ENGINES = ("'step'", "'vision batch'", "'self-test'", "DeviceLost(")
 
 
 class Faultless(Checker):

@@ -44,6 +44,7 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Tombstones, "drain-decode", "who_drains_refuses_what_it_has"),
     (checkers.Answers, "too-long-for-decode", "what_was_said_counts_twice"),
     (checkers.Lives, "a-new-gateway-counts-anew", "a_list_outlives_its_registry"),
+    (checkers.Wedges, "idle-device-freezes", "a_self_test_without_the_device"),
     (checkers.Forsaken, "cancel-mid-transfer", "an_abort_is_confirmed_when_asked_again"),
     (checkers.Adapters, "adapter-that-one-cannot-hold", "a_failed_load_is_not_taken_back"),
     (checkers.Books, "quiet", "what_rests_counts_as_busy"),

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from epd.fsm.instance import Instance, S
-from epd.observed import SelfTestResult, Wait
+from epd.messages import SelfTestResult
+from epd.observed import Wait
 from epd.roles import progress
 from epd.roles.base import Actor
 from epd.roles.health import Health
