@@ -181,7 +181,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Adapters of the language model, each chosen by the `model` of a request; flags are vLLM's, but the last."""
 
-    enabled: Annotated[bool, about("requests may name LoRA adapters of the language model (dense)", "--enable-lora", "model")] = False
+    enabled: Annotated[bool, about("requests may name LoRA adapters of a dense model, and of its tower on a CPU", "--enable-lora", "model")] = False
     max_loras: Annotated[Count, about("adapters that an instance holds; any of them may be in one batch", "--max-loras", "model")] = 4
     max_lora_rank: Annotated[Count, about("of an adapter, in any layer", "--max-lora-rank", "model")] = 16
     modules: Annotated[Texts, about("adapters to load at start: each one's name in the API and its directory, as PEFT saves it, on every host", "--lora-modules", "model", "NAME=DIR")] = ()

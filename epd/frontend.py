@@ -83,10 +83,16 @@ class PreparedItem:
 
 
 class Adapter(NamedTuple):
-    """What changes the language model for a request: its name in the API, and its digest."""
+    """What changes the model for a request: its name in the API, and its digest."""
 
     name: str = ""
     digest: str = ""
+    changes_tower: bool = False  # and with it rows of images
+
+    @property
+    def of_rows(self) -> str:
+        """Its digest, where rows depend on it."""
+        return self.digest if self.changes_tower else ""
 
 
 NO_ADAPTER = Adapter()

@@ -189,6 +189,7 @@ class EncodeRequest(Message):
     bounds: PixelBounds | None = None  # of an image
     pixels_nbytes: Count = 0  # of its decoded pixels, 8 bits a sample
     is_suspect: bool = False  # an instance died of it: it is computed apart from other suspects
+    adapter: Hash = ""  # digest of the adapter that changes the tower for it; empty: none
 
     def elsewhere(self, room: str, *, is_suspect: bool) -> EncodeRequest:
         return msgspec.structs.replace(self, room=room, is_suspect=is_suspect)

@@ -79,9 +79,9 @@ def api(*names: str) -> tuple[str, ...]:
 
 HTTP = packages("httptools", "msgspec", "pybase64", "uvicorn")
 SHARED_ROLES = roles(
-    *("at_hand", "base", "bell", "cache_events", "fan_out", "hands", "health", "incoming"),
-    *("links", "mailbox", "member", "outgoing", "ports", "progress", "rooms", "timers"),
-    *("unsent", "watching"),
+    *("adapter_objection", "at_hand", "base", "bell", "cache_events", "fan_out", "hands"),
+    *("health", "incoming", "links", "mailbox", "member", "outgoing", "ports", "progress"),
+    *("rooms", "timers", "unsent", "watching"),
 )
 
 

@@ -26,6 +26,7 @@ FILLED: list[tuple[Any, dict[str, Any]]] = [
             bounds=PixelBounds(min_pixels=100, max_pixels=900),
             pixels_nbytes=300,
             is_suspect=True,
+            adapter="ef" * 16,
         ),
         {"room": "r/2/0.1", "is_suspect": False},
     ),

@@ -19,7 +19,7 @@ from epd.api.http.exchange import Exchange
 from epd.api.http.shapes import NotRead, Shape, read_shape
 from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
-from epd.frontend import Adapter, AdapterDesk, Refused
+from epd.frontend import AdapterDesk, Refused
 from epd.model_files.checkpoint import ModelError
 from epd.model_files.lora import AdapterFiles, read_below
 
@@ -64,7 +64,7 @@ class AdapterVerbs:
         files = await self._files(request.lora_path)
         path = files.directory.relative_to(self._lora.runtime_dir)
         try:
-            await self._desk.load(Adapter(name, files.digest), str(path))
+            await self._desk.load(self._preparer.adapter(name, files), str(path))
         except Refused as refusal:
             raise ApiError(refusal.status, refusal.message) from None
         told = f"Success: LoRA adapter '{name}' added successfully."

@@ -213,7 +213,8 @@ class Completions:
             tenant = tenant_of(exchange.headers, asked.cache_salt)
             if asked.messages is not None:
                 flags = asked.template_flags
-                prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant, flags)]
+                said = asked.messages, asked.tools, tenant, flags, asked.adapter
+                prompts = [await self._preparer.chat(*said)]
             else:
                 prompts = [await self._preparer.completion(one, tenant) for one in asked.prompts]
             asked.staged.check(prompts[0].items)

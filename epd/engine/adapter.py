@@ -52,6 +52,9 @@ class ModelAdapter:
     # How weights are cut for tensor parallelism, where transformers does not say so itself: by
     # name, with * for the index of a layer.
     tp_plan: ClassVar[Mapping[str, str]] = {}
+    # Whether each product of the tower has rows of the images in their order, as many of each as
+    # its share of the patches: so adapters may change it.
+    adapts_tower: ClassVar[bool] = False
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""

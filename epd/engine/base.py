@@ -47,6 +47,7 @@ class Patches:
     grid_thw: tuple[int, int, int]
     num_patches: int  # cost measure for batching
     num_rows: int  # embedding rows that it will give
+    adapter: str = ""  # digest of the adapter that changes the tower for it; empty: none
 
 
 def part(total: int, index: int, count: int) -> range:
@@ -89,7 +90,18 @@ class EncodeFailure:
     reason: str
 
 
-class VisionEngine(Protocol):
+class HoldsAdapters(Protocol):
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Digests of those that what comes may have."""
+
+    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
+        """Hold exactly these: digest to directory below `engine.lora.runtime_dir` (empty: of the
+        start).  When this returns, `adapters` has no other; those go behind the work that is
+        launched, then what is new is read.  Gives what cannot be held, and why."""
+
+
+class VisionEngine(HoldsAdapters, Protocol):
     """The vision tower of one device."""
 
     contract: RowContract
@@ -282,7 +294,7 @@ class KvMemory(Protocol):
     def whole(self) -> Buffer: ...
 
 
-class LanguageEngine(Protocol):
+class LanguageEngine(HoldsAdapters, Protocol):
     """The language model of one device with its paged KV pool."""
 
     kv_layout: KvLayout
@@ -292,10 +304,6 @@ class LanguageEngine(Protocol):
     kv_in_place: bool  # host memory: KV from elsewhere lands in the pool's own blocks
     kv_memory: KvMemory | None  # where a device's pool lies, if the data plane has made that
     num_landing_blocks: int  # registered memory, in blocks, that KV lands in where it is no pool's
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Digests of those that a sequence of a new request may have."""
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """Pure and cheap."""
@@ -358,11 +366,6 @@ class LanguageEngine(Protocol):
         `on_layers(n)` is called on the loop before the result, for some n in rising order, when the
         KV of the batch in the first n layers is final.
         """
-
-    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
-        """Hold exactly these: digest to directory below `engine.lora.runtime_dir` (empty: of the
-        start).  When this returns, `adapters` has no other; those go behind the steps that are
-        launched, then what is new is read.  Gives what cannot be held, and why."""
 
 
 class Profiler(Protocol):

@@ -116,6 +116,11 @@ def build_vision(
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
     _check_step(adapter, engine_config)
     model = _load(adapter, "vision", dtype, engine_config, progress)
+    bank = None
+    if engine_config.lora.enabled:
+        from epd.engine.vision.lora import bank_of
+
+        bank = bank_of(adapter, model, engine_config, shard)
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(
         adapter,
@@ -127,6 +132,7 @@ def build_vision(
         engine_config.max_quantum_ms / 1e3,
         shard,
         engine_config.device,
+        bank,
     )
     measures = executor.streams is not None or engine_config.max_quantum_ms
     engine.warm_up(max_batch_patches if measures else 0)

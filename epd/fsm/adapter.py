@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 The gateway owns the list of adapters, as it owns the registry.  It sends the list whole to each
-instance with a language model, after each change and to whoever has not applied it; heartbeats
+instance that computes, after each change and to whoever has not applied it; heartbeats
 have what an instance holds.  So a lost message is made up for, and an instance that joins late or
 was restarted holds the adapter before a request is placed there.
 

@@ -399,7 +399,7 @@ class Encoding(Machine):
 
     table = TABLE
     __slots__ = (
-        "arrival", "bounds", "clip", "encodes", "expected", "failure", "image", "in_batch",
+        "adapter", "arrival", "bounds", "clip", "encodes", "expected", "failure", "image", "in_batch",
         "is_suspect", "num_rows", "patches", "pixels_nbytes", "rooms", "rows", "stored",
     )  # fmt: skip
 
@@ -414,6 +414,7 @@ class Encoding(Machine):
         pixels_nbytes: int = 0,
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
+        adapter: str = "",
         arrival: int = 0,
         stored: bool = False,
         encodes: bool = True,
@@ -426,6 +427,7 @@ class Encoding(Machine):
         self.pixels_nbytes = pixels_nbytes  # that are held until it has rows
         self.clip = clip  # which frames to take of a video; None: an image
         self.bounds = bounds  # between which areas an image is resized; None: the model's
+        self.adapter = adapter  # digest of the one that changes the tower for it; empty: none
         self.stored = stored  # whether a storage may know its rows
         self.encodes = encodes  # False: rows can only be found in storage
         self.rooms: dict[str, None] = {}

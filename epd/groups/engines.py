@@ -58,10 +58,15 @@ class GroupVisionEngine:
         self.to_host = own.to_host
         self.to_device = own.to_device
         self.copy_out = own.copy_out
+        self.hold_adapters = own.hold_adapters  # which change nothing at any rank
 
     @property
     def patch_s(self) -> float:
         return self._own.patch_s
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self._own.adapters
 
     async def encode(self, batch: Sequence[Patches]) -> Encoded:
         num_turns = self._share.num_turns(batch)

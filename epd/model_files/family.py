@@ -14,7 +14,8 @@ in order, each on what the one before gave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,15 @@ class Family:
         swapped = (*expected[:1], *expected[:0:-1])
         marked = bool(self.transposed) and self.transposed in name
         return marked and len(found) == 3 and found == swapped
+
+    def candidates(self, stored: str) -> Iterator[str]:
+        """What a parameter with this name in a checkpoint may be called now."""
+        yield stored
+        name = stored
+        for pattern, replacement in self.renames:
+            before, name = name, re.sub(pattern, replacement, name)
+            if name != before:
+                yield name
 
     def is_vision(self, name: str) -> bool:
         return any(name == part or name.startswith(f"{part}.") for part in self.vision)

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from epd.families.registry import family_named
 from epd.model_files.checkpoint import (
     ModelError,
     Settings,
@@ -73,6 +74,13 @@ class AdapterFiles:
     digest: str  # 32 hex digits
     changes: Mapping[str, LowRank]  # by the module's name, as PEFT saved it
 
+    def changes_tower(self, model_type: str) -> bool:
+        """Whether some module is one of that model's vision part."""
+        if (family := family_named(model_type)) is None:
+            return False
+        names = (one for name in self.changes for one in family.candidates(f"{name}.weight"))
+        return any(map(family.is_vision, names))
+
     @property
     def max_rank(self) -> int:
         return max(change.rank for change in self.changes.values())
@@ -113,6 +121,11 @@ def read_adapter(directory: Path | str, max_rank: int) -> AdapterFiles:
             f"{directory} has rank {files.max_rank}, above {max_rank}: raise --max-lora-rank"
         )
     return files
+
+
+def read_all(modules: Iterable[str], max_rank: int) -> dict[str, AdapterFiles]:
+    """By name, of what `--lora-modules` is given.  Raises ModelError."""
+    return {name: read_adapter(at, max_rank) for name, at in modules_of(modules).items()}
 
 
 def read_below(root: str, path: str, max_rank: int) -> AdapterFiles:

@@ -126,6 +126,11 @@ class Instance:
         if engines.language is not None:
             self._add_language(engines.language, engines.ranks)
             self._add_finder(gateway)
+        self._holders = tuple(one for one in (engines.language, engines.vision) if one is not None)
+        if config.engine.lora.runtime_dir:
+            from epd.roles.steps.held_adapters import HeldAdapters
+
+            self.adapters = HeldAdapters(actor, self._holders, self.requests)
         if engines.profiler is not None:
             Profiled(actor, engines.profiler)
         Observable(actor, self._memory)
@@ -139,10 +144,6 @@ class Instance:
         )
         if self.health is not None:
             self.health.turns = self.requests.loop
-        if config.engine.lora.runtime_dir:
-            from epd.roles.steps.held_adapters import HeldAdapters
-
-            self.adapters = HeldAdapters(actor, self.requests)
         if "prefill" in config.roles:
             if engine.row_contract is not None:
                 self.embeddings = Embeddings(
@@ -266,10 +267,15 @@ class Instance:
             costs=self._costs(),
             hands=self.hands.report(),
             waits=self.health.waits() if self.health is not None else (),
-            adapters=requests.engine.adapters if requests is not None else (),
+            adapters=self._held(),
             adapter_list=listed.applied if listed is not None else (0, 0),
             unheld=listed.unheld if listed is not None else (),
         )
+
+    def _held(self) -> tuple[str, ...]:
+        """Digests of the adapters that its tower and its language model hold, whichever it has."""
+        first, *others = [holder.adapters for holder in self._holders]
+        return tuple(one for one in first if all(one in each for each in others))
 
     def _costs(self) -> StageCosts:
         rows = self.actor.times.rows_cost

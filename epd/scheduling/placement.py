@@ -140,10 +140,16 @@ def lacking(infos: Iterable[InstanceInfo], *, with_images: bool, finds: bool) ->
     return f"no healthy instance has the role {' or '.join(missing)}" if missing else ""
 
 
-def holding(candidates: Sequence[Candidate], adapter: str) -> list[Candidate]:
-    """Without the roles of the language model where that does not hold this adapter."""
+def holding(
+    candidates: Sequence[Candidate], adapter: str, *, changes_tower: bool = False
+) -> list[Candidate]:
+    """Without instances whose part of the model this adapter changes, and that do not hold it."""
     return [
-        c for c in candidates if not (adapter and c.info.kv_layout) or adapter in c.load.adapters
+        c
+        for c in candidates
+        if not adapter
+        or not (c.info.kv_layout or (changes_tower and "encode" in c.roles))
+        or adapter in c.load.adapters
     ]
 
 

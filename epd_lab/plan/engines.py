@@ -31,7 +31,7 @@ from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 from epd.scheduling.slice_cost import SliceCost
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.device import CallPart, PlannedDevice, Threads
-from epd_lab.sim.ranks.alike import AlikeRanks
+from epd_lab.sim.ranks.alike import AlikeRanks, NoAdapters
 
 SCALE = 1024
 MAX_CONTEXT = 262_144
@@ -59,7 +59,7 @@ def kv_layout(costs: Costs, block_size: int) -> KvLayout:
     )
 
 
-class PlannedVision:
+class PlannedVision(NoAdapters):
     """The `VisionEngine` port."""
 
     def __init__(

@@ -333,6 +333,7 @@ class Cluster:
         if "encode" in roles:
             quantum_s = settings.engine.max_quantum_ms / 1e3
             engines.vision = vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
+            vision.begin_with(settings.adapters, self.desk.spoils(instance_id))
             vision.poison = self.world.poison
             vision.contract = golden.contract_of(settings.max_uncut)
         if "prefill" in roles or "decode" in roles:
@@ -359,12 +360,11 @@ class Cluster:
         self.world.loop.call_next(self.world.exit, node.process)
 
     def _called(self, process: SimProcess, what: str, batch: Sequence[object]) -> None:
-        is_full = what == "step" and len(batch) == self.settings.decode.max_running
-        self.world.fired["full_step"] += is_full
-        most = self.settings.engine.max_chunk_tokens
-        is_long = what == "step" and any(map(partial(signs.is_longer_for_a_picture, most), batch))
-        self.world.fired["longer_for_a_picture"] += is_long
-        self.world.fired["state_came_by_heads"] += what == "land_state"
+        is_step, fired = what == "step", self.world.fired
+        fired["full_step"] += is_step and len(batch) == self.settings.decode.max_running
+        longer = partial(signs.is_longer_for_a_picture, self.settings.engine.max_chunk_tokens)
+        fired["longer_for_a_picture"] += is_step and any(map(longer, batch))
+        fired["state_came_by_heads"] += what == "land_state"
         self.on_call(process, what, batch)
 
     # --- healing ----------------------------------------------------------------------------------

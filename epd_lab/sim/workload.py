@@ -4,7 +4,7 @@ changes no other."""
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -114,7 +114,8 @@ class Ask:
 @functools.lru_cache(maxsize=4096)
 def mm_hash_of(image: Image) -> str:
     """64 hex digits, as the gateway's own hash."""
-    words = (draw_integer(0, "hash", image.image(), n) for n in range(4))
+    content = image.image() + image.adapter.encode()
+    words = (draw_integer(0, "hash", content, n) for n in range(4))
     return "".join(f"{word:016x}" for word in words)
 
 
@@ -139,6 +140,7 @@ class Workload:
     whole_share: float = 0.5  # of clients that do not want a stream
     num_tenants: int = 1
     adapters: tuple[str, ...] = ()  # that clients name, or none
+    of_towers: tuple[str, ...] = ()  # of these, those that change the tower
     limits: TimeLimits | None = None
     drive_share: float = 0.0  # of clients that drive the stages of their requests themselves
     leave_share: float = 0.0  # of these, who leave between two stages
@@ -157,11 +159,17 @@ class Workload:
             drawn = KeyedRandom(0, "text", random.below(self.num_texts, "which text"))
         length = 1 + drawn.below(self.max_text, "length")
         text = tuple(self._word(drawn, n) for n in range(length))
+        name = random.pick(("", *self.adapters), "adapter")
+        adapter = Adapter(name, name, name in self.of_towers)
+        of_rows = name if name in self.of_towers else ""
         images: list[tuple[int, Image]] = []
         if random.chance(self.image_share, "image"):
             count = 1 + drawn.below(self.max_images, "count")
             spots = sorted(drawn.below(length + 1, "spot", n) for n in range(count))
-            images = [(spot, self._image(random, n)) for n, spot in enumerate(spots)]
+            images = [
+                (spot, replace(self._image(random, n), adapter=of_rows))
+                for n, spot in enumerate(spots)
+            ]
         cancels = random.chance(self.cancel_share, "cancel")
         wanted = wishes.draw(random.stream("wishes"), self.kinds, self.num_words)
         return Ask(
@@ -174,7 +182,7 @@ class Workload:
             limits=self.limits, tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
             drives=random.chance(self.drive_share, "drives"),
             leaves_after=self._leaves_after(random), wishes=wanted,
-            adapter=Adapter(name := random.pick(("", *self.adapters), "adapter"), name),
+            adapter=adapter,
             stop_word=self._stop_word(random, wanted.top_k or self.num_words),
         )  # fmt: skip
 

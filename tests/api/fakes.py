@@ -21,6 +21,7 @@ from epd.api.prompts.prepare import Prompt
 from epd.api.server import ApiServer
 from epd.config import AccessConfig, EngineConfig, GatewayConfig, Limits
 from epd.frontend import (
+    NO_ADAPTER,
     Adapter,
     AdapterDesk,
     Generation,
@@ -37,6 +38,7 @@ from epd.frontend import (
     TransferParams,
 )
 from epd.messages import TokenLogprobs
+from epd.model_files.lora import AdapterFiles
 from epd.observed import Observed, Query
 
 NUM_IMAGE_ROWS = 64
@@ -198,12 +200,16 @@ class FakePreparer:
         self.gate: asyncio.Event | None = None
         self.entered = asyncio.Event()
 
+    def adapter(self, name: str, files: AdapterFiles) -> Adapter:
+        return Adapter(name, files.digest)
+
     async def chat(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         tenant: str = "",
         flags: TemplateFlags = NO_FLAGS,
+        adapter: Adapter = NO_ADAPTER,
     ) -> Prompt:
         self.messages = list(messages)
         self.tools = list(tools)

@@ -45,11 +45,12 @@ def credential(headers: Mapping[bytes, bytes]) -> bytes:
     return b"Bearer " + rest if scheme.lower() == b"bearer" else sent
 
 
-def scope_of(cache_scope: str, configured: str, tenant: str) -> str:
+def scope_of(cache_scope: str, configured: str, tenant: str, adapter: str = "") -> str:
     """What goes into `mm_hash`; `configured`: the setting `tenant` of the cluster.  A salt counts
-    under either scope."""
+    under either scope.  `adapter`: digest of the one that changes the tower; empty: none."""
     who, _, salt = tenant.partition("/")
     scope = f"{configured}/{who}" if cache_scope == "tenant" and who else configured
+    scope = f"{scope}/adapter {adapter}" if adapter else scope
     return f"{scope}/salt {salt}" if salt else scope
 
 

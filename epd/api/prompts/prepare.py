@@ -29,13 +29,14 @@ from epd.api.prompts.media import MediaFetcher
 from epd.api.prompts.medium import Measurer, Medium, Source
 from epd.api.prompts.model_texts import sampling_defaults
 from epd.config import GatewayConfig
-from epd.frontend import Adapter, Metric, PreparedItem
+from epd.frontend import NO_ADAPTER, Adapter, Metric, PreparedItem
 from epd.media_files.image_opening import load_pillow
 from epd.media_files.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
 
 if TYPE_CHECKING:
     from epd.api.expendable.grammar_proofs import GrammarProofs
+    from epd.model_files.lora import AdapterFiles
 
 T = TypeVar("T")
 
@@ -105,14 +106,11 @@ class Preparer:
         self.model_name = config.model_name or directory.resolve().name
         self.served_names = (self.model_name, *config.model_aliases)
         self.adapters: Mapping[str, Adapter] = {}
-        if config.engine.lora.modules:
-            from epd.model_files.lora import modules_of, read_adapter
+        if (lora := config.engine.lora).modules:
+            from epd.model_files.lora import read_all
 
-            max_rank = config.engine.lora.max_lora_rank
-            self.adapters = {
-                name: Adapter(name, read_adapter(directory, max_rank).digest)
-                for name, directory in modules_of(config.engine.lora.modules).items()
-            }
+            found = read_all(lora.modules, lora.max_lora_rank)
+            self.adapters = {name: self.adapter(name, files) for name, files in found.items()}
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
@@ -124,6 +122,10 @@ class Preparer:
             load_pillow()  # now, not in the first request
         self.eos_token_ids = self._renderer.end_token_ids
         self.defaults: Mapping[str, object] = sampling_defaults(directory)
+
+    def adapter(self, name: str, files: AdapterFiles) -> Adapter:
+        kind = str(self._renderer.config.get("model_type"))
+        return Adapter(name, files.digest, files.changes_tower(kind))
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -141,6 +143,7 @@ class Preparer:
         tools: Sequence[Tool] = (),
         tenant: str = "",
         flags: TemplateFlags = NO_FLAGS,
+        adapter: Adapter = NO_ADAPTER,
     ) -> Prompt:
         """The prompt of a conversation.  Raises ApiError.
 
@@ -150,7 +153,7 @@ class Preparer:
         enough = 1 + limits.max_images + limits.max_videos  # of one kind, these are too many
         parts = tuple(itertools.islice(_media_parts(messages), enough))
         self._check_media(parts)
-        scope = self._scope(tenant)
+        scope = self._scope(tenant, adapter)
         fetches: list[tuple[float, float]] = []
 
         async def fetch(part: _Part) -> Medium:
@@ -218,8 +221,8 @@ class Preparer:
                     part.param,
                 )
 
-    def _scope(self, tenant: str) -> str:
-        return scope_of(self._config.cache_scope, self._config.tenant, tenant)
+    def _scope(self, tenant: str, adapter: Adapter = NO_ADAPTER) -> str:
+        return scope_of(self._config.cache_scope, self._config.tenant, tenant, adapter.of_rows)
 
     async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt:
         """The prompt of a plain completion.  Raises ApiError."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import nn
@@ -39,9 +39,9 @@ from epd.engine.language.experts import Mixture
 from epd.engine.language.products import Foreign, side_by_side, takes_fp8
 from epd.engine.sharding import Shard
 from epd.engine.weights.fp8 import Fp8Linear
-from epd.engine.weights.pieces import candidates
 from epd.messages import KvLayout
 from epd.model_files.checkpoint import ModelError
+from epd.model_files.family import Family
 from epd.model_files.lora import AdapterFiles, modules_of, read_adapter, read_below
 
 if TYPE_CHECKING:
@@ -75,41 +75,62 @@ class LoraLinear(nn.Module):
         return LoraLinear(base, layers[0].bank, low)
 
     @property
+    def bias(self) -> torch.Tensor | None:
+        return self.base.bias  # type: ignore[return-value]
+
+    @property
     def takes_fp8(self) -> bool:
         return self.bank.places is None and takes_fp8(self.base)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.base(x)
-        if (places := self.bank.places) is not None:
+        if (places := self.bank.places_of(x)) is not None:
             rows, sums = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
             kernels_for(x.device.type).add_low_rank(sums, rows, self.low, places)
         return out
 
 
 class Bank:
-    """The adapters that a language model holds, and whose rows are whose in the step under way."""
+    """The adapters that a model holds, and whose rows are whose in the step under way."""
+
+    WHERE = "the decoder's linear layers"
 
     def __init__(
-        self, adapter: ModelAdapter, model: nn.Module, config: LoraConfig, cut: CutOf
+        self,
+        family: Family,
+        roots: Mapping[str, nn.Module],
+        like: torch.Tensor,
+        config: LoraConfig,
+        cut: CutOf = lambda name, like: None,
     ) -> None:
+        """`roots`: by their paths, modules whose linear layers adapters may change; `like`: of
+        their device and dtype."""
         self.places: torch.Tensor | None = None  # of the step's tokens: int32 `[T]`; -1: none
         self._config = config
         self._cut = cut
-        self._family = adapter.family
+        self._family = family
         self._linears: dict[str, LoraLinear] = {}
         self._places: dict[str, int] = {}  # of those that are held; replaced, as threads read it
         self._wanted: Mapping[str, str] | None = None  # by the last list, if one came
         self._turn = asyncio.Lock()  # lists of adapters are applied in their order
-        stack: Foreign = adapter.language_model(model)
-        (prefix,) = (path for path, module in model.named_modules() if module is stack.layers)
-        self._device = stack.embed_tokens.weight.device
-        self._dtype = stack.embed_tokens.weight.dtype
+        self._device, self._dtype = like.device, like.dtype
         size = config.max_loras, config.max_lora_rank
-        for path, base in [*stack.layers.named_modules()]:
-            if isinstance(base, nn.Linear | Fp8Linear):
-                low = AdapterStack.empty(*size, base.weight, self._dtype)
-                self._linears[f"{prefix}.{path}"] = LoraLinear(base, self, low)
-                stack.layers.set_submodule(path, self._linears[f"{prefix}.{path}"])
+        for prefix, root in roots.items():
+            for path, base in [*root.named_modules()]:
+                if isinstance(base, nn.Linear | Fp8Linear):
+                    low = AdapterStack.empty(*size, base.weight, self._dtype)
+                    self._linears[f"{prefix}.{path}"] = LoraLinear(base, self, low)
+                    root.set_submodule(path, self._linears[f"{prefix}.{path}"])
+
+    def hold_from_start(self) -> Self:
+        """With the adapters of the configuration.  Raises ModelError."""
+        for directory in modules_of(self._config.modules).values():
+            self.hold(*self.read(directory))
+        return self
+
+    def places_of(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Of the rows that a layer gets; None: nothing is added."""
+        return self.places
 
     def place(self, sequence: StepSequence) -> int:
         """-1: it has no adapter."""
@@ -133,7 +154,7 @@ class Bank:
         return self.held if wanted is None else tuple(one for one in self.held if one in wanted)
 
     def follow(self, wanted: Mapping[str, str], executor: DeviceExecutor) -> Changing:
-        """See `LanguageEngine.hold_adapters`."""
+        """See `HoldsAdapters.hold_adapters`."""
         self._wanted = dict(wanted)
         return self._follow(self._wanted, executor)
 
@@ -142,17 +163,23 @@ class Bank:
         async with self._turn:
             for digest in self.held:
                 if digest not in wanted:
-                    await executor.launch_brief(self.drop, digest)
+                    await self._between(executor, self.drop, digest)
             for digest, path in wanted.items():
                 try:
                     if digest not in self.held:
                         weights = await executor.compute(self._read_below, digest, path)
-                        await executor.launch_brief(self.hold, digest, weights)
+                        await self._between(executor, self.hold, digest, weights)
                 except DeviceLost:
                     raise
                 except Exception as error:  # whatever it is, the others are held
                     unheld[digest] = str(error).replace(f"{self._config.runtime_dir}/", "")
         return unheld
+
+    def _between(
+        self, executor: DeviceExecutor, change: Callable[..., None], *what: object
+    ) -> asyncio.Future[None]:
+        """Between the runs of the model."""
+        return executor.launch_brief(change, *what)
 
     def _read_below(self, digest: str, path: str) -> Weights:
         """Raises ModelError."""
@@ -202,15 +229,13 @@ class Bank:
     def _paths(self, files: AdapterFiles) -> Iterator[tuple[str, str]]:
         """Of each module that it changes, here and in its file.  Raises ModelError."""
         for name, change in files.changes.items():
-            names = [n.removesuffix(".weight") for n in self._names(name)]
+            full = self._family.candidates(f"{name}.weight")
+            names = [n.removesuffix(".weight") for n in full]
+            if not self.is_own(is_seen=any(map(self._family.is_vision, names))):
+                continue
             path = next((n for n in names if n in self._linears), None)
             if path is None:
-                is_seen = any(map(self._family.is_vision, names))
-                where = "of the vision tower" if is_seen else "none of the decoder's linear layers"
-                raise ModelError(
-                    f"{files.directory} changes {name}, {where}: only adapters of the decoder's "
-                    "linear layers are served"
-                )
+                raise ModelError(f"{files.directory} changes {name}, none of {self.WHERE}")
             layer = self._linears[path]
             found = change.b.shape[0], change.a.shape[1]
             if self._kept(path, *found) != (layer.out_features, layer.in_features):
@@ -220,6 +245,11 @@ class Bank:
                 )
             yield path, name
 
+    @staticmethod
+    def is_own(*, is_seen: bool) -> bool:
+        """Whether it changes a module of this name; `is_seen`: of a vision part."""
+        return not is_seen
+
     def _kept(self, path: str, *sizes: int) -> tuple[int, ...]:
         """Of a weight's sizes, those of this rank's part."""
         layer = self._linears[path]
@@ -227,9 +257,6 @@ class Bank:
             return sizes  # no part of it
         cut = self._cut(f"{path}.weight", torch.empty(sizes, device="meta"))
         return sizes if cut is None else tuple(cut.of(torch.empty(sizes, device="meta")).shape)
-
-    def _names(self, name: str) -> Iterator[str]:
-        return candidates(f"{name}.weight", self._family.renames)
 
     def _pair(self, files: AdapterFiles, path: str, name: str) -> Pair:
         from safetensors import safe_open
@@ -259,10 +286,9 @@ def check(config: EngineConfig, layout: KvLayout, shard: Shard) -> None:
 def bank_of(adapter: ModelAdapter, model: nn.Module, config: LoraConfig, cut: CutOf) -> Bank:
     """Of a loaded model, with the adapters of the configuration.  `cut` gives a rank's part of a
     weight.  Raises ModelError and ConfigError."""
-    layers: Foreign = adapter.language_model(model).layers  # type: ignore[attr-defined]
-    if any(isinstance(module, Mixture) for module in layers.modules()):
+    stack: Foreign = adapter.language_model(model)
+    if any(isinstance(module, Mixture) for module in stack.layers.modules()):
         raise ConfigError("--enable-lora is for dense language models, and this has experts")
-    bank = Bank(adapter, model, config, cut)
-    for directory in modules_of(config.modules).values():
-        bank.hold(*bank.read(directory))
-    return bank
+    (prefix,) = (path for path, module in model.named_modules() if module is stack.layers)
+    like = stack.embed_tokens.weight
+    return Bank(adapter.family, {prefix: stack.layers}, like, config, cut).hold_from_start()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from epd.shares import most
 if TYPE_CHECKING:
     from epd.engine.device.streams import DeviceStreams
     from epd.engine.language.graphs import PartsRecorder
+    from epd.engine.vision.lora import TowerBank
     from epd.groups.device.shared_tower import Tower
 
 MAX_SCALE = 128  # of the smallest image's sides
@@ -60,8 +61,10 @@ class TorchVisionEngine:
         max_quantum_s: float = 0.0,
         shard: Shard = WHOLE,
         device: str = "cpu",
+        bank: TowerBank | None = None,
     ) -> None:
         self.model = model
+        self.bank = bank  # of adapters, where requests may name some
         self.contract = adapter.row_contract(dtype)
         self.max_batches = 2 if max_quantum_s else 1
         self._adapter = adapter
@@ -109,6 +112,14 @@ class TorchVisionEngine:
     @property
     def patch_s(self) -> float:
         return self._slices.cost.patch_s if self._largest else 0.0
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self.bank.usable if self.bank is not None else ()
+
+    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
+        assert self.bank is not None  # whose settings ask for this
+        return self.bank.follow(wanted, self._executor)
 
     async def preprocess(
         self,
@@ -258,6 +269,8 @@ class TorchVisionEngine:
         """Of images that this rank has, in order."""
         with self._slices.run(sum(patches.num_patches for patches in batch), _largest(batch)):
             on_device = [self._on_device(patches) for patches in batch]
+            if self.bank is not None:
+                self.bank.begin_batch(batch)
             return self._adapter.encode(self.model, on_device, self._dtype)
 
     def _upload(self, pixels: torch.Tensor) -> torch.Tensor:

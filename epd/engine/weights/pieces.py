@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,7 @@ def _places(
 ) -> list[tuple[str, StoredPiece]]:
     """The parameters that a stored tensor is a piece of, under the first name that the model
     has."""
-    for name in candidates(stored, family.renames):
+    for name in family.candidates(stored.removesuffix(_PACKED)):
         if name in held:
             return [(name, StoredPiece(stored))]
         if expert := _EXPERT.fullmatch(name):
@@ -137,12 +137,3 @@ def _places(
                 parts = (StoredPiece(stored, part=at, num_parts=count) for at in range(count))
                 return list(zip(each, parts, strict=True))
     return []
-
-
-def candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    name = stored.removesuffix(_PACKED)
-    yield name
-    for pattern, replacement in renames:
-        before, name = name, re.sub(pattern, replacement, name)
-        if name != before:
-            yield name

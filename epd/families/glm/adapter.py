@@ -60,6 +60,7 @@ class Glm4v(Qwen2VL):
     model_type = "glm4v"
     modelling = "glm4v.modeling_glm4v"
     class_name = "Glm4vForConditionalGeneration"
+    adapts_tower = True
     tp_plan = _HEADS | {
         f"{_LAYER}mlp.gate_up_proj": "packed_colwise", f"{_LAYER}mlp.down_proj": "rowwise",
     }  # fmt: skip

@@ -23,6 +23,7 @@ class Idefics3(ModelAdapter):
     model_type = "idefics3"
     modelling = "idefics3.modeling_idefics3"
     class_name = "Idefics3ForConditionalGeneration"
+    adapts_tower = True
     processor_name = "Idefics3ImageProcessorPil"
     language_modules = ("model.text_model", "lm_head")
 

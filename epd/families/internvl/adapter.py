@@ -60,6 +60,7 @@ class InternVL(ModelAdapter):
     model_type = "internvl"
     modelling = "internvl.modeling_internvl"
     class_name = "InternVLForConditionalGeneration"
+    adapts_tower = True
 
     @property
     def routing(self) -> Callable[[Foreign], Routing]:

@@ -20,6 +20,7 @@ class LlavaOnevision(ModelAdapter):
     model_type = "llava_onevision"
     modelling = "llava_onevision.modeling_llava_onevision"
     class_name = "LlavaOnevisionForConditionalGeneration"
+    adapts_tower = True
 
     def image_processor(self) -> Any:
         from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (

@@ -56,6 +56,7 @@ class Mistral3(ModelAdapter):
     model_type = "mistral3"
     modelling = "mistral3.modeling_mistral3"
     class_name = "Mistral3ForConditionalGeneration"
+    adapts_tower = True
     tp_plan = HEADS
 
     @property

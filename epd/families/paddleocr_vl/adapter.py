@@ -75,6 +75,7 @@ class PaddleOcrVl(Qwen2VL):
     model_type = "paddleocr_vl"
     modelling = "paddleocr_vl.modeling_paddleocr_vl"
     class_name = "PaddleOCRVLForConditionalGeneration"
+    adapts_tower = True
 
     def image_processor(self) -> Foreign:
         from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (

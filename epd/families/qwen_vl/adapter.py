@@ -36,6 +36,7 @@ class Qwen2VL(ModelAdapter):
     model_type = "qwen2_vl"
     modelling = "qwen2_vl.modeling_qwen2_vl"
     class_name = "Qwen2VLForConditionalGeneration"
+    adapts_tower = True
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return mrope_positions(num_tokens, items, self.config.vision_config.spatial_merge_size)

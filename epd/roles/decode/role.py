@@ -27,10 +27,10 @@ from epd.fsm.request import Do, KvFailed, KvOffered, KvWithdrawn, RemoteKvArrive
 from epd.keys import attempt_key
 from epd.layouts import owned
 from epd.messages import Address, CancelTransfer, Grant, KvLayout, KvOffer
+from epd.roles.adapter_objection import adapter_objection
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.decode.landing import Landing
 from epd.roles.incoming import IncomingRooms
-from epd.roles.steps.adapters import adapter_objection
 from epd.roles.steps.record import rank_of
 from epd.roles.steps.requests import Requests
 from epd.scheduling.kv_order import KvOrder, held_first

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from epd.config import Timing
+from epd.engine.base import HoldsAdapters
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Machine
 from epd.messages import Address, EncodeAccepted, StageReport
+from epd.roles.adapter_objection import adapter_objection
 from epd.roles.base import Actor
+from epd.transport.base import Received
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,19 @@ class Askers:
 
     def __contains__(self, room: str) -> bool:
         return room in self._askers
+
+    def refusal(
+        self, received: Received, max_queue: int, tower: HoldsAdapters | None
+    ) -> Failure | None:
+        """Of a request, if it is refused; `tower`: None where rows can only be found."""
+        if refusal := self._actor.refusal("encode", len(self), max_queue, "images"):
+            return refusal
+        consumer, adapter = received.message.consumer, received.message.adapter
+        if consumer is not None and self._actor.is_lost(consumer):
+            return Failure(FailureKind.BUSY, "the prefill instance was lost")
+        if len(received.payloads) != 1:
+            return Failure(FailureKind.BUSY, "the request came without its image")
+        return adapter_objection(tower, adapter) if tower is not None else None
 
     def add(self, room: str, asker: Asker) -> None:
         self._askers[room] = asker

@@ -8,7 +8,7 @@ encoder's cache. Therefore storage is listed now and then, because anybody may w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Never
 
 from epd.engine.base import EncodeFailure, EngineError, Patches, Rows, nothing
@@ -27,6 +27,7 @@ class NoTower:
 
     max_batches = 1
     patch_s = 0.0
+    adapters: tuple[str, ...] = ()
 
     def __init__(self, contract: RowContract) -> None:
         self.contract = contract
@@ -42,6 +43,9 @@ class NoTower:
         raise EngineError("this instance has no vision tower")
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        raise EngineError("this instance has no vision tower")
+
+    async def hold_adapters(self, wanted: Mapping[str, str]) -> dict[str, str]:
         raise EngineError("this instance has no vision tower")
 
     async def to_host(self, rows: Rows) -> Rows:

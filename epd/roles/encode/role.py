@@ -10,13 +10,13 @@ write cannot read where they lie go through the send ring (`send_ring`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
 from epd.config import EncodeConfig, Timing
 from epd.engine.base import EncodeFailure, Patches, Rows, VisionEngine
 from epd.errors import MediaError
-from epd.failure import Failure, FailureKind
 from epd.fsm import encoding as encoding_fsm
 from epd.fsm.encoding import Do, Encoding
 from epd.fsm.kernel import Event
@@ -126,7 +126,8 @@ class EncodeRole(Component[Encoding]):
         if message.room in self._askers:  # repeated: its first copy is at work
             self._accept(received)
             return
-        if refusal := self._refusal(received):
+        engine = self._engine if self._encodes else None
+        if refusal := self._askers.refusal(received, self._config.max_queue, engine):
             rejected = EncodeRejected(
                 request_id=message.request_id,
                 attempt=message.attempt,
@@ -155,6 +156,7 @@ class EncodeRole(Component[Encoding]):
                 pixels_nbytes=message.pixels_nbytes if self._encodes else 0,
                 clip=message.clip,
                 bounds=message.bounds,
+                adapter=message.adapter,
                 arrival=self._num_arrived,
                 stored=self.tiers.has_storage,
                 encodes=self._encodes,
@@ -195,17 +197,6 @@ class EncodeRole(Component[Encoding]):
         self._report(room, encoding)
         if encoding is not None:
             self.post(encoding, encoding_fsm.RoomClosed(room))
-
-    def _refusal(self, received: Received) -> Failure | None:
-        max_queue = self._config.max_queue
-        if refusal := self.actor.refusal("encode", len(self._askers), max_queue, "images"):
-            return refusal
-        consumer = received.message.consumer
-        if consumer is not None and self.actor.is_lost(consumer):
-            return Failure(FailureKind.BUSY, "the prefill instance was lost")
-        if len(received.payloads) != 1:
-            return Failure(FailureKind.BUSY, "the request came without its image")
-        return None
 
     # --- how far it runs ahead --------------------------------------------------------------------
 
@@ -271,7 +262,7 @@ class EncodeRole(Component[Encoding]):
             return encoding_fsm.PreprocessCrashed(f"the image could not be processed: {error!r}")
         finally:
             self._hands.leave([encoding.key])
-        return encoding_fsm.PreprocessSucceeded(patches)
+        return encoding_fsm.PreprocessSucceeded(replace(patches, adapter=encoding.adapter))
 
     @performs(Do.ENQUEUE)
     def enqueue(self, encoding: Encoding, event: Event) -> None:

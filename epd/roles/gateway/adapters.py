@@ -115,14 +115,14 @@ class Adapters(Component[LoadedAdapter]):
 
     def _holders(self) -> list[Instance]:
         """Those that have to apply the list."""
-        return [i for i in self._registry.instances if i.present and i.info.kv_layout is not None]
+        return [i for i in self._registry.instances if i.present and _holds(i)]
 
     @property
     def _list(self) -> tuple[int, int]:
         return self.actor.address.epoch, self._serial
 
     def _heard(self, instance: Instance) -> None:
-        if instance.info.kv_layout is None or not self._serial:
+        if not (_holds(instance) and self._serial):
             return
         if instance.load.adapter_list == self._list:
             self._look()
@@ -204,3 +204,8 @@ class Adapters(Component[LoadedAdapter]):
     @performs(Do.ARM_REMOVING)
     def arm_removing(self, machine: LoadedAdapter, event: Event) -> None:
         self.arm(machine, 2 * self._timing.lost_after_s, TimedOut())
+
+
+def _holds(instance: Instance) -> bool:
+    """Whether it computes: with a language model, or a tower."""
+    return instance.info.kv_layout is not None or "encode" in instance.info.roles

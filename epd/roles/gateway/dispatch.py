@@ -90,6 +90,10 @@ class Dispatcher:
             for name in (i.info.address.instance_id,)
         ]
 
+    def _holding(self, adapter: Adapter) -> list[Candidate]:
+        """Those that requests with this adapter may be placed at."""
+        return holding(self.candidates(), adapter.digest, changes_tower=adapter.changes_tower)
+
     def loads(self) -> tuple[StageLoad, ...]:
         """What waits at each instance, in seconds."""
         return tuple(predicted_loads(self.candidates()))
@@ -110,7 +114,7 @@ class Dispatcher:
             return Unplaceable("what an instance may have died of is being computed elsewhere")
         if not self.may_run(adapter := machine.prompt.adapter):
             return Unplaceable(f"the adapter {adapter.name} was unloaded")
-        candidates = holding(self.candidates(), adapter.digest)
+        candidates = self._holding(adapter)
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
         asked = Needs(
@@ -142,7 +146,7 @@ class Dispatcher:
     ) -> Address | None:
         """For the image of that index of the present attempt: whom to ask instead of `but`."""
         image, at = _image(machine.prompt.items[index]), machine.placement.prefill
-        candidates = self.candidates()
+        candidates = self._holding(machine.prompt.adapter)
         barred = self.suspects.barred(image.mm_hash, (c.info.address for c in candidates))
         avoid = {*but, *machine.avoided, *self._silent(), *barred}
         return another_encoder(candidates, image, self._make_rule, at, avoid, self)
@@ -237,6 +241,7 @@ class Dispatcher:
                 bounds=item.bounds,
                 pixels_nbytes=item.pixels_nbytes,
                 is_suspect=self.suspects.deaths.is_suspect(item.mm_hash),
+                adapter=machine.prompt.adapter.of_rows,
             )
             images[room] = Offered(index, encoder, request, item.image)
             items.append(item.placed(index, room, encoder))

@@ -34,13 +34,13 @@ from epd.messages import (
     RoomAdded,
     RoomWanted,
 )
+from epd.roles.adapter_objection import adapter_objection
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.incoming import IncomingRooms
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.prefill.held_prompts import HeldPrompts
 from epd.roles.prefill.kv_producer import KvProducer
-from epd.roles.steps.adapters import adapter_objection
 from epd.roles.steps.record import rank_of
 from epd.roles.steps.requests import Requests
 from epd.roles.steps.step import layouts_of

@@ -6,9 +6,11 @@ adapter goes; what the gateway sends of its end may be lost.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Never
 
+from epd.engine.base import HoldsAdapters
 from epd.failure import Failure, FailureKind
 from epd.fsm.request import AbortReceived, Request
 from epd.messages import AdapterList, RequestFailed
@@ -20,8 +22,12 @@ MAX_TEXT = 1000  # of a reason in a message (`Where`)
 
 
 class HeldAdapters(Component[Never]):
-    def __init__(self, actor: Actor, requests: Requests) -> None:
+    def __init__(
+        self, actor: Actor, holders: Sequence[HoldsAdapters], requests: Requests | None
+    ) -> None:
+        """`holders`: the instance's tower, its language model, or both."""
         super().__init__(actor)
+        self._holders = tuple(holders)
         self._requests = requests
         self._taken = (0, 0)  # the last list that came: its gateway's epoch, its serial
         self.applied = (0, 0)  # likewise
@@ -36,22 +42,31 @@ class HeldAdapters(Component[Never]):
             return
         self._taken = number = received.epoch, message.serial
         wanted = dict(message.adapters)
-        for request in self._requests:
-            if request.message.adapter not in {"", *wanted}:
-                self._end(request)
-        work = self._requests.engine.hold_adapters(wanted)
-        self.actor.spawn("adapters", work, partial(self._done, number))
+        if (requests := self._requests) is not None:
+            for request in requests:
+                if request.message.adapter not in {"", *wanted}:
+                    self._end(requests, request)
+        works = [holder.hold_adapters(wanted) for holder in self._holders]
+        self.actor.spawn("adapters", _in_turn(works), partial(self._done, number))
 
-    def _end(self, request: Request) -> None:
+    def _end(self, requests: Requests, request: Request) -> None:
         failure = Failure(FailureKind.UNAVAILABLE, "its adapter was unloaded")
         failed = RequestFailed(
             request_id=request.request_id, attempt=request.attempt, failure=failure
         )
         self.actor.send(request.gateway, failed)
-        self._requests.post(request, AbortReceived())
+        requests.post(request, AbortReceived())
 
     def _done(self, number: tuple[int, int], unheld: dict[str, str]) -> None:
         told = ((digest, why[:MAX_TEXT]) for digest, why in sorted(unheld.items()))
         self.applied, self.unheld = number, tuple(told)
         for digest, why in self.unheld:
             self.actor.log.warning("an adapter is not held", digest=digest, why=why)
+
+
+async def _in_turn(works: Sequence[Coroutine[object, None, dict[str, str]]]) -> dict[str, str]:
+    """What any of them cannot hold, and why."""
+    unheld: dict[str, str] = {}
+    for work in works:
+        unheld |= await work
+    return unheld

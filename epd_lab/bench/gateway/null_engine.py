@@ -23,7 +23,7 @@ from epd.engine.base import (
     nothing,
 )
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
-from epd_lab.sim.ranks.alike import AlikeRanks
+from epd_lab.sim.ranks.alike import AlikeRanks, NoAdapters
 
 CONTRACT = RowContract(hidden=16, row_width=16, num_deepstack=0, dtype="float32", row_nbytes=64)
 LAYOUT = KvLayout(
@@ -33,7 +33,7 @@ NUM_BLOCKS = 1 << 16
 TOKEN_ID = ord("a")
 
 
-class NullVision:
+class NullVision(NoAdapters):
     """Rows of zeros, of the right number."""
 
     contract = CONTRACT

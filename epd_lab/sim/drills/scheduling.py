@@ -79,6 +79,16 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         calm={"work.num_texts": 0, "work.num_images": 1 << 30},
     ),
     Drill(
+        "adapters-of-towers", ("F53",), topology="2e2p2d",
+        work=Workload(
+            24, image_share=0.9, num_images=3, spread_s=0.5, adapters=ADAPTERS, of_towers=ADAPTERS
+        ),
+        faults=(Fault("kill", "e0", duration_s=0.5, point="EMBEDDING:LOADING>RESIDENT", nth=3),),
+        settings=Settings(num_blocks=256, adapters=ADAPTERS), fires=("GENERATION:ImageMoved",),
+        mutants=("a_tower_without_its_adapter", "an_image_without_its_adapter"),
+        calm={"work.num_images": 1 << 30},
+    ),
+    Drill(
         "kv-in-parts", ("F2", "F28"), work=Workload(20, image_share=0.6, max_text=60, spread_s=1.0),
         data=DataConditions(jitter_s=0.004, nbytes_per_s=2e5),
         fires=("OUTGOING:GRANTED>STREAMING", "OUTGOING:STREAMING>WRITING"),

@@ -13,7 +13,7 @@ LOAD_S = 0.1
 
 
 class Adapting:
-    """What `LanguageEngine` does of adapters; an adapter's digest is what it changes, too."""
+    """What an engine does of adapters; an adapter's digest is what it changes, too."""
 
     device: SimDevice
     adapters: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ def _unseen(what: str, work: Any) -> None:
     """Nobody looks."""
 
 
-class SimVisionEngine:
+class SimVisionEngine(Adapting):
     """The `VisionEngine` port."""
 
     contract = golden.ROW_CONTRACT
@@ -121,7 +121,7 @@ class SimVisionEngine:
         return self.device.run(
             cost_s / count * slowness,
             self._costs.jitter,
-            lambda: [self._rows(item.pixels) for item in batch if is_last],
+            lambda: [self._rows(item) for item in batch if is_last],
             call="encode",
         )
 
@@ -154,7 +154,10 @@ class SimVisionEngine:
 
         await self._pool.run(self._costs.copy_s, self._costs.jitter, copy, call="copy_out")
 
-    def _rows(self, image: Image) -> Rows | EncodeFailure:
+    def _rows(self, patches: Patches) -> Rows | EncodeFailure:
+        image = replace(patches.pixels, adapter=patches.adapter)
+        if image.adapter not in {"", *self.held}:
+            return EncodeFailure("its adapter is not held here")
         if image.flaw == "unencodable":
             return EncodeFailure("non-finite embeddings")
         self.num_encoded[image.name] = self.num_encoded.get(image.name, 0) + 1

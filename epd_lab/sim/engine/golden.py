@@ -89,11 +89,13 @@ def contract_of(max_uncut: int) -> RowContract:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The simulator's data of an image; `flaw` is "", "broken", "unencodable" or "slow"."""
+    """The simulator's data of an image; `flaw` is "", "broken", "unencodable" or "slow".  An
+    adapter that changes the tower changes every row; the file has nothing of it."""
 
     name: str
     grid_thw: tuple[int, int, int] = (1, 4, 4)
     flaw: str = ""
+    adapter: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -122,7 +124,8 @@ class Image:
         return b"".join(self.row(index) for index in range(self.num_rows))
 
     def row(self, index: int) -> bytes:
-        return hashlib.blake2b(f"{self.name}/{index}".encode(), digest_size=ROW_NBYTES).digest()
+        content = f"{self.name}{self.adapter}/{index}".encode()
+        return hashlib.blake2b(content, digest_size=ROW_NBYTES).digest()
 
 
 def record(previous: bytes, index: int, token_id: int, rope: int, row: bytes) -> bytes:

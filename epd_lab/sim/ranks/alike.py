@@ -9,13 +9,17 @@ from epd.engine.base import Buffer, EngineError
 _REASON = "these ranks share no heads of states"
 
 
-class AlikeRanks:
-    """What `LanguageEngine` does of states between ranks that share their heads otherwise."""
+class NoAdapters:
+    """What an engine that holds none does of them."""
 
     adapters: tuple[str, ...] = ()
 
     async def hold_adapters(self, wanted: Mapping[str, str]) -> dict[str, str]:
-        raise EngineError("a group holds no adapters")
+        raise EngineError("this engine holds no adapters")
+
+
+class AlikeRanks(NoAdapters):
+    """What `LanguageEngine` does of states between ranks that share their heads otherwise."""
 
     async def fetch_state(
         self, blocks: Sequence[int], heads: range, *, in_place: bool

@@ -11,6 +11,7 @@ import pytest
 from epd.api.http.identity import mm_hash, scope_of, tenant_of
 from epd.api.prompts.prepare import Preparer
 from epd.config import GatewayConfig
+from epd.frontend import NO_ADAPTER, Adapter
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import serving
 from tests.api.prompts.test_prepare import part, png, user
@@ -102,6 +103,19 @@ async def test_tenants_share_images_and_text_only_in_a_global_scope(
     ):
         assert names[0] == names[1]
         assert (len(set(names)) == 1) == shared
+
+
+async def test_rows_are_of_an_adapter_that_changes_the_tower() -> None:
+    """Of no other: those of the model are shared with adapters of the language model alone."""
+    preparer = Preparer(GatewayConfig(model_dir=str(Path(CHECKPOINT))))
+    message, digests = user(part(png(64, 64)), "?"), ("a" * 32, "b" * 32)
+    towers = [Adapter("one", digest, changes_tower=True) for digest in digests]
+    asked = [NO_ADAPTER, Adapter("one", "c" * 32), *towers, *towers]
+    chats = [await preparer.chat(message, adapter=adapter) for adapter in asked]
+    await preparer.close()
+    plain, language, *of_towers = [prompt.items[0].mm_hash for prompt in chats]
+    assert plain == language
+    assert len({plain, *of_towers}) == 3
 
 
 async def test_each_prompt_has_the_scope_of_who_asks() -> None:

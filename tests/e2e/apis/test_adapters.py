@@ -10,38 +10,49 @@ import aiohttp
 import pytest
 
 from tests.e2e.client import post, post_all
+from tests.e2e.goldens import sent
 from tests.e2e.server import serving
 from tests.engine.adapters import LAYERS, make_adapter, merge
-from tests.engine.conftest import chat
+from tests.engine.conftest import chat, drawn_image
 from tests.engine.reference import reference_generate
 from tests.engine.tiny_models import cached_model
 
 pytestmark = pytest.mark.timeout(400)
 TEXTS = ("a prompt of more than one block of KV, for each", "and another prompt, as long as it")
 NEW_TOKENS = 12
+TOWER = r"model\.visual\.(blocks|merger)\..+"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", ["1e1p1d", "1e1pd", "1e1p:tp2,1d"])
+@pytest.mark.parametrize("topology", ["1epd", "1e1p1d", "1e1pd", "1e1p:tp2,1d"])
 async def test_no_answer_crosses_adapters(topology: str, tmp_path: Path) -> None:
+    """The last one changes the tower alone."""
     model = cached_model("qwen2_5_vl")
+    both = f"{LAYERS}\\w+_proj|{TOWER}"
     places = {
-        name: make_adapter(tmp_path / name, model, seed, LAYERS + r"\w+_proj")
-        for seed, name in enumerate(("pirate", "poet"))
+        name: make_adapter(tmp_path / name, model, seed, targets)
+        for seed, (name, targets) in enumerate(
+            {"pirate": both, "poet": both, "seer": TOWER}.items()
+        )
     }
     merged = {name: merge(tmp_path / f"{name}-in", model, at) for name, at in places.items()}
     merged["tiny"] = model
+    prompts = [(chat(text), []) for text in TEXTS]
+    prompts += [(chat((1, "what is it?")), [drawn_image(1, 64, 64)])]
     golden = {
-        (name, text): reference_generate(place, chat(text), (), NEW_TOKENS)
+        (name, at): reference_generate(place, *prompt, NEW_TOKENS)
         for name, place in merged.items()
-        for text in TEXTS
+        for at, prompt in enumerate(prompts)
     }
+    assert golden.pop(("seer", 0)) == golden["tiny", 0]
+    assert golden.pop(("seer", 1)) == golden["tiny", 1]
     assert len({tuple(ids) for ids in golden.values()}) == len(golden)
     modules = [f"{name}={place}" for name, place in places.items()]
     flags = ("--enable-lora", "--lora-modules", *modules)
     with serving(topology, *flags, model=model) as server:
         for _ in range(2):  # then with the KV of each, which is cached
-            replies = await post_all(server.base_url, [body(*asked) for asked in golden])
+            bodies = [body(name, sent(*prompts[at])) for name, at in golden]
+            replies = await post_all(server.base_url, bodies)
             said = [reply.body["choices"][0]["token_ids"] for reply in replies]
             assert said == list(golden.values())
             assert [reply.body["model"] for reply in replies] == [name for name, _ in golden]
@@ -49,10 +60,10 @@ async def test_no_answer_crosses_adapters(topology: str, tmp_path: Path) -> None
         assert min(cached) >= 16
 
 
-def body(name: str, text: str) -> dict[str, Any]:
+def body(name: str, messages: Any) -> dict[str, Any]:
     return {
         "model": name,
-        "messages": chat(text),
+        "messages": messages,
         "max_tokens": NEW_TOKENS,
         "temperature": 0,
         "return_token_ids": True,
@@ -70,7 +81,7 @@ async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
         async with aiohttp.ClientSession() as session:
 
             async def ask(name: str) -> Any:
-                reply = await post(session, server.base_url, body(name, TEXTS[0]))
+                reply = await post(session, server.base_url, body(name, chat(TEXTS[0])))
                 return reply.body["choices"][0]["token_ids"] if reply.status == 200 else reply
 
             async def change(verb: str, **body: str) -> tuple[int, Any]:

@@ -266,14 +266,6 @@ def test_numbers_that_are_not_finite_are_refused(
         serving(driver("llama"), damaged)
 
 
-def test_a_towers_adapter_is_refused(
-    driver: Callable[[str], Driver], model_dir: Callable[[str], Path], tmp_path: Path
-) -> None:
-    place = make_adapter(tmp_path / "tower", model_dir("qwen2_vl"), 0, r".*visual\.blocks.*qkv")
-    with pytest.raises(ModelError, match="vision tower"):
-        serving(driver("qwen2_vl"), place)
-
-
 @pytest.mark.parametrize(
     ("family", "match"), [("qwen3_vl_moe", "has experts"), ("qwen3_5", "common attention")]
 )

@@ -59,16 +59,17 @@ def beat(at: Desk, name: str, serial: int, **load: Any) -> None:
 
 
 def test_it_is_a_model_when_both_have_it_and_its_memory_is_back_at_the_end() -> None:
-    """An encoder is sent no list; a heartbeat that has another list is answered by the list."""
+    """A heartbeat that has another list is answered by the list."""
     with desk("1e1p1d", GATEWAY, "adapters", SETTINGS) as at:
         assert list(at.role.offered) == ["poet"]
         told = begin(at, at.role.load(PIRATE, "x/pirate"))
         listed = (("poet", ""), (PIRATE.digest, "x/pirate"))
         found = lists(at)
         serial = found[0][1]
-        assert sorted(found) == [("d0", serial, listed), ("p0", serial, listed)]
+        assert sorted(found) == [(name, serial, listed) for name in ("d0", "e0", "p0")]
         both = ("poet", PIRATE.digest)
-        beat(at, "p0", serial, adapters=both)
+        for name in ("e0", "p0"):
+            beat(at, name, serial, adapters=both)
         beat(at, "d0", serial - 1, adapters=("poet",))
         assert not told and lists(at) == [("d0", serial, listed)]
         beat(at, "d0", serial, adapters=both)
@@ -79,7 +80,8 @@ def test_it_is_a_model_when_both_have_it_and_its_memory_is_back_at_the_end() -> 
         told = begin(at, at.role.unload("pirate"))
         assert lists(at)[0][1:] == (serial + 1, (("poet", ""),))
         assert list(at.role.offered) == ["poet"] and not at.role.may_run(PIRATE)
-        beat(at, "p0", serial + 1, adapters=("poet",))
+        for name in ("e0", "p0"):
+            beat(at, name, serial + 1, adapters=("poet",))
         assert not told
         beat(at, "d0", serial + 1, adapters=("poet",))
         at.cluster.pass_time(0.01)
@@ -90,11 +92,12 @@ def test_what_one_cannot_hold_is_refused_with_its_reason() -> None:
     with desk("1e1p1d", GATEWAY, "adapters", SETTINGS) as at:
         told = begin(at, at.role.load(PIRATE, "pirate"))
         serial = lists(at)[0][1]
-        beat(at, "p0", serial, adapters=(PIRATE.digest,))
+        for name in ("e0", "p0"):
+            beat(at, name, serial, adapters=(PIRATE.digest,))
         beat(at, "d0", serial, unheld=((PIRATE.digest, "rank 64"),))
         at.cluster.pass_time(0.01)
         assert not told and lists(at)[0][1:] == (serial + 1, (("poet", ""),))
-        for name in ("p0", "d0"):
+        for name in ("e0", "p0", "d0"):
             beat(at, name, serial + 1)
         at.cluster.pass_time(0.01)
         assert told == ["400 rank 64"]
@@ -116,7 +119,7 @@ def test_what_is_refused_at_once(is_offered: bool) -> None:
         begin(at, at.role.load(PIRATE, "pirate"))
         if is_offered:
             serial = lists(at)[0][1]
-            for name in ("p0", "d0"):
+            for name in ("e0", "p0", "d0"):
                 beat(at, name, serial)
             at.cluster.pass_time(0.01)
         for name, sentence in (
@@ -140,7 +143,7 @@ def test_one_of_the_start_is_unloaded_like_any() -> None:
         told = begin(at, at.role.unload("poet"))
         found = lists(at)
         assert found and found[0][2] == () and told == []
-        for name in ("p0", "d0"):
+        for name in ("e0", "p0", "d0"):
             beat(at, name, found[0][1])
         at.cluster.pass_time(0.01)
         assert told == ["done"]

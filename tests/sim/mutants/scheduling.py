@@ -8,7 +8,9 @@ from unittest import mock
 
 from epd import messages
 from epd.engine.base import PENDING, OnLayers, StepSequence
+from epd.frontend import Adapter
 from epd.fsm import generation, outgoing, request
+from epd.fsm.encoding import Encoding
 from epd.fsm.incoming import Incoming
 from epd.fsm.outgoing import Outgoing
 from epd.fsm.request import TABLE as REQUEST
@@ -136,6 +138,23 @@ def keys_say_nothing_of_the_adapter() -> Planted:
         init(self, size, items, scope)
 
     return patched(PrefixKeys, "__init__", plain)
+
+
+@mutant
+def an_image_without_its_adapter() -> Planted:
+    """F53: the gateway sends an image without the adapter that its rows depend on."""
+    return patched(Adapter, "of_rows", "")
+
+
+@mutant
+def a_tower_without_its_adapter() -> Planted:
+    """F53: the tower computes rows of an adapter as if there were none."""
+    init = Encoding.__init__
+
+    def plain(self: Encoding, *what: Any, adapter: str = "", **more: Any) -> None:
+        init(self, *what, **more)
+
+    return patched(Encoding, "__init__", plain)
 
 
 @mutant

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from epd.engine.base import LanguageEngine
+from epd.engine.base import HoldsAdapters
 from epd.failure import Failure, FailureKind
 
 
-def adapter_objection(engine: LanguageEngine, adapter: str) -> Failure | None:
+def adapter_objection(engine: HoldsAdapters, adapter: str) -> Failure | None:
     """Why requests with this adapter are not computed here; None if they are."""
     if not adapter or adapter in engine.adapters:
         return None
