@@ -90,6 +90,8 @@ class Join(Message):
     lost: tuple[tuple[Name, Total], ...] = ()
     """Lives of others that it takes for over, by an earlier registry's message: it may have fenced
     them, so none of them may be a member."""
+    adapters: AdapterList | None = None  # the last list of adapters that came
+    adapters_of: Total = 0  # epoch of the gateway that sent it
 
 
 class Welcome(Message):
@@ -143,11 +145,11 @@ class Membership(Message):
 
 
 class AdapterList(Message):
-    """Hold exactly these: digest, and directory below `engine.lora.runtime_dir` (empty: one of the
-    start).  Heartbeats have what came of it."""
+    """Hold exactly these: digest, directory below `engine.lora.runtime_dir` (empty: one of the
+    start), name, whether it changes the tower.  Heartbeats have what came of it."""
 
     serial: Total
-    adapters: Annotated[tuple[tuple[Hash, Where], ...], Meta(max_length=4096)]
+    adapters: Annotated[tuple[tuple[Hash, Where, Where, bool], ...], Meta(max_length=4096)]
 
 
 # --- cache events (encode -> gateway) -------------------------------------------------------------

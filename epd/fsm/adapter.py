@@ -5,7 +5,8 @@ Theory of operation
 The gateway owns the list of adapters, as it owns the registry.  It sends the list whole to each
 instance that computes, after each change and to whoever has not applied it; heartbeats
 have what an instance holds.  So a lost message is made up for, and an instance that joins late or
-was restarted holds the adapter before a request is placed there.
+was restarted holds the adapter before a request is placed there.  Instances bring their last list
+when they join, so a gateway that was restarted loads what the former one listed.
 
 An adapter is offered as a model when every such instance holds it.  If one of them cannot, the
 others drop it, too.  An unloaded adapter takes no new request; the open ones go on, for a while.
@@ -70,7 +71,7 @@ class S(State):
 
 @dataclass(slots=True)
 class LoadAsked(Event):
-    """A client wants it; its files were read at the gateway."""
+    """A client wants it, whose files were read at the gateway; or a former gateway listed it."""
 
     asker: Callable[[], None]
 

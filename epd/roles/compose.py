@@ -136,6 +136,8 @@ class Instance:
         Observable(actor, self._memory)
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
+        if self.adapters is not None:
+            self.member.adapters = self.adapters.brought
 
     def _add_language(self, engine: LanguageEngine, ranks: OtherRanks | None) -> None:
         config, actor = self.config, self.actor

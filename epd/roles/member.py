@@ -34,6 +34,7 @@ from epd.fsm.membership import Membership as MembershipMachine
 from epd.messages import (
     OF_GATEWAY,
     PROTOCOL_VERSION,
+    AdapterList,
     Address,
     Heartbeat,
     HeartbeatAck,
@@ -87,6 +88,8 @@ class Member(Component[MembershipMachine]):
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[InstanceInfo], None] = lambda holder: None
+        self.adapters: Callable[[], tuple[AdapterList | None, int]] = lambda: (None, 0)
+        """The last list of them, and the epoch of the gateway that sent it."""
         self.on_list: Callable[[Sequence[InstanceInfo]], None] = lambda members: None
         self.is_gone: Callable[[InstanceInfo], bool] = lambda other: False
         """Whether that process of this host has ended, by the host's kernel."""
@@ -169,12 +172,15 @@ class Member(Component[MembershipMachine]):
     def send_join(self, machine: MembershipMachine, event: Event) -> None:
         lost = dict(sorted(self.actor.lost))  # the last life of each
         fingerprint, told = self._fingerprint, tuple(lost.items())
+        adapters, epoch = self.adapters()
         join = Join(
             protocol_version=PROTOCOL_VERSION,
             model_fingerprint=fingerprint,
             info=self._info,
             was_member=machine.was_welcomed,
             lost=told,
+            adapters=adapters,
+            adapters_of=epoch,
         )
         self.actor.send(self._gateway, join)
 

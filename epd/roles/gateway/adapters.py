@@ -2,6 +2,9 @@
 
 The list of adapters has a number, which rises with each change.  A heartbeat has the number that
 its instance has applied; who has another one gets the list again.
+
+An instance that joins brings the last list that it got.  A gateway that has begun anew goes on with
+the newest one of a former gateway: it loads what that has, and unloads what it lacks.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from epd.fsm.adapter import (
     RequestEnded,
     TimedOut,
     UnloadAsked,
+    nobody,
 )
 from epd.fsm.generation import Generation
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
-from epd.messages import AdapterList, Address
+from epd.messages import AdapterList, Address, Join
 from epd.roles.base import Actor, Component, performs
 from epd.roles.bell import Bell
 from epd.roles.gateway.registry import Registry
@@ -56,7 +60,9 @@ class Adapters(Component[LoadedAdapter]):
         self._serial = 0  # of the list; 0: there is none yet
         self._owed: dict[str, Address] = {}  # whom the list is sent to, after the item at hand
         self.offered: dict[str, Adapter] = {}
+        self._former = (0, 0)  # the newest list of a former gateway: that one's epoch, its serial
         registry.heartbeat_listeners += (self._heard,)
+        registry.join_listeners += (self._joined,)
 
     def live(self) -> dict[str, int]:
         return {"adapters": sum(adapter.is_at_work for adapter in self._adapters.values())}
@@ -133,6 +139,21 @@ class Adapters(Component[LoadedAdapter]):
         if not self._adapters:  # it may hold some of the start, or of a former gateway
             self._owe(address)
 
+    def _joined(self, join: Join) -> None:
+        if (brought := join.adapters) is None or join.adapters_of == self.actor.address.epoch:
+            return
+        if (number := (join.adapters_of, brought.serial)) <= self._former:
+            return
+        self._former = number
+        names = {name for _, _, name, _ in brought.adapters}
+        for name in [name for name in self.offered if name not in names]:
+            del self.offered[name]
+            self.post(self._adapters[name], UnloadAsked(nobody))
+        for digest, path, name, changes_tower in brought.adapters:
+            if name not in self._adapters and len(self._adapters) < self._max_loras:
+                named = Adapter(name, digest, changes_tower)
+                self.post(self._add(named, path), LoadAsked(nobody))
+
     def peer_lost(self, peer: Address) -> None:
         """The others may have applied the list."""
         self.actor.mailbox.look("adapters held", self._look)
@@ -167,7 +188,11 @@ class Adapters(Component[LoadedAdapter]):
 
     def _send(self) -> None:
         listed = [one for one in self._adapters.values() if one.is_listed]
-        told = tuple({one.named.digest: one.path for one in listed}.items())
+        told = tuple(
+            (named.digest, one.path, named.name, named.changes_tower)
+            for one in listed
+            for named in (one.named,)
+        )
         owed, self._owed = self._owed, {}
         for address in owed.values():
             self.actor.send(address, AdapterList(serial=self._serial, adapters=told))

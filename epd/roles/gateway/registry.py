@@ -88,6 +88,7 @@ class Registry(Component[Instance]):
         self.on_heard: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
         self._acked_s: dict[str, float] = {}  # by name, when it was last told that it is known
+        self.join_listeners: tuple[Callable[[Join], None], ...] = ()
         self.heartbeat_listeners: tuple[Callable[[Instance], None], ...] = ()
         self.extend(SelfTests(actor, self._of, self.fire))
         actor.admits = lambda received: (
@@ -174,6 +175,8 @@ class Registry(Component[Instance]):
             return
         self._forget(address.instance_id)
         self._instances[address.instance_id] = instance
+        for joined in self.join_listeners:
+            joined(message)
         self.fire(instance, JoinAccepted(self.clock.now_s()))
 
     def _is_ours(self, join: Join) -> bool:

@@ -30,6 +30,7 @@ class HeldAdapters(Component[Never]):
         self._holders = tuple(holders)
         self._requests = requests
         self._taken = (0, 0)  # the last list that came: its gateway's epoch, its serial
+        self.listed: AdapterList | None = None  # that list
         self.applied = (0, 0)  # likewise
         self.unheld: tuple[tuple[str, str], ...] = ()  # of that: digest, and why
 
@@ -41,13 +42,18 @@ class HeldAdapters(Component[Never]):
         if is_late or self.actor.is_former(received):
             return
         self._taken = number = received.epoch, message.serial
-        wanted = dict(message.adapters)
+        self.listed = message
+        wanted = {digest: path for digest, path, *_ in message.adapters}
         if (requests := self._requests) is not None:
             for request in requests:
                 if request.message.adapter not in {"", *wanted}:
                     self._end(requests, request)
         works = [holder.hold_adapters(wanted) for holder in self._holders]
         self.actor.spawn("adapters", _in_turn(works), partial(self._done, number))
+
+    def brought(self) -> tuple[AdapterList | None, int]:
+        """The last list, which a new gateway goes on with, and the epoch of whose it is."""
+        return self.listed, self._taken[0]
 
     def _end(self, requests: Requests, request: Request) -> None:
         failure = Failure(FailureKind.UNAVAILABLE, "its adapter was unloaded")

@@ -2,7 +2,8 @@
 
 At the end each holds those that are offered, no more and no less.  So a load that failed was taken
 back, an unload gave memory back, and an instance that joined late has the list.  Each load and
-unload has its answer, unless the gateway died.
+unload has its answer, unless the gateway died.  What was offered is, until it is unloaded: by a
+new gateway, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ class Adapters(Checker):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._kept: dict[str, None] = {}  # names that were offered, and that nobody has unloaded
         context.world.watch(self._offered, adapter.ListApplied)
+        context.world.watch(self._unloaded, adapter.UnloadAsked)
+
+    def _unloaded(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        self._kept.pop(machine.key, None)
 
     def _offered(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
@@ -30,6 +38,7 @@ class Adapters(Checker):
         gateway = self.context.cluster.nodes[process.name].gateway
         assert gateway is not None
         assert isinstance(machine, adapter.LoadedAdapter)
+        self._kept[machine.key] = None
         for node in self._members(gateway):
             if node.language is not None and machine.named.digest not in node.language.held:
                 self.violate(f"{machine.key} is offered, and {node.process.name} does not hold it")
@@ -46,6 +55,9 @@ class Adapters(Checker):
         if gateway is None or gateway.adapters is None:
             return
         offered = {named.digest for named in gateway.adapters.offered.values()}
+        for name in self._kept:
+            if name not in gateway.adapters.offered:
+                self.violate(f"nobody has unloaded {name}, and it is offered no more")
         for node in self._members(gateway):
             spoiled = self.context.cluster.desk.spoils(node.process.instance_id)
             if node.language is not None and node.language.held != offered - spoiled:

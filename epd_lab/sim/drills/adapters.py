@@ -50,6 +50,17 @@ ADAPTER_DRILLS: tuple[Drill, ...] = (
         mutants=("who_joins_late_has_no_list",),
     ),
     Drill(
+        "new-gateway-goes-on-with-adapters", ("F53",), topology="1e2p2d", work=ASKED,
+        faults=(
+            LOAD, Fault("kill", "gateway", duration_s=0.4, point="ADAPTER:LOADING>SERVING"),
+            Fault("kill", "p0", duration_s=0.6, point="ADAPTER:LOADING>SERVING"),
+        ),
+        may_fail=Excuse(frozenset({"gateway"}), refusals=True),
+        why="clients of a dead gateway see their connection break, or nobody there",
+        settings=COMES_AND_GOES, fires=("ADAPTER:LOADING>SERVING", "LINK:PeerLost"),
+        mutants=("a_new_gateway_has_the_start_alone",),
+    ),
+    Drill(
         "adapter-leaves-with-requests", ("F53",), topology="1e2p2d", work=ASKED,
         faults=(
             LOAD_FOR_A_WHILE, replace(LOAD, call="pirate=pirate-2", point="ADAPTER:REMOVING>GONE"),

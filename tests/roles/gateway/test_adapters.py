@@ -46,7 +46,7 @@ def begin(at: Desk, work: Any) -> list[str]:
 def lists(at: Desk) -> list[tuple[str, int, tuple[tuple[str, str], ...]]]:
     told = [(to, m) for to, m in at.said if isinstance(m, AdapterList)]
     at.said.clear()
-    return [(to, message.serial, message.adapters) for to, message in told]
+    return [(to, m.serial, tuple(one[:2] for one in m.adapters)) for to, m in told]
 
 
 def beat(at: Desk, name: str, serial: int, **load: Any) -> None:
@@ -149,3 +149,34 @@ def test_one_of_the_start_is_unloaded_like_any() -> None:
         assert told == ["done"]
         beat(at, "p0", 0, adapters=("poet",))  # restarted, and has it by its settings
         assert lists(at) == [("p0", found[0][1], ())]
+
+
+def joined(at: Desk, serial: int, *names: str, epoch: int) -> None:
+    """An instance comes with a list of a former gateway."""
+    paths = {name: "" if name == "poet" else name for name in names}
+    brought = tuple((f"{name}-digest", path, name, True) for name, path in paths.items())
+    listed = AdapterList(serial=serial, adapters=brought)
+    (listener,) = at.whole.registry.join_listeners
+    listener(SimpleNamespace(adapters=listed, adapters_of=epoch))
+    at.cluster.pass_time(0.01)
+
+
+def test_a_new_gateway_goes_on_with_the_newest_list() -> None:
+    """Of a former one; what that has not is unloaded, and older ones and its own say nothing."""
+    with desk("1e1p1d", GATEWAY, "adapters", SETTINGS) as at:
+        own = at.actor.address.epoch
+        at.said.clear()
+        joined(at, 9, "poet", "third", epoch=own)
+        assert not lists(at)
+        joined(at, 5, "poet", "pirate", epoch=own - 1)
+        _, serial, told = lists(at)[-1]
+        assert told == (("poet", ""), ("pirate-digest", "pirate"))
+        joined(at, 4, "poet", "fourth", epoch=own - 1)
+        assert not lists(at) and "pirate" not in at.role.offered
+        for name in ("e0", "p0", "d0"):
+            beat(at, name, serial, adapters=("poet", "pirate-digest"))
+        at.cluster.pass_time(0.01)
+        assert at.role.offered["pirate"] == Adapter("pirate", "pirate-digest", changes_tower=True)
+        joined(at, 6, "pirate", epoch=own - 1)
+        assert lists(at)[-1][2] == (("pirate-digest", "pirate"),)
+        assert list(at.role.offered) == ["pirate"]

@@ -12,7 +12,8 @@ from tests.roles.test_refusals import prompt, refused
 
 
 def listed(at: Desk, serial: int, *names: str, epoch: int = 1) -> list[Any]:
-    message = AdapterList(serial=serial, adapters=tuple((name, name) for name in names))
+    adapters = tuple((name, name, name, False) for name in names)
+    message = AdapterList(serial=serial, adapters=adapters)
     return at.tell("on_list", message, "gateway", epoch=epoch)
 
 

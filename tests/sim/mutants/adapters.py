@@ -29,6 +29,12 @@ def who_joins_late_has_no_list() -> Planted:
 
 
 @mutant
+def a_new_gateway_has_the_start_alone() -> Planted:
+    """Adapters that were loaded at run time end with the gateway that was asked."""
+    return patched(Adapters, "_joined")
+
+
+@mutant
 def an_unload_does_not_wait() -> Planted:
     """Requests that name an adapter end with it at once."""
     do, keep = (Do.WITHDRAW, Do.SEND_LIST, Do.ARM_REMOVING), adapter.keep_asker
