@@ -86,6 +86,9 @@ def test_what_fails_without_any_fault_is_noticed() -> None:
     assert outages.lacking_s(10.0) == 1.0
 
 
+TWO = [(at_s, faults_of(WISH)[0]) for at_s in (1.5, 4.0)]
+
+
 def run_of(*answers: ChaosAnswer, **changes: object) -> Run:
     outages, asked = Outages(MEMBERS), ASKED
     outages.see(entries({}), 0.0)
@@ -108,7 +111,12 @@ def answer(text: str = "abc", **changes: object) -> ChaosAnswer:
         ((answer("abd"),), {}, "1 answers are wrong"),
         ((answer(), answer("b", has_left=True)), {}, "1 answers are wrong"),
         ((answer(), answer("ab", error="503 busy")), {}, "1 requests failed"),
+        ((answer(), answer("ab", error="503 busy")), {"faults": TWO}, "1 requests failed"),
+        ((answer(), answer("ab", error="503 busy")), {"faults": 2 * TWO}, ""),
+        ((answer(), answer("", error="422 poison")), {"faults": TWO[:1]}, "1 requests failed"),
+        ((answer(), answer("", error="422 poison")), {"faults": TWO}, ""),
         ((answer(pauses=[(2.0, 8.5)]),), {}, "paused for 6.5 s"),
+        ((answer(pauses=[(2.0, 8.5)]),), {"faults": TWO}, ""),
         ((answer(),), {"in_use": {"slots": 1.0}}, "still in use"),
         ((answer(),), {"away": ["p0"]}, "did not come back: p0"),
         ((answer(),), {"left_behind": ["process 7"]}, "process 7"),

@@ -18,9 +18,10 @@ instances are shared between two made hosts (namespaces of this kernel; root), w
 both ways or one way. A fault waits while it would take the last instance of a stage that has more.
 
 Every answer is compared. The verdict is one JSON object; the exit status is 1 when an answer is
-wrong, a request failed though each stage had an instance, a stream paused for longer than
---max-pause then, or anything is still in use or left behind at the end. The plan of faults is a
-function of --seed, and printed first; `replay` has the requests of wrong answers.
+wrong, a request failed though each stage had an instance (and it met less than four losses; of
+422, poison: less than two), a stream paused then for longer than --max-pause for each loss in its
+pause, or anything is still in use or left behind at the end. The plan of faults is a function of
+--seed, and printed first; `replay` has the requests of wrong answers.
 """
 
 
