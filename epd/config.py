@@ -66,6 +66,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_encoder_pixels: Annotated[Count, about("of images before one encoder, or in it")] = 2_000_000_000
     max_pixels_share_per_key: Annotated[Share, about("of the pixels before all encoders, for one API key")] = 0.5
     max_open_requests: Annotated[Count, about("above it new requests get 429 at once", "--max-open-requests", "limits")] = 256
+    per_key: KeyLimits = KeyLimits()
     max_open_share_per_key: Annotated[Share, about("of max_open_requests, for one API key, where there are several")] = 0.5
     max_choices: Annotated[Count, about("answers to one request (n)")] = 16
     max_hedged_share: Annotated[ShareOrNone, about("of all images, those that a second encoder is asked for because their rows are late; and a burst of 5; 0: none")] = 0.05

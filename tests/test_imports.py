@@ -183,7 +183,7 @@ AREAS = {
         ("epd.api", *LEAVES, "epd.frontend", *FILES),
         packages("jinja2", "prometheus_client", "tokenizers", "uvloop") | HTTP,
     ),
-    "epd.api.http": Area(api("http"), HTTP),
+    "epd.api.http": Area((*api("http"), "epd.scheduling.admission"), HTTP),
     "epd.api.schema": Area(api("schema"), packages("msgspec")),
     "epd.api.asked": Area(
         (*api("asked", "http", "schema"), *FILES), packages("llguidance", "msgspec")

@@ -23,7 +23,7 @@ from epd.api.http.body import Intake
 from epd.api.http.errors import ApiError
 from epd.api.http.exchange import ClientGone, Exchange
 from epd.api.http.identity import credential, tenant_of
-from epd.api.http.places import Places
+from epd.api.http.places import NBYTES_PER_TOKEN, Places, Taken
 from epd.api.http.rarely import fetched
 from epd.api.http.time_limits import read_time_limits
 from epd.api.openai.answer import ChatAnswer, CompletionAnswer
@@ -113,8 +113,10 @@ class Completions:
         status = 500
         try:
             asked = await self._read(exchange, read)
-            with self._places.taken(exchange.headers, asked.num_choices):
-                await self._serve(exchange, asked, kind, record)
+            headers, num_tokens = exchange.headers, _estimate(exchange, asked)
+            with self._places.taken(headers, asked.num_choices, num_tokens) as taken:
+                exchange.more_headers += taken.headers
+                await self._serve(exchange, asked, kind, record, taken)
             status = exchange.status
         except ApiError as error:
             status = exchange.status or error.status
@@ -146,7 +148,7 @@ class Completions:
         return await exchange.body.work(read, value, self._preparer, self._limits)
 
     async def _serve(
-        self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record
+        self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record, taken: Taken
     ) -> None:
         limits = read_time_limits(exchange.headers, self._time_limits)
         asked.is_timed = limits.token_s < self._time_limits.token_s
@@ -162,6 +164,7 @@ class Completions:
             prompts = await self._start(exchange, streams, asked, record)
         except ApiError as error:
             raise asked.told(error) from None
+        taken.num_tokens = num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         for prompt in prompts:
             self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
         if record.is_sampled:
@@ -170,7 +173,7 @@ class Completions:
             request_id,
             asked.adapter.name or self._preparer.model_name,
             int(time.time()),
-            sum(len(prompt.token_ids) for prompt in prompts),
+            num_prompt_tokens,
             self._preparer.token_text,
         )
         answer = kind(facts, asked)
@@ -188,6 +191,7 @@ class Completions:
             _cancel(unfinished, *_told(error))
             raise
         finally:
+            taken.num_tokens += sum(choice.num_tokens for choice in choices)
             describe_answer(record, choices)
             del self._open[request_id]
 
@@ -357,6 +361,13 @@ class Completions:
         self._readers.discard(reader)
         if not reader.cancelled():
             reader.exception()
+
+
+def _estimate(exchange: Exchange, asked: Asked) -> int:
+    """Tokens of prompt and answers, before the prompt is made."""
+    assert exchange.body is not None
+    num_text = exchange.body.text_nbytes // NBYTES_PER_TOKEN
+    return num_text + (asked.max_tokens or 0) * asked.num_choices
 
 
 def _cancel(streams: Sequence[GenerationStream], why: Leave, reason: str) -> None:

@@ -20,13 +20,21 @@ from epd.api.http import unknown
 from epd.api.http.errors import ApiError
 from epd.api.http.exchange import Exchange, Headers
 from epd.api.http.identity import credential
+from epd.api.http.places import NAMES
 from epd.config import AccessConfig, ConfigError
 
 PAGES = ("/", "/docs", "/openapi.json", "/ui")
 OPEN = (*PAGES, "/encode/health", "/health", "/metrics", "/ping", "/ready", "/version")
 CHALLENGE = (b"www-authenticate", b"Bearer")
 PREFLIGHT_S = 600
-_SHOWN = b"retry-after, traceresponse, x-request-id, " + unknown.HEADER
+_SHOWN = b", ".join(
+    [
+        b"retry-after, traceresponse, x-request-id",
+        unknown.HEADER,
+        *NAMES["requests"],
+        *NAMES["tokens"],
+    ]
+)
 
 
 class Access:

@@ -81,6 +81,7 @@ class Body:
         self._found: dict[str, DataUrl] = {}
         self._nonce = secrets.token_hex(16)
         self._place = intake.turns.place()
+        self.text_nbytes = 0  # once it is parsed: all but the data of media
         self.left_out: list[str] = []  # names that no API has, where these are ignored
         self._check_length(announced_nbytes)
 
@@ -179,6 +180,7 @@ class Body:
         if self._data is not None or self._short is not None:
             self._end_data()
         text = bytes(self._text) + self._tail
+        self.text_nbytes = len(text)
         self._text.clear()
         self._is_small = len(text) <= INLINE_NBYTES
         return await self.work(self._read, text)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from epd.frontend import JsonObject
 
-RETRY_AFTER_S = 1  # whoever is told to try again is told when: places come back all the time
+RETRY_AFTER_S = 1.0  # where nobody can know when it is worth another try
 
 
 class ApiError(Exception):
@@ -22,14 +23,16 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
-        """`headers`: of the response, besides."""
+        """`headers`: of the response, besides; `retry_after_s`: of one that may be retried."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
         self.headers = headers
+        self.retry_after_s = retry_after_s
 
     @property
     def may_be_retried(self) -> bool:
@@ -65,9 +68,9 @@ _TYPES = {
 }
 
 
-def retry_after() -> tuple[bytes, bytes]:
-    """The header with the time of the next try."""
-    return b"retry-after", b"%d" % RETRY_AFTER_S
+def retry_after(wait_s: float = RETRY_AFTER_S) -> tuple[bytes, bytes]:
+    """The header with the time of the next try; it has whole seconds."""
+    return b"retry-after", b"%d" % max(1, math.ceil(wait_s))
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -243,7 +243,7 @@ class Exchange:
         """The error in the API's form, with Retry-After where there is one."""
         all_headers = list(error.headers)
         if error.may_be_retried:
-            all_headers.append(retry_after())
+            all_headers.append(retry_after(error.retry_after_s))
         body = self.error_body(error, self.request_id.decode())
         await self.respond_json(error.status, body, all_headers)
 

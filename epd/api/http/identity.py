@@ -34,6 +34,11 @@ def tenant_of(headers: Mapping[bytes, bytes], salt: str = "") -> str:
     return digest.hexdigest() + salted
 
 
+def account_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """Whom a request counts for: its API key; without one, the tenant that it names."""
+    return credential(headers) or headers.get(b"x-epd-tenant", b"")
+
+
 def credential(headers: Mapping[bytes, bytes]) -> bytes:
     """The API key as it is sent, one key in one spelling, so that nobody is several clients.
 

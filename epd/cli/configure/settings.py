@@ -41,7 +41,7 @@ GONE = {  # what was a setting once, and stands as a constant in the code
     "limits.max_json_values": "a body has at most 65,536 values, beside the ids of a prompt",
     "limits.max_redirects": "an URL may redirect 3 times",
     "limits.max_side_ratio": "one side of an image is at most 200 times the other",
-    "limits.retry_after_s": "Retry-After is 1 second",
+    "limits.retry_after_s": "Retry-After is predicted",
     "timing.fence_interval_s": "fences are asked for again as all else, by retry_interval_s",
 }
 

@@ -1,0 +1,73 @@
+"""When a place will be there for one who is refused: the time that Retry-After has.
+
+Theory of operation
+-------------------
+How long places are held is measured.  So it is known about when each comes back; and when again, as
+each of those who were refused takes one.  A refusal promises the first that was promised to nobody
+before, so that not all who are refused together come back together.  Who holds a place for longer
+than usual is expected to hold it for a quarter of that time more.  Keys take turns: a newcomer does
+not stand behind the thousand refusals of another key.
+
+Retry-After has whole seconds, so a place waits for who will come for it.  It is kept for its key:
+who comes without a promise gets a place only if enough are left for those who are about to come,
+while it would hold it.  A promise lapses soon after its time, as many clients never come back.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+FIRST_HELD_S = 2.0  # until it is measured
+SHARE = 1 / 16  # of the mean that one more place makes
+LONGER = 0.25
+KEPT_S = 0.5  # a client takes a moment
+MAX_PROMISES = 1024  # beyond them all are given about the last one's time
+
+
+class Comebacks:
+    """Of the places of one gateway, or of one key."""
+
+    def __init__(self) -> None:
+        self._held_s = FIRST_HELD_S
+        self._promised: list[tuple[float, Hashable]] = []  # when each comes, in order; whose it is
+
+    def freed(self, held_s: float) -> None:
+        """A place came back."""
+        self._held_s += SHARE * (held_s - self._held_s)
+
+    def admits(self, who: Hashable, num_free: int, now_s: float) -> bool:
+        """Whether one of the free places is for who comes now."""
+        self._lapse(now_s - KEPT_S)
+        if num_free <= 0:
+            return False
+        for n, (comes_s, other) in enumerate(self._promised):
+            if comes_s > now_s:
+                break
+            if other == who:
+                del self._promised[n]
+                return True
+        until_s = now_s + self._held_s
+        return num_free > sum(comes_s < until_s for comes_s, _ in self._promised)
+
+    def refused(
+        self, who: Hashable, taken_s: Iterable[float], now_s: float, at_least_s: float = 0.0
+    ) -> int:
+        """In how many seconds there is a place for it; `taken_s`: when each was taken that is."""
+        self._lapse(now_s - KEPT_S)
+        counts = Counter(other for _, other in self._promised)
+        turn = 1 + counts.pop(who, 0)
+        before = turn - 1 + sum(min(count, turn) for count in counts.values())
+        ends = [max(s + self._held_s, now_s + LONGER * (now_s - s)) for s in taken_s]
+        ends += [comes_s + self._held_s for comes_s, _ in self._promised]
+        due_s = sorted(ends)[before] if before < len(ends) else now_s
+        wait_s = max(1, math.ceil(max(due_s - now_s, at_least_s)))
+        if len(self._promised) < MAX_PROMISES:
+            insort(self._promised, (now_s + wait_s, who))
+        return wait_s
+
+    def _lapse(self, before_s: float) -> None:
+        while self._promised and self._promised[0][0] < before_s:
+            del self._promised[0]
