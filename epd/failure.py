@@ -22,6 +22,7 @@ class FailureKind(StrEnum):
     INTERNAL = "internal"
     LOST = "lost"
     MEDIA = "media"  # the image or video cannot be used
+    OVERLOADED = "overloaded"  # its first token would come too late, by all that waits before it
     POISON = "poison"  # instances died of it
     RULES = "rules"  # what was asked for leaves no token that may follow
     TRANSFER = "transfer"
@@ -54,6 +55,7 @@ _STATUS = {
     _K.ABSENT: 503,
     _K.AWAY: 503,
     _K.BUSY: 503,
+    _K.OVERLOADED: 429,
     _K.LOST: 503,
     _K.TRANSFER: 503,
     _K.UNAVAILABLE: 503,

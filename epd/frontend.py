@@ -32,10 +32,11 @@ Stage = Literal["", "encode", "prefill"]
 class Refused(Exception):
     """Not admitted, before any work (fault F39)."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.status = status  # 429 or 503
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
 class Leave(Enum):
@@ -149,6 +150,7 @@ class GenerationError:
     message: str
     status: int
     retryable: bool
+    retry_after_s: float = 1.0  # of one that is retryable
 
 
 class GenerationUpdate(NamedTuple):
@@ -311,10 +313,10 @@ class Frontend(Protocol):
 
     adapters: AdapterDesk | None  # None: they are those of the start
 
-    def admit(self, limits: TimeLimits | None = None) -> GenerationStream:
+    def admit(self, limits: TimeLimits | None = None, who: str = "") -> GenerationStream:
         """A place for one choice; raises Refused.
 
-        `limits`: those of the settings, if None.
+        `limits`: those of the settings, if None.  `who`: a key; keys take turns.
         """
 
     def start_generation(self, stream: GenerationStream, generation: Generation) -> None:

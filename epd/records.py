@@ -114,6 +114,7 @@ class InstanceInfo(Record):
 
 STAGES = {  # what a state of a machine is called in traces and metrics
     ("GENERATION", "PREPARING"): "prepare",
+    ("GENERATION", "QUEUED"): "queue",
     ("GENERATION", "AWAITING_TOPOLOGY"): "wait",
     ("GENERATION", "MIGRATING"): "migrate",
     ("GENERATION", "CANCELLING"): "cancel",

@@ -22,8 +22,8 @@ from epd.api.asked.asked import Asked, ModelFacts
 from epd.api.http.body import Intake
 from epd.api.http.errors import ApiError
 from epd.api.http.exchange import ClientGone, Exchange
-from epd.api.http.identity import credential, tenant_of
-from epd.api.http.places import NBYTES_PER_TOKEN, Places, Taken
+from epd.api.http.identity import account_of, credential, tenant_of
+from epd.api.http.places import NBYTES_PER_TOKEN, Bill, Places
 from epd.api.http.rarely import fetched
 from epd.api.http.time_limits import read_time_limits
 from epd.api.openai.answer import ChatAnswer, CompletionAnswer
@@ -114,9 +114,9 @@ class Completions:
         try:
             asked = await self._read(exchange, read)
             headers, num_tokens = exchange.headers, _estimate(exchange, asked)
-            with self._places.taken(headers, asked.num_choices, num_tokens) as taken:
-                exchange.more_headers += taken.headers
-                await self._serve(exchange, asked, kind, record, taken)
+            with self._places.taken(headers, asked.num_choices, num_tokens) as bill:
+                exchange.more_headers += bill.headers
+                await self._serve(exchange, asked, kind, record, bill)
             status = exchange.status
         except ApiError as error:
             status = exchange.status or error.status
@@ -148,11 +148,12 @@ class Completions:
         return await exchange.body.work(read, value, self._preparer, self._limits)
 
     async def _serve(
-        self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record, taken: Taken
+        self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record, bill: Bill
     ) -> None:
         limits = read_time_limits(exchange.headers, self._time_limits)
         asked.is_timed = limits.token_s < self._time_limits.token_s
-        streams = self._admit(asked.num_choices, limits)
+        who = account_of(exchange.headers).decode("latin-1")
+        streams = self._admit(asked.num_choices, limits, who)
         for stream in streams:
             record.watch(stream)
         request_id: str = streams[0].request_id
@@ -164,7 +165,7 @@ class Completions:
             prompts = await self._start(exchange, streams, asked, record)
         except ApiError as error:
             raise asked.told(error) from None
-        taken.num_tokens = num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        bill.num_tokens = num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         for prompt in prompts:
             self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
         if record.is_sampled:
@@ -191,23 +192,24 @@ class Completions:
             _cancel(unfinished, *_told(error))
             raise
         finally:
-            taken.num_tokens += sum(choice.num_tokens for choice in choices)
+            bill.num_tokens += sum(choice.num_tokens for choice in choices)
             describe_answer(record, choices)
             del self._open[request_id]
 
     # --- before the first token -------------------------------------------------------------------
 
-    def _admit(self, num_choices: int, limits: TimeLimits) -> list[GenerationStream]:
+    def _admit(self, num_choices: int, limits: TimeLimits, who: str) -> list[GenerationStream]:
         """A place for every choice, or for none."""
         streams: list[GenerationStream] = []
         try:
             for _ in range(num_choices):
-                stream = self._frontend.admit(limits)
+                stream = self._frontend.admit(limits, who)
                 streams.append(stream)
         except Refused as refused:
             _cancel(streams, Leave.REFUSED, refused.message)
             code = "overloaded" if refused.status == 429 else "unavailable"
-            raise ApiError(refused.status, refused.message, code=code) from None
+            status, message, wait_s = refused.status, refused.message, refused.retry_after_s
+            raise ApiError(status, message, code=code, retry_after_s=wait_s) from None
         return streams
 
     async def _start(
@@ -332,7 +334,8 @@ class Completions:
         return updates
 
     def _failure(self, error: GenerationError) -> ApiError:
-        return ApiError(error.status, error.message, code=error.kind)
+        status, message, wait_s = error.status, error.message, error.retry_after_s
+        return ApiError(status, message, code=error.kind, retry_after_s=wait_s)
 
     async def _each(
         self, choices: list[Choice], read: Callable[[Choice], Coroutine[object, object, T]]

@@ -20,6 +20,9 @@ Three clocks bound what a client waits for: the first token, each token after it
 token that does not come in time is an error.  When the time for the whole is over, the tokens so
 far are the answer, with `length` as its end: it was paid for.
 
+Keys take turns (QUEUED): a request goes out when its key has one and instances are not full of work
+that waits.  What cannot be in time is refused there, and before (LateFound).
+
 Without an instance that can serve it, it waits for one (AWAITING_TOPOLOGY): those of a new gateway
 are about to join, and a lost one may be back soon.
 
@@ -51,6 +54,7 @@ from epd.fsm.generation_events import (
     FinalTokensArrived,
     ImageHedged,
     ImageMoved,
+    LateFound,
     NoTopology,
     Own,
     Placed,
@@ -65,6 +69,7 @@ from epd.fsm.generation_events import (
     TokensMissed,
     TokenTimedOut,
     TopologyUnknown,
+    TurnCame,
 )
 from epd.fsm.kernel import (
     NULL_JOURNAL,
@@ -96,6 +101,7 @@ __all__ = [
     "Generation",
     "ImageHedged",
     "ImageMoved",
+    "LateFound",
     "NoTopology",
     "Own",
     "Placed",
@@ -110,6 +116,7 @@ __all__ = [
     "TokensArrived",
     "TokensMissed",
     "TopologyUnknown",
+    "TurnCame",
 ]
 
 
@@ -195,6 +202,11 @@ def _fail_after(generation: Generation, kind: FailureKind, reason: str) -> None:
     generation.failure = Failure(kind, reason)
 
 
+def note_late_found(generation: Generation, event: LateFound) -> None:
+    generation.failure = Failure(FailureKind.OVERLOADED, event.reason)
+    generation.retry_after_s = event.retry_after_s
+
+
 def note_poison(generation: Generation, event: PoisonFound) -> None:
     generation.failure = event.failure
 
@@ -206,7 +218,8 @@ def note_abandoned(generation: Generation, event: Abandoned) -> None:
 AttemptEnded = TokensMissed | AttemptFailed | AttemptRefused | AttemptTimedOut
 _OPEN = (S.PLACED, S.STREAMING)
 _BETWEEN = (S.AWAITING_TOPOLOGY, S.MIGRATING)
-_UNPLACED = (S.PREPARING, *_BETWEEN)
+_CHOOSING = (S.QUEUED, *_BETWEEN)
+_UNPLACED = (S.PREPARING, *_CHOOSING)
 _ENDED = (S.FINISHED, S.CANCELLED, S.FAILED, S.REJECTED)
 _TELL_FAILURE = (Do.ANSWER_ERROR, Do.LOG_FAILURE)
 _MAY_BE_RETRIED = (TokensMissed, AttemptFailed, AttemptTimedOut)
@@ -218,11 +231,13 @@ _STOPPED = (FinalTokensArrived, AttemptFailed, AttemptRefused, AbortTimedOut, De
 ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
-    Row(S.PREPARING, Prepared, None, (Do.CHOOSE,), keep_prompt),
-    Row(_UNPLACED, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
-    Row((S.PREPARING, S.MIGRATING), NoTopology, S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY), note_lacking, note="F19, F20"),
+    Row(S.PREPARING, Prepared, S.QUEUED, (Do.QUEUE,), keep_prompt),
+    Row(S.QUEUED, TurnCame, None, (Do.CHOOSE,)),
+    Row(S.QUEUED, LateFound, S.REJECTED, (Do.ANSWER_ERROR,), note_late_found, note="before it costs anything (F39)"),
+    Row(_CHOOSING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
+    Row((S.QUEUED, S.MIGRATING), NoTopology, S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY), note_lacking, note="F19, F20"),
     Row(S.AWAITING_TOPOLOGY, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note_lacking),
-    Row(_UNPLACED, TopologyUnknown, S.FAILED, _TELL_FAILURE, note_no_topology),
+    Row(_CHOOSING, TopologyUnknown, S.FAILED, _TELL_FAILURE, note_no_topology),
     Row(_BETWEEN, PlacementDue, None, (Do.CHOOSE,)),
     Row(S.AWAITING_TOPOLOGY, PlacementTimedOut, S.FAILED, _TELL_FAILURE, note_no_topology),
     # The attempt.
@@ -235,7 +250,7 @@ ROWS = (
     Row(_OPEN, _MAY_BE_RETRIED, S.MIGRATING, (Do.PLACE,), note_failure, may_retry, "elsewhere (F19, F20)"),
     Row(_OPEN, _MAY_BE_RETRIED, S.FAILED, _TELL_FAILURE, note_failure, unless(may_retry)),
     Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ANSWER_ERROR,), note_failure),
-    Row((*_UNPLACED, *_OPEN), PoisonFound, S.FAILED, _TELL_FAILURE, note_poison, note="not to a third instance (F68)"),
+    Row((*_CHOOSING, *_OPEN), PoisonFound, S.FAILED, _TELL_FAILURE, note_poison, note="not to a third instance (F68)"),
     # The client, or the API for it.
     Row(_UNPLACED, CancelRequested, S.CANCELLED),
     Row(_BETWEEN, StopRequested, S.FINISHED, note="it was in what had arrived before"),
@@ -245,7 +260,7 @@ ROWS = (
     Row((*_UNPLACED, *_OPEN), Abandoned, S.FAILED, (Do.LOG_FAILURE,), note_abandoned),
     # Its time is over.
     Row((*_UNPLACED, *_OPEN), TokenTimedOut, S.FAILED, _TELL_FAILURE, note_late),
-    Row((S.RECEIVED, S.PREPARING), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline),
+    Row((S.RECEIVED, S.PREPARING, S.QUEUED), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline),
     Row((*_BETWEEN, *_OPEN), DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT,), note_cut, has_said, "paid for, and all that there is"),
     Row((*_BETWEEN, *_OPEN), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline, unless(has_said)),
     Row(S.CANCELLING, AbortConfirmed, S.CANCELLED, when=is_last),
@@ -260,7 +275,7 @@ IGNORES = (
     Ignore(_BETWEEN, (Accepted,), "a late confirmation"),
     Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused), "of the attempt that was given up"),
     Ignore((*_OPEN, *_BETWEEN), (AbortConfirmed,), "of an attempt that was given up"),
-    Ignore(_ENDED, (Prepared, Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
+    Ignore(_ENDED, (Prepared, TurnCame, LateFound, Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
 )
 
 _TIMERS: Timers = {
@@ -294,9 +309,11 @@ class Generation(Machine):
         "max_attempts",
         "num_before",
         "placed",
+        "retry_after_s",
         "stream",
         "token_ids",
         "unconfirmed",
+        "who",
     )
 
     def __init__(
@@ -306,6 +323,7 @@ class Generation(Machine):
         limits: TimeLimits,
         stream: Client,
         journal: Journal = NULL_JOURNAL,
+        who: str = "",
     ) -> None:
         super().__init__(request_id, journal)
         self.admitted_s = journal.now_s()
@@ -323,8 +341,10 @@ class Generation(Machine):
         self.failure: Failure | None = None  # the last one
         self.cause = ""  # what had failed before it
         self.lacking = ""  # why it could not be placed
+        self.retry_after_s = 1.0  # if it was refused
         self.unconfirmed: set[str] = set()  # instances of the attempt that may work on it
         self.stream = stream
+        self.who = who  # asks, as keys take turns
 
     @property
     def prompt(self) -> Prompt:

@@ -20,6 +20,8 @@ class Do(Effect):
     PLACE = "choose instances for the next attempt, after a pause if several have failed"
     AWAIT_TOPOLOGY = "try to place it again soon"
     CHOOSE = "choose instances"
+    QUEUE = "let it take turns with the requests of other keys"
+    LEAVE_QUEUE = "give its place in the queue back"
     ARM_TOPOLOGY = "fire PlacementTimedOut later"
     DELIVER = "hand new tokens to the client"
     DELIVER_FINAL = "hand the last tokens and the finish reason to the client"
@@ -41,14 +43,19 @@ class Own(Owned):
         None,
         *(Do.DELIVER_FINAL, Do.DELIVER_CUT, Do.ANSWER_ERROR),
     )
+    TURN = "a place in the queue of its key", Do.LEAVE_QUEUE
     PLACE = "a place among the open requests", Do.CLOSE
 
 
 class S(State):
     RECEIVED = "asked for", Own.CLIENT
     PREPARING = (
-        "media are fetched, the prompt is tokenized, then instances are chosen",
+        "media are fetched, the prompt is tokenized",
         *(Own.CLIENT, Own.PLACE),
+    )
+    QUEUED = (
+        "keys take turns, while instances are full of work that waits; then they are chosen",
+        *(Own.CLIENT, Own.TURN, Own.PLACE),
     )
     AWAITING_TOPOLOGY = (
         "nothing can serve it; it is placed as soon as something can",
@@ -98,6 +105,19 @@ class Prepared(Event):
     """Its prompt is ready."""
 
     prompt: Prompt
+
+
+@dataclass(slots=True)
+class TurnCame(Event):
+    """Its key's, and in it its own."""
+
+
+@dataclass(slots=True)
+class LateFound(Event):
+    """By all that waits before it, its first token would come too late."""
+
+    reason: str
+    retry_after_s: float
 
 
 @dataclass(slots=True)

@@ -355,7 +355,14 @@ class Gateway:
         )
         self.dispatcher = dispatcher
         self.directory.on_stored = dispatcher.encoded
-        self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing, dispatcher)
+        self.role = GatewayRole(
+            self.actor,
+            self.registry,
+            config.limits,
+            config.timing,
+            dispatcher,
+            config.decode.max_running,
+        )
         self.adapters: Adapters | None = None
         if (lora := config.engine.lora).runtime_dir:
             from epd.roles.gateway.adapters import Adapters

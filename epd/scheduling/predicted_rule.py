@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from epd.messages import InstanceInfo, StageCosts
 from epd.observed import StageLoad
@@ -205,6 +206,39 @@ class PredictedRule:
         answer_s *= 1.0 - MOVE_GAIN * held
         nbytes = (1.0 - held) * _kv_nbytes(decode.info, self._asked.num_tokens)
         return answer_s + HOP_S + nbytes * self._forecasts[prefill.instance_id].costs.nbyte_s
+
+
+class Outlook(NamedTuple):
+    """What one more request would find, in predicted seconds."""
+
+    waits_s: float  # until instances get to it: the least busy ones of each stage that it needs
+    parallel: int  # how many instances share such work
+    num_ahead: int  # prompts at the least busy one
+    prices: tuple[float, float]  # of a patch, and of a token of a prompt
+    is_measured: bool  # else these are ratios, no seconds
+
+    def first_token_s(self, queued_s: float, own_s: float) -> float:
+        """From now, behind so many seconds of work that no instance has got yet."""
+        return self.waits_s + queued_s / self.parallel + own_s
+
+
+def outlook(candidates: Sequence[Candidate], *, with_images: bool) -> Outlook:
+    """For one with images to encode, or without."""
+    usual = _usual(c.load.costs for c in candidates)
+    stages: dict[str, list[float]] = {"encode": [], "prefill": []}
+    for one in candidates:
+        forecast = _Forecast(one, _completed(one.load.costs, usual))
+        work_s = forecast.done_s(forecast.work_s) if forecast.work_s else 0.0
+        for stage in stages.keys() & one.roles:
+            stages[stage].append(work_s)
+    if not with_images:
+        stages["encode"] = []
+    waits_s = max((min(waits) for waits in stages.values() if waits), default=0.0)
+    num_ahead = min((c.backlog.num_prompts for c in candidates if "prefill" in c.roles), default=0)
+    costs = ("token_s", "patch_s") if with_images else ("token_s",)
+    measured = (any(getattr(c.load.costs, cost) for c in candidates) for cost in costs)
+    parallel, prices = max(1, *map(len, stages.values())), (usual["patch_s"], usual["token_s"])
+    return Outlook(waits_s, parallel, num_ahead, prices, all(measured))
 
 
 def predicted_loads(candidates: Sequence[Candidate]) -> Iterator[StageLoad]:

@@ -14,7 +14,7 @@ from epd.fsm.kernel import Event, Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FINISHED, CANCELLED, FAILED, REJECTED)"
-UNPLACED = "(PREPARING, AWAITING_TOPOLOGY, MIGRATING)"
+UNPLACED = "(PREPARING, QUEUED, AWAITING_TOPOLOGY, MIGRATING)"
 TIMERS: dict[str, type[Event]] = {
     "patience": g.TokenTimedOut,
     "watch": g.AttemptTimedOut,
@@ -26,7 +26,7 @@ KIND = {"failure": "'lost'"}  # of every failure but those for good
 SILENT = frozenset(
     "keep_prompt "
     "note_accepted note_refusal note_lacking note_no_topology note_cut note_late note_deadline "
-    "note_abandoned note_moved note_poison ARM_DEADLINE".split()
+    "note_abandoned note_moved note_poison note_late_found ARM_DEADLINE".split()
 )
 
 
@@ -48,7 +48,8 @@ def _part(table: Table) -> Part:
                 "require attempts <= MAX_ATTEMPTS -- attempts are bounded", "at_work = True",
             ),
             "PLACE": ("pause = True",), "AWAIT_TOPOLOGY": ("pause = True",),
-            "CHOOSE": ("placing = True",), "ARM_TOPOLOGY": ("topology = True",),
+            "CHOOSE": ("placing = True",), "QUEUE": ("queued = True",),
+            "LEAVE_QUEUE": ("queued = False",), "ARM_TOPOLOGY": ("topology = True",),
             "MOVE_IMAGE": ("require at_work -- images move within an attempt",),
             "HEDGE_IMAGE": ("require at_work -- images are hedged within an attempt",),
             "DELIVER": (
@@ -75,6 +76,9 @@ def _gateway() -> Iterator[Happening]:
     yield Happening("is_admitted", "work", "state == RECEIVED", g.Admitted, 0, admitted)
     waits_for_it = "state == PREPARING and not prepared"
     yield Happening("is_prepared", "work", waits_for_it, g.Prepared, 0, prepared)
+    has_turn, out = "state == QUEUED and queued", ("queued = False",)
+    yield Happening("turn_comes", "work", has_turn, g.TurnCame, 0, out)
+    yield Happening("is_too_late", "fault", has_turn, g.LateFound, 0, out)
     yield Happening("is_full", "fault", "state == RECEIVED", g.Refused)
     yield Happening("is_placed", "work", waits, g.Placed, 0, ("placing = False",))
     looked = ("placing = False",)
@@ -165,6 +169,7 @@ def _laws() -> tuple[Law, ...]:
             "SilenceIsBounded", 7, "an attempt has a clock that began with its last message",
             "state not in (PLACED, STREAMING) or watch",
         ),
+        Law("NobodyQueuesInVain", 4, "who has left has no turn", "state == QUEUED or not queued"),
         Law(
             "NobodyWorksForNobody", 4, "what has ended has called its attempt off (F43)",
             f"not ({ended}) or not at_work",
@@ -175,7 +180,7 @@ def _laws() -> tuple[Law, ...]:
 def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
     """The model; `table` is GENERATION's, or one with a bug put back."""
     return Model(
-        name="GENERATION", nodes=(92, 6), about="a request at the gateway, over its attempts",
+        name="GENERATION", nodes=(94, 7), about="a request at the gateway, over its attempts",
         parts=(_part(table),),
         variables=(
             Variable("admitted", (False, True), "it holds a place"),
@@ -186,6 +191,7 @@ def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
             Variable("said", (False, True), "the client has tokens"),
             Variable("hole", (False, True), "a chunk came that leaves a hole before it"),
             Variable("at_work", (False, True), "the attempt was not called off"),
+            Variable("queued", (False, True), "it has a place in the queue of its key"),
             Variable("placing", (False, True), "somebody will choose instances"),
             Variable("silent", (False, True), "the client left, or the API has answered"),
             Variable("answers", (0, 1, 2)),

@@ -106,8 +106,8 @@ CARRIES: dict[str, Any] = {
     "patches": "patches", "placement": PLACEMENT,
     "prompt": "prompt", "owner": "owner", "manifest": MANIFEST, "gateway_epoch": 1, "epoch": 2,
     "instance_id": "peer", "at_s": 5.0, "rank": 1, "reason": "because", "retryable": True,
-    "room": "room", "rows": "rows", "slots": (1, 2), "start": 0, "states_kept": {2: (8,)},
-    "token": TokenLogprobs(9, 0.0), "version": 1,
+    "retry_after_s": 2.0, "room": "room", "rows": "rows", "slots": (1, 2), "start": 0,
+    "states_kept": {2: (8,)}, "token": TokenLogprobs(9, 0.0), "version": 1,
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Record:
     finish_reason: str = ""
     error: GenerationError | None = None
     refused: str = ""
+    num_refused: int = 0  # times, before its answer
     hung_up: bool = False
     has_enough: bool = False  # it read its stop word, and left
     gateway_died: bool = False
@@ -91,8 +92,20 @@ class Clients:
             record.num_answers = 1
             return
         self._loop.create_task(
-            self._read(record), name=f"client {record.ask.index}", context=node.process.context
+            self._read(record),
+            name=f"client {record.ask.index}",
+            context=node.process.context,
         )
+
+    def _comes_back(self, record: Record, refused: Refused | GenerationError) -> bool:
+        """Whether it does, in so many seconds as it was given."""
+        record.num_refused += 1
+        self._cluster.world.fired["refused_with_a_time"] += 1
+        if refused.status != 429 or record.num_refused > record.ask.num_returns:
+            return False
+        record.error, record.num_answers = None, 0
+        self._loop.call_at(self._loop.now_s + refused.retry_after_s, self._ask, record)
+        return True
 
     async def _read(self, record: Record) -> None:
         node = self._cluster.node(GATEWAY)
@@ -105,6 +118,8 @@ class Clients:
             try:
                 stream = node.gateway.role.submit(asked, record.ask.limits)
             except Refused as refused:
+                if self._comes_back(record, refused):
+                    return
                 record.refused, record.ended_s = refused.message, self._loop.now_s
                 record.num_answers += 1
                 return
@@ -113,6 +128,9 @@ class Clients:
             if not stage:
                 await self._read_answer(record, stream)
                 self._note_patience(record)
+                error = record.error
+                if error is not None and error.status == 429 and self._comes_back(record, error):
+                    return
             elif await self._read_stage(record, stream):
                 claim = str(stream.transfer_params().kv.get("remote_request_id", ""))
             else:

@@ -248,7 +248,7 @@ class Cluster:
         return GatewayConfig(
             timing=(settings := self.settings).timing, limits=settings.limits,
             placement=settings.placement, prefix_affinity=settings.prefix_affinity,
-            engine=settings.engine,
+            decode=settings.decode, engine=settings.engine,
         )  # fmt: skip
 
     def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:

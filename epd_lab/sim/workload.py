@@ -38,6 +38,7 @@ class Ask:
     tokens_per_word: int = 1  # more: the client wants its answer whole
     drives: bool = False  # encode, prefill and decode one by one, as a proxy does
     leaves_after: Stage = ""  # so many stages, and it is never heard of again
+    num_returns: int = 0  # when it is refused, it comes back when it was told to, so often
     tenant: str = ""  # who asks: nobody else finds what was computed for it
     adapter: Adapter = NO_ADAPTER  # that it names
     limits: TimeLimits | None = None  # how long it waits; None: as the settings say
@@ -139,6 +140,8 @@ class Workload:
     num_words: int = 0  # of a conversation, its turns' ends besides; 0: one turn, any words
     whole_share: float = 0.5  # of clients that do not want a stream
     num_tenants: int = 1
+    crowd: int = 1  # requests of the first tenant for one of each other, which then has no images
+    num_returns: int = 0
     adapters: tuple[str, ...] = ()  # that clients name, or none
     of_towers: tuple[str, ...] = ()  # of these, those that change the tower
     limits: TimeLimits | None = None
@@ -163,7 +166,8 @@ class Workload:
         adapter = Adapter(name, name, name in self.of_towers)
         of_rows = name if name in self.of_towers else ""
         images: list[tuple[int, Image]] = []
-        if random.chance(self.image_share, "image"):
+        tenant = self._tenant(random)
+        if random.chance(self.image_share, "image") and (self.crowd == 1 or tenant == "tenant0"):
             count = 1 + drawn.below(self.max_images, "count")
             spots = sorted(drawn.below(length + 1, "spot", n) for n in range(count))
             images = [
@@ -179,12 +183,16 @@ class Workload:
             cancel_after_s=0.001 + 0.3 * random.uniform("hang up") if cancels else 0.0,
             wants_timeline=random.chance(self.timeline_share, "timeline"), num_words=self.num_words,
             tokens_per_word=WHOLE if random.chance(self.whole_share, "whole") else 1,
-            limits=self.limits, tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
+            limits=self.limits, tenant=tenant, num_returns=self.num_returns,
             drives=random.chance(self.drive_share, "drives"),
             leaves_after=self._leaves_after(random), wishes=wanted,
             adapter=adapter,
             stop_word=self._stop_word(random, wanted.top_k or self.num_words),
         )  # fmt: skip
+
+    def _tenant(self, random: KeyedRandom) -> str:
+        drawn = random.below(self.num_tenants - 1 + self.crowd, "tenant")
+        return f"tenant{max(0, drawn + 1 - self.crowd)}"
 
     def _stop_word(self, random: KeyedRandom, num_words: int) -> int:
         if not random.chance(self.stop_share, "stops"):

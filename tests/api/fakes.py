@@ -141,7 +141,7 @@ class FakeFrontend:
         self.observed: dict[str, Observed] | None = {}
         self.adapters: AdapterDesk | None = None
 
-    def admit(self, limits: TimeLimits | None = None) -> FakeStream:
+    def admit(self, limits: TimeLimits | None = None, who: str = "") -> FakeStream:
         self.limits.append(limits)
         refusal = self.refused.get(len(self.streams))
         if refusal is not None:

@@ -20,6 +20,8 @@ TELL = (Do.CLOSE, Do.ANSWER_ERROR, Do.LOG_FAILURE)
 WAIT = (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY)
 FAIL = (Do.ABORT_ATTEMPT, *TELL)
 SEND = (Do.ARM_ATTEMPT, Do.DISPATCH)
+PROMPT: Any = "a prompt"
+ATTEMPTED = (S.PLACED, S.STREAMING, S.MIGRATING)
 
 
 def tokens(*ids: int, finish: str = "") -> SimpleNamespace:
@@ -35,6 +37,7 @@ LATE = g.TokenTimedOut("no further token came within 60 s")
 def placed() -> g.Generation:
     made = make_generation()
     made.fire(g.Admitted())
+    made.fire(g.Prepared(PROMPT))
     made.fire(g.Placed(PLACEMENT))
     return made
 
@@ -199,16 +202,34 @@ def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
 def test_a_new_gateway_waits_for_its_instances(
     then: g.Event, state: g.S, effects: tuple[g.Do, ...]
 ) -> None:
-    """F17: PREPARING -> AWAITING_TOPOLOGY, for a while -> PLACED or FAILED."""
+    """F17: QUEUED -> AWAITING_TOPOLOGY, for a while -> PLACED or FAILED."""
     made = make_generation()
     follow(
         made,
         (g.Admitted(), S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
-        (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, WAIT),
+        (g.Prepared(PROMPT), S.QUEUED, (Do.QUEUE,)),
+        (g.TurnCame(), S.QUEUED, (Do.CHOOSE,)),
+        (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, (Do.LEAVE_QUEUE, *WAIT)),
         (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY,)),
         (then, state, effects),
     )
     assert state is S.PLACED or made.failure == Failure(FailureKind.UNAVAILABLE, "no prefill")
+
+
+def test_what_would_be_too_late_is_refused_and_gets_a_time() -> None:
+    """F39: QUEUED -> REJECTED, before any attempt; what comes later changes nothing."""
+    made = make_generation()
+    made.fire(g.Admitted())
+    made.fire(g.Prepared(PROMPT))
+    refused = (Do.LEAVE_QUEUE, Do.CLOSE, Do.ANSWER_ERROR)
+    follow(
+        made,
+        (g.LateFound("in 9 s, and it has 3 s", 6.0), S.REJECTED, refused),
+        (g.TurnCame(), S.REJECTED, ()),
+        (g.LateFound("again", 1.0), S.REJECTED, ()),
+    )
+    assert made.failure is not None and made.failure.kind.status == 429
+    assert made.retry_after_s == 6.0
 
 
 def test_the_only_instance_may_come_back(placed: g.Generation) -> None:
@@ -233,7 +254,7 @@ def test_a_client_that_leaves_gets_nothing_and_frees_everything(placed: g.Genera
     assert placed.token_ids == []
 
 
-@pytest.mark.parametrize("state", [S.RECEIVED, S.PREPARING, S.PLACED, S.STREAMING, S.MIGRATING])
+@pytest.mark.parametrize("state", [S.RECEIVED, S.PREPARING, S.QUEUED, *ATTEMPTED])
 def test_the_deadline_answers_from_every_open_state(state: S) -> None:
     """F15: each -> FAILED with one answer."""
     made = make_generation()
@@ -258,6 +279,7 @@ def test_what_was_said_is_the_answer_wherever_the_next_attempt_is(placed: g.Gene
     """STREAMING -> MIGRATING -> FINISHED, or -> PLACED -> FINISHED, by length."""
     again = make_generation()
     again.fire(g.Admitted())
+    again.fire(g.Prepared(PROMPT))
     again.fire(g.Placed(PLACEMENT))
     for made in (placed, again):
         made.fire(g.TokensArrived(tokens(1)))
@@ -266,7 +288,7 @@ def test_what_was_said_is_the_answer_wherever_the_next_attempt_is(placed: g.Gene
     follow(again, (g.Placed(PLACEMENT), S.PLACED, SEND), (g.DeadlinePassed(), S.FINISHED, CUT))
 
 
-@pytest.mark.parametrize("state", [S.PREPARING, S.PLACED, S.STREAMING, S.MIGRATING])
+@pytest.mark.parametrize("state", [S.PREPARING, S.QUEUED, *ATTEMPTED])
 def test_a_token_that_does_not_come_is_an_error_whatever_was_said(state: S) -> None:
     """F15: each -> FAILED; clocks begin with the admission."""
     made = make_generation()

@@ -34,6 +34,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "GENERATION": {
         "Admitted": "once, first",
         "Prepared": "once, by the API",
+        "TurnCame LateFound": "once, to who is in the queue",
         "Placed NoTopology TopologyUnknown": "placing ends with its outcome",
         "ImageMoved ImageHedged": "of the present attempt, whose images are wanted",
     },

@@ -17,6 +17,7 @@ EPD = Path(__file__).parents[2] / "epd"
 PARTS = ("groups", "roles", "runtime")
 SERVES = [path for part in PARTS for path in sorted((EPD / part).rglob("*.py"))]
 FLAGS = {
+    "AdmissionControl._has_others": "once and for good: a second key has asked, so keys take turns",
     "Actor.closing": "the process ends: nothing is decided any more",
     "Mailbox.has_item": "true within one call: an item is being taken",
     "Mailbox.may_fire": "true within one call: an item is at hand, and no effect of it",

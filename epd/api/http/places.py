@@ -50,8 +50,8 @@ class Account:
         return found
 
 
-class Taken:
-    """A request's places, and the tokens that it turned out to have."""
+class Bill:
+    """The headers of a request's answer, and the tokens that it turned out to have."""
 
     def __init__(self, headers: Headers) -> None:
         self.headers = headers  # of its answer
@@ -73,7 +73,7 @@ class Places:
     @contextmanager
     def taken(
         self, headers: Mapping[bytes, bytes], count: int = 1, num_tokens: int = 0
-    ) -> Iterator[Taken]:
+    ) -> Iterator[Bill]:
         """So many, meanwhile; `num_tokens`: as estimated.  Raises ApiError 429."""
         account, now_s = self._account(headers), self._now_s()
         self._check_open(account, count, now_s)
@@ -90,18 +90,18 @@ class Places:
         for kind, bucket in account.buckets.items():
             bucket.take(amounts[kind], now_s)
         account.open += [now_s] * count
-        taken = Taken(account.headers(now_s))
+        bill = Bill(account.headers(now_s))
         try:
-            yield taken
+            yield bill
         except ApiError as error:
-            if error.may_be_retried and not taken.num_tokens:
+            if error.may_be_retried and not bill.num_tokens:
                 self._give_back(account, "requests", 1)
             raise
         finally:
             for _ in range(count):
                 account.open.remove(now_s)
             account.comebacks.freed(self._now_s() - now_s)
-            self._give_back(account, "tokens", num_tokens - taken.num_tokens)
+            self._give_back(account, "tokens", num_tokens - bill.num_tokens)
 
     def _give_back(self, account: Account, kind: str, amount: int) -> None:
         if (bucket := account.buckets.get(kind)) is not None:

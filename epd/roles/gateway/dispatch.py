@@ -42,7 +42,7 @@ from epd.scheduling.placement import (
     lacking,
     place,
 )
-from epd.scheduling.predicted_rule import PredictedRule, predicted_loads
+from epd.scheduling.predicted_rule import Outlook, PredictedRule, outlook, predicted_loads
 from epd.scheduling.residency import CacheIndex, Said
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
@@ -97,6 +97,24 @@ class Dispatcher:
     def loads(self) -> tuple[StageLoad, ...]:
         """What waits at each instance, in seconds."""
         return tuple(predicted_loads(self.candidates()))
+
+    def outlook(self, *, with_images: bool) -> Outlook:
+        """What one more request would find."""
+        return outlook(self.candidates(), with_images=with_images)
+
+    def amounts(self, machine: Generation) -> tuple[float, float]:
+        """Patches to encode for it, and tokens of its prompt to compute; without what is cached."""
+        images = {item.mm_hash: prod(item.grid_thw) for item in machine.prompt.items}
+        new = [h for h in images if not (self.in_flight(h) or self._index.resident(h))]
+        candidates = self.candidates()
+        held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
+        num_tokens = len(machine.prompt.token_ids) * (1.0 - max(held.values(), default=0.0))
+        return sum(images[mm_hash] for mm_hash in new), num_tokens
+
+    def num_least_decoding(self) -> int:
+        """Sequences at the instance that has the fewest, decoding or about to."""
+        all_ = self.candidates()
+        return min((c.backlog.num_sequences for c in all_ if "decode" in c.roles), default=0)
 
     def is_vacant(self) -> bool:
         """No instance has ever joined, and none is about to."""

@@ -39,7 +39,8 @@ def error_of(machine: Generation) -> GenerationError:
     if status == 500 or kind in SENTENCES:
         sentence = SENTENCES.get(kind, SENTENCES[FailureKind.INTERNAL])
         reason = f"{sentence}; the server's log has the reason"
-    return GenerationError(kind, reason, status, status in (429, 503))
+    is_retryable = status in (429, 503)
+    return GenerationError(kind, reason, status, is_retryable, machine.retry_after_s)
 
 
 class FailureLog:

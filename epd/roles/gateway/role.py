@@ -24,7 +24,6 @@ from epd.frontend import (
     Leave,
     Metric,
     Readiness,
-    Refused,
     TimeLimits,
 )
 from epd.frontend import Generation as Prepared
@@ -48,6 +47,7 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor, Component, performs, receives
+from epd.roles.gateway.admission import AdmissionControl
 from epd.roles.gateway.clocks import GatewayTimers
 from epd.roles.gateway.dispatch import Dispatcher
 from epd.roles.gateway.elsewhere import Elsewhere
@@ -89,15 +89,19 @@ class GatewayRole(Component[Generation]):
         limits: Limits,
         timing: Timing,
         dispatcher: Dispatcher,
+        max_running: int,
     ) -> None:
         super().__init__(actor)
         self._registry = registry
-        self._limits, self._timing = limits, timing
+        self._timing = timing
         self._time_limits = TimeLimits.of(timing)
         self._dispatcher = dispatcher
         self._offers = dispatcher.offers
         self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
+        self.admission = AdmissionControl(actor, self, self._open, dispatcher, limits, max_running)
+        self.extend(self.admission)
+        registry.heartbeat_listeners += (lambda instance: self.admission.go_on(),)
         self._timelines = Timelines(actor)
         self._elsewhere = Elsewhere(actor, self, dispatcher, timing, limits)
         self.extend(self._elsewhere)
@@ -114,11 +118,12 @@ class GatewayRole(Component[Generation]):
     def live(self) -> dict[str, int]:
         books, timelines = self._dispatcher.books.num_assigned, len(self._timelines)
         own = {"generations": len(self._open), "assigned": books, "timelines": timelines}
+        own["queued"] = self.admission.num_queued
         return own | self._offers.live()
 
     # --- the API's side ---------------------------------------------------------------------------
 
-    def admit(self, limits: TimeLimits | None = None) -> Stream:
+    def admit(self, limits: TimeLimits | None = None, who: str = "") -> Stream:
         """A place for one choice, before any work; raises Refused at once when there is none."""
         limits = limits or self._time_limits
         self._serial += 1
@@ -131,24 +136,14 @@ class GatewayRole(Component[Generation]):
             lambda: self._timelines.of(machine),
         )
         max_attempts, journal = self._timing.max_attempts, self.actor.journal
-        machine = Generation(request_id, max_attempts, limits, stream, journal)
-        if (refusal := self._refusal()) is not None:
+        machine = Generation(request_id, max_attempts, limits, stream, journal, who)
+        if (refusal := self.admission.refusal(who, limits)) is not None:
             self.post(machine, generation_fsm.Refused(refusal.message))
             self.outcomes["rejected"] += 1
             raise refusal
         self._open[request_id] = machine
         self.post(machine, generation_fsm.Admitted())
         return stream
-
-    def _refusal(self) -> Refused | None:
-        limit = self._limits.max_open_requests
-        if len(self._open) >= limit:
-            return Refused(
-                429, f"the gateway has {limit} requests open, its limit; try again later"
-            )
-        if self._dispatcher.is_vacant():
-            return Refused(503, "no instance has joined the gateway; wait until /ready answers 200")
-        return None
 
     def start_generation(self, stream: GenerationStream, prepared: Prepared) -> None:
         """The prompt is ready: place the first attempt."""
@@ -159,7 +154,7 @@ class GatewayRole(Component[Generation]):
 
     def submit(self, prepared: Prepared, limits: TimeLimits | None = None) -> Stream:
         """Admit and start in one call."""
-        self.start_generation(stream := self.admit(limits), prepared)
+        self.start_generation(stream := self.admit(limits, prepared.scope), prepared)
         return stream
 
     def ready(self) -> Readiness:
@@ -241,6 +236,7 @@ class GatewayRole(Component[Generation]):
         elif chunk.start == have:
             if machine.has_attempt and not machine.token_ids_of_attempt:
                 self._dispatcher.began(machine)
+                self.admission.go_on()
             arrived = FinalTokensArrived if chunk.finish_reason else TokensArrived
             self.fire(machine, arrived(chunk))
 
@@ -394,6 +390,7 @@ class GatewayRole(Component[Generation]):
     def close(self, machine: Generation, event: Event) -> None:
         self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
+        self.admission.freed(machine)
         self.actor.times.note_stages(machine)
         self.outcomes[machine.state.name.lower()] += 1
         machine.stream.conclude()

@@ -2,15 +2,15 @@
 
 Theory of operation
 -------------------
-How long places are held is measured.  So it is known about when each comes back; and when again, as
-each of those who were refused takes one.  A refusal promises the first that was promised to nobody
-before, so that not all who are refused together come back together.  Who holds a place for longer
-than usual is expected to hold it for a quarter of that time more.  Keys take turns: a newcomer does
-not stand behind the thousand refusals of another key.
+How long places are held is measured.  From that follows about when each comes back, and when again,
+as each of those who were refused takes one.  A refusal promises the first that was promised to
+nobody before, so that not all who are refused together come back together.  Who holds a place for
+longer than usual is expected to hold it for a quarter of that time more.  Keys take turns: a
+newcomer does not stand behind the thousand refusals of another key.
 
-Retry-After has whole seconds, so a place waits for who will come for it.  It is kept for its key:
-who comes without a promise gets a place only if enough are left for those who are about to come,
-while it would hold it.  A promise lapses soon after its time, as many clients never come back.
+Retry-After has whole seconds, so a place waits for who will come for it.  It is kept for its key.
+Who comes without a promise gets a place only if enough are left for those who come while it would
+hold it.  A promise lapses soon after its time, as many clients never come back.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class Comebacks:
     def __init__(self) -> None:
         self._held_s = FIRST_HELD_S
         self._promised: list[tuple[float, Hashable]] = []  # when each comes, in order; whose it is
+
+    @property
+    def num_promised(self) -> int:
+        return len(self._promised)
 
     def freed(self, held_s: float) -> None:
         """A place came back."""

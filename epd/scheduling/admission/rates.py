@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-A bucket holds a minute's worth at most and refills evenly (token buckets; Turner 1986).  Tokens of
-a request are taken before they are known: an estimate when it comes, and what that was wrong by at
-its end.  So a bucket may be in debt, and no answer is cut for it.  What is more than a minute's
-worth is admitted by a full bucket, so a request of any permitted size fits.
+A bucket holds a minute's worth at most and refills evenly (token buckets; Turner 1986).  Of the
+tokens of a request an estimate is taken when it comes, and what that was wrong by at its end.  So a
+bucket may be in debt, and no answer is cut for it.  What is more than a minute's worth is admitted
+by a full bucket, so a request of any permitted size fits.
 
 Who is refused is promised a time behind those who were refused before, so that not all come back
 together.  Who asks again and again pushes its own times away, by a minute at most.

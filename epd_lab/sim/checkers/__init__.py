@@ -12,6 +12,7 @@ from epd_lab.sim.checkers.clients.firsttoken import FirstToken
 from epd_lab.sim.checkers.clients.liveness import Liveness
 from epd_lab.sim.checkers.clients.silence import Silence
 from epd_lab.sim.checkers.clients.tokens import GoldenTokens
+from epd_lab.sim.checkers.clients.turns import Turns
 from epd_lab.sim.checkers.durations import Durations
 from epd_lab.sim.checkers.elsewhere import Elsewhere
 from epd_lab.sim.checkers.faultless import Faultless
@@ -34,7 +35,7 @@ from epd_lab.sim.checkers.wedges import Wedges
 ALL = (
     Integrity, GoldenTokens, Answers, Deadlines, Lives, Scopes, Links, Silence, SingleFlight,
     Residency, Bounds, Durations, Attempts, Elsewhere, Poison, Groups, Tombstones, FirstToken,
-    WakeUps, Wedges, Adapters, Forsaken, Conservation, Books, Faultless, Liveness,
+    Turns, WakeUps, Wedges, Adapters, Forsaken, Conservation, Books, Faultless, Liveness,
 )  # fmt: skip
 
 __all__ = [
@@ -42,5 +43,5 @@ __all__ = [
     "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens",
     "Groups", "Integrity", "Links", "Liveness", "Lives", "Poison", "Residency", "Scopes",
     "Silence", "SingleFlight",
-    "Tombstones", "WakeUps", "Wedges",
+    "Tombstones", "Turns", "WakeUps", "Wedges",
 ]  # fmt: skip

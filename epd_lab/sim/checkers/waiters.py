@@ -88,7 +88,7 @@ def _placements(node: Node) -> Iterator[str]:
     for key, machine in role._open.items():
         between = (generation.S.MIGRATING, generation.S.AWAITING_TOPOLOGY)
         unplaced = machine.state in between or (
-            machine.state is generation.S.PREPARING and machine.asked is not None
+            machine.state is generation.S.QUEUED and key not in role.admission._queue
         )
         if unplaced and not timers.runs(machine, generation.PlacementDue):
             yield f"{key} is to be placed, and nobody will"

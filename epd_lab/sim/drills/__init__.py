@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from epd.config import EncodeConfig, Limits
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drills.adapters import ADAPTER_DRILLS
+from epd_lab.sim.drills.admission import ADMISSION_DRILLS
 from epd_lab.sim.drills.answers import ANSWER_DRILLS
 from epd_lab.sim.drills.caches import CACHE_DRILLS
 from epd_lab.sim.drills.drill import NOTHING, Drill
@@ -154,7 +155,7 @@ DRILLS: tuple[Drill, ...] = (
         ),
         work=Workload(40, spread_s=1.5),
         fires=(
-            "GENERATION:PREPARING>AWAITING_TOPOLOGY", "LINK:PeerLost",
+            "GENERATION:QUEUED>AWAITING_TOPOLOGY", "LINK:PeerLost",
             "MEMBERSHIP:CUT_OFF>REJOINING",
         ),
     ),
@@ -203,7 +204,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     *LOSS_DRILLS, *ELSEWHERE_DRILLS, *POISON_DRILLS, *CACHE_DRILLS, *RECOVERY_DRILLS, *LINK_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
-    *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS, *WEDGE_DRILLS,
+    *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS, *WEDGE_DRILLS, *ADMISSION_DRILLS,
 )  # fmt: skip
 # fmt: on
 

@@ -52,7 +52,7 @@ POISON_DRILLS: tuple[Drill, ...] = (
         "a-group-loses-one-prompt-twice", ("F68", "F29"), topology="1e1p:tp2,1d",
         work=Workload(1, image_share=0.0),
         faults=(
-            Fault("lose_command", "p0.1", point="GENERATION:PREPARING>PLACED", nth=1),
+            Fault("lose_command", "p0.1", point="GENERATION:QUEUED>PLACED", nth=1),
             Fault("lose_command", "p0.1", point="GENERATION:AWAITING_TOPOLOGY>PLACED", nth=1),
         ),
         may_fail=POISONED, why=WHY, fires=("GENERATION:PoisonFound", "group_lost"),

@@ -10,11 +10,12 @@ from collections import Counter
 from math import prod
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.e2e.client import Body, Reply, data_url, post_all, question
+from tests.e2e.client import Body, Reply, data_url, in_session, post, post_all, question
 from tests.e2e.server import SLOW, Server, serving
 from tests.e2e.shared import APART, DEADLINE_S, MAX_OPEN_REQUESTS
 from tests.scenarios import SCENARIOS
@@ -23,6 +24,9 @@ from training.tasks import fresh_samples
 pytestmark = pytest.mark.timeout(400)
 
 AT_ONCE = 200
+CROWD = 150
+AT_ONCE_S = 0.25  # within which a refusal comes, if the machine has nothing else to do
+BACK_S = 5.0
 IDLE_S = 1.0
 
 
@@ -71,19 +75,90 @@ async def test_200_at_once() -> None:
 
 
 async def test_above_the_limit_is_refused_at_once(server: Server) -> None:
-    """Twice as many as there are places: 429 long before the others are answered."""
-    bodies = [body for body, _ in asked(MAX_OPEN_REQUESTS)]
-    replies = await post_all(server.base_url, bodies * 2)
+    """More than twice as many as there are places: each is served, or refused long before.
+
+    Who is refused comes back when it was told to, and is served then, most at their first return.
+    """
+    replies: list[Reply] = []
+    tries = Counter[int]()
+
+    async def ask(session: aiohttp.ClientSession, body: Body) -> None:
+        replies.append(reply := await post(session, server.base_url, body))
+        num_tries = 1
+        while reply.status == 429:
+            await asyncio.sleep(int(reply.headers["Retry-After"]))
+            reply = await post(session, server.base_url, body)
+            num_tries += 1
+        assert reply.status == 200
+        tries[num_tries] += 1
+
+    async def crowd(session: aiohttp.ClientSession) -> None:
+        await asyncio.gather(*(ask(session, body) for body, _ in asked(CROWD)))
+
+    began_s = time.monotonic()
+    await in_session(crowd)
     statuses = check_each_has_one_end(replies)
-    refused = [reply for reply in replies if reply.status == 429]
-    slowest_s = max((reply.lasted_s for reply in refused), default=0.0)
-    print(f"{dict(statuses)}, slowest refusal after {slowest_s:.1f} s")
-    assert statuses[200] >= MAX_OPEN_REQUESTS
-    assert refused
-    assert slowest_s < 5.0 * SLOW
+    slowest_s = tell(replies)
+    print(f"served at which try: {sorted(tries.items())}, in {time.monotonic() - began_s:.1f} s")
+    assert statuses[200] >= MAX_OPEN_REQUESTS and statuses[429]
+    assert statuses[200] + statuses[429] == CROWD == sum(tries.values())
+    assert slowest_s < AT_ONCE_S * SLOW * SLOW
+    assert sum(n * count for n, count in tries.items()) < 4 * CROWD
+    (late,) = await post_all(server.base_url, [asked(1)[0][0]])  # and all is as before
+    assert late.status == 200 and late.lasted_s < BACK_S
     server.check_all_returned()
     outcomes = {"answered": statuses[200], "refused": statuses[429], "busy": statuses[503]}
     SCENARIOS["200 at once"].check(outcomes, server.in_use())
+
+
+def tell(replies: list[Reply]) -> float:
+    """Prints them; the time of the slowest refusal."""
+    refused = sorted(reply.lasted_s for reply in replies if reply.status == 429)
+    served = sorted(reply.lasted_s for reply in replies if reply.status == 200)
+    times = Counter(int(r.headers["Retry-After"]) for r in replies if r.status == 429)
+    middle = {"refusal": refused[len(refused) // 2], "answer": served[len(served) // 2]}
+    print(
+        f"{len(served)} served, the last after {served[-1]:.1f} s; {len(refused)} refused, the last"
+    )
+    print(f"after {refused[-1]:.3f} s; p50 {middle}; Retry-After {sorted(times.items())}")
+    return refused[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("idle", "trickling"), [(0, 0), (2000, 200)])
+async def test_a_thousand_at_once(idle: int, trickling: int) -> None:
+    """Beside connections that send nothing, and such that send a byte now and then."""
+    bodies = [body for body, _ in asked(250)] * 4
+    with serving("1e1p1d", **APART | {"limits__max_open_requests": 256}) as server:
+        host, port = server.base_url.removeprefix("http://").split(":")
+        async with asyncio.timeout(DEADLINE_S):
+            writers = [(await asyncio.open_connection(host, port))[1] for _ in range(idle)]
+            slow = [(await asyncio.open_connection(host, port))[1] for _ in range(trickling)]
+        trickles = asyncio.create_task(trickle(slow))
+        replies = await post_all(server.base_url, bodies)
+        statuses = check_each_has_one_end(replies)
+        slowest_s = tell(replies)
+        (late,) = await post_all(server.base_url, bodies[:1])
+        print(f"{late.lasted_s:.2f} s behind them, beside {idle} and {trickling} connections")
+        trickles.cancel()
+        for writer in (*writers, *slow):
+            writer.close()
+        server.check_all_returned()
+    assert statuses[200] + statuses[429] == len(bodies) and statuses[200] >= 256
+    assert slowest_s < AT_ONCE_S * SLOW * SLOW
+    assert late.status == 200 and late.lasted_s < BACK_S
+
+
+async def trickle(writers: list[asyncio.StreamWriter]) -> None:
+    """A head at once, and of a long body a byte after the other."""
+    for writer in writers:
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 4096\r\n\r\n"
+        )
+    while True:
+        for writer in writers:
+            writer.write(b" ")
+        await asyncio.sleep(0.2)
 
 
 def test_idle_afterwards(server: Server) -> None:

@@ -25,6 +25,7 @@ from epd.transport.base import Received
 from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim.mutants import (
     adapters,
+    admission,
     answers,
     caches,
     checkers,
@@ -52,6 +53,7 @@ from tests.sim.mutants.planting import MUTANTS, Planted, mutant, patched, row, s
 __all__ = [
     "MUTANTS",
     "adapters",
+    "admission",
     "answers",
     "caches",
     "checkers",
@@ -226,7 +228,7 @@ def nobody_waits_for_a_restart() -> Planted:
 def a_new_gateway_does_not_wait() -> Planted:
     """F17: a gateway that has just started answers 503 while its instances join."""
     do = (generation.Do.ANSWER_ERROR, generation.Do.CLOSE)
-    table, state = generation.Generation.table, generation.S.PREPARING
+    table, state = generation.Generation.table, generation.S.QUEUED
     note = generation.note_no_topology
     return row(table, state, generation.NoTopology, generation.S.FAILED, do, note)
 

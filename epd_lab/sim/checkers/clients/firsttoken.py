@@ -34,10 +34,10 @@ class FirstToken(Checker):
     def at_end(self) -> None:
         if not self.context.undisturbed or not self._is_sound:
             return
-        records = [r for r in self.context.clients.records if r.first_s and not r.ask.drives]
+        records = [r for r in self.context.clients.records if r.request_id and not r.ask.drives]
         costs = {id(record): self._work_s(record.ask) for record in records}
         for record in records:
-            if record.asked_s < START_S:
+            if record.asked_s < START_S or not record.first_s:
                 continue
             took_s = record.first_s - record.asked_s
             since_s, until_s = record.asked_s, record.first_s
