@@ -81,10 +81,16 @@ class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who may ask the gateway; what it means: epd/api/http/access.py."""
 
     api_keys: Annotated[Texts, about("requests need one of these; better in EPD_API_KEY, which other users cannot see; none: nobody is asked for one", "--api-key", "access", "KEY")] = ()
+    key_file: Annotated[str, about("hashes of API keys with tenant, limits and expiry, made by epd keys; read again when it changes", "--key-file", "access", "FILE")] = ""
+    audit_log: Annotated[Literal["off", "on", "addresses"], about("a line in the log for each request that needs a key where there are some, without content; addresses: with the client's", "--audit-log", "access", "HOW")] = "off"
     allowed_origins: Annotated[Texts, about("pages of these may ask from a browser, such as https://chat.example; *: all", "--allowed-origins", "access", "ORIGIN")] = ()
     ssl_certfile: Annotated[str, about("certificate (PEM): HTTPS instead of HTTP", "--ssl-certfile", "access", "FILE")] = ""
     ssl_keyfile: Annotated[str, about("its key (PEM), if it is not in the same file", "--ssl-keyfile", "access", "FILE")] = ""
     ssl_ca_certs: Annotated[str, about("clients must show a certificate signed by one of these (PEM)", "--ssl-ca-certs", "access", "FILE")] = ""
+
+    @property
+    def has_files(self) -> bool:
+        return any((self.key_file, self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs))
 
 
 NO_LOAD = "the answer comes from an event loop, not from a computation; the simulator shortens it"

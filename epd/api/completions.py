@@ -22,8 +22,8 @@ from epd.api.asked.asked import Asked, ModelFacts
 from epd.api.http.body import Intake
 from epd.api.http.errors import ApiError
 from epd.api.http.exchange import ClientGone, Exchange
-from epd.api.http.identity import account_of, credential, tenant_of
-from epd.api.http.places import NBYTES_PER_TOKEN, Bill, Places
+from epd.api.http.identity import tenant_of
+from epd.api.http.places import NBYTES_PER_TOKEN, Places
 from epd.api.http.rarely import fetched
 from epd.api.http.time_limits import read_time_limits
 from epd.api.openai.answer import ChatAnswer, CompletionAnswer
@@ -33,7 +33,7 @@ from epd.api.prompts.prepare import Preparer, Prompt
 from epd.api.watching.metering import NO_METER, Meter
 from epd.api.watching.telemetry import Telemetry
 from epd.api.watching.tracing import CLIENT_LEFT, Record, Tracer, describe_answer, describe_request
-from epd.config import AccessConfig, Limits
+from epd.config import Limits
 from epd.frontend import (
     Frontend,
     Generation,
@@ -66,9 +66,10 @@ class Completions:
         telemetry: Telemetry,
         tracer: Tracer = NO_TRACER,
         meter: Meter = NO_METER,
-        access: AccessConfig = AccessConfig(),  # noqa: B008 (frozen)
+        num_keys: Callable[[], int] = int,
     ) -> None:
-        """`time_limits`: the longest that a client may ask for, and what it gets if it does not."""
+        """`time_limits`: the longest that a client may ask for, and what it gets if it does not;
+        `num_keys`: by which clients are told apart."""
         self._frontend = frontend
         self._tracer = tracer
         self._meter = meter
@@ -76,7 +77,7 @@ class Completions:
         self._preparer = preparer
         self._intake = intake
         self._pixels = PixelBudget(intake.limits, self._num_encoders)
-        self._places = Places(intake.limits, access)
+        self._places = Places(intake.limits, num_keys)
         self._pace = Pace(intake.threads)
         self._limits = intake.limits
         self._time_limits = time_limits
@@ -113,10 +114,13 @@ class Completions:
         status = 500
         try:
             asked = await self._read(exchange, read)
-            headers, num_tokens = exchange.headers, _estimate(exchange, asked)
-            with self._places.taken(headers, asked.num_choices, num_tokens) as bill:
+            caller, num_tokens = exchange.caller, _estimate(exchange, asked)
+            with self._places.taken(caller, asked.num_choices, num_tokens) as bill:
                 exchange.more_headers += bill.headers
-                await self._serve(exchange, asked, kind, record, bill)
+                try:
+                    await self._serve(exchange, asked, kind, record)
+                finally:
+                    bill.num_tokens = exchange.num_input_tokens + exchange.num_output_tokens
             status = exchange.status
         except ApiError as error:
             status = exchange.status or error.status
@@ -148,11 +152,11 @@ class Completions:
         return await exchange.body.work(read, value, self._preparer, self._limits)
 
     async def _serve(
-        self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record, bill: Bill
+        self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record
     ) -> None:
         limits = read_time_limits(exchange.headers, self._time_limits)
         asked.is_timed = limits.token_s < self._time_limits.token_s
-        who = account_of(exchange.headers).decode("latin-1")
+        who = exchange.caller.share
         streams = self._admit(asked.num_choices, limits, who)
         for stream in streams:
             record.watch(stream)
@@ -165,16 +169,16 @@ class Completions:
             prompts = await self._start(exchange, streams, asked, record)
         except ApiError as error:
             raise asked.told(error) from None
-        bill.num_tokens = num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         for prompt in prompts:
             self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
+            exchange.num_input_tokens += len(prompt.token_ids)
         if record.is_sampled:
             describe_request(record, asked, prompts, self._preparer.model_name, request_id)
         facts = AnswerFacts(
             request_id,
             asked.adapter.name or self._preparer.model_name,
             int(time.time()),
-            num_prompt_tokens,
+            exchange.num_input_tokens,
             self._preparer.token_text,
         )
         answer = kind(facts, asked)
@@ -192,8 +196,8 @@ class Completions:
             _cancel(unfinished, *_told(error))
             raise
         finally:
-            bill.num_tokens += sum(choice.num_tokens for choice in choices)
             describe_answer(record, choices)
+            exchange.num_output_tokens = sum(choice.num_tokens for choice in choices)
             del self._open[request_id]
 
     # --- before the first token -------------------------------------------------------------------
@@ -216,7 +220,7 @@ class Completions:
         self, exchange: Exchange, streams: list[GenerationStream], asked: Asked, record: Record
     ) -> list[Prompt]:
         try:
-            tenant = tenant_of(exchange.headers, asked.cache_salt)
+            tenant = tenant_of(exchange.headers, asked.cache_salt, exchange.caller.scope)
             if asked.messages is not None:
                 flags = asked.template_flags
                 said = asked.messages, asked.tools, tenant, flags, asked.adapter
@@ -229,14 +233,13 @@ class Completions:
             limits = [asked.max_new_tokens(len(p.token_ids), self._preparer) for p in prompts]
             grammar = ""
             if (constraint := asked.grammar_source) is not None:
-                grammar = await self._preparer.grammar(constraint)
+                grammar = await self._preparer.grammar(constraint, tenant)
             bad_words = self._preparer.bad_words(asked.bad_words)
             asked.check_choice(bad_words, self._preparer)
             if exchange.disconnected:
                 raise ClientGone
             if num_pixels := sum(prompt.num_pixels for prompt in prompts):
-                key = credential(exchange.headers).decode("latin-1")
-                exchange.give_back = self._pixels.take(key, num_pixels)
+                exchange.give_back = self._pixels.take(exchange.caller.share, num_pixels)
         except BaseException as error:
             _cancel(streams, *_told(error))
             raise

@@ -12,6 +12,7 @@ import errno
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 from uvicorn.config import Config
@@ -20,7 +21,7 @@ from uvicorn.server import ServerState
 from epd import __version__
 from epd.api.anthropic.errors import error_body as anthropic_error
 from epd.api.completions import Completions
-from epd.api.http.access import Access, tls_context, warning
+from epd.api.http.access import Access, warning
 from epd.api.http.body import Intake
 from epd.api.http.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.http.errors import ApiError, retry_after
@@ -35,6 +36,10 @@ from epd.api.watching.telemetry import Telemetry
 from epd.api.watching.tracing import Tracer
 from epd.config import ConfigError, GatewayConfig, Limits
 from epd.frontend import Frontend, JsonObject, TimeLimits
+from epd.later import later
+
+if TYPE_CHECKING:
+    from epd.api.http.reloading import Reloading
 
 GRACE_S = 2.0  # for answers that are being written when the server closes
 ABORT_S = 1.0  # for generations to end early, then for handlers to see their connection gone
@@ -42,6 +47,7 @@ ABORT_S = 1.0  # for generations to end early, then for handlers to see their co
 ADAPTERS = {"/v1/load_lora_adapter": "load", "/v1/unload_lora_adapter": "unload"}
 Handler = Callable[[Exchange], Awaitable[None]]
 log = logging.getLogger(__name__)
+note_in_audit = later("epd.api.http.audit:note")
 
 
 class ApiServer:
@@ -64,6 +70,11 @@ class ApiServer:
         self._meter = NO_METER
         self._intake: Intake | None = None
         self._access = Access(config.access)
+        self._reloading: Reloading | None = None
+        if config.access.has_files:
+            from epd.api.http.reloading import Reloading
+
+            self._reloading = Reloading(self._access, config.access)
         self._routes: dict[str, dict[str, Handler]] = {}
         self._document = b""  # /openapi.json, once somebody has asked
         self.port = config.port  # once started: the one that is listened on, if this is 0
@@ -97,7 +108,7 @@ class ApiServer:
         )
         uvicorn_config.load()
         limits = self._config.limits
-        context = tls_context(self._config.access)
+        context = await self._reloading.begin() if self._reloading else None
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 lambda: Connection(
@@ -140,6 +151,8 @@ class ApiServer:
             await self._preparer.close()
         if self._intake is not None:
             self._intake.close()
+        if self._reloading is not None:
+            self._reloading.close()
         await asyncio.gather(self._tracer.close(), self._meter.close())
 
     async def _handlers_end(self, timeout_s: float) -> None:
@@ -174,8 +187,10 @@ class ApiServer:
             await _fail(exchange, ApiError(500, message, code="internal_error"))
         finally:
             exchange.close()
-            known = exchange.path in self._routes
-            self._telemetry.responded(exchange.path if known else "other", exchange.status)
+            path = exchange.path if exchange.path in self._routes else "other"
+            self._telemetry.responded(path, exchange.status)
+            if (how := self._config.access.audit_log) != "off":
+                note_in_audit(exchange, path, with_address=how == "addresses")
 
     def _route(self, exchange: Exchange) -> Handler:
         methods = self._routes.get(exchange.path)
@@ -212,7 +227,7 @@ class ApiServer:
             self._telemetry,
             self._tracer,
             self._meter,
-            self._config.access,
+            lambda: self._access.num_keys,
         )
         self._completions = completions
         facts = self._frontend, self._config, preparer.model_name, self._started_s
@@ -226,6 +241,8 @@ class ApiServer:
             "/stop_profile": {"POST": lambda exchange: self._profile(exchange, starts=False)},
         }
         more = (profiling if self._config.profile_dir else {}) | (adapters if desk else {})
+        if self._reloading and not warning(self._config.host, self._config.access):
+            more |= {"/reload": {"POST": self._reloading.reload}}
         return more | {
             "/v1/chat/completions": {"POST": completions.chat},
             "/encode/v1/chat/completions": {"POST": completions.encode},
@@ -307,6 +324,7 @@ class ApiServer:
         assert self._preparer is not None
         samples = [*self._frontend.metrics(), *self._telemetry.samples(), *self._tracer.samples()]
         samples += [*self._intake.samples(), *self._preparer.samples()]
+        samples += self._reloading.samples() if self._reloading else ()
         if self._config.metrics_names == "vllm":
             samples = [*with_vllm_names(samples, self._preparer.model_name)]
         await exchange.respond(200, exposition(samples), CONTENT_TYPE)
@@ -345,7 +363,7 @@ class ApiServer:
             self._preparer,
             self._frontend.ready(),
             f"{exchange.scheme}://{host}",
-            needs_key=bool(self._config.access.api_keys),
+            needs_key=self._access.asks,
         )
         await exchange.respond(200, page, web.CONTENT_TYPE, list(web.HEADERS))
 

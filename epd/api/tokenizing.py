@@ -118,7 +118,7 @@ class Tokenizing:
         prompt = await self._preparer.chat(
             request.chat.messages or (),
             request.chat.tools,
-            tenant_of(exchange.headers),
+            tenant_of(exchange.headers, scope=exchange.caller.scope),
             request.chat.template_flags,
         )
         return prompt.token_ids
@@ -142,7 +142,7 @@ class Tokenizing:
                 exchange, lambda body: read_counted(body, self._preparer, self._limits)
             )
             try:
-                tenant = tenant_of(exchange.headers)
+                tenant = tenant_of(exchange.headers, scope=exchange.caller.scope)
                 prompt = await self._preparer.chat(
                     asked.messages or (), asked.tools, tenant, asked.template_flags
                 )

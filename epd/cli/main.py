@@ -22,6 +22,7 @@ VERBS = {
     "top": "watch a running cluster: instances, machines by state, the oldest ones",
     "list": "machines of a running cluster: transfers in QUARANTINED for 5 s, and the like",
     "story": "what happened to one request, room or image, at each process",
+    "keys": "API keys of clients: make, list and remove them in a file of hashes",
     "k8s": "write the manifests of a topology for Kubernetes",
     "snapshot": "what a running cluster does now, as one file for a browser",
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",

@@ -245,7 +245,7 @@ class FakePreparer:
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(map(ord, word)) for word in words)
 
-    async def grammar(self, constraint: Any) -> str:
+    async def grammar(self, constraint: Any, tenant: str = "") -> str:
         return "a grammar"
 
     def samples(self) -> list[Metric]:

@@ -270,4 +270,4 @@ def test_top_wants_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("text", ["5x", "", "-1s"])
 def test_a_time_that_cannot_be_read(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "transfers", f"--older={text}"]) == 2
-    assert "write 500ms, 5s, 2m or 1h" in capsys.readouterr().err
+    assert "write 500ms, 5s, 2m, 1h or 90d" in capsys.readouterr().err

@@ -1,7 +1,8 @@
 """Grammars of strangers, proved in children that may die before any instance sees them.
 
 What was accepted is proved once, and what was refused, or ended its child, is refused at once from
-then on.  Requests for one text at a time share one proof.
+then on.  Requests of one tenant for one text at a time share one proof; another tenant's has its
+own, lest its time show the first.
 """
 
 from __future__ import annotations
@@ -77,20 +78,20 @@ class GrammarProofs:
             labels = (("outcome", outcome),)
             yield Metric("epd_grammar_proofs_total", count, labels, "counter", text)
 
-    async def grammar(self, source: Constraint | ToolUse) -> str:
-        """The text that constrains an answer.  Raises ApiError."""
+    async def grammar(self, source: Constraint | ToolUse, scope: str = "") -> str:
+        """The text that constrains an answer; `scope`: who shares its proof.  Raises ApiError."""
         param = source.param if isinstance(source, Constraint) else "tools"
         try:
             text = await asyncio.to_thread(job_text, source)
         except RecursionError:
             raise bad_request(f"{param} nests too deeply; simplify it", param) from None
-        outcome = await self._outcome(text, param)
+        outcome = await self._outcome(text, param, scope)
         if isinstance(outcome, GrammarAccepted):
             return outcome.grammar
         raise bad_request(outcome.message, outcome.param, outcome.code)
 
-    async def _outcome(self, text: bytes, param: str) -> Outcome:
-        key = hashlib.sha256(text).digest()
+    async def _outcome(self, text: bytes, param: str, scope: str) -> Outcome:
+        key = hashlib.sha256(hashlib.sha256(scope.encode()).digest() + text).digest()
         if (known := self._remembered.get(key)) is not None:
             self._remembered.move_to_end(key)
             self._counts["remembered"] += 1

@@ -1,9 +1,11 @@
-"""Who may ask: API keys, pages of which origins, and TLS.
+"""Who may ask: API keys, and pages of which origins.
 
 Without a key configured nobody is asked for one.  With keys everything needs one but health,
 readiness, metrics, the pages and the document of the API: probes, scrapers and browsers have none,
-and nothing of requests is shown there.  Which of the keys fits takes no other time than that none
-does.
+and nothing of requests is shown there.  Keys of the command line are the operator's.  One of a file
+is a client's, for completions and what they need, unless its line names it an operator's.
+
+A key that is removed or has expired is refused from the next request on; what is open goes on.
 
 A browser lets a page of another origin read answers only if these name the origin (CORS).  None is
 allowed by default.  Cookies are never looked at, so no page is allowed to send them.
@@ -12,19 +14,26 @@ allowed by default.  Cookies are never looked at, so no page is allowed to send 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
-import ssl
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from epd.api.http import unknown
 from epd.api.http.errors import ApiError
 from epd.api.http.exchange import Exchange, Headers
-from epd.api.http.identity import credential
+from epd.api.http.identity import Caller, credential
 from epd.api.http.places import NAMES
-from epd.config import AccessConfig, ConfigError
+from epd.config import AccessConfig
+
+if TYPE_CHECKING:
+    from epd.api.http.key_file import ApiKey
 
 PAGES = ("/", "/docs", "/openapi.json", "/ui")
 OPEN = (*PAGES, "/encode/health", "/health", "/metrics", "/ping", "/ready", "/version")
+CLIENTS = ("/v1/", "/encode/v1/", "/tokenize", "/detokenize")  # the rest is for operators,
+OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # and so are these
+SCHEME = b"Bearer "
 CHALLENGE = (b"www-authenticate", b"Bearer")
 PREFLIGHT_S = 600
 _SHOWN = b", ".join(
@@ -41,20 +50,52 @@ class Access:
     """What one gateway asks of those who come."""
 
     def __init__(self, config: AccessConfig) -> None:
-        self._digests = [_digest(f"Bearer {key}".encode()) for key in config.api_keys]
+        self._own = {
+            _digest(key.encode()): Caller(f"#{n}", f"#{n}")
+            for n, key in enumerate(config.api_keys, 1)
+        }
+        self._of_file: Mapping[bytes, ApiKey] = {}
+        self.asks = bool(config.api_keys or config.key_file)
         self._origins = frozenset(config.allowed_origins)
 
+    @property
+    def num_keys(self) -> int:
+        return len(self._own) + len(self._of_file)
+
+    def take(self, keys: Mapping[bytes, ApiKey]) -> None:
+        """All of the file, in place of those before."""
+        self._of_file = keys
+
     def check(self, exchange: Exchange) -> None:
-        """Raises ApiError 401."""
-        if not self._digests or exchange.path in OPEN or exchange.method == "OPTIONS":
-            return
+        """Find out who asks.  Raises ApiError 401, 403."""
         sent = credential(exchange.headers)
-        given = _digest(sent)
-        fits = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if not any(fits):
-            what = "is not known here" if sent else "is missing"
-            message = f"the API key {what}; send Authorization: Bearer KEY"
-            raise ApiError(401, message, code="invalid_api_key", headers=[CHALLENGE])
+        if not self.asks:
+            named = sent or exchange.headers.get(b"x-epd-tenant", b"")
+            exchange.caller = Caller(named.decode("latin-1"))
+            return
+        if exchange.path in OPEN or exchange.method == "OPTIONS":
+            return
+        exchange.caller = caller = self._known(sent)
+        is_clients = exchange.path.startswith(CLIENTS) and exchange.path not in OPERATORS
+        if not caller.is_operator and not is_clients:
+            message = f"the API key {caller.name} is no operator's, as {exchange.path[:200]} needs"
+            raise ApiError(403, message, code="not_an_operator")
+
+    def _known(self, sent: bytes) -> Caller:
+        """Raises ApiError 401."""
+        what = "is not known here" if sent else "is missing"
+        if sent.startswith(SCHEME):
+            digest = _digest(sent.removeprefix(SCHEME))
+            if (own := self._own.get(digest)) is not None:
+                return own
+            if (key := self._of_file.get(digest)) is not None:
+                if key.expires_at is None or key.expires_at.timestamp() > time.time():
+                    tenant = key.tenant or ""
+                    scope = f"tenant {tenant}" if tenant else f"key {key.name}"
+                    return Caller(key.name, key.name, tenant, scope, key.operator, key.limits)
+                what = "has expired"
+        message = f"the API key {what}; send Authorization: Bearer KEY"
+        raise ApiError(401, message, code="invalid_api_key", headers=[CHALLENGE])
 
     def cross_origin(self, exchange: Exchange) -> Headers:
         """Headers of every answer, for a page of another origin; empty if it may not read it."""
@@ -81,7 +122,7 @@ class Access:
 
 def warning(host: str, config: AccessConfig) -> str:
     """What an operator should know of who may ask; empty if only those who were let in can."""
-    if config.api_keys or config.ssl_ca_certs:
+    if config.api_keys or config.key_file or config.ssl_ca_certs:
         return ""
     try:
         is_own = ipaddress.ip_address(host).is_loopback
@@ -91,34 +132,9 @@ def warning(host: str, config: AccessConfig) -> str:
         return ""
     return (
         f"whoever reaches {host} may use this server, for no API key is set: give one with "
-        "--api-key, or listen on 127.0.0.1 behind a proxy that asks"
+        "--api-key or --key-file, or listen on 127.0.0.1 behind a proxy that asks"
     )
 
 
-def _digest(text: bytes) -> bytes:
-    return hashlib.sha256(text).digest()
-
-
-def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
-    """Of the listener; None: it speaks plain HTTP.  Raises ConfigError."""
-    if not config.ssl_certfile and not config.ssl_keyfile and not config.ssl_ca_certs:
-        return None
-    if not config.ssl_certfile:
-        raise ConfigError("TLS needs a certificate: --ssl-certfile FILE (and --ssl-keyfile FILE)")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None, password=_no_word)
-        if config.ssl_ca_certs:
-            context.load_verify_locations(config.ssl_ca_certs)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:
-        files = [config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs]
-        named = ", ".join(filter(None, files))
-        raise ConfigError(
-            f"TLS cannot be set up from {named}: {error}; give PEM files that belong together"
-        ) from error
-    return context
-
-
-def _no_word() -> str:
-    raise ValueError("the key is encrypted, and nobody is here to type its password")
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

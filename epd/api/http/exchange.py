@@ -29,6 +29,7 @@ import msgspec
 from epd.api.http import unknown
 from epd.api.http.body import Body, Intake
 from epd.api.http.errors import ApiError, bad_request, failure_event, openai_body, retry_after
+from epd.api.http.identity import Caller
 from epd.frontend import JsonObject
 
 Headers = list[tuple[bytes, bytes]]
@@ -42,6 +43,7 @@ class Scope(TypedDict, total=False):
     path: Required[str]
     query_string: bytes
     scheme: str
+    client: tuple[str, int] | None
     headers: Required[Headers]
 
 
@@ -113,6 +115,11 @@ class Exchange:
             b""  # goes out as x-request-id once it is known; the client's if it has one
         )
         self.traceresponse = b""  # likewise
+        self.caller = Caller()  # once it was asked for its key
+        self.address = (scope.get("client") or ("",))[0]
+        self.generation_id = ""  # the gateway's own name for it, once it is admitted
+        self.num_input_tokens = 0
+        self.num_output_tokens = 0
         self.error_body = openai_body  # in the form of the API that is spoken
         self.failure = failure_event  # of a stream; an API's own once its answer has begun
         self.started = False
@@ -153,6 +160,7 @@ class Exchange:
 
     def named_here(self, request_id: str) -> None:
         """The gateway's own name: unique in the cluster, whatever clients send."""
+        self.generation_id = request_id
         if self.request_id:
             log.info("%s is request %s", self, request_id)
         else:

@@ -5,26 +5,41 @@ settings that turn them into patches, and the model's revision.  Of a video also
 and their rate count.  Each part goes in with its length, so that no two different lists of parts
 read alike.
 
-Under `cache_scope` "tenant" the scope is a digest of the request's API key and of the header
-`X-EPD-Tenant`: another tenant's name without its key finds nothing of it.  Two tenants never share
-rows, and neither can learn from the time that an answer takes whether the other has shown this
-image before.  Requests without either header are one tenant.  Under "global" all that a cluster
-serves is one scope.
+Under `cache_scope` "tenant" the scope is a digest of the request's API key, or of the tenant that
+the file of keys has for it, and of the header `X-EPD-Tenant`.  Another tenant's name without its
+key finds nothing of it.  Two tenants never share rows, and neither can learn from the time that an
+answer takes whether the other has shown this image before.  Requests without either header are one
+tenant.  Under "global" all that a cluster serves is one scope.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from epd.config import KeyLimits
 
 
-def tenant_of(headers: Mapping[bytes, bytes], salt: str = "") -> str:
+class Caller(NamedTuple):
+    """Who asks, by an API key that was checked; without one by what was sent as a key."""
+
+    share: str = ""  # for whom it counts: a key, or without one the tenant that it names
+    name: str = ""  # of its key
+    tenant: str = ""  # of its key, as the file has it
+    scope: str = ""  # whose rows and KV it finds; empty: those of what was sent as a key
+    is_operator: bool = True
+    limits: KeyLimits | None = None  # of its key; none: those of the settings
+
+
+def tenant_of(headers: Mapping[bytes, bytes], salt: str = "", scope: str = "") -> str:
     """The tenant as 64 hex digits that do not reveal the key; empty without key and header.
 
     Behind a slash 64 more of the request's `cache_salt`, which parts a tenant's own requests.
+    `scope`: of its `Caller`, in place of the key.
     """
     salted = f"/{hashlib.sha256(salt.encode()).hexdigest()}" if salt else ""
-    named = [credential(headers), headers.get(b"x-epd-tenant", b"")]
+    named = [scope.encode() or credential(headers), headers.get(b"x-epd-tenant", b"")]
     if not any(named):
         return salted
     digest = hashlib.sha256()
@@ -32,11 +47,6 @@ def tenant_of(headers: Mapping[bytes, bytes], salt: str = "") -> str:
         digest.update(len(value).to_bytes(8, "little"))
         digest.update(value)
     return digest.hexdigest() + salted
-
-
-def account_of(headers: Mapping[bytes, bytes]) -> bytes:
-    """Whom a request counts for: its API key; without one, the tenant that it names."""
-    return credential(headers) or headers.get(b"x-epd-tenant", b"")
 
 
 def credential(headers: Mapping[bytes, bytes]) -> bytes:

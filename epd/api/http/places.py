@@ -12,12 +12,12 @@ have.  What it was wrong by is set right at its end.  A request that got no plac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from epd.api.http.errors import ApiError
-from epd.api.http.identity import account_of
-from epd.config import AccessConfig, KeyLimits, Limits
+from epd.api.http.identity import Caller
+from epd.config import KeyLimits, Limits
 from epd.scheduling.admission.comebacks import Comebacks
 from epd.scheduling.admission.rates import Bucket
 
@@ -62,20 +62,21 @@ class Places:
     """Of one gateway, by key."""
 
     def __init__(
-        self, limits: Limits, access: AccessConfig, now_s: Callable[[], float] = time.monotonic
+        self,
+        limits: Limits,
+        num_keys: Callable[[], int],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._share = round(limits.max_open_requests * limits.max_open_share_per_key)
-        self._has_others = len(set(access.api_keys)) > 1
+        self._num_keys = num_keys
         self._limits = limits
         self._now_s = now_s
-        self._accounts: dict[bytes, Account] = {}  # the one used last is the last
+        self._accounts: dict[str, Account] = {}  # the one used last is the last
 
     @contextmanager
-    def taken(
-        self, headers: Mapping[bytes, bytes], count: int = 1, num_tokens: int = 0
-    ) -> Iterator[Bill]:
+    def taken(self, caller: Caller, count: int = 1, num_tokens: int = 0) -> Iterator[Bill]:
         """So many, meanwhile; `num_tokens`: as estimated.  Raises ApiError 429."""
-        account, now_s = self._account(headers), self._now_s()
+        account, now_s = self._account(caller), self._now_s()
         self._check_open(account, count, now_s)
         amounts = {"requests": 1, "tokens": num_tokens}
         for kind, bucket in account.buckets.items():
@@ -109,7 +110,7 @@ class Places:
 
     def _check_open(self, account: Account, count: int, now_s: float) -> None:
         """That it may have so many more open; the first request of a key may have any number."""
-        most = self._share if self._has_others else 0
+        most = self._share if self._num_keys() > 1 else 0
         most = min(filter(None, (most, account.limits.concurrency)), default=0)
         num_open = len(account.open)
         if not most or not num_open or num_open + count <= most:
@@ -122,8 +123,8 @@ class Places:
         shown = account.headers(now_s)
         raise ApiError(429, message, code="overloaded", headers=shown, retry_after_s=wait_s)
 
-    def _account(self, headers: Mapping[bytes, bytes]) -> Account:
-        name, limits = account_of(headers), self._limits.per_key
+    def _account(self, caller: Caller) -> Account:
+        name, limits = caller.share, caller.limits or self._limits.per_key
         account = self._accounts.pop(name, None)
         if account is None or account.limits != limits:
             account = Account(limits, self._now_s())

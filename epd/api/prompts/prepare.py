@@ -299,14 +299,14 @@ class Preparer:
             return self._measurer.file(sources[0], part.sampling, part.param, scope)
         return self._measurer.frames(sources, part.sampling.fps, part.params, scope)
 
-    async def grammar(self, constraint: Constraint | ToolUse) -> str:
+    async def grammar(self, constraint: Constraint | ToolUse, tenant: str = "") -> str:
         """The text that constrains the answer.  Raises ApiError."""
         proofs = await fetched("epd.api.expendable.grammar_proofs:GrammarProofs")
         if self._proofs is None:
             additional = self._config.additional_properties
             directory = Path(self._config.model_dir)
             self._proofs = proofs(directory, self.vocab_size, additional)
-        return await self._proofs.grammar(constraint)
+        return await self._proofs.grammar(constraint, self._scope(tenant))
 
     def samples(self) -> Iterator[Metric]:
         return self._proofs.samples() if self._proofs is not None else iter(())

@@ -95,6 +95,11 @@ class Client:
         async with self._request("GET", "/state", params=query) as response:
             return msgspec.json.decode(await response.read(), type=ClusterView)
 
+    async def reload(self) -> str:
+        """`POST /reload`.  Raises CommandFailed."""
+        async with self._request("POST", "/reload") as response:
+            return await response.text()
+
     @asynccontextmanager
     async def _request(
         self, method: str, path: str, **more: Any

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from epd.config import Settings
 
 LOCAL_URL = "http://127.0.0.1:8000"
-UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _Group = Any  # argparse's group of arguments has no public name
 
 
@@ -149,9 +149,9 @@ def add_running_flags(parser: argparse.ArgumentParser) -> None:
 
 def seconds(text: str) -> float:
     """An argument type: a time, with or without a unit."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 500ms, 5s, 2m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 500ms, 5s, 2m, 1h or 90d")
     return float(found[1]) * UNITS_S[found[2] or "s"]
 
 

@@ -18,6 +18,7 @@ from epd.transport.backends import BACKENDS, is_foreign
 GIVEN = {  # settings that the manifests decide, and why
     "host": "the gateway listens on all addresses of its pod",
     "access.api_keys": "keys come from the Secret",
+    "access.key_file": "keys come from the Secret",
     "access.ssl_certfile": "let TLS end before the Service",
     "access.ssl_keyfile": "let TLS end before the Service",
     "access.ssl_ca_certs": "let TLS end before the Service",

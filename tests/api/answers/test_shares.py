@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from epd.api.answers.pace import BUDGET, SLICE, WRITE, Pace
+from epd.api.http.access import Access
 from epd.api.http.errors import ApiError
+from epd.api.http.identity import Caller
 from epd.api.http.places import Places
 from epd.config import AccessConfig, Limits
 from epd.frontend import GenerationUpdate
@@ -26,27 +28,24 @@ TWO_KEYS = AccessConfig(api_keys=("a", "b"))
 NUM_TOP = 20
 
 
-def of(key: str) -> dict[bytes, bytes]:
-    return {b"authorization": f"Bearer {key}".encode()}
-
-
 def test_a_key_has_a_share_where_there_are_several() -> None:
-    places = Places(Limits(max_open_requests=8), TWO_KEYS)
+    places = Places(Limits(max_open_requests=8), lambda: 2)
     with ExitStack() as stack:
-        stack.enter_context(places.taken(of("a"), 3))
+        stack.enter_context(places.taken(Caller("a"), 3))
         with pytest.raises(ApiError, match="has 3 requests open, where 4 may be") as caught:
-            stack.enter_context(places.taken({b"x-api-key": b"a"}, 2))
+            stack.enter_context(places.taken(Caller("a"), 2))
         assert (caught.value.status, caught.value.may_be_retried) == (429, True)
-        stack.enter_context(places.taken(of("a"), 1))
-        stack.enter_context(places.taken(of("b"), 6))
-    with places.taken(of("a"), 6):
+        stack.enter_context(places.taken(Caller("a"), 1))
+        stack.enter_context(places.taken(Caller("b"), 6))
+    with places.taken(Caller("a"), 6):
         pass
 
 
 @pytest.mark.parametrize("keys", [(), ("a",), ("a", "a")])
 def test_who_is_alone_may_have_all(keys: tuple[str, ...]) -> None:
-    places = Places(Limits(max_open_requests=2), AccessConfig(api_keys=keys))
-    with places.taken(of("a")), places.taken(of("a")):
+    access = Access(AccessConfig(api_keys=keys))
+    places = Places(Limits(max_open_requests=2), lambda: access.num_keys)
+    with places.taken(Caller("a")), places.taken(Caller("a")):
         pass
 
 

@@ -104,6 +104,14 @@ async def test_one_text_is_proved_once(proofs: GrammarProofs) -> None:
     assert told(proofs) == {"accepted": 2, "remembered": 1}
 
 
+async def test_each_tenant_has_its_own_proof(proofs: GrammarProofs) -> None:
+    """Else the time of an answer would tell whether another one has sent the same schema."""
+    source = schema_of({"const": 1})
+    texts = await asyncio.gather(*(proofs.grammar(source, scope) for scope in ("a", "b", "a")))
+    assert len(set(texts)) == 1
+    assert told(proofs) == {"accepted": 2}
+
+
 async def test_too_many_at_once_are_told_to_come_again(proofs: GrammarProofs) -> None:
     sources = [schema_of({"const": i}) for i in range(40)]
     answers = await asyncio.gather(*map(proofs.grammar, sources), return_exceptions=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from epd.api.http.access import tls_context, warning
+from epd.api.http.access import warning
+from epd.api.http.reloading import tls_context
 from epd.api.server import ApiServer
 from epd.config import AccessConfig, ConfigError, GatewayConfig
 from epd.frontend import NO_ADAPTER, Adapter
 from tests.api.fakes import FakeFrontend, FakePreparer, serving
+from tests.api.http.certificates import make_certificate
 from tests.api.wire import CHAT, HI, exchange, refused, request
 from tests.patience import PATIENCE_S
 
@@ -130,15 +130,7 @@ async def test_other_pages_may_not(origin: str) -> None:
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate of 127.0.0.1 that signs itself, beside its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("makes its certificate with openssl")
-    path = tmp_path / "cert.pem"
-    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(path)]
-    subprocess.run([openssl, *command.split(), *names, *files], check=True, capture_output=True)
-    return path
+    return Path(make_certificate(tmp_path).ssl_certfile)
 
 
 async def health(port: int, context: ssl.SSLContext) -> bytes:

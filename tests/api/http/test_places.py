@@ -8,12 +8,13 @@ from contextlib import ExitStack
 import pytest
 
 from epd.api.http.errors import ApiError
+from epd.api.http.identity import Caller
 from epd.api.http.places import MAX_ACCOUNTS, Places
-from epd.config import AccessConfig, KeyLimits, Limits
+from epd.config import KeyLimits, Limits
 from tests.api.fakes import FakeFrontend, serving
 from tests.api.wire import HI, exchange, request
 
-NOBODY = AccessConfig()
+ANN = Caller("a")
 
 
 class Clock:
@@ -25,58 +26,57 @@ class Clock:
 
 
 def places(clock: Callable[[], float] = Clock(), **limits: int) -> Places:  # noqa: B008
-    return Places(Limits(per_key=KeyLimits(**limits)), NOBODY, clock)
-
-
-def of(key: str) -> dict[bytes, bytes]:
-    return {b"authorization": f"Bearer {key}".encode()}
+    return Places(Limits(per_key=KeyLimits(**limits)), lambda: 0, clock)
 
 
 def test_requests_per_minute_and_when_more_may_come() -> None:
     clock = Clock()
     some = places(clock, requests_per_minute=2)
     for left in (b"1", b"0"):
-        with some.taken(of("a")) as taken:
+        with some.taken(ANN) as taken:
             assert dict(taken.headers) == {
                 b"x-ratelimit-limit-requests": b"2",
                 b"x-ratelimit-remaining-requests": left,
                 b"x-ratelimit-reset-requests": b"30s" if left == b"1" else b"60s",
             }
     for wait_s in (30.0, 60.0):
-        with pytest.raises(ApiError, match="2 requests per minute") as caught, some.taken(of("a")):
+        with (
+            pytest.raises(ApiError, match="2 requests per minute") as caught,
+            some.taken(ANN),
+        ):
             pass
         assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
         assert caught.value.retry_after_s == wait_s
         assert (b"x-ratelimit-remaining-requests", b"0") in caught.value.headers
-    with some.taken(of("b")), some.taken({b"x-epd-tenant": b"c"}), some.taken({}):
+    with some.taken(Caller("b")), some.taken(Caller()):
         pass  # others have theirs
     clock.now_s += 30.0
-    with some.taken({b"x-api-key": b"a"}):
+    with some.taken(ANN):
         pass
 
 
 def test_tokens_are_estimated_and_then_set_right() -> None:
     clock = Clock()
     some = places(clock, tokens_per_minute=600)
-    with some.taken(of("a"), num_tokens=500) as taken:
+    with some.taken(ANN, num_tokens=500) as taken:
         assert dict(taken.headers)[b"x-ratelimit-remaining-tokens"] == b"100"
         taken.num_tokens = 40
-    with some.taken(of("a"), num_tokens=560) as taken:
+    with some.taken(ANN, num_tokens=560) as taken:
         taken.num_tokens = 900  # images, that no text has
-    with pytest.raises(ApiError, match="600 tokens per minute") as caught, some.taken(of("a")):
+    with pytest.raises(ApiError, match="600 tokens per minute") as caught, some.taken(ANN):
         pass
     assert caught.value.retry_after_s == pytest.approx(34.0)
     clock.now_s += 120.0
-    with some.taken(of("a"), num_tokens=5000):
+    with some.taken(ANN, num_tokens=5000):
         pass  # a request of any permitted size fits
 
 
 @pytest.mark.parametrize(("status", "left"), [(503, b"9"), (429, b"9"), (400, b"8"), (500, b"8")])
 def test_what_got_no_place_costs_nothing(status: int, left: bytes) -> None:
     some = places(requests_per_minute=10, tokens_per_minute=100)
-    with pytest.raises(ApiError), some.taken(of("a"), num_tokens=50):
+    with pytest.raises(ApiError), some.taken(ANN, num_tokens=50):
         raise ApiError(status, "no place")
-    with some.taken(of("a")) as taken:
+    with some.taken(ANN) as taken:
         assert dict(taken.headers)[b"x-ratelimit-remaining-requests"] == left
         assert dict(taken.headers)[b"x-ratelimit-remaining-tokens"] == b"100"
 
@@ -84,26 +84,26 @@ def test_what_got_no_place_costs_nothing(status: int, left: bytes) -> None:
 def test_open_answers_of_a_key_are_bounded_and_those_refused_come_one_after_another() -> None:
     some = places(concurrency=2)
     with ExitStack() as stack:
-        stack.enter_context(some.taken(of("a"), 2))
+        stack.enter_context(some.taken(ANN, 2))
         waits = []
         for _ in range(4):
             with pytest.raises(ApiError, match="2 requests open, where 2 may be") as caught:
-                stack.enter_context(some.taken(of("a")))
+                stack.enter_context(some.taken(ANN))
             waits.append(caught.value.retry_after_s)
         assert waits == [2, 2, 4, 4]
-        stack.enter_context(some.taken(of("b")))
-    with some.taken(of("c"), 5):
+        stack.enter_context(some.taken(Caller("b")))
+    with some.taken(Caller("c"), 5):
         pass  # n of one request
 
 
 def test_keys_without_number_are_forgotten_the_idle_first() -> None:
     some = places(concurrency=1)
-    with some.taken(of("open")):
+    with some.taken(Caller("open")):
         for n in range(MAX_ACCOUNTS + 5):
-            with some.taken(of(f"key {n}")):
+            with some.taken(Caller(f"key {n}")):
                 pass
         assert len(some._accounts) == MAX_ACCOUNTS
-        with pytest.raises(ApiError), some.taken(of("open")):
+        with pytest.raises(ApiError), some.taken(Caller("open")):
             pass
 
 

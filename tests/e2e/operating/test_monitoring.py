@@ -27,6 +27,8 @@ DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
 # There from the first such event on, of which a healthy cluster has none.
 ODD = {
     "epd_certificate_expiry_seconds": set[str](),  # only with HTTPS
+    "epd_api_key_expiry_seconds": {"key"},  # and these with keys of a file
+    "epd_reloads_total": {"what", "outcome"},
     "epd_instance_events_total": {"instance", "kind"},
     "epd_gateway_events_total": {"kind"},
 }
