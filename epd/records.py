@@ -47,10 +47,8 @@ class RemoteRegion(Record):
 
 
 class RowContract(Record):
-    """What both ends must agree on before a byte of embeddings moves (fault F11).
-
-    `row_width` elements per row: hidden * (1 + number of deepstack levels), main embedding first.
-    """
+    """What both ends must agree on before a byte of embeddings moves (fault F11).  A row has
+    hidden * (1 + number of deepstack levels) elements, main embedding first."""
 
     hidden: Positive
     row_width: Positive

@@ -260,13 +260,7 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     from epd.engine.weights import fp8
 
     fp8.check_kv(config.device, dtype)
-    rows = adapter.paged_rows()
-    if rows.num_parts == 1 or rows.kinds:
-        kept = "rows of several shapes" if rows.kinds else "latent rows"
-        raise ConfigError(
-            f"--kv-cache-dtype fp8 is for keys and values of one shape, and {adapter.model_type} "
-            f"keeps {kept}; leave it out"
-        )
+    fp8.check_rows(adapter.paged_rows(), adapter.model_type)
     return FP8
 
 

@@ -11,7 +11,7 @@ from epd.fsm import adapter as a
 from epd.fsm.adapter import Do, S
 from epd_lab.formal.machines import PEER
 from tests.fsm.tables import at, make_adapter
-from tests.fsm.test_generation_and_instance import follow
+from tests.fsm.paths import follow
 
 LOADS = (a.LoadAsked(a.nobody), S.LOADING, (Do.SEND_LIST, Do.ARM_LOADING))
 ANSWERS = (Do.ANSWER, Do.FREE_NAME)

@@ -28,6 +28,7 @@ from epd.engine.base import Taker
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8, Scaled, scaled
 from epd.engine.language.few_rows import linears
+from epd.engine.language.state_kinds import PagedRows
 
 logger = logging.getLogger(__name__)
 MULTIPLE = 16  # of both sizes of a weight: what the device's product takes
@@ -111,6 +112,16 @@ def check_kv(device: str, dtype: torch.dtype) -> None:
             "--kv-cache-dtype fp8 computes in 16 bits on a GPU; give --dtype bfloat16 or float16"
         )
     _check_numbers(device, "fp8 numbers; leave --kv-cache-dtype out")
+
+
+def check_rows(rows: PagedRows, model_type: str) -> None:
+    """Raises ConfigError where rows have one part, or several shapes."""
+    if rows.num_parts == 1 or rows.kinds:
+        kept = "rows of several shapes" if rows.kinds else "latent rows"
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 is for keys and values of one shape, and {model_type} keeps "
+            f"{kept}; leave it out"
+        )
 
 
 def _check_numbers(device: str, lacks: str) -> None:
