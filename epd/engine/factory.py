@@ -17,7 +17,7 @@ import torch
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine.adapter import ModelAdapter, adapter_for
-from epd.engine.base import EngineError, KvMemory, Progress, StepSequence, no_progress
+from epd.engine.base import KvMemory, Progress, StepSequence, no_progress
 from epd.engine.device.executor import DeviceExecutor
 from epd.engine.device.memory_plan import held_nbytes, kv_plan, log_table
 from epd.engine.kernels import kernels_for
@@ -84,14 +84,6 @@ def build_executor(engine_config: EngineConfig, num_ranks: int = 1) -> DeviceExe
         on_start=lambda: torch.cuda.set_device(index),
         streams=streams,
     )
-
-
-def small_work(device: str) -> None:
-    """A self-test, for the launch thread: a kernel behind all that is queued.  Raises
-    EngineError where it can be seen that it computes something else."""
-    total = torch.ones(64, device=device).sum()
-    if device == "cpu" and total.item() != 64:
-        raise EngineError("the device adds 64 ones to something else")
 
 
 def build_vision(

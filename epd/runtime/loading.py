@@ -80,7 +80,8 @@ def load_engines(
 
     `progress` gets the number of a stage's bytes that have been read.  `ranks`: those that share
     the language model with this process."""
-    from epd.engine.factory import build_executor, small_work
+    from epd.engine.device.self_test import small_work
+    from epd.engine.factory import build_executor
     from epd.engine.kernels import kernels_for
     from epd.engine.sharding import WHOLE
 

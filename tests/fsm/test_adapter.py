@@ -10,8 +10,8 @@ from epd.frontend import Refused
 from epd.fsm import adapter as a
 from epd.fsm.adapter import Do, S
 from epd_lab.formal.machines import PEER
-from tests.fsm.tables import at, make_adapter
 from tests.fsm.paths import follow
+from tests.fsm.tables import at, make_adapter
 
 LOADS = (a.LoadAsked(a.nobody), S.LOADING, (Do.SEND_LIST, Do.ARM_LOADING))
 ANSWERS = (Do.ANSWER, Do.FREE_NAME)
