@@ -3,6 +3,8 @@ is the same whether its adapter was there at the start or came later."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,28 @@ async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
                 assert (await change("unload", lora_name="second"))[0] == 200
                 assert (await ask("second")).status == 404
             assert (await change("unload", lora_name="second"))[0] == 404
+
+
+@pytest.mark.long
+async def test_one_that_was_loaded_outlives_its_gateway(tmp_path: Path) -> None:
+    """Killed, and started anew by its supervisor: the instances bring their list."""
+    model = cached_model("llama")
+    make_adapter(tmp_path / "poet", model, 1, LAYERS + r"\w+_proj")
+    flags = ("--enable-lora", "--lora-runtime-dir", str(tmp_path))
+    with serving("1p1d", *flags, model=model) as server:
+        load, asked = {"lora_name": "poet", "lora_path": "poet"}, body("poet", chat(TEXTS[0]))
+        async with aiohttp.ClientSession() as session:
+            told = await post(session, server.base_url, load, "/v1/load_lora_adapter")
+            assert told.status == 200
+            before = await post(session, server.base_url, asked)
+        (gateway,) = [p for p in server.processes() if "epd.runtime.child" in p.cmdline()]
+        gateway.kill()
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60.0):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    again = await post(session, server.base_url, asked)
+                    if again.status == 200:
+                        break
+                await asyncio.sleep(0.2)
+        choices = (reply.body["choices"][0]["token_ids"] for reply in (before, again))
+        assert len(set(map(tuple, choices))) == 1
