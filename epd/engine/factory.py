@@ -22,10 +22,7 @@ from epd.engine.device.executor import DeviceExecutor
 from epd.engine.device.memory_plan import held_nbytes, kv_plan, log_table
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8
-from epd.engine.language import (
-    attention,
-    few_rows,
-)
+from epd.engine.language import attention, few_rows
 from epd.engine.language.engine import TorchLanguageEngine
 from epd.engine.language.forward import Forward, FusedForward, SeamForward
 from epd.engine.language.kv_pool import KvPool
@@ -36,6 +33,7 @@ from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.image_pixels import MAX_PIXELS
 from epd.engine.weights.loading import DTYPES, Takers, load_stage
+from epd.later import later
 from epd.messages import KvLayout, SamplingParams
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from epd.engine.language.lora import Bank
 
 logger = logging.getLogger(__name__)
+_tower_bank = later("epd.engine.vision.lora:bank_of")
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 
@@ -108,11 +107,7 @@ def build_vision(
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
     _check_step(adapter, engine_config)
     model = _load(adapter, "vision", dtype, engine_config, progress)
-    bank = None
-    if engine_config.lora.enabled:
-        from epd.engine.vision.lora import bank_of
-
-        bank = bank_of(adapter, model, engine_config, shard)
+    bank = _tower_bank(adapter, model, engine_config, shard) if engine_config.lora.enabled else None
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(
         adapter,
