@@ -55,7 +55,7 @@ def wait_for(what: Callable[[], Any], timeout_s: float, why: str) -> Any:
         time.sleep(0.05)
 
 
-def _new_dir() -> Path:
+def new_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
 
 
@@ -74,7 +74,7 @@ class Command:
     ) -> None:
         """`program`: another than the class has; `on`: a made host instead of this one."""
         self.host = on
-        self.run_dir = run_dir or _new_dir()
+        self.run_dir = run_dir or new_dir()
         self.log = self.run_dir.parent / f"{self.run_dir.name}-{uuid.uuid4().hex[:6]}.log"
         self.mark = uuid.uuid4().hex
         self.began_s = time.time()
@@ -189,7 +189,7 @@ class ServingCommand(Command):
         self.port: int = like.port if like is not None else any_free("127.0.0.1")
         address = "127.0.0.1" if on is None else on.client_address
         self.base_url = f"http://{address}:{self.port}"
-        run_dir = like.run_dir if like is not None else _new_dir()
+        run_dir = like.run_dir if like is not None else new_dir()
         what = ("--role" if topology in {"all", "gateway"} else "--topology", topology)
         arguments = ["run", *what, *self.placing(run_dir), "--threads", "1", *flags]
         arguments += [] if on is None else ["--host", "0.0.0.0"]

@@ -16,9 +16,10 @@ import pytest
 from epd.runtime.claim import read_claim
 from epd.transport.bus.curve import ClusterKey
 from epd_lab.bench.chaos.hosts import HostCable, two_hosts, unable
+from epd_lab.bench.chaos.process import new_dir
 from tests.e2e.client import post_all
 from tests.e2e.faults.test_kill import ANSWER, HEALTHY
-from tests.e2e.server import READY_S, Command, Server, _new_dir, wait_for
+from tests.e2e.server import READY_S, Command, Server, wait_for
 from tests.e2e.streams import (
     PATIENT,
     ask_during,
@@ -60,7 +61,7 @@ class Pair:
         flags = (*self.flags, *(("--cluster-key", str(key)) if key is not None else ()))
         join = ("--join", f"tcp://{self.a.address}:{RANKS}")
         listen = ("--listen", f"tcp://{self.b.address}:*", "--threads", "1")
-        run_dir = _new_dir()
+        run_dir = new_dir()
         what = ("--rank-of", name, "--run-dir", str(run_dir), *join, *listen, *flags)
         self.commands.append(Command("run", *what, run_dir=run_dir, on=self.b))
         return self.commands[-1]
