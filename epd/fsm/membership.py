@@ -18,8 +18,9 @@ lost, so it asks as a member does. It leaves when nothing is open, or when the t
 over.
 
 A life that the gateway has declared lost must not go on, because its peers have fenced it. EXPELLED
-ends the process, whose next life joins (fault F44). REJECTED was never a member: it does not fit,
-or another has its name and lives, and its next life would not get further either.
+ends it, and the next life joins (fault F44): of the same process, once nothing that this one began
+moves a byte any more, else of another one. REJECTED was never a member: it does not fit, or another
+has its name and lives, and its next life would not get further either.
 
 Where another has the name and may be dead, the gateway has the newcomer wait: it is AWAITING_NAME
 and asks on. If the other ran on this host and its process is gone, the newcomer's join reports it,

@@ -89,6 +89,7 @@ class Fence(Ask):
     peer: Address
     host_id: str
     pid: int
+    has_ended: bool = False
 
 
 class Sums(Record, tag=True):

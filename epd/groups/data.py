@@ -186,7 +186,8 @@ class RankPart:
                 case Settle():
                     return Holds(holds=await self._transfers.settle(ask.peer))
                 case Fence():
-                    fenced = await self._transfers.fence(ask.peer, ask.host_id, ask.pid)
+                    where = ask.peer, ask.host_id, ask.pid
+                    fenced = await self._transfers.fence(*where, has_ended=ask.has_ended)
                     return Holds(holds=fenced)
         except Exception as error:
             return Fault(reason=str(error) or repr(error))
@@ -221,9 +222,12 @@ class GroupDataPlane:
     async def settle(self, peer: Address) -> bool:
         return await self._all(self._own.settle(peer), Settle(peer=peer))
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
-        own = self._own.fence(peer, host_id, pid)
-        return await self._all(own, Fence(peer=peer, host_id=host_id, pid=pid))
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
+        own = self._own.fence(peer, host_id, pid, has_ended=has_ended)
+        ask = Fence(peer=peer, host_id=host_id, pid=pid, has_ended=has_ended)
+        return await self._all(own, ask)
 
     async def _all(self, own: Awaitable[bool], ask: AnyAsk) -> bool:
         others = (self._holds(rank, ask) for rank in sorted(self._others.joined))

@@ -64,6 +64,7 @@ class Engines:
     profiler: Profiler | None = None
     close: Callable[[], Awaitable[object]] | None = None  # ends the threads of the device
     probe: Probe | None = None  # a small work of the device
+    rest: Callable[[], Awaitable[bool]] | None = None  # whether they have ended a life's work
     leader: Leader | None = None  # of several ranks
     ranks: OtherRanks | None = None  # the others
     epoch: int = 0  # that they know
@@ -94,7 +95,7 @@ class Instance:
         pid: int,
     ) -> None:
         self.config = config
-        self._close_engines = engines.close
+        self._close_engines, self._rest = engines.close, engines.rest
         self.leader = engines.leader
         self._vision = engines.vision
         self.actor = actor = Actor(ports)
@@ -331,6 +332,16 @@ class Instance:
         if self.actor.ports.storage is not None:
             await self.actor.ports.storage.close()
         await self.actor.ports.transfers.close()
+
+    async def end_life(self) -> bool:
+        """As `close`, but its engines stay, for a next life of this process.  False: something may
+        still move of this one, which only the end of the process ends."""
+        assert self._rest is not None
+        await self.actor.close()
+        is_at_rest = await self._rest()
+        if self.actor.ports.storage is not None:
+            await self.actor.ports.storage.close()
+        return await self.actor.ports.transfers.close() and is_at_rest
 
 
 class Gateway:

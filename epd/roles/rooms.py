@@ -9,11 +9,15 @@ only the writer has it: its engine settles what it has begun, which bars no peer
 lost is fenced, which bars it for good, even if it is alive. So a consumer never fences a peer that
 the registry lists. That peer receives `CancelTransfer` again and again, until its own message
 comes, or its loss is declared.
+
+A process may go on as a later epoch, so a fence cannot wait for its end. It has the word of the
+process instead: the later epoch joins when nothing moves any more that the earlier one began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 from epd.config import Timing
@@ -131,10 +135,22 @@ class Rooms(Component[R], Generic[R, Owner]):
     async def _fence(self, room: R, fenced: Event) -> Event | None:
         """`fenced`, if the peer was lost and can touch the memory no more."""
         fence = self.actor.ports.transfers.fence
+        if self._attests_end(room.peer):
+            fence = partial(fence, has_ended=True)
         if not self.actor.is_listed(room.peer) and await self._all_hold(room, fence):
             return None if room.terminal else fenced
         self._ask_again(room)
         return None
+
+    def _attests_end(self, peer: Address) -> bool:
+        """Whether a later life of the peer has joined with its pid: one of the same process, or of
+        another, and then the former has ended."""
+        info = self.actor.peer_info(peer)
+        return info is not None and any(
+            (name, later.host_id, later.pid) == (peer.instance_id, info.host_id, info.pid)
+            for (name, epoch), later in self.actor.peers.items()
+            if epoch > peer.epoch
+        )
 
     async def _all_hold(self, room: R, asked: AskOfRank) -> bool:
         """Of each process that the peer consists of."""

@@ -20,6 +20,11 @@ def keep() -> None:
     gc.freeze()
 
 
+def let_go() -> None:
+    """A life has ended, with all that it held: regions of memory, and rows."""
+    gc.collect()
+
+
 def give_back() -> None:
     """Some milliseconds, if it is much; nothing, where the C library has no such call."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:

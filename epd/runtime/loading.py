@@ -94,6 +94,8 @@ def load_engines(
         engines.films = "nvdec" if own.vision.films_nbytes else "cpu"
     if own.language is not None:
         engines.language = own.language.engine
+    if ranks is None and (own.language is None or own.language.engine.kv_memory is None):
+        engines.rest = partial(_rest, executor, own.language)
     if ranks is not None:
         from epd.groups.engines import GroupLanguageEngine, GroupVisionEngine
 
@@ -196,6 +198,14 @@ def _load_language(
         shard=shard,
         vision=vision,
     )
+
+
+async def _rest(executor: DeviceExecutor, language: SharedRows | None) -> bool:
+    """A life ends, and what it had attached goes."""
+    is_at_rest = await executor.rest()
+    if is_at_rest and language is not None:
+        language.engine.detach()
+    return is_at_rest
 
 
 async def _close_all(leader: Leader, close_own: Callable[[], Awaitable[object]]) -> None:

@@ -2,9 +2,14 @@
 
 Engines are loaded before the instance joins, so that what the gateway sees is what can serve. Ways
 to end: SIGTERM or SIGHUP drains; a second SIGTERM, SIGINT or the supervisor's end closes. An
-instance whose epoch was declared lost, or that has lost a rank, closes with `EXIT_EXPELLED`. One
-whose device does not work any more closes with `EXIT_DEVICE_LOST`; its supervisor starts it anew.
-Whatever the way, sockets, ipc files and shared memory are removed."""
+instance that has lost a rank closes with `EXIT_EXPELLED`, one whose device does not work any more
+with `EXIT_DEVICE_LOST`; its supervisor starts it anew.  Whatever the way, sockets, ipc files and
+shared memory are removed.
+
+A life whose epoch was declared lost ends within the process, and another one begins with its
+weights.  All else is made anew: sockets, registered memory, roles.  It begins when nothing that the
+former began moves a byte any more; where that cannot be known, the process ends, as with a group's
+rank, and with mooncake and nixl, whose engines stay."""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
 from epd.config import InstanceConfig
@@ -31,7 +36,7 @@ from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.scheduling.placement import lacking
 from epd.transport.backend import BackendSettings
-from epd.transport.base import Bus, DataPlane, Storage
+from epd.transport.base import Bus, DataPlane, Storage, TransportError
 from epd.transport.bus.zmq import ZmqBus
 from epd.transport.endpoint import is_tcp
 from epd.transport.host import is_process_dead, this_host_id
@@ -155,32 +160,64 @@ def on_hang_up(work: Callable[[], object]) -> None:
 async def serve_instance(
     config: InstanceConfig, engines: Engines, fingerprint: str, ending: Ending, status: Status
 ) -> int:
-    """Join the gateway over the network and serve until asked to end; returns the exit status."""
-    epoch = engines.epoch or new_epoch()
-    key = load_cluster_key(config.cluster_key)
-    bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
-    try:
-        transfers: DataPlane = open_transfers(config, config.instance_id, epoch)
-        if engines.ranks is not None:
-            from epd.groups.data import GroupDataPlane
+    """Join the gateway over the network and serve until asked to end; returns the exit status.
 
-            transfers = GroupDataPlane(transfers, engines.ranks)
-        ports = make_ports(bus, transfers, open_storage(config), engines.journal)
-    except BaseException:
-        await bus.close()
-        raise
+    A life that was declared lost is followed by another one, with the same engines."""
+    epoch = first_epoch = engines.epoch or new_epoch()
+    heap.keep()  # the engines, and not what a life adds
+    try:
+        while await _live(config, engines, fingerprint, ending, status, epoch):
+            heap.let_go()
+            epoch = max(new_epoch(), epoch + 1)
+    except TransportError as error:
+        if epoch == first_epoch:
+            raise
+        status("expelled", f"no memory for another life: {error}")
+        return EXIT_EXPELLED
+    return ending.exit_status
+
+
+async def _open_instance(
+    config: InstanceConfig, engines: Engines, fingerprint: str, gateway: Address, bus: Bus
+) -> Instance:
+    """Of the epoch of this bus.  Raises TransportError."""
+    name, epoch = bus.address.instance_id, bus.address.epoch
+    transfers: DataPlane = open_transfers(config, name, epoch)
+    if engines.ranks is not None:
+        from epd.groups.data import GroupDataPlane
+
+        transfers = GroupDataPlane(transfers, engines.ranks)
+    ports = make_ports(bus, transfers, open_storage(config), engines.journal)
     names = ", ".join(offer.name for offer in transfers.offers)
     logger.info("offers %s (transport %s)", names, config.transport)
+    place = this_host_id(), os.getpid()
+    try:
+        return Instance(ports, config, engines, gateway, fingerprint, *place)
+    except BaseException:
+        await transfers.close()
+        raise
+
+
+async def _live(
+    config: InstanceConfig,
+    engines: Engines,
+    fingerprint: str,
+    ending: Ending,
+    status: Status,
+    epoch: int,
+) -> bool:
+    """One epoch of the instance; whether another one may follow it in this process: nothing that
+    this one began moves any more."""
+    key = load_cluster_key(config.cluster_key)
+    bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     public_key = key.server_public if key is not None else ""
     gateway = Address("gateway", 0, config.gateway_endpoint, public_key)
     try:
-        instance = Instance(
-            ports, config, engines, gateway, fingerprint, this_host_id(), os.getpid()
-        )
+        instance = await _open_instance(config, engines, fingerprint, gateway, bus)
     except BaseException:
         await bus.close()
-        await ports.transfers.close()
         raise
+    expelled = asyncio.Event()
 
     def on_rejected(reason: str) -> None:
         status("refused", reason)
@@ -188,7 +225,9 @@ async def serve_instance(
 
     def on_expelled(reason: str) -> None:
         status("expelled", reason)
-        ending.at_once(EXIT_EXPELLED)
+        if engines.rest is None or ending.drain.is_set():
+            ending.at_once(EXIT_EXPELLED)
+        expelled.set()
 
     def on_waiting(holder: InstanceInfo) -> None:
         status("waiting", f"another has the name and may be dead: {named(holder)}")
@@ -202,17 +241,25 @@ async def serve_instance(
     status("joining", config.gateway_endpoint)
     watching = asyncio.create_task(watch_lag(instance.actor.times.note_lag))
     try:
-        heap.keep()
         await instance.test()
         instance.start()
-        await ending.drain.wait()
-        if not ending.now.is_set():
+        await _any_of(ending.drain.wait(), expelled.wait())
+        if ending.drain.is_set() and not ending.now.is_set():
             status("draining", "")
-            await _drain(instance, ending)
+            await _any_of(instance.drain(), ending.now.wait())
+    except BaseException:
+        await instance.close()
+        raise
     finally:
         watching.cancel()
+    if ending.drain.is_set():
         await instance.close()
-    return ending.exit_status
+        return False
+    may_follow = await instance.end_life()
+    if not may_follow:
+        status("expelled", "bytes of its last life may still move")
+        ending.exit_status = EXIT_EXPELLED
+    return may_follow and not ending.drain.is_set()
 
 
 def show_cluster(instance: Instance, gateway: str, ending: Ending, status: Status) -> None:
@@ -255,12 +302,10 @@ def is_gone(other: InstanceInfo) -> bool:
     return other.host_id == this_host_id() and is_process_dead(other.pid)
 
 
-async def _drain(instance: Instance, ending: Ending) -> None:
-    """Until nothing is open, or until asked a second time."""
-    drained = asyncio.ensure_future(instance.drain())
-    asked = asyncio.ensure_future(ending.now.wait())
-    await asyncio.wait((drained, asked), return_when=asyncio.FIRST_COMPLETED)
-    for task in (drained, asked):
-        if not task.done():
-            task.cancel()
-    await asyncio.gather(drained, asked, return_exceptions=True)
+async def _any_of(*works: Coroutine[object, None, object]) -> None:
+    """Until one of them is done; the others are given up."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -165,18 +165,23 @@ class TransferEngine(Protocol):
         trusted.  Bounded as `fence` is, and repeated by the caller.
         """
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """True once this epoch of the peer can never write to our memory again; False: not sure.
 
         For a peer that was lost: it is barred for good, should it live.  Includes `settle`.
-        Bounded: answers within about a second.  The caller retries with back-off.
+        `has_ended`: its process attests that this epoch has (`close` was True there), and that is
+        as if the process had.  Bounded: answers within about a second.  The caller retries with
+        back-off.
         """
 
     def revoke(self, region: Region) -> None:
         """Make the region unreachable for new writes and release it."""
 
-    async def close(self) -> None:
-        """Wait for writes in flight, release all memory, remove shared memory segments."""
+    async def close(self) -> bool:
+        """Wait for writes in flight, release all memory, remove shared memory segments.  True: as
+        if the process had ended, nothing that this epoch began moves a byte any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class HostEngine(OwnMemory, ABC):
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
         self._own.pop(remote.region_id, None)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """Wait for own writes, sever what connects, revoke own regions.  Idempotent."""
         self._closed = True
         if self._writes:
@@ -134,8 +134,9 @@ class HostEngine(OwnMemory, ABC):
             self.revoke(region)
         if open_ends := {*self._writes, *self._answers}:  # severed: they end now
             await asyncio.wait(open_ends, timeout=CLOSE_TIMEOUT_S)
-        await self._copier.settle(CLOSE_TIMEOUT_S)
+        drained = await self._copier.settle(CLOSE_TIMEOUT_S)
         self._copier.close()
+        return drained and not self._writes
 
 
 async def _outcome(write: Coroutine[Any, Any, WriteOutcome]) -> WriteOutcome:

@@ -139,7 +139,9 @@ class LocalTransferEngine(OwnMemory):
         _, pending = await asyncio.wait(set(writes), timeout=FENCE_TIMEOUT_S)
         return not pending
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """Bar this life of the peer from our regions and wait for its copies in flight."""
         writer = (peer.instance_id, peer.epoch)
         self._memory.bar(self._life, writer)
@@ -154,13 +156,14 @@ class LocalTransferEngine(OwnMemory):
             self._memory.remove(region)
             region.release()
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """Wait for own writes, revoke own regions.  Idempotent."""
         self._closed = True
-        await self._copier.settle(CLOSE_TIMEOUT_S)
+        drained = await self._copier.settle(CLOSE_TIMEOUT_S)
         for region in self._memory.of(self._life):
             self.revoke(region)
         self._copier.close()
+        return drained
 
     def _writable(self, target: RemoteRegion) -> SlotRegion:
         region = self._memory.find(target)

@@ -177,13 +177,15 @@ class RoutingTransferEngine:
         engines = (self._local, *self._backends.values())
         return all(await asyncio.gather(*(engine.settle(peer) for engine in engines)))
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """True once no backend can bring bytes of this life of the peer any more."""
-        local = await self._local.fence(peer, host_id, pid)
+        local = await self._local.fence(peer, host_id, pid, has_ended=has_ended)
         if pid == os.getpid() and host_id in ("", this_host_id()):
             return local  # a peer in this process writes through the local table alone
         answers = await asyncio.gather(
-            *(backend.fence(peer, host_id, pid) for backend in self._backends.values())
+            *(one.fence(peer, host_id, pid, has_ended=has_ended) for one in self._backends.values())
         )
         return local and all(answers)
 
@@ -202,8 +204,7 @@ class RoutingTransferEngine:
         backend = self._backends.get(region.remote.backend, self._local)
         backend.revoke(region)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """Close all backends, the one that owns the memory last; each waits for its own writes."""
-        await self._local.close()
-        for backend in reversed(self._backends.values()):
-            await backend.close()
+        engines = (self._local, *reversed(self._backends.values()))
+        return all([await engine.close() for engine in engines])

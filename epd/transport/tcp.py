@@ -116,11 +116,13 @@ class TcpTransferEngine(LinkedEngine):
             self._doubts.get(life, set()).discard(locator)
         return True
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """Sever and bar that life of the peer; True unless own writes to it are still in doubt."""
         life = (peer.instance_id, peer.epoch)
         self._links.bar(life)
-        if host_id == this_host_id() and is_process_dead(pid):
+        if has_ended or (host_id == this_host_id() and is_process_dead(pid)):
             self._doubts.pop(life, None)
         for locator in list(self._doubts.get(life, ())):
             if not await self._links.settle(life, locator):

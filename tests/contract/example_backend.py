@@ -138,7 +138,9 @@ class MappedFiles:
         begun = set(self._writes)
         return not begun or not (await asyncio.wait(begun, timeout=BOUNDED_S))[1]
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """New writes see the mark; those under way end before the lock is had."""
         for locator in list(self._regions):
             path = self._path(locator)
@@ -172,13 +174,14 @@ class MappedFiles:
             if name.startswith(locator):  # its marks too
                 os.unlink(os.path.join(self._directory, name))
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         self._closed = True
         if self._writes:
             await asyncio.wait(set(self._writes))
         for region in list(self._regions.values()):
             self.revoke(region)
         self._threads.shutdown(wait=False)
+        return True
 
     def _path(self, locator: str) -> str:
         return os.path.join(self._directory, locator)

@@ -9,8 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 from epd.fsm.instance import Instance as Registered
 from epd.roles.compose import Gateway, Instance
 from epd_lab.sim.client import Clients, Record
-from epd_lab.sim.cluster import GATEWAY, Cluster, Node, Settings
+from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
 from epd_lab.sim.engine.golden import Image
+from epd_lab.sim.lives import Node
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 

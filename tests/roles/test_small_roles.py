@@ -120,6 +120,25 @@ async def test_of_a_group_every_rank_is_fenced() -> None:
     assert asked == [(name, "h", 7), (f"{name}.1", "h", 8), (f"{name}.2", "another", 8)]
 
 
+@pytest.mark.parametrize(
+    ("epoch", "place", "has_ended"),
+    [(9, ("h", 7), True), (9, ("h", 8), False), (9, ("another", 7), False), (1, ("h", 7), False)],
+)
+async def test_a_later_life_of_its_process_attests_that_it_has_ended(
+    epoch: int, place: tuple[str, int], *, has_ended: bool
+) -> None:
+    """F7: of the same pid alone, since the former one of another is ended by nobody's word."""
+    made, plane, _, actor = doubts(True, lost=True)
+    later = SimpleNamespace(host_id=place[0], pid=place[1])
+    actor.peers = {
+        (PEER.instance_id, epoch): later,
+        ("another", 9): SimpleNamespace(host_id="h", pid=7),
+    }
+    assert await made.settle_write(room(), None) == PeerFenced()
+    told = {"has_ended": True} if has_ended else {}
+    plane.fence.assert_awaited_once_with(PEER, "h", 7, **told)
+
+
 async def test_who_is_listed_is_never_fenced() -> None:
     made, plane, later, _ = doubts(True, listed=True, lost=True)
     transfer = room()

@@ -206,6 +206,21 @@ async def test_without_a_trace_only_a_dead_process_is_fenced(family: Family) -> 
     assert is_process_dead(process.pid)
 
 
+async def test_a_process_that_goes_on_attests_the_end_of_a_life(family: Family) -> None:
+    """F7, F44: the kernel shows that it lives; and what it wrote to is not its next life's."""
+    consumer, producer = family.engine("consumer"), family.engine("producer")
+    peer, region = Address("producer", 1, ""), consumer.allocate("pool", 1, 64)
+    assert isinstance(await producer.write([bytes(64)], region.remote, (0,)), Written)
+    assert await producer.close()
+    assert not await consumer.fence(peer, this_host_id(), os.getpid())
+    assert await consumer.fence(peer, this_host_id(), os.getpid(), has_ended=True)
+    assert await consumer.close()
+    later = family.engine("consumer", 2).allocate("pool", 1, 64)
+    late = family.engine("producer", 2)
+    assert isinstance(await late.write([b"x" * 64], region.remote, (0,)), WriteFailed)
+    assert bytes(later.buffer) == bytes(64)
+
+
 async def test_clusters_whose_instances_start_at_once_share_a_host(family: Family) -> None:
     """Names and epochs are equal, which come from one clock; each life ends for itself."""
     consumer, peer = family.engine("consumer"), Address("e0", 7, "")

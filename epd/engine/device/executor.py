@@ -358,6 +358,12 @@ class DeviceExecutor:
             on_begin()
             return await self.compute(function, *arguments)
 
+    async def rest(self, timeout_s: float = 5.0) -> bool:
+        """Whether the device has passed all that was launched until now, within that time."""
+        passed = self.launch(nothing if self.streams is None else self.streams.wait)
+        await asyncio.wait((passed,), timeout=timeout_s)
+        return passed.done() and passed.exception() is None
+
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Run what is queued, then stop.  False: a thread still ran after `timeout_s`; threads are
         daemons, so it does not keep the process alive."""

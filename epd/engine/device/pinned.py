@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 ALIGNED_NBYTES = 4096
 
 
-def register(buffer: memoryview, owner: object) -> torch.Tensor:
+class Registered:
+    """What memory is registered for, and as long as."""
+
+
+def register(buffer: memoryview, owner: Registered) -> torch.Tensor:
     """uint8 tensor over another owner's memory, registered with the current device as long as
     `owner` lives.  Memory unmapped while registered would leave its pages with the driver, and new
     contents of these addresses would go up as zeros.

@@ -72,6 +72,10 @@ class DeviceStreams:
             return False
         return True
 
+    def wait(self) -> None:
+        """Until all that is queued has passed, on every stream."""
+        torch.cuda.synchronize(self.device)
+
     def upload(self, *pieces: torch.Tensor) -> torch.Tensor:
         """Pinned host memory to fresh device memory; kernels launched from now on may read it.
 

@@ -88,6 +88,7 @@ class TorchLanguageEngine:
             from epd.engine.language.kv_hop import KvHop
 
             self._hop = KvHop(forward.pool, executor.streams, kv_leaving_nbytes)
+        self.detach = (self._hop or forward.pool).detach  # what a life has attached
         self.kv_memory = forward.pool.lies_in
         self.num_landing_blocks = self.num_blocks if self.kv_in_place else num_landing_blocks
         self._adapter = adapter
@@ -131,9 +132,7 @@ class TorchLanguageEngine:
     def attach_rows(self, memory: RowMemory) -> None:
         self.row_memory = memory
         if self._hop is not None:
-            from epd.engine.device.pinned import register
-
-            register(memory.buffer, self)
+            self._hop.attach_rows(memory.buffer)
             if self.row_contract is not None and self._shard.size == 1:
                 from epd.engine.language.row_lift import RowLift
 

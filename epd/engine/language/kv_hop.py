@@ -21,7 +21,7 @@ import torch
 from epd.engine.base import Buffer
 from epd.engine.device.copies import to_device, to_host
 from epd.engine.device.executor import Deferred
-from epd.engine.device.pinned import Arena, register
+from epd.engine.device.pinned import Arena, Registered, register
 from epd.engine.device.streams import KV_IN, KV_OUT, DeviceStreams
 from epd.engine.language.kv_pool import KvPool
 from epd.groups.device.kv_heads import put_blocks, take_heads
@@ -39,11 +39,19 @@ class KvHop:
         self._leaving = Arena(leaving_nbytes)
         self._streams = streams
         self._landing = torch.empty(0, 1, dtype=torch.uint8)
+        self._registered = Registered()
 
     def attach(self, buffer: memoryview) -> None:
         nbytes = self._pool.layout.block_nbytes
         usable = buffer[: buffer.nbytes // nbytes * nbytes]
-        self._landing = register(usable, self).view(-1, nbytes)
+        self._landing = register(usable, self._registered).view(-1, nbytes)
+
+    def attach_rows(self, buffer: memoryview) -> None:
+        """The device reads what arrives there."""
+        register(buffer, self._registered)
+
+    def detach(self) -> None:
+        self._landing, self._registered = torch.empty(0, 1, dtype=torch.uint8), Registered()
 
     def source(self, slots: Sequence[int]) -> PoolSlots:
         """Slots that are final, where they lie, for who copies them from there."""

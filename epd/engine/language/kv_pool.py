@@ -168,6 +168,10 @@ class KvPool:
         memory.zero_()  # first touch
         self._memory = self._shaped(memory)
 
+    def detach(self) -> None:
+        """Let go of the memory that was attached; no step is under way."""
+        self._memory = None
+
     def layer(self, index: int) -> KvLayer:
         """Keys and values of a layer.
 

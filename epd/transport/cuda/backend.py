@@ -252,17 +252,19 @@ class CudaTransferEngine(DeviceSources):
             self._num_settled = max(self._num_settled, num_doubts)
         return self._num_settled == self._num_doubts
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """Hand out nothing to that life any more; True once it has mapped nothing, or its process
         has ended.  Who it was has been asked of the kernel when it was handed our memory."""
         life: Life = (peer.instance_id, peer.epoch)
-        over = self._socket is None or self._socket.bar(life)
+        over = self._socket is None or self._socket.bar(life, has_ended=has_ended)
         return over and await self.settle(peer)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         if self._closed:
-            return
-        await super().close()
+            return self._num_settled == self._num_doubts
+        drained = await super().close()
         for opened in list(self._mapped.values()):
             with suppress(WriteRefused):  # it was not mapped
                 self._drop((await opened).remote)
@@ -271,6 +273,7 @@ class CudaTransferEngine(DeviceSources):
             self._socket = None
         self._threads.shutdown(wait=False)
         self._ends.close()
+        return drained and self._num_settled == self._num_doubts
 
 
 def _no_room(name: str, nbytes: int, error: DeviceError, lower: str) -> TransportError:

@@ -25,7 +25,7 @@ import msgspec
 from epd.messages import RemoteRegion
 from epd.transport.base import Life
 from epd.transport.endpoint import check_reach, is_answered, prepare_ipc
-from epd.transport.host import has_ended
+from epd.transport.host import has_ended as is_over
 from epd.transport.region import RegionKey, WriteRefused, key_of
 
 ANSWER_TIMEOUT_S = 5.0
@@ -115,11 +115,11 @@ class MemorySocket:
             os.close(fd)
         self._doors[door] = key_of(question.region)
 
-    def bar(self, life: Life) -> bool:
+    def bar(self, life: Life, *, has_ended: bool = False) -> bool:
         """Hand out nothing to it from now on; whether it can write nothing any more."""
         self._barred.add(life)
         pidfd = self._writers.get(life)
-        if pidfd is not None and has_ended(pidfd):
+        if pidfd is not None and (has_ended or is_over(pidfd)):
             os.close(self._writers.pop(life))
         return life not in self._writers
 

@@ -211,7 +211,9 @@ class FileTransferEngine(HostEngine):
             raise WriteRefused(f"{target.instance_id} has fenced this instance")
         return path
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """Bar that life; its files count for nothing from now on.  Always True."""
         self._barred.add((peer.instance_id, peer.epoch))
         for inbox in self._inboxes.values():
@@ -220,9 +222,10 @@ class FileTransferEngine(HostEngine):
                 os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return True
 
-    async def close(self) -> None:
-        await super().close()
+    async def close(self) -> bool:
+        drained = await super().close()
         self._threads.shutdown(wait=False)
+        return drained
 
 
 def _mark(life: Life) -> str:

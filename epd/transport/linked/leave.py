@@ -274,7 +274,9 @@ class LeaveEngine(LinkedEngine):
         life = (peer.instance_id, peer.epoch)
         return await self._resolve(life, self._doubts.get(life, {}))
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """Bar that life; True once nothing that it or we have begun can still move."""
         life = (peer.instance_id, peer.epoch)
         self._barred.add(life)  # but still heard: it may say what has ended
@@ -282,7 +284,7 @@ class LeaveEngine(LinkedEngine):
         doubts = self._doubts.get(life, {})
         if not begun and not doubts:
             return True
-        if await self._is_gone(life, host_id, pid):
+        if has_ended or await self._is_gone(life, host_id, pid):
             self._doubts.pop(life, None)  # its memory is gone
             if begun and await self._is_arriving():
                 return False
@@ -320,12 +322,14 @@ class LeaveEngine(LinkedEngine):
                 doubts.pop(token, None)
         return not doubts  # nor those that came meanwhile
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
+        """Always False: a library's engine stays, and only the process ends what it still does."""
         if self._closed:
-            return
+            return False
         await super().close()
         # Memory that somebody may still write to is not given back.
         _kept.extend(memory for _, memory in self._begun.values())
         self._threads.shutdown(wait=False)
         if not (self._writes or self._begun or any(self._doubts.values())):
             self._mover.give_back()
+        return False

@@ -105,7 +105,9 @@ class ShmTransferEngine(OwnMemory):
         """Wait for our copies in flight, to whomever."""
         return await self._copier.settle(SETTLE_TIMEOUT_S)
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """True once that life of the peer is over; lets go of its memory then.
 
         A peer on another host cannot have mapped ours.
@@ -114,7 +116,8 @@ class ShmTransferEngine(OwnMemory):
             return True
         if not INSTANCE_ID.fullmatch(peer.instance_id):
             return False
-        over = is_life_over(peer.instance_id, peer.epoch, pid, self._directory)
+        over: bool | None = has_ended
+        over = over or is_life_over(peer.instance_id, peer.epoch, pid, self._directory)
         if over is None:  # swept, or closed in good order: then the process has to be gone
             over = is_process_dead(pid)
         if over:
@@ -130,10 +133,10 @@ class ShmTransferEngine(OwnMemory):
             own[0].release()
             own[1].close()
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """Wait for own writes, give all memory back, remove own files.  Idempotent."""
         if self._closed:
-            return
+            return not self._copier.in_flight
         self._closed = True
         drained = await self._copier.settle(CLOSE_TIMEOUT_S)
         for region, _ in list(self._own.values()):
@@ -142,6 +145,7 @@ class ShmTransferEngine(OwnMemory):
         self._copier.close()
         if drained:  # else a stuck thread may still write: peers must not believe us gone
             self._lock.release()
+        return drained
 
     def _map(self, target: RemoteRegion) -> Segment:
         """The peer's segment, mapped now or earlier.  Raises WriteRefused or SegmentGone."""

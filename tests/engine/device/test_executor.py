@@ -71,6 +71,15 @@ async def test_calls_run_in_launch_order_on_one_thread() -> None:
     assert await executor.close()
 
 
+async def test_it_is_at_rest_when_all_that_was_launched_has_passed() -> None:
+    executor, gate = DeviceExecutor(), threading.Event()
+    running = executor.launch(gate.wait)
+    assert not await executor.rest(0.01)
+    gate.set()
+    assert await executor.rest() and running.done()
+    await executor.close()
+
+
 async def test_the_loop_and_the_pool_go_on_during_a_launch() -> None:
     executor = DeviceExecutor(num_pool_threads=2)
     gate = threading.Event()

@@ -69,6 +69,10 @@ def test_attaching_is_checked() -> None:
     kv.attach(memoryview(bytearray(5 * NBYTES)))
     with pytest.raises(ValueError, match="attach once"):
         kv.attach(memoryview(bytearray(5 * NBYTES)))
+    kv.detach()
+    kv.attach(later := memoryview(bytearray(5 * NBYTES)))  # of the next life
+    kv.memory[1] = 7
+    assert later[NBYTES] == 7
     used = pool()
     used.tensor.zero_()
     with pytest.raises(ValueError, match="before the first step"):

@@ -103,3 +103,4 @@ async def test_who_lives_may_write_until_its_process_ends(
         assert not owner.bar(("writer", 1)), "it is this process"
         owner.withdraw(REGION)
         assert await answer(wire) == b""
+        assert owner.bar(("writer", 1), has_ended=True), "by its own word"
