@@ -7,7 +7,7 @@ tables, scheduling, messages and codec are those that ship.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from epd.messages import Address
 from epd.roles.base import Actor
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.roles.encode.row_tiers import note_of
-from epd.roles.ports import Log, Ports
+from epd.roles.ports import Ports
 from epd.topology import Roles, name_instances, parse_groups
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
@@ -39,6 +39,7 @@ from epd_lab.sim.engine.device import Costs, SimDevice
 from epd_lab.sim.engine.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.engine.golden import Image
 from epd_lab.sim.engine.own_memory import OnFound
+from epd_lab.sim.lives import Lives, Node, SimLog
 from epd_lab.sim.planes import strangers
 from epd_lab.sim.planes.near import transfers_of
 from epd_lab.sim.planes.network import SimBus
@@ -95,54 +96,6 @@ class Settings:
     ranks_elsewhere: bool = False  # those that do not lead: each on a host of its own
 
 
-class SimLog(Log):
-    """Keeps what a role logs, for failures and for the checkers."""
-
-    def __init__(self, world: World, process: SimProcess) -> None:
-        self._world = world
-        self._process = process
-        self.warnings: list[str] = []
-
-    def warning(self, text: str, **fields: object) -> None:
-        line = f"{self._process.name} {text} {fields}"
-        self.warnings.append(line)
-        self._world.trace("warning", line)
-
-    def info(self, text: str, **fields: object) -> None:
-        self._world.trace("info", self._process.name, text)
-
-
-@dataclass(slots=True)
-class Node:
-    """What lives in one simulated process: a gateway or an instance."""
-
-    process: SimProcess
-    actor: Actor
-    ports: Ports
-    gateway: Gateway | None = None
-    instance: Instance | None = None
-    language: SimLanguageEngine | None = None
-    devices: list[SimDevice] = field(default_factory=list)
-
-    @property
-    def warnings(self) -> list[str]:
-        log = self.ports.log
-        return log.warnings if isinstance(log, SimLog) else []
-
-    def live(self) -> dict[str, int]:
-        """What its roles own now, without zeros."""
-        owner = self.gateway or self.instance
-        return {k: n for k, n in owner.live().items() if n} if owner is not None else {}
-
-    def tasks(self) -> list[str]:
-        """Names of its open tasks, but for those that begin for ever."""
-        return [name for name in self.actor._tasks if not name.startswith("list storage")]
-
-    def timers(self, but: tuple[str, ...]) -> list[str]:
-        """Names of its armed timers, but for those that begin so."""
-        return [name for name in self.actor.timers if not name.startswith(but)]
-
-
 def parse_topology(topology: str) -> list[tuple[str, Roles]]:
     """`2e1pd` to `[("e0", ("encode",)), ("e1", ...), ("pd0", ("prefill", "decode"))]`."""
     return name_instances([roles for roles, _ in parse_groups(topology)])
@@ -163,6 +116,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
         self.disk = Disk(world, settings.disk, settings.encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
+        self.lives = Lives(world, self._ends, self.run_instance)
         world.watch(partial(signs.count, world, settings.has_state, self.nodes), *signs.EVENTS)
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
@@ -270,21 +224,25 @@ class Cluster:
             return
         ports, roles = self._ports(process), self.instances[process.instance_id]
         config = strangers.of_parent(self._instance_config(process.instance_id, roles), process)
-        engines, devices = self._engines(process, roles)
+        engines, devices = self.lives.kept(process) or self._engines(process, roles)
+        self._hear_calls(process, engines)
         language = engines.language
         self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
         if engines.ranks is not None:
             ports.transfers = GroupDataPlane(ports.transfers, engines.ranks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
-        node = Node(process, instance.actor, ports, instance=instance, devices=devices)
+        node = Node(
+            process, instance.actor, ports, instance=instance, engines=engines, devices=devices
+        )
         if isinstance(language, SimLanguageEngine) and instance.requests is not None:
             node.language = language
             language.is_leased = instance.requests.pool.holds
             language.is_published = instance.requests.pool.is_published
         self.nodes[process.name] = node
         ends = partial(self._ends, "expelled", node)
-        instance.member.on_rejected = instance.member.on_expelled = ends
+        instance.member.on_rejected = ends
+        instance.member.on_expelled = partial(self.lives.expelled, node)
         processes, buses = self.world.processes, self.world.network.buses
         strangers.attend(process, instance.member, processes, buses, self.nodes)
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
@@ -309,11 +267,14 @@ class Cluster:
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(self.settings.costs.pool_threads)
         engines = self._engines_on(device, pool, process.instance_id, roles, 0)
+        engines.rest = None if self.groups.size_of(process.instance_id) > 1 else device.rest
+        return engines, [device, pool]
+
+    def _hear_calls(self, process: SimProcess, engines: Engines) -> None:
         if isinstance(engines.vision, SimVisionEngine):
             engines.vision.on_call = partial(self.on_call, process)
         if isinstance(engines.language, SimLanguageEngine):
             engines.language.on_call = partial(self._called, process)
-        return engines, [device, pool]
 
     def _rank_engines(self, leader: SimProcess, rank: int, device: SimDevice) -> Engines:
         """Of a rank without roles, which prepares nothing."""

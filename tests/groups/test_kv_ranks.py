@@ -185,9 +185,10 @@ async def test_what_a_group_says_of_memory_holds_at_all_its_ranks(
     others: Any = mock.Mock(joined={2: None, 1: None})
     peer = Address("d0", 7, "")
     group = GroupDataPlane(plane, others)
-    for method, more in (("settle", ()), ("fence", ("host", 5))):
+    told = {"has_ended": True}
+    for method, more, by in (("settle", (), {}), ("fence", ("host", 5), told)):
         others.ask = mock.AsyncMock(side_effect=[Holds(holds=True), theirs])
-        assert await getattr(group, method)(peer, *more) is holds
-        getattr(plane, method).assert_awaited_once_with(peer, *more)
-        ask = Fence(peer=peer, host_id="host", pid=5) if more else Settle(peer=peer)
+        assert await getattr(group, method)(peer, *more, **by) is holds
+        getattr(plane, method).assert_awaited_once_with(peer, *more, **by)
+        ask = Fence(peer=peer, host_id="host", pid=5, **told) if more else Settle(peer=peer)
         assert [call.args for call in others.ask.await_args_list] == [(1, ask), (2, ask)]

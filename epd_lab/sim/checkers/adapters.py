@@ -12,8 +12,8 @@ from epd.fsm import adapter
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.compose import Gateway
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.cluster import Node
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.lives import Node
 
 
 class Adapters(Checker):

@@ -22,8 +22,8 @@ from epd.messages import Address, EncodeRejected, RequestFailed, RoomWanted
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.checkers.durations import LATE_S, entered_s
-from epd_lab.sim.cluster import Node
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.lives import Node
 
 Life = tuple[str, int]
 EXACT_S = 1e-6  # of sums of times

@@ -14,7 +14,7 @@ from epd.fsm import generation
 from epd.keys import attempt_key
 from epd.messages import Address
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.cluster import Node
+from epd_lab.sim.lives import Node
 
 _CALLED_OFF = (generation.S.CANCELLING, generation.S.STOPPING)
 

@@ -27,7 +27,7 @@ from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.steps.requests import Requests
 from epd.scheduling.pool import Lease, LeaseQueue
-from epd_lab.sim.cluster import Node
+from epd_lab.sim.lives import Node
 from epd_lab.sim.wedges import wedged
 
 PLACES = {

@@ -16,6 +16,7 @@ from epd_lab.sim.drills.faults import FAULT_DRILLS
 from epd_lab.sim.drills.groups import GROUP_DRILLS
 from epd_lab.sim.drills.kinds import KIND_DRILLS
 from epd_lab.sim.drills.links import LINK_DRILLS
+from epd_lab.sim.drills.lives import LIFE_DRILLS
 from epd_lab.sim.drills.losses import LOSS_DRILLS
 from epd_lab.sim.drills.pictures import PICTURE_DRILLS
 from epd_lab.sim.drills.poison import POISON_DRILLS
@@ -203,6 +204,7 @@ DRILLS: tuple[Drill, ...] = (
         ),
     ),
     *LOSS_DRILLS, *ELSEWHERE_DRILLS, *POISON_DRILLS, *CACHE_DRILLS, *RECOVERY_DRILLS, *LINK_DRILLS,
+    *LIFE_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
     *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS, *WEDGE_DRILLS, *ADMISSION_DRILLS,
 )  # fmt: skip

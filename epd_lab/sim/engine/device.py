@@ -21,6 +21,7 @@ from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.core.rand import KeyedRandom
 
 PROBE_S = 0.0001
+REST_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,16 @@ class SimDevice:
     def _pass(self, halfway: Callable[[], None]) -> None:
         if not (self.hung or self.dead):
             halfway()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._launched)
+
+    async def rest(self) -> bool:
+        """Whether it has passed all that was launched until now, in time."""
+        passed = self.run(0.0, 0.0, lambda: True, call="rest")
+        await asyncio.wait((passed,), timeout=REST_TIMEOUT_S)
+        return passed.done() and passed.exception() is None
 
     def lose_thread(self) -> None:
         """The thread that launches ends.  What it had in hand fails, as the executor sees to."""

@@ -218,7 +218,7 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv, Adapting):
         self.poison = Poison()
         self._is_alone = size == 1
         self._costs = costs
-        self._breaks, self._copy_s = device.process.breaks, costs.copy_s
+        self._copy_s = costs.copy_s
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
         self.kv_memory = PoolMemory(self._kv) if num_landing_blocks else None
         self._last = _Launched(set())
@@ -239,8 +239,9 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv, Adapting):
     async def fetch_kv(
         self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
     ) -> list[memoryview]:
-        if self._breaks.meet("fetch_kv"):
-            raise self._breaks.error("fetch_kv")
+        breaks = self.device.process.breaks
+        if breaks.meet("fetch_kv"):
+            raise breaks.error("fetch_kv")
         size = self.kv_layout.slot_nbytes
         return [self._kv[s * size : (s + 1) * size] for s in slots]
 

@@ -16,7 +16,6 @@ import msgspec
 
 from epd.engine.base import StepSequence, part
 from epd.layouts import KvLayout, blocks_of_runs
-from epd_lab.sim.core.breaks import Breaks
 from epd_lab.sim.engine import golden
 from epd_lab.sim.engine.device import SimDevice
 from epd_lab.sim.engine.golden import NUM_HEADS, STATE_NBYTES
@@ -65,7 +64,6 @@ class HashStates(SimOwnMemory):
 
     kv_layout: KvLayout
     on_call: Callable[[str, Any], None]
-    _breaks: Breaks
     _copy_s: float
     _kv: memoryview
 
@@ -91,8 +89,9 @@ class HashStates(SimOwnMemory):
         self, blocks: Sequence[int], heads: range, *, in_place: bool
     ) -> list[memoryview]:
         """A copy, a little later."""
-        if self._breaks.meet("fetch_kv"):
-            raise self._breaks.error("fetch_kv")
+        breaks = self.device.process.breaks
+        if breaks.meet("fetch_kv"):
+            raise breaks.error("fetch_kv")
         await asyncio.sleep(self._copy_s)
         return [memoryview(b"".join(bytes(self._hash_at(blocks, place)) for place in heads))]
 

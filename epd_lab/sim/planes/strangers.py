@@ -71,7 +71,9 @@ def attend(
 
     def is_gone(other: InstanceInfo) -> bool:
         life = lives.get(f"{other.address.instance_id}:{other.address.epoch}")
-        return life is not None and not life.process.alive
+        return life is not None and all(
+            not one.process.alive for one in lives.values() if one.process.pid == life.process.pid
+        )
 
     if process.is_stranger:
         member.on_welcome = take_over

@@ -61,8 +61,7 @@ from epd_lab.sim.planes.witnesses import Witnesses
 
 FENCE_COST_S = 0.001
 LOCAL_COST_S = 0.00002
-CLOSE_TIMEOUT_S = 5.0
-SETTLE_TIMEOUT_S = 0.5
+CLOSE_LOOK_S, CLOSE_LOOKS, SETTLE_TIMEOUT_S = 0.01, 500, 0.5
 SLOW_WRITE_S = 0.02  # there is time for more than the next step: a sign, it changes nothing
 
 
@@ -131,11 +130,12 @@ class Fabric:
         found = self.regions.get(key_of(target))
         return found if found is not None and found[0].remote == target else None
 
+    def writes_of(self, process: SimProcess) -> list[SimWrite]:
+        return [w for w in self.writes if w.writer is process]
+
     def process_died(self, process: SimProcess) -> None:
         """Its threads stop; what a card has taken over lands for a while yet."""
-        for write in list(self.writes):
-            if write.writer is not process:
-                continue
+        for write in self.writes_of(process):
             owner = (write.target.instance_id, write.target.epoch)
             self.witnesses.died_in_a_write((process.instance_id, process.epoch), owner)
             if self.conditions.kind == "shm":
@@ -345,18 +345,18 @@ class SimTransferEngine(DataPlane):
             return False
         return not self._fabric.under_way(self._life, life)
 
-    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+    async def fence(
+        self, peer: Address, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         """True: dead, and nothing between us is under way; never without `host_id`.
 
         Bars that life for good, as engines between hosts do: who fences the living is found out.
         """
         await self._take_time("fence")
-        life = (peer.instance_id, peer.epoch)
-        self._fabric.barred.add((self._life, life))
-        process = self._fabric.lives.get(life)
-        if not host_id or process is None or process.alive:
+        life, fabric = (peer.instance_id, peer.epoch), self._fabric
+        fabric.barred.add((self._life, life))
+        if not host_id or not fabric.witnesses.has_ended(life, attested=has_ended):
             return False
-        fabric = self._fabric
         if fabric.conditions.asks and fabric.witnesses.lacks(self._process, life):
             fabric.counters["fence not attested"] += 1
             return False
@@ -378,13 +378,15 @@ class SimTransferEngine(DataPlane):
         if isinstance(region, SlotRegion):
             region.release()
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         self._closed = True
-        own = [write.future for write in self._fabric.writes if write.writer is self._process]
-        if own:
-            await asyncio.wait(own, timeout=CLOSE_TIMEOUT_S)
+        fabric, own = self._fabric, self._process
+        for _ in range(CLOSE_LOOKS):
+            if fabric.writes_of(own):
+                await asyncio.sleep(CLOSE_LOOK_S)
         for key in [key for key in self._fabric.regions if key[:2] == self._life]:
             self.revoke(self._fabric.regions[key][0])
+        return not fabric.writes_of(own)
 
 
 def _cut(pieces: list[Piece], wanted: int) -> list[Piece]:

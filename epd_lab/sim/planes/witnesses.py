@@ -1,4 +1,4 @@
-"""What processes learn of the ends of processes on other hosts: only by asking."""
+"""What processes learn of the ends of others: of those on other hosts only by asking."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ class Witnesses:
         self._lives = lives
         self.is_cut: Callable[[str, str], bool] = lambda one, other: False
         self._cut_short: set[tuple[Life, Life]] = set()  # owners, and writers that died in a write
+
+    def has_ended(self, life: Life, *, attested: bool) -> bool:
+        """By the kernel, which shows a process, though that may go on as a later epoch; or attested
+        by that.  Raises RuntimeError if it lives, and somebody takes it for ended."""
+        one = self._lives.get(life)
+        if one is not None and one.alive and attested:
+            raise RuntimeError(f"{one.name} lives, and is taken for ended")
+        if one is None or attested:
+            return one is not None
+        return not any(other.alive and other.pid == one.pid for other in self._lives.values())
 
     def died_in_a_write(self, writer: Life, owner: Life) -> None:
         self._cut_short.add((owner, writer))

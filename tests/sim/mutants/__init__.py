@@ -34,6 +34,7 @@ from tests.sim.mutants import (
     groups,
     kinds,
     links,
+    lives,
     losses,
     members,
     offers,
@@ -62,6 +63,7 @@ __all__ = [
     "groups",
     "kinds",
     "links",
+    "lives",
     "losses",
     "members",
     "offers",
@@ -164,7 +166,9 @@ def lost_peer_frees_slots() -> Planted:
 def fence_says_what_it_hopes() -> Planted:
     """F7: a fence that takes silence for death."""
 
-    async def fence(self: SimTransferEngine, peer: Any, host_id: str, pid: int) -> bool:
+    async def fence(
+        self: SimTransferEngine, peer: Any, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         return True
 
     return patched(SimTransferEngine, "fence", fence)

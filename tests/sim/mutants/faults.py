@@ -169,7 +169,9 @@ def doubts_about_the_dead_stay() -> Planted:
 def the_end_of_a_process_is_the_end_of_its_bytes() -> Planted:
     """F7: a writer on another host that is dead is fenced, though none of that host attests it."""
 
-    async def fence(self: SimTransferEngine, peer: Any, host_id: str, pid: int) -> bool:
+    async def fence(
+        self: SimTransferEngine, peer: Any, host_id: str, pid: int, *, has_ended: bool = False
+    ) -> bool:
         life = (peer.instance_id, peer.epoch)
         self._fabric.barred.add((self._life, life))
         return not self._fabric.lives[life].alive

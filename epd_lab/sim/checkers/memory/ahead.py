@@ -12,8 +12,9 @@ from typing import Any
 
 from epd.fsm.encoding import Encoding
 from epd.scheduling.slots import CACHE_ROWS, sized
-from epd_lab.sim.cluster import Node, Settings
+from epd_lab.sim.cluster import Settings
 from epd_lab.sim.engine.golden import ROW_NBYTES, Image
+from epd_lab.sim.lives import Node
 from epd_lab.sim.workload import mm_hash_of
 
 

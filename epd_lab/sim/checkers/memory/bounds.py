@@ -20,10 +20,11 @@ from epd.scheduling.slots import CACHE_ROWS, sized
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.checkers.memory.ahead import Ahead
 from epd_lab.sim.checkers.memory.quotas import over_quota
-from epd_lab.sim.cluster import Node, Settings
+from epd_lab.sim.cluster import Settings
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.engine import golden
 from epd_lab.sim.engine.golden import ROW_NBYTES
+from epd_lab.sim.lives import Node
 from epd_lab.sim.signs import is_longer_for_a_picture
 
 Held = tuple[float, float]  # how much there is, and the most that may be

@@ -6,7 +6,8 @@ books do not balance."""
 from __future__ import annotations
 
 from epd_lab.sim.checkers.base import Checker
-from epd_lab.sim.cluster import HOUSEKEEPING, MEMBERSHIP, Node
+from epd_lab.sim.cluster import HOUSEKEEPING, MEMBERSHIP
+from epd_lab.sim.lives import Node
 
 
 class Conservation(Checker):

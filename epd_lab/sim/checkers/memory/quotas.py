@@ -14,7 +14,8 @@ from epd.fsm.kernel import Machine
 from epd.keys import is_kv
 from epd.roles.incoming import IncomingRooms
 from epd.roles.outgoing import OutgoingRooms
-from epd_lab.sim.cluster import Node, Settings
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.lives import Node
 
 
 @dataclass(slots=True)
