@@ -87,7 +87,9 @@ class Lives:
         return self._kept.pop(process.name, None)
 
     def expelled(self, node: Node, reason: str) -> None:
-        if node.engines.rest is None or node.process.is_stranger:
+        process = node.process
+        has_name = self._world.processes[process.instance_id] is process
+        if node.engines.rest is None or process.is_stranger or not has_name:
             self._ends("expelled", node, reason)
             return
         self._world.trace("expelled", node.process.name, reason)
