@@ -10,8 +10,8 @@ from epd.fsm import generation, instance
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.health import ENDS, PATIENCE
 from epd_lab.sim.checkers.base import Checker, Context
-from epd_lab.sim.lives import Node
 from epd_lab.sim.core.process import SimProcess
+from epd_lab.sim.lives import Node
 from epd_lab.sim.wedges import wedged
 
 
