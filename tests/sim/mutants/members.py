@@ -1,4 +1,5 @@
-"""Bugs of membership put back: of an instance's own half (MEMBERSHIP), and of equal names."""
+"""Bugs of membership put back: of an instance's own half (MEMBERSHIP), of equal names, and of
+processes that go on as another epoch."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ from unittest import mock
 
 from epd.fsm import instance as i
 from epd.fsm import membership as m
-from epd.messages import InstanceInfo
+from epd.messages import Address, InstanceInfo
 from epd.roles.gateway.registry import Registry
+from epd.roles.rooms import Rooms
+from epd_lab.sim.engine.device import SimDevice
+from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim.mutants.planting import Planted, mutant, patched, row
 
 MEMBERSHIP = m.Membership.table
@@ -63,3 +67,43 @@ def who_returns_is_not_answered() -> Planted:
             refuse(self, info, reason)
 
     return patched(Registry, "_refuse", unless_followed)
+
+
+@mutant
+def a_life_begins_while_the_last_one_writes() -> Planted:
+    """F7, F44: a process attests the end of an epoch whose bytes still move."""
+
+    async def close(self: SimTransferEngine) -> bool:
+        return True
+
+    return patched(SimTransferEngine, "close", close)
+
+
+@mutant
+def a_life_begins_while_the_last_one_steps() -> Planted:
+    """F29: a step of the former epoch writes into the pool of the next one."""
+
+    async def rest(self: SimDevice) -> bool:
+        return True
+
+    return patched(SimDevice, "rest", rest)
+
+
+@mutant
+def the_lost_are_taken_for_ended() -> Planted:
+    """F7: an epoch that was declared lost counts as ended by the word of its process."""
+
+    def attests(self: Rooms[object, object], peer: Address) -> bool:  # type: ignore[type-var]
+        return True
+
+    return patched(Rooms, "_attests_end", attests)
+
+
+@mutant
+def nobody_believes_in_the_end_of_a_life() -> Planted:
+    """F8: memory that an ended epoch was granted stays owned as long as its process goes on."""
+
+    def attests(self: Rooms[object, object], peer: Address) -> bool:  # type: ignore[type-var]
+        return False
+
+    return patched(Rooms, "_attests_end", attests)
