@@ -115,6 +115,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group_join_timeout_s: Annotated[Seconds, about("the ranks of an instance (--tensor-parallel-size) must have loaded within")] = 600.0
     group_step_timeout_s: Annotated[Seconds, about("every rank of an instance must have executed a step within, or it starts anew; less than stall_timeout_s, so that a client's stream is not given up first")] = 20.0
     drain_timeout_s: Annotated[Seconds, about("after SIGTERM, time for open requests to end", "--drain-timeout", "limits")] = 30.0
+    move_timeout_s: Annotated[Seconds, about("after that, time for open requests to move to other instances")] = 10.0
     kv_lease_s: Annotated[Seconds, about("a prompt's KV is held so long for the request that goes on with it")] = 30.0
     max_attempts: Annotated[Count, about("of a request that fail for the same kind of reason")] = 4
 

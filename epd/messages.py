@@ -9,8 +9,7 @@ delivery.  A lost message is recovered by a time-out row of some state machine, 
 can arrive twice without harm.  For that, each carries what makes it idempotent: ids that are never
 reused, the `attempt` of the request, and (in the envelope) the sender's epoch.
 
-Big things do not ride here.  Compressed images travel as payload frames behind the header frame
-(not copied into it); embeddings and KV travel on the data plane.
+Compressed images travel as payload frames behind the header frame; rows and KV on the data plane.
 
 Identifiers
 -----------
@@ -24,8 +23,7 @@ another form than in the last one. A process of another version is refused by na
 that do not decode.
 
 All deadlines are absolute, in seconds of the gateway's time: its wall clock's when it started, and
-steady since.  It sends its time with each `Welcome` and `HeartbeatAck`, so no clock of an instance
-needs to be right, and setting one moves no deadline."""
+steady since.  Each `Welcome` and `HeartbeatAck` has it: setting a clock moves no deadline."""
 
 from __future__ import annotations
 
@@ -117,15 +115,20 @@ class Heartbeat(Message):
 
     load: Load
     version: Total = 0  # of the registry that the instance has seen
-    is_draining: bool = False
-    """No new work, please; the instance leaves when its open work has ended."""
+    is_draining: bool = False  # no new work, please; it leaves when its open work has ended
+    drain_left_s: Seconds = 0.0  # if so: until its open work is to move elsewhere
+
+
+class DrainRequest(Message):
+    """Take no new work, and leave; heartbeats have what came of it."""
+
+    within_s: Annotated[float, Meta(ge=0, le=1e6)]
+    restarts: bool  # whether the next life of the process is to follow
 
 
 class HeartbeatAck(Message):
-    """The instance is still a member; without this message it rejoins.
-
-    Not for each heartbeat: a few times per `lost_after_s`, and at once when the instance is no
-    member or has missed a `Membership`, which it learns from `version`."""
+    """The instance is still a member; without this message it rejoins.  It comes a few times per
+    `lost_after_s`, and at once to no member, or after a `Membership` was missed (`version`)."""
 
     known: bool
     version: Total
@@ -375,9 +378,9 @@ class ProfileReport(Message):
 
 # What a gateway alone says, whoever else is a member.
 OF_GATEWAY = frozenset((
-    Welcome, JoinDeferred, JoinRefused, HeartbeatAck, Membership, AdapterList, CacheEventsWanted,
-    EncodeRequest, AbortEncode, PrefillRequest, RequestInquiry, RoomAdded, AbortRequest,
-    ObserveRequest, ProfileRequest, SelfTest,
+    Welcome, JoinDeferred, JoinRefused, HeartbeatAck, DrainRequest, Membership, AdapterList,
+    CacheEventsWanted, EncodeRequest, AbortEncode, PrefillRequest, RequestInquiry, RoomAdded,
+    AbortRequest, ObserveRequest, ProfileRequest, SelfTest,
 ))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:

@@ -235,6 +235,7 @@ class ApiServer:
         tokenizing = Rarely("epd.api.tokenizing:Tokenizing", preparer, self._intake)
         desk = self._frontend.adapters
         verbs = Rarely("epd.api.adapters:AdapterVerbs", desk, self._config, preparer, self._intake)
+        drains = Rarely("epd.api.drain:DrainVerb", self._frontend, self._config, self._intake)
         adapters = {path: {"POST": verbs.handler(name)} for path, name in ADAPTERS.items()}
         profiling: dict[str, dict[str, Handler]] = {
             "/start_profile": {"POST": lambda exchange: self._profile(exchange, starts=True)},
@@ -259,6 +260,7 @@ class ApiServer:
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
             "/state": {"GET": cluster.handler("state")},
+            "/drain": {"POST": drains.handler("ask")},
             "/ui": {"GET": cluster.handler("page")},
             "/version": {"GET": self._version},
             "/openapi.json": {"GET": self._openapi},

@@ -21,6 +21,8 @@ VERBS = {
     "demo": "three workers and a gateway read three sample images",
     "top": "watch a running cluster: instances, machines by state, the oldest ones",
     "list": "machines of a running cluster: transfers in QUARANTINED for 5 s, and the like",
+    "drain": "take an instance out: new work goes elsewhere, open work ends or moves",
+    "rollout": "restart the instances one by one while the cluster serves",
     "story": "what happened to one request, room or image, at each process",
     "keys": "API keys of clients: make, list and remove them in a file of hashes",
     "k8s": "write the manifests of a topology for Kubernetes",

@@ -14,6 +14,8 @@ any more: it is killed, which frees what its peers keep in quarantine for it. On
 CUT_OFF from its gateway, is left alone, and joins again by itself. Questions are counted, not
 seconds: a supervisor that stood still, or whose machine slept, has not asked meanwhile.
 
+A child that an operator had drained has ended for good, and the others go on.
+
 A child that is asked to stop drains for a bounded time; then it is killed. The request to stop may
 come while its process is still being made: the process gets it as soon as it is there.
 """
@@ -118,6 +120,13 @@ class DeclaredLost(Event):
 class Ended(Event):
     ends = (Own.PROCESS,)
     exit_status: int
+
+
+@dataclass(slots=True)
+class Drained(Event):
+    """It has ended, as an operator took it out."""
+
+    ends = (Own.PROCESS,)
 
 
 @dataclass(slots=True)
@@ -231,6 +240,7 @@ ROWS = (
     Row(S.STARTING, (Ended, LaunchFailed), S.FAILED, (Do.TELL_FAILED,), note="a mistake in the configuration"),
     Row((*_SERVES, S.REPLACING), Ended, S.RESTARTING, (Do.LAUNCH, Do.ASK), count_life, when=may_follow, note="at once, with a new epoch (F44)"),
     Row((*_SERVES, S.REPLACING), Ended, S.PAUSED, (Do.ARM_PAUSE,), rest, when=unless(may_follow), note="its last lives were short"),
+    Row((*_SERVES, S.REPLACING, *_LEAVES), Drained, S.STOPPED, (Do.TELL_STOPPED,)),
     Row((S.RESTARTING, S.REPLACING), LaunchFailed, S.PAUSED, (Do.ARM_PAUSE,), count_pause),
     Row(S.RESTARTING, Ended, S.PAUSED, (Do.ARM_PAUSE,), count_pause, note="it fails to start"),
     Row(S.REPLACING, Launched, None, (Do.SEND_KILL,), note="killed while it was being made"),

@@ -13,6 +13,10 @@ counted by itself, and the deadline bounds the sum.  One is not counted (AWAY, F
 that drains, or has no welcome yet, has done nothing with the request, and the gateway will soon
 have its state.
 
+An attempt at an instance that drains too long is recalled while that instance still streams.  The
+next one begins behind the last token that the client has.  Later tokens of the first one are
+dropped by the number of their attempt.
+
 Deaths are counted by input, over all requests (`scheduling/deaths.py`): what two instances died of
 goes to no third one.  It ends with an error that is not tried again (PoisonFound, F68).
 
@@ -46,6 +50,7 @@ from epd.fsm.generation_events import (
     Accepted,
     Admitted,
     AttemptFailed,
+    AttemptRecalled,
     AttemptRefused,
     AttemptTimedOut,
     CancelRequested,
@@ -92,6 +97,7 @@ __all__ = [
     "Accepted",
     "Admitted",
     "AttemptFailed",
+    "AttemptRecalled",
     "AttemptRefused",
     "AttemptTimedOut",
     "CancelRequested",
@@ -249,6 +255,7 @@ ROWS = (
     Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL,), append_tokens),
     Row(_OPEN, _MAY_BE_RETRIED, S.MIGRATING, (Do.PLACE,), note_failure, may_retry, "elsewhere (F19, F20)"),
     Row(_OPEN, _MAY_BE_RETRIED, S.FAILED, _TELL_FAILURE, note_failure, unless(may_retry)),
+    Row(_OPEN, AttemptRecalled, S.MIGRATING, (Do.CHOOSE,), note="its instance drains, and still works on it"),
     Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ANSWER_ERROR,), note_failure),
     Row((*_CHOOSING, *_OPEN), PoisonFound, S.FAILED, _TELL_FAILURE, note_poison, note="not to a third instance (F68)"),
     # The client, or the API for it.
@@ -271,11 +278,11 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, PoisonFound, *_SAID_ONCE), "nobody reads it any more"),
+    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, AttemptRecalled, PoisonFound, *_SAID_ONCE), "nobody reads it any more"),
     Ignore(_BETWEEN, (Accepted,), "a late confirmation"),
-    Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused), "of the attempt that was given up"),
+    Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRecalled, AttemptRefused), "of the attempt that was given up"),
     Ignore((*_OPEN, *_BETWEEN), (AbortConfirmed,), "of an attempt that was given up"),
-    Ignore(_ENDED, (Prepared, TurnCame, LateFound, Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
+    Ignore(_ENDED, (Prepared, TurnCame, LateFound, Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRecalled, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
 )
 
 _TIMERS: Timers = {
@@ -360,6 +367,11 @@ class Generation(Machine):
     def has_attempt(self) -> bool:
         """Whether its present attempt is at its instances, and was not given up."""
         return Own.ATTEMPT in self.state.owns
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it has moved, and waits for the first token from where it is now."""
+        return self.attempt > 1 and self.has_attempt and not self.token_ids_of_attempt
 
     @property
     def token_ids_of_attempt(self) -> int:

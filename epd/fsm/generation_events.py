@@ -215,6 +215,11 @@ class AttemptTimedOut(Event):
 
 
 @dataclass(slots=True)
+class AttemptRecalled(Event):
+    """An instance of it drains, its time for that is over, and others have room for the rest."""
+
+
+@dataclass(slots=True)
 class ImageMoved(Event):
     """The encoder of an image was lost, and another one takes it: the attempt goes on."""
 

@@ -23,6 +23,7 @@ a heartbeat with a registry that was published after the stranger had asked.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +55,7 @@ class Do(Effect):
     HOLD_OFF = "have who asks for its name wait"
     TELL_HELD = "answer the join with who has the name"
     SHOW_ALIVE = "let those who ask for its name hear that it lives"
+    MOVE_ATTEMPTS = "have attempts that use it go elsewhere, while it still works on them"
     DISCONNECT = "forget the connection"
     SEND_SELF_TEST = "ask it for a self-test, by number"
     TELL_STUCK = "say what it does not get on with"
@@ -149,7 +151,7 @@ class ProbeFailed(Event):
 
 @dataclass(slots=True)
 class DrainAnnounced(Event):
-    pass
+    left_s: float  # until its open work is to move elsewhere
 
 
 @dataclass(slots=True)
@@ -211,6 +213,14 @@ def note_seen(instance: Instance, event: JoinAccepted | NameHeld) -> None:
     instance.seen_s = event.at_s
 
 
+def keep_bound(instance: Instance, event: DrainAnnounced) -> None:
+    instance.drain_left_s = event.left_s
+
+
+def is_overdue(instance: Instance, event: DrainAnnounced) -> bool:
+    return event.left_s <= 0.0
+
+
 def keep_reason(
     instance: Instance,
     event: JoinRejected | HeartbeatsEnded | LeftReceived | EpochReplaced | GivenUp,
@@ -269,7 +279,9 @@ ROWS = (
     Row(S.DRAINING, HeartbeatReceived, None, (Do.WATCH,), keep_load, note="its name will be free"),
     Row((S.HEALTHY, S.STUCK, S.PROBING), HeartbeatMissed, S.SUSPECT, (Do.WATCH_ON,)),
     Row(S.DRAINING, HeartbeatMissed, None, (Do.WATCH_ON,)),
-    Row(_SERVES, DrainAnnounced, S.DRAINING, (Do.PUBLISH,)),
+    Row(_SERVES, DrainAnnounced, S.DRAINING, (Do.PUBLISH,), keep_bound),
+    Row(S.DRAINING, DrainAnnounced, None, (Do.MOVE_ATTEMPTS,), keep_bound, is_overdue, "with each heartbeat: what has no place yet may get one"),
+    Row(S.DRAINING, DrainAnnounced, None, (), keep_bound, unless(is_overdue)),
     Row(_MEMBERS, (EpochReplaced, GivenUp), S.LOST, (), keep_reason, note="restarted, or fenced by a peer (F44)"),
     Row(_MEMBERS, LeftReceived, S.LEFT, (), keep_reason),
 )
@@ -278,7 +290,6 @@ IGNORES = (
     Ignore((S.JOINING, S.AWAITING_NAME), (HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced, GivenUp, NameContested), "not a member yet"),
     Ignore((S.JOINING, *_MEMBERS, *_ENDED), (HolderBeat,), "it does not wait for a name"),
     Ignore((*_MEMBERS, *_ENDED), (NameHeld,), "what it asked for was decided"),
-    Ignore((S.DRAINING,), (DrainAnnounced,), "said before"),
     Ignore((S.JOINING, S.AWAITING_NAME, S.HEALTHY, S.SUSPECT, S.STUCK, S.DRAINING, *_ENDED), (ProbePassed, ProbeFailed), "late, or told twice: another one is asked for where it matters"),
     Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced, GivenUp, NameContested), "this epoch is over; the process must join with a new one"),
 )
@@ -292,7 +303,7 @@ class Instance(Machine):
     """One epoch of an instance: `key` is `id:epoch`."""
 
     table = TABLE
-    __slots__ = ("held_version", "info", "load", "num_probes", "reason", "seen_s")
+    __slots__ = ("drain_left_s", "held_version", "info", "load", "num_probes", "reason", "seen_s")
 
     def __init__(
         self, info: InstanceInfo, load: Load, now_s: float, journal: Journal = NULL_JOURNAL
@@ -301,6 +312,7 @@ class Instance(Machine):
         self.info = info
         self.load = load
         self.seen_s = now_s
+        self.drain_left_s = math.inf  # until its open work is to move elsewhere, if it drains
         self.held_version = 0  # of the registry when it asked for a name that another has
         self.num_probes = 0  # number of the last self-test that was asked for
         self.reason = ""  # why it is over, waits, or gets no work
@@ -315,6 +327,15 @@ class Instance(Machine):
     @property
     def takes_work(self) -> bool:
         return self.state is S.HEALTHY
+
+    @property
+    def is_draining(self) -> bool:
+        return self.state is S.DRAINING
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether what is open there is to move."""
+        return self.state is S.DRAINING and self.drain_left_s <= 0.0
 
     @property
     def is_heard(self) -> bool:

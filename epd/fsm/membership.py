@@ -14,8 +14,8 @@ answers. In every other state messages of an earlier life of the gateway are ign
 Open work goes on meanwhile: the instance only gets no new work.
 
 A draining instance takes no new work; all else is as before. It must still learn which peers are
-lost, so it asks as a member does. It leaves when nothing is open, or when the time for that is
-over.
+lost, so it asks as a member does. At its bound it still works on what is open, and the gateway
+moves that elsewhere. It leaves when nothing is open, or when the time for the moves is over, too.
 
 A life that the gateway has declared lost must not go on, because its peers have fenced it. EXPELLED
 ends it, and the next life joins (fault F44): of the same process, once nothing that this one began
@@ -59,7 +59,7 @@ class Do(Effect):
     FORGET_ABSENT = "take those that the new registry does not list for gone"
     ARM_ABSENT = "fire AbsenceSettled when all who live have joined the new registry"
     LET_GO = "tell every role that no new work comes"
-    ARM_DRAIN = "fire DrainTimedOut later"
+    ARM_DRAIN = "fire DrainTimedOut at its bound, and MoveTimedOut behind it"
     SEND_LEAVE = "tell the gateway"
     LOOK_FOR_HOLDER = "ask the kernel whether the process that has the name is gone"
     TELL_WAITING = "tell the process for whom it waits"
@@ -170,11 +170,18 @@ class HolderGone(Event):
 
 @dataclass(slots=True)
 class DrainRequested(Event):
-    pass
+    due_s: float  # its bound, by this process's clock
 
 
 @dataclass(slots=True)
 class DrainTimedOut(Event):
+    """What is open is to move to other instances."""
+
+    by_time = True
+
+
+@dataclass(slots=True)
+class MoveTimedOut(Event):
     by_time = True
 
 
@@ -201,6 +208,10 @@ def keep_interval(membership: Membership, event: Welcomed) -> None:
 
 def follow(membership: Membership, event: GatewayReplaced) -> None:
     membership.gateway_epoch = event.epoch
+
+
+def keep_bound(membership: Membership, event: DrainRequested) -> None:
+    membership.drain_due_s = event.due_s
 
 
 _ASK = (Do.SEND_JOIN, Do.ARM_JOIN)
@@ -237,11 +248,12 @@ ROWS = (
     Row(S.AWAITING_NAME, HolderGone, None, _ASK, note="the join says so"),
     Row(S.AWAITING_NAME, GatewayFellSilent, S.JOINING, _ASK, note="its successor decides anew"),
     *_joined(S.MEMBER, S.REJOINING, S.CUT_OFF),
-    Row(S.MEMBER, DrainRequested, S.DRAINING, _DRAIN),
-    Row(S.REJOINING, DrainRequested, S.DRAINING_REJOINING, _DRAIN),
-    Row(S.CUT_OFF, DrainRequested, S.DRAINING_CUT_OFF, _DRAIN),
+    Row(S.MEMBER, DrainRequested, S.DRAINING, _DRAIN, keep_bound),
+    Row(S.REJOINING, DrainRequested, S.DRAINING_REJOINING, _DRAIN, keep_bound),
+    Row(S.CUT_OFF, DrainRequested, S.DRAINING_CUT_OFF, _DRAIN, keep_bound),
     *_joined(S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF),
-    Row(_DRAINING, DrainTimedOut, S.LEFT),
+    Row(_DRAINING, DrainTimedOut, None, (Do.BEAT,), note="the gateway moves what is open while it goes on here"),
+    Row(_DRAINING, MoveTimedOut, S.LEFT, note="what is open migrates as after a loss"),
     Row(_OPEN, LeaveRequested, S.LEFT),
     Row(_JOINED, RegistryBegan, None, (Do.ARM_ABSENT,)),
     Row(_JOINED, AbsenceSettled, None, (Do.FORGET_ABSENT,)),
@@ -264,6 +276,7 @@ _TIMERS: Timers = {
     GatewayFellSilent: (Do.ARM_SILENCE,),
     AbsenceSettled: (Do.ARM_ABSENT,),
     DrainTimedOut: (Do.ARM_DRAIN,),
+    MoveTimedOut: (Do.ARM_DRAIN,),
 }
 TABLE = Table("MEMBERSHIP", __doc__ or "", S, S.OUTSIDE, _ENDED, ROWS, IGNORES, _HELD, _TIMERS)
 # fmt: on
@@ -273,11 +286,12 @@ class Membership(Machine):
     """`key` is `id:epoch`, as the gateway's INSTANCE of this life."""
 
     table = TABLE
-    __slots__ = ("beat_s", "gateway_epoch")
+    __slots__ = ("beat_s", "drain_due_s", "gateway_epoch")
 
     def __init__(self, key: str, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(key, journal)
         self.beat_s = 0.0  # how often the gateway wants to hear of us
+        self.drain_due_s = 0.0  # its bound, if it drains
         self.gateway_epoch = 0  # of the life that was followed last
 
     @property

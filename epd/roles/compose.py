@@ -38,7 +38,6 @@ from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
 from epd.roles.steps.requests import Requests
 from epd.roles.unsent import fail_at_instance
 from epd.roles.watching.observers import Observable
-from epd.roles.watching.profiling import Profiled
 from epd.scheduling.placement import MakeRule, pick_encoder
 from epd.scheduling.predicted_rule import PredictedRule
 from epd.scheduling.step_cost import Measured
@@ -133,6 +132,8 @@ class Instance:
 
             self.adapters = HeldAdapters(actor, self._holders, self.requests)
         if engines.profiler is not None:
+            from epd.roles.watching.profiling import Profiled
+
             Profiled(actor, engines.profiler)
         Observable(actor, self._memory)
         info = self._info(engines, host_id, pid)

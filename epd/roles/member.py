@@ -24,6 +24,7 @@ from epd.fsm.membership import (
     JoinDue,
     LeaveRequested,
     LostOneListed,
+    MoveTimedOut,
     NameTaken,
     NewsMissed,
     Refused,
@@ -36,6 +37,7 @@ from epd.messages import (
     PROTOCOL_VERSION,
     AdapterList,
     Address,
+    DrainRequest,
     Heartbeat,
     HeartbeatAck,
     InstanceInfo,
@@ -87,6 +89,7 @@ class Member(Component[MembershipMachine]):
         self.on_rejected: Callable[[str], None] = lambda reason: None
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
+        self.on_drain_asked: Callable[[bool], None] = lambda restarts: None
         self.on_waiting: Callable[[InstanceInfo], None] = lambda holder: None
         self.adapters: Callable[[], tuple[AdapterList | None, int]] = lambda: (None, 0)
         """The last list of them, and the epoch of the gateway that sent it."""
@@ -110,9 +113,11 @@ class Member(Component[MembershipMachine]):
     def _fire(self, event: Event) -> None:
         self.fire(self.membership, event)
 
-    def drain(self) -> None:
-        """Take no new work; call `leave` when nothing is open."""
-        self.post(self.membership, DrainRequested())
+    def drain(self, within_s: float | None = None) -> None:
+        """Take no new work; call `leave` when nothing is open.  `within_s`: its bound, if not that
+        of the settings; whoever drains already keeps the first."""
+        within_s = self._timing.drain_timeout_s if within_s is None else within_s
+        self.post(self.membership, DrainRequested(self.clock.now_s() + within_s))
 
     def leave(self) -> None:
         self.post(self.membership, LeaveRequested())
@@ -138,6 +143,13 @@ class Member(Component[MembershipMachine]):
         message: JoinDeferred = received.message
         if message.epoch == self._info.address.epoch and not self.actor.is_former(received):
             self._fire(NameTaken(message.holder))
+
+    @receives(DrainRequest)
+    def on_drain_request(self, received: Received) -> None:
+        message: DrainRequest = received.message
+        if not self.actor.is_former(received):
+            self.drain(message.within_s)
+            self.on_drain_asked(message.restarts)
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
@@ -203,8 +215,12 @@ class Member(Component[MembershipMachine]):
         self._beat()
 
     def _beat(self) -> None:
+        left_s = max(0.0, self.membership.drain_due_s - self.clock.now_s())
         beat = Heartbeat(
-            load=self._load(), version=self.version, is_draining=self.membership.is_draining
+            load=self._load(),
+            version=self.version,
+            is_draining=self.membership.is_draining,
+            drain_left_s=left_s,
         )
         self.actor.send(self._gateway, beat)
         self.actor.timers.call_later(self.membership.beat_s, self._beat)
@@ -237,8 +253,10 @@ class Member(Component[MembershipMachine]):
             component.drained()
 
     @performs(Do.ARM_DRAIN)
-    def arm_drain(self, machine: MembershipMachine, event: Event) -> None:
-        self.arm(machine, self._timing.drain_timeout_s, DrainTimedOut())
+    def arm_drain(self, machine: MembershipMachine, event: DrainRequested) -> None:
+        left_s = event.due_s - self.clock.now_s()
+        self.arm(machine, left_s, DrainTimedOut())
+        self.arm(machine, left_s + self._timing.move_timeout_s, MoveTimedOut())
 
     @performs(Do.SEND_LEAVE)
     def send_leave(self, machine: MembershipMachine, event: Event) -> None:

@@ -25,6 +25,7 @@ from epd.fsm.child import (
     AskDue,
     DeclaredLost,
     Do,
+    Drained,
     Ended,
     HurryRequested,
     KillDue,
@@ -42,7 +43,7 @@ from epd.fsm.story import RecordingJournal
 from epd.runtime import lines
 from epd.runtime.child import ChildSpec, StatusLine
 from epd.runtime.claim import own_life, read_claim
-from epd.runtime.worker import ALIVE, LOST, MEETING
+from epd.runtime.worker import ALIVE, EXIT_DRAINED, LOST, MEETING
 from epd.runtime.zygote import Process, Zygote
 from epd.transport.endpoint import ipc_path, is_answered
 from epd.transport.shm.segment import sweep
@@ -92,7 +93,8 @@ class Child:
         self._process: Process | None = None
         self._clock: asyncio.TimerHandle | None = None
         self._life: asyncio.Task[None] | None = None
-        drain_s = timing.drain_timeout_s
+        move_s = timing.move_timeout_s if spec.instance is not None else 0.0
+        drain_s = timing.drain_timeout_s + move_s
         self._perform: dict[Effect, Callable[[Event], None]] = {
             Do.LAUNCH: self._begin_life,
             Do.ASK: self._ask,
@@ -162,7 +164,7 @@ class Child:
         self.pid, self._process = 0, None
         with contextlib.suppress(OSError):
             sweep()  # a killed process could not remove its own segments
-        self.fire(Ended(exit_status))
+        self.fire(Drained() if exit_status == EXIT_DRAINED else Ended(exit_status))
 
     async def _hear(self, process: Process) -> None:
         try:
@@ -341,18 +343,21 @@ class Supervisor:
         for task in pending:
             task.cancel()
         if failed in done:
-            raise StartFailed(failed.result())
+            raise StartFailed(failed.result() or "all processes were stopped")
 
     async def first_failure(self) -> str:
-        """The sentence of the first child that ended for good without being stopped."""
+        """The sentence of the first child that failed; empty: all were stopped."""
         waits = {asyncio.ensure_future(c.ended.wait()): c for c in self.children.values()}
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            while waits:
+                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for child in [waits.pop(task) for task in list(waits) if task in done]:
+                    if child.state != "stopped":
+                        return f"{child.name}: {child.detail or 'ended'}"
         finally:
             for task in waits:
                 task.cancel()
-        child = waits[next(task for task in waits if task in done)]
-        return f"{child.name}: {child.detail or 'ended'}"
+        return ""
 
     async def stop(self) -> None:
         """Drain and end the gateway, whose open requests need the workers, then the workers."""

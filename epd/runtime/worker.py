@@ -1,10 +1,11 @@
 """One serving process: engines, ports, roles, and an orderly end.
 
 Engines are loaded before the instance joins, so that what the gateway sees is what can serve. Ways
-to end: SIGTERM or SIGHUP drains; a second SIGTERM, SIGINT or the supervisor's end closes. An
-instance that has lost a rank closes with `EXIT_EXPELLED`, one whose device does not work any more
-with `EXIT_DEVICE_LOST`; its supervisor starts it anew.  Whatever the way, sockets, ipc files and
-shared memory are removed.
+to end: SIGTERM, SIGHUP or an operator's word by the gateway drains; a second SIGTERM, SIGINT or the
+supervisor's end closes. An instance that has lost a rank closes with `EXIT_EXPELLED`, one whose
+device does not work any more with `EXIT_DEVICE_LOST`; its supervisor starts it anew.  One that an
+operator took out closes with `EXIT_DRAINED`, and stays out.  Whatever the way, sockets, ipc files
+and shared memory are removed.
 
 A life whose epoch was declared lost ends within the process, and another one begins with its
 weights.  All else is made anew: sockets, registered memory, roles.  It begins when nothing that the
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from epd.transport.bus.curve import ClusterKey
 
 logger = logging.getLogger(__name__)
+EXIT_DRAINED = 3  # an operator took it out: no life is to follow
 EXIT_DEVICE_LOST = 74  # EX_IOERR
 EXIT_EXPELLED = 75  # EX_TEMPFAIL: this life is over, a new one may join
 
@@ -128,15 +130,22 @@ def load_cluster_key(path: str) -> ClusterKey | None:
 
 
 class Ending:
-    """How a process is asked to end; the first word drains, a second or an interrupt closes."""
+    """How a process is asked to end; the first SIGTERM drains, a second or an interrupt closes."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
         self.now = asyncio.Event()
         self.exit_status = 0
+        self.num_asked = 0  # times, by signals
 
     def ask(self) -> None:
-        (self.now if self.drain.is_set() else self.drain).set()
+        self.num_asked += 1
+        (self.now if self.num_asked > 1 else self.drain).set()
+        self.drain.set()
+
+    def hang_up(self) -> None:
+        """A terminal that closes sends several of these: they count as one."""
+        self.num_asked = max(1, self.num_asked)
         self.drain.set()
 
     def at_once(self, exit_status: int) -> None:
@@ -148,7 +157,7 @@ class Ending:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.ask)
         loop.add_signal_handler(signal.SIGINT, self.at_once, 130)
-        on_hang_up(self.drain.set)
+        on_hang_up(self.hang_up)
 
 
 def on_hang_up(work: Callable[[], object]) -> None:
@@ -217,25 +226,7 @@ async def _live(
     except BaseException:
         await bus.close()
         raise
-    expelled = asyncio.Event()
-
-    def on_rejected(reason: str) -> None:
-        status("refused", reason)
-        ending.at_once(1)
-
-    def on_expelled(reason: str) -> None:
-        status("expelled", reason)
-        if engines.rest is None or ending.drain.is_set():
-            ending.at_once(EXIT_EXPELLED)
-        expelled.set()
-
-    def on_waiting(holder: InstanceInfo) -> None:
-        status("waiting", f"another has the name and may be dead: {named(holder)}")
-
-    instance.member.is_gone = is_gone
-    instance.member.on_waiting = on_waiting
-    instance.member.on_rejected = on_rejected
-    instance.member.on_expelled = on_expelled
+    expelled = follow_membership(instance, ending, status, goes_on=engines.rest is not None)
     end_with_device(instance, ending, status)
     show_cluster(instance, config.gateway_endpoint, ending, status)
     status("joining", config.gateway_endpoint)
@@ -260,6 +251,38 @@ async def _live(
         status("expelled", "bytes of its last life may still move")
         ending.exit_status = EXIT_EXPELLED
     return may_follow and not ending.drain.is_set()
+
+
+def follow_membership(
+    instance: Instance, ending: Ending, status: Status, *, goes_on: bool
+) -> asyncio.Event:
+    """Have the process end, or show itself, as its membership does.  The event: its life was
+    declared lost.  `goes_on`: the process may begin another one."""
+    expelled = asyncio.Event()
+
+    def on_drain_asked(restarts: bool) -> None:
+        ending.exit_status = 0 if restarts else EXIT_DRAINED
+        ending.drain.set()
+
+    def on_rejected(reason: str) -> None:
+        status("refused", reason)
+        ending.at_once(1)
+
+    def on_expelled(reason: str) -> None:
+        status("expelled", reason)
+        if not goes_on or ending.drain.is_set():
+            ending.at_once(EXIT_EXPELLED)
+        expelled.set()
+
+    def on_waiting(holder: InstanceInfo) -> None:
+        status("waiting", f"another has the name and may be dead: {named(holder)}")
+
+    instance.member.is_gone = is_gone
+    instance.member.on_drain_asked = on_drain_asked
+    instance.member.on_waiting = on_waiting
+    instance.member.on_rejected = on_rejected
+    instance.member.on_expelled = on_expelled
+    return expelled
 
 
 def show_cluster(instance: Instance, gateway: str, ending: Ending, status: Status) -> None:

@@ -8,6 +8,7 @@ from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 LIVES = "(STARTING, RESTARTING, SERVING, SILENT, CUT_OFF)"
 LEAVES = "(STOPPING, KILLING, REPLACING)"
+SERVED = "(SERVING, SILENT, CUT_OFF, REPLACING, STOPPING, KILLING)"
 OVER = "(STOPPED, FAILED)"
 
 
@@ -94,6 +95,10 @@ def child_model(table: Table = c.TABLE) -> Model:
             Happening("is_asked", "time", lives, c.AskDue, before=rings),
             Happening("is_declared_lost", "fault", made, c.DeclaredLost),
             Happening("ends", "fault", made, c.Ended, before=gone),
+            Happening(
+                "was_drained", "fault", f"{made} and has_served and state in {SERVED}", c.Drained,
+                before=gone,
+            ),
             Happening("has_to_end", "work", f"{made} and told", c.Ended, before=gone),
             Happening("is_asked_to_stop", "fault", event=c.StopRequested),
             Happening("is_hurried", "fault", event=c.HurryRequested),

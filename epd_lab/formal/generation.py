@@ -45,7 +45,8 @@ def _part(table: Table) -> Part:
         effects={
             "DISPATCH": (
                 "require not at_work -- one attempt at a time",
-                "require attempts <= MAX_ATTEMPTS -- attempts are bounded", "at_work = True",
+                "require attempts <= MAX_ATTEMPTS + recalls -- attempts are bounded",
+                "at_work = True",
             ),
             "PLACE": ("pause = True",), "AWAIT_TOPOLOGY": ("pause = True",),
             "CHOOSE": ("placing = True",), "QUEUE": ("queued = True",),
@@ -129,6 +130,8 @@ def _attempt() -> Iterator[Happening]:
     for name, event, when, before in words:
         kind = "work" if name in prompt else "fault"
         yield Happening(name, kind, when, event, 0, before, event_fields=KIND)
+    recalled, before = f"{sent} and recalls < 1", ("recalls = recalls + 1",)
+    yield Happening("its_instance_drains", "fault", recalled, g.AttemptRecalled, 0, before)
     yield Happening("an_image_moves", "fault", f"{sent} and at_work and {open_}", g.ImageMoved)
     yield Happening("an_image_is_late", "fault", f"{sent} and at_work and {open_}", g.ImageHedged)
     yield Happening(
@@ -180,13 +183,14 @@ def _laws() -> tuple[Law, ...]:
 def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
     """The model; `table` is GENERATION's, or one with a bug put back."""
     return Model(
-        name="GENERATION", nodes=(94, 7), about="a request at the gateway, over its attempts",
+        name="GENERATION", nodes=(243, 7), about="a request at the gateway, over its attempts",
         parts=(_part(table),),
         variables=(
             Variable("admitted", (False, True), "it holds a place"),
             Variable("prepared", (False, True), "its prompt is ready"),
             Variable("unconfirmed", (0, 1, 2), "instances that have not called it off"),
-            Variable("attempts", tuple(range(max_attempts + 2)), "sent so far"),
+            Variable("attempts", tuple(range(max_attempts + 3)), "sent so far"),
+            Variable("recalls", (0, 1), "of attempts, from instances that drain"),
             Variable("failures", tuple(range(max_attempts + 2))),
             Variable("said", (False, True), "the client has tokens"),
             Variable("hole", (False, True), "a chunk came that leaves a hole before it"),

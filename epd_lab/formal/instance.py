@@ -62,7 +62,10 @@ def _happenings() -> tuple[Happening, ...]:
             for which, age in (("its_test", 0), ("an_earlier_test", 1))
         ),
         Happening("beats_have_ended", "time", "missed", i.HeartbeatsEnded),
-        Happening("drains", "fault", beats, i.DrainAnnounced),
+        *(
+            Happening(name, "fault", beats, i.DrainAnnounced, guards={"is_overdue": str(is_over)})
+            for name, is_over in (("drains", False), ("drain_is_overdue", True))
+        ),
         Happening("leaves", "fault", beats, i.LeftReceived),
         Happening("is_replaced", "fault", event=i.EpochReplaced),
         Happening("is_given_up", "fault", event=i.GivenUp),
@@ -95,11 +98,12 @@ def instance_model(table: Table = i.TABLE) -> Model:
                 f"require state in {OVER} -- attempts are failed when it is over",
                 "failed = failed + 1",
             ),
+            "MOVE_ATTEMPTS": ("require failed == 0 -- only attempts that go on are moved",),
         },
         silent=frozenset(
             (
-                *("keep_load", "keep_reason", "keep_holder", "keep_whose", "note_seen"),
-                *("keep_waits", "begin_probe", "clear_reason", "keep_failure"),
+                *("keep_load", "keep_bound", "keep_reason", "keep_holder", "keep_whose"),
+                *("note_seen", "keep_waits", "begin_probe", "clear_reason", "keep_failure"),
                 *("SEND_SELF_TEST", "TELL_STUCK"),
                 *("REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON", "WATCH_JOINS"),
                 *("HOLD_OFF", "TELL_HELD", "SHOW_ALIVE"),

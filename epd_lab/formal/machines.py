@@ -97,6 +97,7 @@ HOLDER = InstanceInfo(address=PEER, roles=(), host_id="", pid=7)
 CARRIES: dict[str, Any] = {
     "ahead": False, "asker": print, "attempt": 1, "beat_s": 0.25, "blocks": (3, 4), "checksum": 11,
     "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"), "cluster_s": 5.0,
+    "due_s": 9.0, "left_s": 3.0,
     "command": "command", "encoder": PEER, "exit_status": 1, "failed": False, "failure": FAILURE,
     "finish_reason": "stop", "former_epoch": 1, "grant": GRANT, "holder": HOLDER, "image": b"image",
     "index": 0, "info": HOLDER, "instance": PEER, "item": "item", "kind": "engine", "kv": KV,

@@ -22,7 +22,7 @@ def _laws() -> tuple[Law, ...]:
         ),
         Law(
             "WhoDrainsSaysSo", 4, "no work is sent to who drains, and it leaves in time",
-            f"state not in {DRAINS} or (beats and drain)",
+            f"state not in {DRAINS} or (beats and leave)",
         ),
         Law(
             "AClockRuns", 7,
@@ -44,21 +44,22 @@ def _part(table: Table) -> Part:
             "ARM_JOIN": ("join = True",), "TAKE_TIME": ("knows_time = True",),
             "ARM_SILENCE": ("silence = True",), "BEAT": ("beats = True",),
             "TELL_SERVING": ("require not serving -- a process serves once", "serving = True"),
-            "ARM_ABSENT": ("absent = True",), "ARM_DRAIN": ("drain = True",),
+            "ARM_ABSENT": ("absent = True",), "ARM_DRAIN": ("drain = True", "leave = True"),
             "SEND_LEAVE": ("told = True",),
             "REJECT": ("require not serving -- who served fits", "told = True"),
             "EXPEL": ("require serving -- who never served was no member", "told = True"),
         },
         silent=frozenset(
             (
-                *("keep_interval", "follow", "SEND_JOIN", "DOUBT", "NOTE_FORMER_LOST", "LET_GO"),
-                *("FORGET_ABSENT", "LOOK_FOR_HOLDER", "TELL_WAITING"),
+                *("keep_interval", "keep_bound", "follow", "SEND_JOIN", "DOUBT"),
+                "NOTE_FORMER_LOST",
+                *("LET_GO", "FORGET_ABSENT", "LOOK_FOR_HOLDER", "TELL_WAITING"),
             ),
         ),
         at_end=("beats = False",),
         timers={
             "join": m.JoinDue, "silence": m.GatewayFellSilent, "absent": m.AbsenceSettled,
-            "drain": m.DrainTimedOut,
+            "drain": m.DrainTimedOut, "leave": m.MoveTimedOut,
         },
     )  # fmt: skip
 
@@ -85,6 +86,13 @@ def _happenings() -> tuple[Happening, ...]:
         Happening("holder_is_gone", "fault", "state == AWAITING_NAME", m.HolderGone),
         Happening("drain_is_asked_for", "fault", runs, m.DrainRequested),
         Happening("drain_times_out", "time", "drain", m.DrainTimedOut, before=("drain = False",)),
+        Happening(
+            "moves_time_out",
+            "time",
+            "leave and not drain",
+            m.MoveTimedOut,
+            before=("leave = False",),
+        ),
         Happening("leave_is_asked_for", "fault", runs, m.LeaveRequested),
     )
 
@@ -92,7 +100,7 @@ def _happenings() -> tuple[Happening, ...]:
 def membership_model(table: Table = m.TABLE) -> Model:
     """The model; `table` is MEMBERSHIP's, or one with a bug put back."""
     return Model(
-        name="MEMBERSHIP", nodes=(19,),
+        name="MEMBERSHIP", nodes=(25,),
         about="one life of an instance, as it sees its place in the registry",
         parts=(_part(table),),
         variables=(
@@ -100,6 +108,7 @@ def membership_model(table: Table = m.TABLE) -> Model:
             Variable("silence", (False, True), "armed"),
             Variable("absent", (False, True), "armed: who has not joined is gone then"),
             Variable("drain", (False, True), "armed"),
+            Variable("leave", (False, True), "armed: behind the other"),
             Variable("beats", (False, True), "its heart"),
             Variable("knows_time", (False, True), "the gateway's"),
             Variable("serving", (False, True), "its process was told so"),

@@ -9,13 +9,15 @@ Its target and its `other` are the name of an instance, `here` (where the point 
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from epd.frontend import Refused
 from epd.fsm.instance import Instance, JoinAccepted
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim import wedges
-from epd_lab.sim.cluster import Cluster
+from epd_lab.sim.cluster import GATEWAY, Cluster
 from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.world import World
 
@@ -202,17 +204,42 @@ class Injector:
         node = self.cluster.node(target)
         if node is None or node.instance is None or node.process.stalled:
             return False
-        instance, process = node.instance, node.process
+        process = node.process
         if not self.cluster.is_formed(process):
             self.world.exit(process)  # while ranks load, nobody listens to the signal
-            return True
+        else:
+            self._drain(node.instance, process)
+        return True
 
+    def _drain(self, instance: Any, process: SimProcess) -> None:
         async def leave() -> None:
             await instance.drain()
             await instance.close()
             self.world.loop.call_next(self.world.exit, process)
 
         self.world.loop.create_task(leave(), name="drain", context=process.context)
+
+    def do_ask_drain(self, fault: Fault, target: str) -> bool:
+        """`epd drain --within duration_s`; the supervisor starts it anew."""
+        node, asked = self.cluster.node(target), self.cluster.node(GATEWAY)
+        if node is None or node.instance is None or asked is None or asked.gateway is None:
+            return False
+        instance, process, drain = node.instance, node.process, asked.gateway.role.drain
+        instance.member.on_drain_asked = lambda restarts: self._drain(instance, process)
+
+        def ask() -> None:
+            with suppress(Refused):  # it drains already, or is no member yet
+                drain(target, fault.duration_s, forced=True, restarts=True)
+
+        asked.process.context.run(asked.gateway.actor.mailbox.put, "drain", ask)
+        return True
+
+    def do_roll_out(self, fault: Fault, target: str) -> bool:
+        """Every instance is asked, one after the other, `factor` seconds apart."""
+        loop = self.world.loop
+        for n, name in enumerate(sorted(set(self.world.processes) - {GATEWAY})):
+            one = replace(fault, kind="ask_drain", target=name)
+            loop.call_outside(loop.now_s + n * fault.factor, self.inject, one, name)
         return True
 
     def do_slow(self, fault: Fault, target: str) -> bool:

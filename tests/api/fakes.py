@@ -140,6 +140,13 @@ class FakeFrontend:
         self.queries: list[Query] = []  # about the machines
         self.observed: dict[str, Observed] | None = {}
         self.adapters: AdapterDesk | None = None
+        self.drained: list[tuple[str, float, bool, bool]] = []
+        self.drain_refusal: Refused | None = None
+
+    def drain(self, name: str, within_s: float, *, forced: bool, restarts: bool) -> None:
+        if self.drain_refusal is not None:
+            raise self.drain_refusal
+        self.drained.append((name, within_s, forced, restarts))
 
     def admit(self, limits: TimeLimits | None = None, who: str = "") -> FakeStream:
         self.limits.append(limits)

@@ -104,7 +104,7 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
     """HEALTHY -> DRAINING -> LEFT."""
     follow(
         healthy,
-        (i.DrainAnnounced(), i.S.DRAINING, (i.Do.PUBLISH,)),
+        (i.DrainAnnounced(3.0), i.S.DRAINING, (i.Do.PUBLISH,)),
         (beat(9.0), i.S.DRAINING, (i.Do.WATCH,)),
         (i.HeartbeatMissed(), i.S.DRAINING, (i.Do.WATCH_ON,)),
     )
@@ -116,7 +116,7 @@ def test_who_is_healthy_takes_work() -> None:
     instance = make_instance()
     told = [instance.takes_work]
     events = (i.JoinAccepted(0.0), i.HeartbeatMissed(), beat(), i.ProbePassed(1), beat(9.0))
-    for event in (*events, i.DrainAnnounced()):
+    for event in (*events, i.DrainAnnounced(3.0)):
         instance.fire(event)
         told.append(instance.takes_work)
     assert told == [False, True, False, False, True, False, False]

@@ -69,7 +69,8 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "LINK": {"PeerForgotten": "its clock rings once"},
     "CHILD": {
         "StartDue AskDue KillDue": "there is one clock, and it is the present state's",
-        "Launched LaunchFailed Served Answered Waits DeclaredLost Ended": "of the one process",
+        "Launched LaunchFailed Served Answered Waits DeclaredLost Ended Drained": "of the one"
+        " process",
     },
     "GROUP": {
         "RankJoined": "once, first",
@@ -225,6 +226,12 @@ def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
     for where, event, state, target, effects in outcomes(kind):
         if event.by_time and effects and target is state:
             asks = {i.Do.START_FENCE, o.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
-            asks |= {p.Do.FORGET_ABSENT, g.Do.CHOOSE, m.Do.ASK_RIVAL, a.Do.SEND_AGAIN} & effects
+            asks |= {
+                p.Do.FORGET_ABSENT,
+                p.Do.BEAT,
+                g.Do.CHOOSE,
+                m.Do.ASK_RIVAL,
+                a.Do.SEND_AGAIN,
+            } & effects
             arms = {effect for armed in kind.table.timers.values() for effect in armed}
             assert asks or arms & effects, where

@@ -64,5 +64,5 @@ def test_a_stranger_has_the_name_of_who_is_lost_and_is_forgotten_if_it_asks_no_m
 def test_who_drains_defends_no_name() -> None:
     healthy = make_instance()
     healthy.fire(i.JoinAccepted(0.0))
-    healthy.fire(i.DrainAnnounced())
+    healthy.fire(i.DrainAnnounced(3.0))
     follow(healthy, (i.HeartbeatReceived("less", 0, 0.0), i.S.DRAINING, (i.Do.WATCH,)))

@@ -152,7 +152,7 @@ def test_what_does_not_end_in_time_is_left() -> None:
         cluster.ask(IMAGE)
         cluster.pass_time(0.1)
         told = drained(cluster, "epd0")
-        cluster.pass_time(DEFAULTS.timing.drain_timeout_s - 0.1)
+        cluster.pass_time(DEFAULTS.timing.drain_timeout_s + DEFAULTS.timing.move_timeout_s - 0.1)
         assert not told
         cluster.pass_time(0.2)
         assert told == [False]

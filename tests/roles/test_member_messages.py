@@ -322,7 +322,7 @@ def test_who_drains_and_is_forgotten_asks_again_and_leaves_in_time() -> None:
     with member() as at:
         at.do(at.role.drain)
         assert len(joins(ack(at, 0, known=False))) == 1
-        at.cluster.pass_time(TIMING.drain_timeout_s - 0.01)
+        at.cluster.pass_time(TIMING.drain_timeout_s + TIMING.move_timeout_s - 0.01)
         assert Leave() not in at.messages()
         refusal = at.actor.refusal("encode", 0, 1)
         assert refusal == Failure(FailureKind.AWAY, "the encode instance is draining")

@@ -22,6 +22,7 @@ from epd.fsm.child import (
 )
 from epd.fsm.kernel import Event
 from epd.runtime import supervisor
+from epd.runtime.worker import EXIT_DRAINED
 from epd.runtime.zygote import ZygoteLost
 from tests.patience import PATIENCE_S
 from tests.runtime.stage import SHORT_S, Stage, pauses
@@ -56,6 +57,14 @@ async def test_what_cannot_be_made_at_first_says_why() -> None:
     at.child.fire(StartDue())
     await at.until(S.FAILED)
     assert "the process that forks workers ended" in at.child.detail
+
+
+async def test_who_was_drained_by_an_operator_is_not_started_again() -> None:
+    at = Stage()
+    process = await at.serves()
+    process.end(EXIT_DRAINED)
+    await at.until(S.STOPPED)
+    assert at.child.ended.is_set() and at.shown[-1] == "stopped" and at.child.starts == 1
 
 
 async def test_who_served_is_started_again_at_once() -> None:

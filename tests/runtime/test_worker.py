@@ -13,7 +13,15 @@ from epd.engine.base import DeviceLost, EngineError
 from epd.messages import Address, InstanceInfo
 from epd.records import RowContract
 from epd.roles.compose import Engines
-from epd.runtime.worker import EXIT_DEVICE_LOST, Ending, end_with_device, is_gone, show_cluster
+from epd.runtime.worker import (
+    EXIT_DEVICE_LOST,
+    EXIT_DRAINED,
+    Ending,
+    end_with_device,
+    follow_membership,
+    is_gone,
+    show_cluster,
+)
 from epd.transport.host import this_host_id
 from epd_lab.bench.gateway.null_engine import NullLanguage
 from tests.patience import PATIENCE_S
@@ -91,6 +99,22 @@ async def test_a_terminal_that_closes_drains_however_often_it_says_so() -> None:
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         signal.signal(signal.SIGHUP, before)
+
+
+async def test_a_signal_behind_an_operators_word_drains_on() -> None:
+    """A drain that the gateway asked for is not cut short by the first SIGTERM of a supervisor."""
+    instance, ending = mock.Mock(), Ending()
+    follow_membership(instance, ending, lambda state, detail: None)
+    instance.member.on_drain_asked(False)
+    assert ending.drain.is_set() and ending.exit_status == EXIT_DRAINED
+    ending.ask()
+    assert not ending.now.is_set()
+    ending.ask()
+    assert ending.now.is_set()
+    restarted = Ending()
+    follow_membership(instance, restarted, lambda state, detail: None)
+    instance.member.on_drain_asked(True)
+    assert restarted.drain.is_set() and restarted.exit_status == 0
 
 
 async def test_nohup_is_heeded() -> None:

@@ -45,6 +45,7 @@ class ProcessView(View):
     memory: list[MemoryView] = []
     load_s: dict[str, float] = {}
     silent_s: float = 0.0  # since its last heartbeat
+    drain_left_s: float | None = None  # of one that drains: until its open work moves
     waits: list[WaitView] = []  # as of that heartbeat
     reason: str = ""  # why it is over, or gets no work
 

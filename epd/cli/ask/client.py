@@ -100,6 +100,11 @@ class Client:
         async with self._request("POST", "/reload") as response:
             return await response.text()
 
+    async def drain(self, body: Mapping[str, object]) -> None:
+        """`POST /drain`.  Raises CommandFailed."""
+        async with self._request("POST", "/drain", json=body):
+            pass
+
     @asynccontextmanager
     async def _request(
         self, method: str, path: str, **more: Any

@@ -67,6 +67,7 @@ def cluster_of(args: argparse.Namespace) -> ClusterManifests:
         num_cpus=0 if settings.engine.threads else _cpus(args.cpu),
         port=settings.port,
         drain_s=round(settings.timing.drain_timeout_s),
+        move_s=round(settings.timing.move_timeout_s),
         scaled=bool(args.scale_by),
         metrics_names=settings.metrics_names,
         mooncake_ports=(settings.mooncake.min_port, settings.mooncake.max_port),

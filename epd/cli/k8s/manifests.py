@@ -121,6 +121,11 @@ def grace_s_of_gateway(cluster: ClusterManifests) -> int:
     return cluster.rules.pre_stop_s + cluster.drain_s + GRACE_S
 
 
+def grace_s_of_instance(cluster: ClusterManifests) -> int:
+    """The kubelet's SIGTERM drains it, as `epd drain` does."""
+    return cluster.drain_s + cluster.move_s + GRACE_S
+
+
 def instance_pod(cluster: ClusterManifests, roles: Roles, ranks: int) -> Object:
     """Called as its pod."""
     arguments = ["--role", "+".join(roles), "--id", "$(POD_NAME)"]
@@ -130,7 +135,7 @@ def instance_pod(cluster: ClusterManifests, roles: Roles, ranks: int) -> Object:
     made = container(cluster, arguments, _of_ranks(cluster, ranks), resources=resources)
     made["ports"] = [{"name": "instance", "containerPort": INSTANCE_PORT}]
     add_probes(cluster, made, 1, supervised=False)
-    return pod(cluster, component_of(roles, ranks), roles, made, cluster.drain_s + GRACE_S)
+    return pod(cluster, component_of(roles, ranks), roles, made, grace_s_of_instance(cluster))
 
 
 def deployment(

@@ -13,6 +13,7 @@ from epd.cli.k8s.manifests import (
     deployment,
     gateway,
     grace_s_of_gateway,
+    grace_s_of_instance,
     groups_of,
     instance_pod,
     of_gateway,
@@ -20,7 +21,6 @@ from epd.cli.k8s.manifests import (
     on_devices,
 )
 from epd.cli.k8s.pods import (
-    GRACE_S,
     JOIN_PORT,
     ClusterManifests,
     Object,
@@ -95,7 +95,7 @@ def _node_pod(cluster: ClusterManifests, address: str) -> Object:
     arguments = ["--id-prefix", "$(POD_NAME)", "--join", f"tcp://{address}:{JOIN_PORT}"]
     made = _whole(cluster, [*arguments, "--listen", "tcp://$(POD_IP):*"])
     add_probes(cluster, made, len(cluster.instances()), supervised=True)
-    return pod(cluster, "node", ROLES, made, cluster.drain_s + GRACE_S)
+    return pod(cluster, "node", ROLES, made, grace_s_of_instance(cluster))
 
 
 def _whole(cluster: ClusterManifests, arguments: list[str]) -> Object:

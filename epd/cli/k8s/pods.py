@@ -67,6 +67,7 @@ class ClusterManifests:
     num_cpus: int = 0  # for threads of a pod's instances; 0: these are given
     port: int = 8000
     drain_s: int = 30
+    move_s: int = 10  # behind the drain of an instance
     scaled: bool = False  # replicas are somebody else's business
     metrics_names: str = "epd"
     mooncake_ports: tuple[int, int] = (15000, 17000)

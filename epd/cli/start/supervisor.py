@@ -201,6 +201,8 @@ async def _serve(
         failed = asyncio.ensure_future(supervisor.first_failure())
         await asyncio.wait((failed, asked), return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
-            raise CommandFailed(failed.result())
+            if sentence := failed.result():
+                raise CommandFailed(sentence)
+            return 0
         failed.cancel()
         return asked.result()

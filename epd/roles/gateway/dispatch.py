@@ -79,6 +79,7 @@ class Dispatcher:
         self._started_s = actor.clock.now_s()
         self.first_join_within_s = inf  # of the start; later no first instance is waited for
         self.may_run: Callable[[Adapter], bool] = lambda adapter: True  # requests that name it
+        self.on_began: Callable[[], None] = lambda: None
         self.on_ended: Callable[[Generation], None] = lambda machine: None
 
     # --- placement --------------------------------------------------------------------------------
@@ -344,6 +345,7 @@ class Dispatcher:
         self.books.prefilled(machine.key)
         if not machine.token_ids:
             self.holds.taken(machine)
+        self.on_began()
 
     # --- the end of an attempt --------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ fails at once (`scheduling/deaths.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Never, Protocol
 
 from epd.failure import Failure, FailureKind
@@ -98,13 +99,19 @@ class Losses(Component[Never]):
     def _fail_attempts(self, gone: Address) -> None:
         """Those that still need it; prefill reports the rows that a lost encoder owes it."""
         failure = Failure(FailureKind.LOST, f"instance {gone.instance_id} was lost")
-        for machine in self._owner.open_ones():
-            placement = machine.placed
-            if placement is None or machine.prompt.stage == "encode":
-                continue
-            if gone in (placement.prefill, placement.decode) and not _has_served(gone, machine):
-                self._owner.attempt_failed(machine, {gone.instance_id}, failure)
+        for machine in needing(self._owner.open_ones(), gone):
+            self._owner.attempt_failed(machine, {gone.instance_id}, failure)
         self._elsewhere.encoder_lost(gone, failure)
+
+
+def needing(opened: Iterable[Generation], instance: Address) -> list[Generation]:
+    """Those whose latest attempt cannot go on without it."""
+    return [
+        one
+        for one in opened
+        if one.placed is not None and one.prompt.stage != "encode"
+        if instance in (one.placed.prefill, one.placed.decode) and not _has_served(instance, one)
+    ]
 
 
 def _has_yielded(gone: Address, machine: Generation) -> bool:

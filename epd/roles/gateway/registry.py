@@ -87,6 +87,7 @@ class Registry(Component[Instance]):
         self.on_lost: Callable[[Address, bool], None] = lambda address, left: None
         self.on_heard: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
+        self.on_overdue: Callable[[], None] = lambda: None
         self._acked_s: dict[str, float] = {}  # by name, when it was last told that it is known
         self.join_listeners: tuple[Callable[[Join], None], ...] = ()
         self.heartbeat_listeners: tuple[Callable[[Instance], None], ...] = ()
@@ -235,7 +236,7 @@ class Registry(Component[Instance]):
         message: Heartbeat = received.message
         self.fire(instance, HeartbeatReceived(message.load, message.version, self.clock.now_s()))
         if message.is_draining:
-            self.fire(instance, DrainAnnounced())
+            self.fire(instance, DrainAnnounced(message.drain_left_s))
         self.on_heartbeat_of(instance)
         due_s = self._acked_s[received.source] + self._timing.lost_after_s / ACKS_BEFORE_LOST
         if instance.seen_s >= due_s or message.version != self.version:
@@ -258,10 +259,8 @@ class Registry(Component[Instance]):
 
     def is_silent(self, instance_id: str, epoch: int) -> bool:
         """Whether this life of an instance is a member without heartbeats for a while."""
-        instance = self._instances.get(instance_id)
-        return (
-            self.is_present(instance_id, epoch) and instance is not None and not instance.is_heard
-        )
+        is_member = self.is_present(instance_id, epoch)
+        return is_member and not self._instances[instance_id].is_heard
 
     def is_present(self, instance_id: str, epoch: int) -> bool:
         """Whether this life of an instance is a member."""
@@ -379,6 +378,10 @@ class Registry(Component[Instance]):
         for component in self.actor.components:
             component.peer_lost(address)
         self.on_lost(address, not instance.was_lost)
+
+    @performs(Do.MOVE_ATTEMPTS)
+    def move_attempts(self, instance: Instance, event: Event) -> None:
+        self.on_overdue()
 
     @performs(Do.DISCONNECT)
     def disconnect(self, instance: Instance, event: Event) -> None:

@@ -13,7 +13,9 @@ the open requests of instances are bounded by those of the gateway.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import cache
 
 from epd.config import Limits, Timing
 from epd.failure import Failure, FailureKind
@@ -31,6 +33,7 @@ from epd.fsm import generation as generation_fsm
 from epd.fsm.generation import Do, FinalTokensArrived, Generation, TokensArrived
 from epd.fsm.kernel import Event
 from epd.keys import RoomKey
+from epd.later import later
 from epd.messages import (
     AbortEncode,
     AbortRequest,
@@ -64,11 +67,12 @@ from epd.roles.watching.gateway_metrics import (
     readiness,
 )
 from epd.roles.watching.observers import Observatory
-from epd.roles.watching.profiling import Profiles
 from epd.roles.watching.timeline import Timelines
 from epd.scheduling.placement import Unplaceable
 from epd.transport.base import Received
 
+make_profiles = later("epd.roles.watching.profiling:Profiles")
+make_drains = later("epd.roles.gateway.drains:Drains")
 WHEN_LEFT = {
     Leave.ENOUGH: generation_fsm.StopRequested,
     Leave.GONE: generation_fsm.CancelRequested,
@@ -92,23 +96,24 @@ class GatewayRole(Component[Generation]):
         max_running: int,
     ) -> None:
         super().__init__(actor)
-        self._registry = registry
-        self._timing = timing
+        self._registry, self._timing = registry, timing
         self._time_limits = TimeLimits.of(timing)
-        self._dispatcher = dispatcher
-        self._offers = dispatcher.offers
+        self._dispatcher, self._offers = dispatcher, dispatcher.offers
         self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
         self.admission = AdmissionControl(actor, self, self._open, dispatcher, limits, max_running)
         self.extend(self.admission)
         registry.heartbeat_listeners += (lambda instance: self.admission.go_on(),)
-        self._timelines = Timelines(actor)
+        self._timelines, self._failures = Timelines(actor), FailureLog(actor)
         self._elsewhere = Elsewhere(actor, self, dispatcher, timing, limits)
         self.extend(self._elsewhere)
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
-        self._failures = FailureLog(actor)
         fail_at_gateway(actor, self)
-        self.profile = Profiles(actor, registry).ask
+        profiles = cache(lambda: make_profiles(actor, registry))
+        drains = cache(lambda: make_drains(actor, self, registry, dispatcher))
+        self.profile = lambda *, starts: profiles().ask(starts=starts)
+        self.drain: Callable[..., None] = lambda *asked, **how: drains().ask(*asked, **how)
+        registry.on_overdue = lambda: drains().move()
         self.observe = Observatory(actor, registry, dispatcher.loads).ask
         self._serial = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
@@ -275,12 +280,9 @@ class GatewayRole(Component[Generation]):
     def _rows_are_kept(self, request_id: str) -> None:
         """The answer to a request for rows alone."""
         machine = self._open[request_id]
+        key, attempt = machine.key, machine.attempt
         chunk = TokenChunk(
-            request_id=machine.key,
-            attempt=machine.attempt,
-            start=0,
-            token_ids=(),
-            finish_reason="length",
+            request_id=key, attempt=attempt, start=0, token_ids=(), finish_reason="length"
         )
         self.post(machine, FinalTokensArrived(chunk))
 

@@ -208,6 +208,7 @@ def _facts(
         "cached_images": dispatcher.num_resident(name),
         "silent_peers": list(one.load.silent_peers),
         "silent_s": now_s - one.seen_s,
+        "drain_left_s": one.drain_left_s if one.is_draining else None,
         "waits": [{"what": w.what, "for_s": w.for_s, "bound_s": w.bound_s} for w in one.load.waits],
         "reason": one.reason,
     }

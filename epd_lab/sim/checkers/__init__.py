@@ -13,6 +13,7 @@ from epd_lab.sim.checkers.clients.liveness import Liveness
 from epd_lab.sim.checkers.clients.silence import Silence
 from epd_lab.sim.checkers.clients.tokens import GoldenTokens
 from epd_lab.sim.checkers.clients.turns import Turns
+from epd_lab.sim.checkers.drains import Drains
 from epd_lab.sim.checkers.durations import Durations
 from epd_lab.sim.checkers.elsewhere import Elsewhere
 from epd_lab.sim.checkers.faultless import Faultless
@@ -35,12 +36,13 @@ from epd_lab.sim.checkers.wedges import Wedges
 ALL = (
     Integrity, GoldenTokens, Answers, Deadlines, Lives, Scopes, Links, Silence, SingleFlight,
     Residency, Bounds, Durations, Attempts, Elsewhere, Poison, Groups, Tombstones, FirstToken,
-    Turns, WakeUps, Wedges, Adapters, Forsaken, Conservation, Books, Faultless, Liveness,
+    Turns, WakeUps, Wedges, Adapters, Drains, Forsaken, Conservation, Books, Faultless,
+    Liveness,
 )  # fmt: skip
 
 __all__ = [
     "ALL", "Adapters", "Answers", "Attempts", "Books", "Bounds", "Conservation", "Deadlines",
-    "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens",
+    "Drains", "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens",
     "Groups", "Integrity", "Links", "Liveness", "Lives", "Poison", "Residency", "Scopes",
     "Silence", "SingleFlight",
     "Tombstones", "Turns", "WakeUps", "Wedges",

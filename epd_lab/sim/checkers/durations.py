@@ -57,6 +57,10 @@ def _pause_s(settings: Settings, machine: Machine) -> float:
     return settings.timing.retry_interval_s * machine.attempt
 
 
+def _moves_s(settings: Settings, machine: Machine) -> float:
+    return settings.timing.move_timeout_s
+
+
 @dataclass(frozen=True, slots=True)
 class Lasts:
     """A state, what bounds it, and since when it counts."""
@@ -81,15 +85,17 @@ LASTS = (
     Lasts("encode.cache_load_timeout_s", encoding.S.PROMOTING),
     Lasts("timing.link_timeout_s", link.S.ASKED),
     Lasts("timing.link_timeout_s", link.S.MUTE),
-    Lasts("timing.drain_timeout_s", membership.S.DRAINING),
-    Lasts("timing.drain_timeout_s", membership.S.DRAINING_REJOINING),
-    Lasts("timing.drain_timeout_s", membership.S.DRAINING_CUT_OFF),
+    Lasts("timing.drain_timeout_s", membership.S.DRAINING, more_s=_moves_s),
+    Lasts("timing.drain_timeout_s", membership.S.DRAINING_REJOINING, more_s=_moves_s),
+    Lasts("timing.drain_timeout_s", membership.S.DRAINING_CUT_OFF, more_s=_moves_s),
     Lasts("timing.suspect_after_s", instance.S.HEALTHY, _heard_s),
     Lasts("timing.lost_after_s", instance.S.SUSPECT, _seen_s),
     Lasts(
         "timing.drain_timeout_s",
         instance.S.DRAINING,
-        more_s=lambda settings, machine: 2 * settings.timing.lost_after_s,
+        more_s=lambda settings, machine: (
+            2 * settings.timing.lost_after_s + settings.timing.move_timeout_s
+        ),
     ),
 )
 TABLES = (

@@ -10,6 +10,7 @@ from epd_lab.sim.drills.adapters import ADAPTER_DRILLS
 from epd_lab.sim.drills.admission import ADMISSION_DRILLS
 from epd_lab.sim.drills.answers import ANSWER_DRILLS
 from epd_lab.sim.drills.caches import CACHE_DRILLS
+from epd_lab.sim.drills.drains import DRAIN_DRILLS
 from epd_lab.sim.drills.drill import NOTHING, Drill
 from epd_lab.sim.drills.elsewhere import ELSEWHERE_DRILLS
 from epd_lab.sim.drills.faults import FAULT_DRILLS
@@ -207,6 +208,7 @@ DRILLS: tuple[Drill, ...] = (
     *LIFE_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
     *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS, *WEDGE_DRILLS, *ADMISSION_DRILLS,
+    *DRAIN_DRILLS,
 )  # fmt: skip
 # fmt: on
 

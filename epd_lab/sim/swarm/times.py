@@ -20,6 +20,7 @@ TIMES = {
     "retry_interval_s": (0.1, 0.2, 0.3), "tombstone_s": (7.0, 10.0, 13.0),
     "heartbeat_interval_s": (0.2, 0.4), "suspect_after_s": (0.9, 1.0, 1.3),
     "lost_after_s": (1.8, 2.0, 2.8), "drain_timeout_s": (2.0, 3.0, 4.5),
+    "move_timeout_s": (1.0, 1.5, 2.5),
     "group_step_timeout_s": (1.2, 1.6, 2.0), "kv_lease_s": (0.5, 1.0, 1.9),
 }  # fmt: skip
 

@@ -1,13 +1,17 @@
-"""Bugs of membership put back: of an instance's own half (MEMBERSHIP), of equal names, and of
-processes that go on as another epoch."""
+"""Bugs of membership put back: of an instance's own half (MEMBERSHIP), of equal names, of drains,
+and of processes that go on as another epoch."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from unittest import mock
 
+from epd.fsm import generation
 from epd.fsm import instance as i
 from epd.fsm import membership as m
 from epd.messages import Address, InstanceInfo
+from epd.roles.gateway.drains import Drains
 from epd.roles.gateway.registry import Registry
 from epd.roles.rooms import Rooms
 from epd_lab.sim.engine.device import SimDevice
@@ -107,3 +111,26 @@ def nobody_believes_in_the_end_of_a_life() -> Planted:
         return False
 
     return patched(Rooms, "_attests_end", attests)
+
+
+@mutant
+@contextlib.contextmanager
+def a_recall_forgets_what_was_said() -> Iterator[None]:
+    """What moves begins its answer anew."""
+
+    def forget(machine: generation.Generation, event: generation.AttemptRecalled) -> None:
+        machine.token_ids = []
+
+    to, do = generation.S.MIGRATING, (generation.Do.ABORT_ATTEMPT, generation.Do.CHOOSE)
+    with contextlib.ExitStack() as stack:
+        for state in (generation.S.PLACED, generation.S.STREAMING):
+            stack.enter_context(
+                row(generation.TABLE, state, generation.AttemptRecalled, to, do, forget)
+            )
+        yield
+
+
+@mutant
+def who_drains_too_long_keeps_its_work() -> Planted:
+    """What is open waits for the end of the instance, and is computed again as after a loss."""
+    return patched(Drains, "move")

@@ -13,6 +13,7 @@ ELSEWHERE = {
     "timing.stall_timeout_s": "silence",
     "timing.tombstone_s": "tombstones",
     "timing.group_step_timeout_s": "groups",
+    "timing.move_timeout_s": "durations",
     "limits.max_hedged_share": "elsewhere",
 }
 

@@ -1,0 +1,97 @@
+"""Drains and rollouts of real processes under load: no stream is lost, and no token is another."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.server import READY_S, Server, discarding, run, serving, wait_for
+from tests.e2e.streams import PATIENT, all_have_said, ask_during, check_same_afterwards, questions
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("2epd", **PATIENT) as server:
+        yield server
+
+
+async def rolled_out(server: Server, seed: int, count: int, num_tokens: int) -> None:
+    """Streams are read to their end while every instance is restarted."""
+    epochs = {name: one["epoch"] for name, one in server.instances().items()}
+    bodies = questions(seed, count, 84, num_tokens)
+
+    def roll_out() -> None:
+        status, text = run("rollout", "--url", server.base_url, "--within", "0s")
+        assert status == 0, text
+        for name in epochs:
+            assert f"{name} serves again" in text
+
+    replies = await ask_during(server, bodies, roll_out, all_have_said)
+    assert any(reply.has_migrated for reply in replies), "it was not under load"
+    assert await check_same_afterwards(server, bodies, replies) == {"answered": count}
+    now = server.instances()
+    assert all(now[name]["epoch"] > epoch for name, epoch in epochs.items())
+    assert {one["state"] for one in now.values()} == {"HEALTHY"}
+    server.check_all_returned()
+
+
+async def test_a_rollout_under_load_loses_nothing(server: Server) -> None:
+    """Each way of drawing a token, twice moved: recalled at each instance's bound."""
+    await rolled_out(server, 1, 5, 700)
+
+
+@pytest.mark.long
+async def test_three_rollouts_under_load(server: Server) -> None:
+    for seed in (2, 3, 4):
+        await rolled_out(server, seed, 20, 400)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", ["2e2p2d", "1e2pd"])
+async def test_planned_migration_of_many_streams(topology: str) -> None:
+    """200 streams, 40 at a time, whose instance drains at once."""
+    with serving(topology, **PATIENT) as server:
+        name = "d0" if topology == "2e2p2d" else "pd0"
+        for seed in range(5):
+            epoch = server.instances()[name]["epoch"]
+            bodies = questions(10 + seed, 40, 56, 200)
+
+            def drain() -> None:
+                status, text = run("rollout", name, "--url", server.base_url, "--within", "0s")
+                assert status == 0, text
+
+            replies = await ask_during(server, bodies, drain, all_have_said)
+            assert any(reply.has_migrated for reply in replies)
+            assert await check_same_afterwards(server, bodies, replies) == {"answered": 40}
+            assert server.instances()[name]["epoch"] > epoch
+
+
+def test_who_was_taken_out_stays_out_and_the_only_one_is_not_taken(server: Server) -> None:
+    """What is open has its time; a second asker, and one who asks for the last, hear why not."""
+    status, text = run("drain", "epd1", "--url", server.base_url)
+    assert status == 0 and "epd1 has left" in text
+    wait_for(lambda: re.search(r"epd1 .* stopped", server.text), READY_S, "its process has ended")
+    assert server.instances()["epd1"]["state"] == "LEFT"
+    status, text = run("drain", "epd0", "--url", server.base_url)
+    assert status == 1 and "without epd0 no healthy instance has the role" in text
+    status, text = run("drain", "epd1", "--url", server.base_url)
+    assert status == 1 and "no instance epd1 is a member; there are epd0" in text
+    assert server.get("/ready")[0] == 200
+
+
+@pytest.mark.long
+def test_the_only_one_is_taken_by_force() -> None:
+    """A command of one instance ends with it, and its gateway waits for another."""
+    with discarding(Server("1e1p1d", **PATIENT).wait_ready()) as server:
+        began_s = time.monotonic()
+        status, text = run("drain", "e0", "--url", server.base_url, "--force")
+        assert status == 0 and time.monotonic() - began_s < READY_S, text
+        wait_for(lambda: server.get("/ready")[0] == 503, READY_S, "it is missed")
+        assert "encode" in json.loads(server.get("/ready")[1])["reason"]
+        assert server.stop() == 0
