@@ -132,9 +132,7 @@ class Instance:
 
             self.adapters = HeldAdapters(actor, self._holders, self.requests)
         if engines.profiler is not None:
-            from epd.roles.watching.profiling import Profiled
-
-            Profiled(actor, engines.profiler)
+            later("epd.roles.watching.profiling:Profiled")(actor, engines.profiler)
         Observable(actor, self._memory)
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)

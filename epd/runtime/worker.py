@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from epd.transport.bus.curve import ClusterKey
 
 logger = logging.getLogger(__name__)
-EXIT_DRAINED = 3  # an operator took it out: no life is to follow
+EXIT_DRAINED = 79  # behind the last of sysexits.h: an operator took it out, no life is to follow
 EXIT_DEVICE_LOST = 74  # EX_IOERR
 EXIT_EXPELLED = 75  # EX_TEMPFAIL: this life is over, a new one may join
 

@@ -104,7 +104,7 @@ async def test_a_terminal_that_closes_drains_however_often_it_says_so() -> None:
 async def test_a_signal_behind_an_operators_word_drains_on() -> None:
     """A drain that the gateway asked for is not cut short by the first SIGTERM of a supervisor."""
     instance, ending = mock.Mock(), Ending()
-    follow_membership(instance, ending, lambda state, detail: None)
+    follow_membership(instance, ending, lambda state, detail: None, goes_on=True)
     instance.member.on_drain_asked(False)
     assert ending.drain.is_set() and ending.exit_status == EXIT_DRAINED
     ending.ask()
@@ -112,7 +112,7 @@ async def test_a_signal_behind_an_operators_word_drains_on() -> None:
     ending.ask()
     assert ending.now.is_set()
     restarted = Ending()
-    follow_membership(instance, restarted, lambda state, detail: None)
+    follow_membership(instance, restarted, lambda state, detail: None, goes_on=True)
     instance.member.on_drain_asked(True)
     assert restarted.drain.is_set() and restarted.exit_status == 0
 
