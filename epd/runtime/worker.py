@@ -9,7 +9,7 @@ and shared memory are removed.
 
 A life whose epoch was declared lost ends within the process, and another one begins with its
 weights.  All else is made anew: sockets, registered memory, roles.  It begins when nothing that the
-former began moves a byte any more; where that cannot be known, the process ends, as with a group's
+former began moves a byte any more.  Where that is not certain, the process ends: with a group's
 rank, and with mooncake and nixl, whose engines stay."""
 
 from __future__ import annotations

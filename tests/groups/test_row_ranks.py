@@ -21,10 +21,9 @@ from epd.roles.encode.row_producer import RowProducer
 from epd.roles.outgoing import Spread
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.engine.golden import ROW_NBYTES, Image
-from epd_lab.sim.planes.transfer import SimWrite
+from epd_lab.sim.planes.transfer import Fabric, SimWrite
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.workload import Ask
-from epd_lab.sim.world import World
 from tests.roles.watching.test_gateway_metrics import samples_of
 
 Told = Literal["sharded", "replicated"]
@@ -42,20 +41,17 @@ def played(topology: str, told: Told) -> tuple[list[Any], Counter[str], dict[str
     prefill = msgspec.structs.replace(default.prefill, rows_at_ranks=told)
     written: Counter[str] = Counter()
     clusters: list[Cluster] = []
+    begin = Fabric.begin
 
-    def prepare(world: World, cluster: Cluster) -> None:
-        clusters.append(cluster)
-        begin = world.fabric.begin
-
-        def seen(write: SimWrite) -> None:
-            if write.target.region_id == "rows":
-                written[write.target.instance_id] += sum(v.nbytes for _, v in write.pieces)
-            begin(write)
-
-        world.fabric.begin = seen  # type: ignore[method-assign]
+    def seen(fabric: Fabric, write: SimWrite) -> None:
+        if write.target.region_id == "rows":
+            written[write.target.instance_id] += sum(v.nbytes for _, v in write.pieces)
+        begin(fabric, write)
 
     settings = replace(default, prefill=prefill)
-    result = run(Plan(5, topology, asks, settings=settings), keep=True, prepare=prepare)
+    plan = Plan(5, topology, asks, settings=settings)
+    with mock.patch.object(Fabric, "begin", seen):
+        result = run(plan, keep=True, prepare=lambda world, cluster: clusters.append(cluster))
     assert result.passed, result.violations
     links = samples_of(clusters[0], "epd_link_nbytes_total")
     assert result.world is not None

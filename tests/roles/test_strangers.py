@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -174,7 +174,7 @@ def test_an_image_that_no_batch_can_have_fails_alone() -> None:
         async def broken(engine: Any, image: Any, *args: Any) -> Any:
             patches = await preprocess(engine, image, *args)
             is_it = golden.Image.parse(bytes(image)).name == "odd"
-            return SimpleNamespace(num_patches=None) if is_it else patches
+            return dataclasses.replace(patches, num_patches=None) if is_it else patches
 
         with mock.patch.object(SimVisionEngine, "preprocess", broken):
             records = [at.ask(Image(name), max_tokens=3) for name in ("one", "odd", "two")]

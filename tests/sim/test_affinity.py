@@ -79,12 +79,11 @@ def test_a_beginning_that_everybody_has_does_not_overload_who_holds_it() -> None
 
 def test_two_tenants_with_one_prompt_share_nothing() -> None:
     """The second finds it neither at prefill nor at decode, and is not sent there (F53)."""
-    shares: list[Shares] = []
+    shares: dict[str, Shares] = {}
     found = Affinity.shares
 
-    def seen(self: Affinity, *asked: Any) -> Shares:
-        shares.append(found(self, *asked))
-        return shares[-1]
+    def seen(self: Affinity, machine: Any, *asked: Any) -> Shares:
+        return shares.setdefault(machine.key, found(self, machine, *asked))
 
     tenants = ("alice", "bob", "alice")
     text = words(160, 1)
@@ -92,11 +91,11 @@ def test_two_tenants_with_one_prompt_share_nothing() -> None:
     with mock.patch.object(Affinity, "shares", seen):
         first_two = play(asks[:2])
         assert not first_two.fired["prefix_hit"] and not first_two.fired["kv_held"]
-        assert not any(shares[:2]), "nor does the gateway know of anything"
+        assert not any([*shares.values()][:2]), "nor does the gateway know of anything"
         shares.clear()
         third = play(asks)
     assert third.fired["prefix_hit"] == third.fired["kv_held"] == 1, "its own it finds"
-    assert [bool(share) for share in shares[:3]] == [False, False, True]
+    assert [bool(share) for share in shares.values()][:3] == [False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["kill", "drain"])

@@ -252,6 +252,7 @@ class EncodeRole(Component[Encoding]):
                 encoding.bounds,
                 partial(self._hands.take, [encoding.key]),
             )
+            patches = replace(patches, adapter=encoding.adapter)
         except MediaError as error:
             self.actor.log.info(
                 "an image is refused", key=encoding.key, reason=error, cause=error.__cause__
@@ -262,7 +263,7 @@ class EncodeRole(Component[Encoding]):
             return encoding_fsm.PreprocessCrashed(f"the image could not be processed: {error!r}")
         finally:
             self._hands.leave([encoding.key])
-        return encoding_fsm.PreprocessSucceeded(replace(patches, adapter=encoding.adapter))
+        return encoding_fsm.PreprocessSucceeded(patches)
 
     @performs(Do.ENQUEUE)
     def enqueue(self, encoding: Encoding, event: Event) -> None:

@@ -118,7 +118,8 @@ class AdmissionControl(Component[Generation]):
         amounts = self._dispatcher.amounts(machine)
         self._queue.join(machine.key, machine.who, rank, amounts)
         self.go_on()
-        self.actor.counters["waited_for_a_turn"] += machine.key in self._queue
+        if machine.key in self._queue:
+            self.actor.counters["waited_for_a_turn"] += 1
 
     @performs(Do.LEAVE_QUEUE)
     def leave_queue(self, machine: Generation, event: Event) -> None:

@@ -236,6 +236,7 @@ async def test_health_ready_version():
             "ready": False,
             "reason": "no prefill instance",
             "instances": [{"instance": "e0"}],
+            "stages": {},
         }
         assert (await exchange(server, request(method="GET", path="/health")))[0] == 200
 

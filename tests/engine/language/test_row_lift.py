@@ -8,12 +8,12 @@ import gc
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from epd.engine.base import Rows, RowSpan, SlotRows
-from epd.engine.device import pinned
 from epd.engine.device.executor import Completion, DeviceExecutor
 from epd.engine.language.row_lift import RowLift
 from epd.engine.language.row_splice import LiftedRows, RowSplicer
@@ -170,9 +170,8 @@ async def test_an_engine_on_a_device_lifts_what_lies_in_host_memory_alone(
     language.attach_rows(memory)
     assert language.lift_rows(views) is views, "the device is the host"
     monkeypatch.setattr(language._executor, "streams", HostStreams())
-    monkeypatch.setattr(language, "_hop", object())
+    monkeypatch.setattr(language, "_hop", mock.Mock())
     monkeypatch.setattr(language, "_lift", None)
-    monkeypatch.setattr(pinned, "register", lambda *_: None)
     language.attach_rows(memory)
     assert isinstance(language.lift_rows(views), LiftedRows)
     for there in (Rows(rows, 4, rows.nbytes), SlotRows((1,), 4, is_sharded=False)):

@@ -46,6 +46,7 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Lives, "a-new-gateway-counts-anew", "a_list_outlives_its_registry"),
     (checkers.Wedges, "idle-device-freezes", "a_self_test_without_the_device"),
     (checkers.Forsaken, "cancel-mid-transfer", "an_abort_is_confirmed_when_asked_again"),
+    (checkers.Turns, "two-keys", "keys_share_a_line"),
     (checkers.Drains, "drain-at-its-bound", "who_drains_too_long_keeps_its_work"),
     (checkers.Adapters, "adapter-that-one-cannot-hold", "a_failed_load_is_not_taken_back"),
     (checkers.Books, "quiet", "what_rests_counts_as_busy"),
