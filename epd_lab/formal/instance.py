@@ -131,8 +131,8 @@ def instance_model(table: Table = i.TABLE) -> Model:
                 "again",
                 f"state in {OVER}",
                 rests={
-                    "state == HEALTHY": (
-                        "it lives as long as its heart beats: HEALTHY and SUSPECT may alternate"
+                    "state in (STUCK, PROBING)": (
+                        "it beats, and so ends itself where it gets on with nothing for long"
                     ),
                     "state == DRAINING": (
                         "what is open is bounded by deadlines; the instance leaves by itself"
