@@ -111,11 +111,11 @@ class AdmissionControl(Component[Generation]):
 
     @performs(Do.QUEUE)
     def queue(self, machine: Generation, event: Event) -> None:
-        if late := self._late_one(machine, is_next=False):
+        amounts = self._dispatcher.amounts(machine)
+        if late := self._late_one(machine, amounts, is_next=False):
             self._owner.post(machine, late)
             return
         rank = machine.admitted_s + PRIORITY_S * machine.prompt.sampling.priority
-        amounts = self._dispatcher.amounts(machine)
         self._queue.join(machine.key, machine.who, rank, amounts)
         self.go_on()
         if machine.key in self._queue:
@@ -133,7 +133,8 @@ class AdmissionControl(Component[Generation]):
         outlook = self._dispatcher.outlook(with_images=True)
         if self._has_room(outlook) and (key := self._queue.take(outlook.prices)) is not None:
             machine = self._open[key]
-            self._owner.post(machine, self._late_one(machine, is_next=True) or TurnCame())
+            late = self._late_one(machine, self._dispatcher.amounts(machine), is_next=True)
+            self._owner.post(machine, late or TurnCame())
 
     def _has_room(self, outlook: Outlook) -> bool:
         if not self._has_others:
@@ -141,9 +142,11 @@ class AdmissionControl(Component[Generation]):
         is_short = outlook.waits_s < WINDOW_S and (outlook.is_measured or outlook.num_ahead < FEW)
         return is_short and self._dispatcher.num_least_decoding() < self._max_running
 
-    def _late_one(self, machine: Generation, *, is_next: bool) -> LateFound | None:
+    def _late_one(
+        self, machine: Generation, amounts: tuple[float, float], *, is_next: bool
+    ) -> LateFound | None:
         """If it is; `is_next`: nobody in the queue is before it."""
-        amounts, limits = self._dispatcher.amounts(machine), machine.limits
+        limits = machine.limits
         outlook = self._dispatcher.outlook(with_images=amounts[0] > 0)
         due_s = machine.admitted_s + min(limits.first_token_s, limits.total_s)
         own_s, left_s = cost_s(amounts, outlook.prices), due_s - self.clock.now_s()
