@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from epd.api.http.key_file import ApiKey, changed, digest_of
+from epd.api.http.identity import digest_of
+from epd.api.http.key_file import ApiKey, changed
 
 
 def key(name: str, **more: Any) -> ApiKey:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from epd.api.http.key_file import digest_of, read_keys
+from epd.api.http.identity import digest_of
+from epd.api.http.key_file import read_keys
 from epd.cli.main import main
 from epd.config import KeyLimits
 

@@ -13,7 +13,6 @@ allowed by default.  Cookies are never looked at, so no page is allowed to send 
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import time
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 from epd.api.http import unknown
 from epd.api.http.errors import ApiError
 from epd.api.http.exchange import Exchange, Headers
-from epd.api.http.identity import Caller, credential
+from epd.api.http.identity import Caller, credential, digest_of
 from epd.api.http.places import NAMES
 from epd.config import AccessConfig
 
@@ -51,7 +50,7 @@ class Access:
 
     def __init__(self, config: AccessConfig) -> None:
         self._own = {
-            _digest(key.encode()): Caller(f"#{n}", f"#{n}")
+            digest_of(key.encode()): Caller(f"#{n}", f"#{n}")
             for n, key in enumerate(config.api_keys, 1)
         }
         self._of_file: Mapping[bytes, ApiKey] = {}
@@ -85,7 +84,7 @@ class Access:
         """Raises ApiError 401."""
         what = "is not known here" if sent else "is missing"
         if sent.startswith(SCHEME):
-            digest = _digest(sent.removeprefix(SCHEME))
+            digest = digest_of(sent.removeprefix(SCHEME))
             if (own := self._own.get(digest)) is not None:
                 return own
             if (key := self._of_file.get(digest)) is not None:
@@ -134,7 +133,3 @@ def warning(host: str, config: AccessConfig) -> str:
         f"whoever reaches {host} may use this server, for no API key is set: give one with "
         "--api-key or --key-file, or listen on 127.0.0.1 behind a proxy that asks"
     )
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -60,6 +60,11 @@ def credential(headers: Mapping[bytes, bytes]) -> bytes:
     return b"Bearer " + rest if scheme.lower() == b"bearer" else sent
 
 
+def digest_of(key: bytes) -> bytes:
+    """SHA-256 of an API key; why that hides it: `key_file`."""
+    return hashlib.sha256(key).digest()
+
+
 def scope_of(cache_scope: str, configured: str, tenant: str, adapter: str = "") -> str:
     """What goes into `mm_hash`; `configured`: the setting `tenant` of the cluster.  A salt counts
     under either scope.  `adapter`: digest of the one that changes the tower; empty: none."""

@@ -16,7 +16,6 @@ in place: a reader finds all of the old keys or all of the new ones.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
 import stat
@@ -47,10 +46,6 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 _decode = msgspec.json.Decoder(ApiKey).decode
-
-
-def digest_of(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def new_key() -> str:

@@ -94,7 +94,8 @@ def _make(args: argparse.Namespace, keys: list[ApiKey]) -> str:
 
     import msgspec
 
-    from epd.api.http.key_file import ApiKey, digest_of, new_key
+    from epd.api.http.identity import digest_of
+    from epd.api.http.key_file import ApiKey, new_key
 
     text = new_key()
     limits = {name: given for name in LIMITS if (given := getattr(args, name)) is not None}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from epd.api.http.key_file import ApiKey, changed, digest_of, new_key, read_keys
+from epd.api.http.identity import digest_of
+from epd.api.http.key_file import ApiKey, changed, new_key, read_keys
 from epd.config import ConfigError, KeyLimits
 from tests.key_files import write_keys
 

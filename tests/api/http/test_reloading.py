@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from epd.api.http import reloading
-from epd.api.http.key_file import ApiKey, digest_of, read_keys
+from epd.api.http.identity import digest_of
+from epd.api.http.key_file import ApiKey, read_keys
 from epd.api.server import ApiServer
 from epd.config import AccessConfig, ConfigError, KeyLimits
 from epd.frontend import GenerationUpdate
