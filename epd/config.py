@@ -187,7 +187,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Adapters of the language model, each chosen by the `model` of a request; flags are vLLM's, but the last."""
+    """Adapters of the language model and the tower, each chosen by the `model` of a request; flags are vLLM's, but the last."""
 
     enabled: Annotated[bool, about("requests may name LoRA adapters of a dense model, and of its tower on a CPU", "--enable-lora", "model")] = False
     max_loras: Annotated[Count, about("adapters that an instance holds; any of them may be in one batch", "--max-loras", "model")] = 4

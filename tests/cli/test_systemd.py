@@ -41,5 +41,5 @@ def test_its_command_lines_are_of_epd_run() -> None:
         args = parser.parse(words[2:])
         assert args.topology and args.listen and vars(args)["cluster_key"]
     (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
-    assert int(stop_s) > Timing().drain_timeout_s
+    assert int(stop_s) > Timing().drain_timeout_s + Timing().move_timeout_s
     assert f"RestartPreventExitStatus={USAGE}" in text

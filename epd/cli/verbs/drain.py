@@ -17,7 +17,7 @@ Until it has left, lines on stderr show what it holds and when the rest moves.
 """
 
 EXAMPLES = (
-    ("epd drain pd1", "with the bound of --drain-timeout of epd run"),
+    ("epd drain pd1", "what is open 30 s later moves"),
     ("epd drain pd1 --within 60s --url http://gpu7:8000", "another host's; at 60 s the rest moves"),
     ("epd drain e0 --within 0s --force", "at once, though it is the only encoder"),
 )
