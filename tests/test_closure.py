@@ -27,6 +27,7 @@ BEGINNINGS = (
     "epd.cli.start.preflight",
     "epd.cli.start.supervisor",
     "epd.cli.verbs.run",
+    "epd.engine.device.self_test",
     "epd.engine.factory",
     "epd.engine.kernels.torch_ops",
     "epd.engine.preload",
