@@ -23,6 +23,7 @@ from tests.engine.language.test_lora import (
     serving,
 )
 from tests.engine.tiny_models import VISION_FAMILIES
+from tests.engine.vision.test_tower_lora import check_mixed, of_merged, two_of, vision_of
 
 Adapters = Callable[[str], list[Path]]
 
@@ -146,3 +147,29 @@ async def test_one_is_dropped_and_another_held(
         request = adapted(await mixed.request("r", chat("hello there")), bank.held[0])
         answers.append(await mixed.run([request], 7))
     assert answers[0] == answers[1]
+
+
+TOWERS = {  # by kind and graphs: the difference in norm to merged models in fp32
+    ("float32", False): 1e-3,
+    ("bfloat16", False): 0.05,
+    ("bfloat16", True): 0.05,
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl", "mistral3", "glm_ocr"])
+async def test_towers_give_the_rows_of_merged_models(
+    family: str,
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """In one batch, captured where the family is and not; who has none keeps the bits."""
+    directory = model_dir(family)
+    made = two_of(family, directory, tmp_path)
+    golden = await of_merged(directory, made, tmp_path, config_of(cuda, cuda_graphs=False))
+    for (dtype, graphs), limit in TOWERS.items():
+        config = config_of(cuda, dtype=dtype, cuda_graphs=graphs)
+        mixed = vision_of(directory, *made, config=config)
+        captured = getattr(getattr(mixed.model.model, "visual", None), "graphs", None)
+        assert (captured is not None) == (graphs and family == "qwen3_vl")
+        await check_mixed(mixed, golden, limit)

@@ -82,7 +82,8 @@ class PatchProduct(nn.Module):
 
 
 class GeluMlp(nn.Module):
-    """Two products with a tanh GELU between them, which the first one applies on CUDA."""
+    """Two products with a tanh GELU between them, which the first one applies on CUDA.  Not where
+    adapters may change that one: they add to what goes into the GELU."""
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
@@ -93,9 +94,13 @@ class GeluMlp(nn.Module):
     def fits(mlp: Any) -> bool:
         if {name for name, _ in mlp.named_children()} - {"act_fn"} != {"linear_fc1", "linear_fc2"}:
             return False
-        probe = torch.linspace(-4, 4, 33)
-        return mlp.linear_fc1.bias is not None and torch.allclose(
-            mlp.act_fn(probe), gelu(probe, approximate="tanh"), atol=1e-6, rtol=0
+        probe, first = torch.linspace(-4, 4, 33), mlp.linear_fc1
+        return (
+            isinstance(first, nn.Linear)
+            and first.bias is not None
+            and torch.allclose(
+                mlp.act_fn(probe), gelu(probe, approximate="tanh"), atol=1e-6, rtol=0
+            )
         )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,8 @@ class Qwen2VL(ModelAdapter):
         weight, attention = visual.patch_embed.proj.weight, visual.blocks[0].attn
         pixels = weight.new_zeros(int(visual.spatial_merge_size) ** 2, weight[0].numel())
         has_windows = hasattr(visual, "window_size")  # which need tiles of their own
-        if not has_windows and attention.attend.is_tiled(attention.qkv.weight):
+        row = weight.new_empty(1, attention.qkv.out_features)
+        if not has_windows and attention.attend.is_tiled(row):
             visual.graphs = TowerGraphs(visual, pixels, max_patches, record, slices)
 
     def tower_layers(self, model: Any) -> Sequence[Any]:

@@ -12,6 +12,8 @@ A run that may be cut into slices (`slices`) is captured as its layers, one grap
 long slices are follows what they cost.  What one graph leaves for the next lies in memory that all
 share: no other run comes between them.
 
+Where adapters may change the tower, runs with them are captured beside those without.
+
 Runs of more segments than there is room for, and towers with windows, stay as they are.
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +31,9 @@ from epd.engine.device.slices import Slices
 from epd.engine.language.graphs import OnePlace, PartsRecorder
 from epd.engine.vision.segments import SegmentAttention
 from epd.engine.vision.tower import Grid, run, tower_inputs
+
+if TYPE_CHECKING:
+    from epd.engine.vision.lora import TowerBank
 
 STEP = 128  # between the sizes: what pads is computed, too
 MAX_SEGMENTS = 16
@@ -60,12 +65,16 @@ class TowerGraphs:
         del given["cu_seqlens"]
         self._pixels = pixels.new_zeros(most, pixels.shape[1])
         self._inputs = {name: t.new_zeros(most, *t.shape[1:]) for name, t in given.items()}
-        self._ops = self._attend.kernels(attention.qkv.weight)
+        self._bank: TowerBank | None = getattr(attention.qkv, "bank", None)
+        self._places = torch.zeros(most // self._merged, dtype=torch.int32, device=self._device)
+        self._ops = self._attend.kernels(pixels.new_empty(1, attention.qkv.out_features))
         self._segments = self._list([0], most).to(self._device)
         self._rows = OnePlace()
         slices.on_cut = record.cut
         self._graphs = {
-            size: record.parts(partial(self._run, size)) for size in reversed(self._sizes)
+            (size, adapts): record.parts(partial(self._run, size, adapts=adapts))
+            for size in reversed(self._sizes)
+            for adapts in ((False,) if self._bank is None else (False, True))
         }
         slices.on_cut = None
 
@@ -80,11 +89,16 @@ class TowerGraphs:
         segments = self._list(bounds, size)
         if segments is None:
             return None
-        parts, rows = self._graphs[size]
+        of_rows = pixels.view(-1, self._merged * pixels.shape[1])
+        places = None if self._bank is None else self._bank.places_of(of_rows)
+        parts, rows = self._graphs[size, places is not None]
         num_layers = len(self._visual.blocks) // len(parts)  # of each
         self._slices.next_layers(num_layers)
         self._segments[: len(segments)].copy_(upload(segments, self._device))
         self._pixels[: len(pixels)].copy_(pixels)
+        if places is not None:
+            self._places[: len(places)].copy_(places)
+            self._places[len(places) :] = -1  # what pads has none
         for name, tensor in given.items():
             self._inputs[name][: len(tensor)].copy_(tensor)
         parts[0]()
@@ -93,7 +107,11 @@ class TowerGraphs:
             part()
         return rows[: len(pixels) // self._merged].clone()  # the next replay writes there
 
-    def _run(self, size: int) -> torch.Tensor:
+    def _run(self, size: int, *, adapts: bool) -> torch.Tensor:
+        if self._bank is not None:
+            count = size // self._merged
+            places = self._places[:count] if adapts else None
+            self._bank.begin_run(places, [self._merged] * count)
         bounds = torch.tensor([0, size], dtype=torch.int32)
         self._attend.preset(bounds, self._segments[: len(self._list([0], size))])
         inputs = {name: tensor[:size] for name, tensor in self._inputs.items()}

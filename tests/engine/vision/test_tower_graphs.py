@@ -53,16 +53,20 @@ class Played:
         return [lambda: None] * self.cuts + [again], result
 
 
+def capture(vision: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its tower."""
+    monkeypatch.setattr(SegmentAttention, "is_tiled", lambda self, qkv: True)
+    monkeypatch.setattr(SegmentAttention, "kernels", lambda self, qkv: Garbled)
+    vision.capture(Played(), 3 * STEP)
+    return vision.model.model.visual
+
+
 @pytest.fixture
 def captured(
     driver: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Any]:
     def make(family: str) -> Any:
-        vision: Any = driver(family).vision
-        monkeypatch.setattr(SegmentAttention, "is_tiled", lambda self, qkv: True)
-        monkeypatch.setattr(SegmentAttention, "kernels", lambda self, qkv: Garbled)
-        vision.capture(Played(), 3 * STEP)
-        return vision.model.model.visual
+        return capture(driver(family).vision, monkeypatch)
 
     return make
 
@@ -139,7 +143,7 @@ async def test_runs_are_captured_by_layer_and_cut_by_what_they_cost_now(
     seen: list[float] = []
     try:
         graphs = visual.graphs._graphs
-        numbers = {size: len(parts) for size, (parts, _) in graphs.items()}
+        numbers = {size: len(parts) for (size, _), (parts, _) in graphs.items()}
         assert numbers == {STEP: 1, 2 * STEP: num_layers, 3 * STEP: num_layers}
         monkeypatch.setattr(slices._executor, "give_way", lambda: order.append("way"))
         monkeypatch.setattr(slices, "on_cut", lambda: None)  # the player's call is not cut again

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from epd.config import LoraConfig
+from epd.config import EngineConfig, LoraConfig
 from epd.engine.base import EncodeFailure, Patches, Rows
 from epd.engine.factory import build_executor, build_vision
 from epd.engine.vision.engine import TorchVisionEngine
@@ -26,6 +26,7 @@ from tests.engine.conftest import CONFIG, drawn_image
 from tests.engine.driver import png
 from tests.engine.reference import reference_model
 from tests.engine.tiny_models import VISION_FAMILIES
+from tests.engine.vision.test_tower_graphs import capture
 
 SIZES = ((64, 64), (37, 101), (90, 50), (33, 47))
 # Of these the language model is dense; their adapters change all of a tower's linear layers.
@@ -34,6 +35,10 @@ SERVED = [
     family if family in OFTEN else pytest.param(family, marks=pytest.mark.long)
     for family in VISION_FAMILIES
     if pkgutil.resolve_name(ADAPTERS[family]).adapts_tower and "moe" not in family
+]
+CAPTURED = [
+    "qwen2_vl",
+    *(pytest.param(f, marks=pytest.mark.long) for f in ("qwen3_vl", "paddleocr_vl")),
 ]
 SOME = r".*(qkv|q_proj|up_proj|1)"
 
@@ -44,11 +49,14 @@ def of_tower(family: str, name: str = r".+") -> str:
     return f"({'|'.join(known.vision)})".replace(".", r"\.") + rf"\.({name})"
 
 
-def vision_of(directory: Path, *modules: Path, **lora: Any) -> TorchVisionEngine:
+def vision_of(
+    directory: Path, *modules: Path, config: EngineConfig = CONFIG, **lora: Any
+) -> TorchVisionEngine:
+    """Its runs of few patches are captured, where they can be."""
     texts = tuple(f"a{i}={path}" for i, path in enumerate(modules))
-    config = LoraConfig(enabled=True, modules=texts, **lora)
-    engine = msgspec.structs.replace(CONFIG, lora=config)
-    return build_vision(directory, engine, build_executor(CONFIG))
+    enabled = LoraConfig(enabled=True, modules=texts, **lora)
+    engine = msgspec.structs.replace(config, lora=enabled)
+    return build_vision(directory, engine, build_executor(engine), max_batch_patches=1024)
 
 
 async def patches_of(vision: TorchVisionEngine, adapters: Sequence[str]) -> list[Patches]:
@@ -67,25 +75,61 @@ async def rows_of(vision: TorchVisionEngine, adapters: Sequence[str]) -> list[to
     return [one.tensor for one in rows]
 
 
+def two_of(family: str, directory: Path, place: Path) -> list[Path]:
+    """Every linear layer of a tower is changed by one adapter, some by another one."""
+    return [
+        make_adapter(place / "all", directory, 1, of_tower(family), rank=3, alpha=4),
+        make_adapter(place / "some", directory, 2, of_tower(family, SOME)),
+    ]
+
+
+async def of_merged(
+    directory: Path, made: Sequence[Path], place: Path, config: EngineConfig = CONFIG
+) -> list[list[torch.Tensor]]:
+    """Rows of the model, then of each adapter merged into it."""
+    models = [directory, *(merge(place / f"m{i}", directory, a) for i, a in enumerate(made))]
+    return [await rows_of(build_vision(model, config), [""] * 4) for model in models]
+
+
+async def check_mixed(
+    mixed: TorchVisionEngine, of_models: list[list[torch.Tensor]], limit: float
+) -> None:
+    """Images of both adapters and of none; of the rows the difference in norm is within the limit.
+    Who has none has the bits that it has beside others of none."""
+    first, second = mixed.adapters
+    plain, *others = of_models
+    rows = await rows_of(mixed, (first, second, "", first))
+    golden = [others[0][0], others[1][1], plain[2], others[0][3]]
+    for found, expected, without in zip(rows, golden, plain, strict=True):
+        difference = (found.float() - expected).norm() / expected.norm()
+        assert difference < limit, difference
+        assert (without is expected) or (without - expected).norm() / without.norm() > 0.1
+    assert torch.equal(rows[2], (await rows_of(mixed, [""] * 4))[2])
+
+
 @pytest.mark.parametrize("family", SERVED)
 async def test_one_batch_gives_the_rows_of_each_merged_model(
     family: str, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Every linear layer is changed by one adapter, some by another one, and one image has none."""
     directory = model_dir(family)
-    made = [
-        make_adapter(tmp_path / "all", directory, 1, of_tower(family), rank=3, alpha=4),
-        make_adapter(tmp_path / "some", directory, 2, of_tower(family, SOME)),
-    ]
+    made = two_of(family, directory, tmp_path)
+    await check_mixed(vision_of(directory, *made), await of_merged(directory, made, tmp_path), 1e-4)
+
+
+@pytest.mark.parametrize("family", CAPTURED)
+async def test_captured_runs_have_adapters_too(
+    family: str,
+    model_dir: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What pads a run has none, and runs without adapters have graphs of their own."""
+    directory = model_dir(family)
+    made = two_of(family, directory, tmp_path)
     mixed = vision_of(directory, *made)
-    first, second = mixed.adapters
-    rows = await rows_of(mixed, (first, second, "", first))
-    models = [directory, *(merge(tmp_path / f"m{i}", directory, a) for i, a in enumerate(made))]
-    plain, *others = [await rows_of(build_vision(m, CONFIG), [""] * 4) for m in models]
-    golden = [others[0][0], others[1][1], plain[2], others[0][3]]
-    for found, expected, without in zip(rows, golden, plain, strict=True):
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
-        assert (without is expected) or (without - expected).abs().max() > 1e-2
+    graphs = capture(mixed, monkeypatch).graphs
+    await check_mixed(mixed, await of_merged(directory, made, tmp_path), 1e-4)
+    assert {adapts for _, adapts in graphs._graphs} == {False, True}
 
 
 @pytest.mark.long
