@@ -77,6 +77,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_local_media_path: Annotated[str, about("file: URLs may name files below it; empty: there are none", "--allowed-local-media-path", "access", "DIR")] = ""
 
 
+class IdempotencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests that are sent again (header Idempotency-Key): epd/api/http/idempotency.py."""
+
+    keep_s: Annotated[Seconds, about("a whole answer is kept so long for a retry")] = 60.0
+    linger_s: Annotated[Seconds, about("whose client is gone goes on so long, for a retry to find it")] = 10.0
+    max_answers: Annotated[Count, about("that run or are kept")] = 1024
+    max_nbytes: Annotated[Nbytes, about("of these answers; the oldest goes first")] = 64 << 20
+
+
 class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who may ask the gateway; what it means: epd/api/http/access.py."""
 
@@ -257,6 +266,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     otlp_metrics_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/metrics"), about("OpenTelemetry collector for metrics by GenAI's names, such as http://host:4318/v1/metrics; empty: by OpenTelemetry's own variables", "--otlp-metrics-endpoint", "config", "URL")] = ""
     cpus_per_instance: Annotated[CountOrNone, about("CPUs of its own for each instance; the gateway gets the rest; 0: shared", "--cpus-per-instance", "model")] = 0
     access: AccessConfig = AccessConfig()
+    idempotency: IdempotencyConfig = IdempotencyConfig()
     limits: Limits = Limits()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()

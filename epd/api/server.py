@@ -8,10 +8,8 @@ framework would cost more per streamed token than everything else here.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,9 +21,10 @@ from epd.api.anthropic.errors import error_body as anthropic_error
 from epd.api.completions import Completions
 from epd.api.http.access import Access, warning
 from epd.api.http.body import Intake
-from epd.api.http.connection import BACKLOG, KEEP_ALIVE_S, Connection
+from epd.api.http.connection import BACKLOG, KEEP_ALIVE_S, Connection, cannot_listen
 from epd.api.http.errors import ApiError, retry_after
 from epd.api.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from epd.api.http.idempotency import Handler, Idempotency
 from epd.api.http.rarely import Rarely, fetched
 from epd.api.http.unknown import Unknown
 from epd.api.openai.validation import check_model
@@ -45,7 +44,6 @@ GRACE_S = 2.0  # for answers that are being written when the server closes
 ABORT_S = 1.0  # for generations to end early, then for handlers to see their connection gone
 
 ADAPTERS = {"/v1/load_lora_adapter": "load", "/v1/unload_lora_adapter": "unload"}
-Handler = Callable[[Exchange], Awaitable[None]]
 log = logging.getLogger(__name__)
 note_in_audit = later("epd.api.http.audit:note")
 
@@ -121,7 +119,7 @@ class ApiServer:
                 ssl_handshake_timeout=limits.read_timeout_s if context else None,
             )
         except OSError as error:
-            raise ConfigError(_cannot_listen(self._config, error)) from error
+            raise ConfigError(cannot_listen(self._config, error)) from error
         self.port = self._listener.sockets[0].getsockname()[1]
         if open_to_all := warning(self._config.host, self._config.access):
             log.warning(open_to_all)
@@ -162,15 +160,21 @@ class ApiServer:
     # --- one request ------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI: every outcome becomes an answer here, and the server lives on."""
+        """ASGI."""
         exchange = Exchange(scope, receive, send)
         exchange.more_headers = self._access.cross_origin(exchange)
         if exchange.path.startswith("/v1/messages"):
             exchange.error_body = anthropic_error
+        await self._answered(exchange, self._handle)
+
+    async def _handle(self, exchange: Exchange) -> None:
+        exchange.read_request_id()
+        self._access.check(exchange)
+        await self._route(exchange)(exchange)
+
+    async def _answered(self, exchange: Exchange, handler: Handler) -> None:
+        """Every outcome becomes an answer here, and the server lives on."""
         try:
-            exchange.read_request_id()
-            self._access.check(exchange)
-            handler = self._route(exchange)
             await handler(exchange)
         except ClientGone:
             log.debug("%s: the client left", exchange)
@@ -187,10 +191,14 @@ class ApiServer:
             await _fail(exchange, ApiError(500, message, code="internal_error"))
         finally:
             exchange.close()
-            path = exchange.path if exchange.path in self._routes else "other"
-            self._telemetry.responded(path, exchange.status)
-            if (how := self._config.access.audit_log) != "off":
-                note_in_audit(exchange, path, with_address=how == "addresses")
+            if exchange.is_counted:
+                self._count(exchange)
+
+    def _count(self, exchange: Exchange) -> None:
+        path = exchange.path if exchange.path in self._routes else "other"
+        self._telemetry.responded(path, exchange.status)
+        if (how := self._config.access.audit_log) != "off":
+            note_in_audit(exchange, path, with_address=how == "addresses")
 
     def _route(self, exchange: Exchange) -> Handler:
         methods = self._routes.get(exchange.path)
@@ -230,6 +238,8 @@ class ApiServer:
             lambda: self._access.num_keys,
         )
         self._completions = completions
+        repeats = self._config.idempotency, self._intake, self._answered, self._state.tasks
+        once = Idempotency(*repeats).once
         facts = self._frontend, self._config, preparer.model_name, self._started_s
         cluster = Rarely("epd.api.watching.cluster:ClusterWatch", *facts)
         tokenizing = Rarely("epd.api.tokenizing:Tokenizing", preparer, self._intake)
@@ -245,13 +255,13 @@ class ApiServer:
         if self._reloading and not warning(self._config.host, self._config.access):
             more |= {"/reload": {"POST": self._reloading.reload}}
         return more | {
-            "/v1/chat/completions": {"POST": completions.chat},
-            "/encode/v1/chat/completions": {"POST": completions.encode},
+            "/v1/chat/completions": {"POST": once(completions.chat)},
+            "/encode/v1/chat/completions": {"POST": once(completions.encode)},
             "/encode/v1/models": {"GET": self._models},
             "/encode/health": {"GET": self._health},
-            "/v1/completions": {"POST": completions.completion},
-            "/v1/messages": {"POST": completions.message},
-            "/v1/responses": {"POST": completions.response},
+            "/v1/completions": {"POST": once(completions.completion)},
+            "/v1/messages": {"POST": once(completions.message)},
+            "/v1/responses": {"POST": once(completions.response)},
             "/v1/messages/count_tokens": {"POST": tokenizing.handler("count")},
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": tokenizing.handler("tokenize")},
@@ -383,14 +393,3 @@ async def _fail(exchange: Exchange, error: ApiError) -> None:
         await exchange.fail_events(error)
     else:
         await exchange.respond_error(error)
-
-
-def _cannot_listen(config: GatewayConfig, error: OSError) -> str:
-    where = f"{config.host}:{config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use; stop what listens there, or choose another port (--port)"
-    if error.errno == errno.EACCES:
-        return (
-            f"{where} may not be listened on by this user; choose a port of 1024 or above (--port)"
-        )
-    return f"cannot listen on {where} ({error.strerror or error}); check host and port"

@@ -19,7 +19,7 @@ from epd.api.http.errors import bad_request
 from epd.api.openai.validation import read_chat
 from epd.api.prompts.prepare import Prompt
 from epd.api.server import ApiServer
-from epd.config import AccessConfig, EngineConfig, GatewayConfig, Limits
+from epd.config import AccessConfig, EngineConfig, GatewayConfig, IdempotencyConfig, Limits
 from epd.frontend import (
     NO_ADAPTER,
     Adapter,
@@ -285,6 +285,7 @@ async def serving(
     host: str = "127.0.0.1",
     metrics: str = "",
     engine: EngineConfig = EngineConfig(),  # noqa: B008 (frozen)
+    idempotency: IdempotencyConfig = IdempotencyConfig(),  # noqa: B008 (frozen)
     **limits: Any,
 ) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
     """A real server on a free port, over fakes."""
@@ -298,6 +299,7 @@ async def serving(
         otlp_metrics_endpoint=metrics,
         access=access,
         engine=engine,
+        idempotency=idempotency,
     )
     server = ApiServer(frontend, config, preparer)
     await server.start()

@@ -37,7 +37,7 @@ CHALLENGE = (b"www-authenticate", b"Bearer")
 PREFLIGHT_S = 600
 _SHOWN = b", ".join(
     [
-        b"retry-after, traceresponse, x-request-id",
+        b"idempotent-replayed, retry-after, traceresponse, x-request-id",
         unknown.HEADER,
         *NAMES["requests"],
         *NAMES["tokens"],

@@ -14,6 +14,7 @@ is parsed again without the offer, in front of what followed it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import sys
 import termios
@@ -25,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from epd.api.http.errors import bad_request
+from epd.config import GatewayConfig
 
 MAX_HEAD_NBYTES = 64 << 10
 MAX_PIPELINED = 32  # sent before their turn; thousands of small ones would be parsed in one go
@@ -188,3 +190,14 @@ class Connection(HttpToolsProtocol):
 
     def _drop(self) -> None:
         self.transport.abort()
+
+
+def cannot_listen(config: GatewayConfig, error: OSError) -> str:
+    where = f"{config.host}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use; stop what listens there, or choose another port (--port)"
+    if error.errno == errno.EACCES:
+        return (
+            f"{where} may not be listened on by this user; choose a port of 1024 or above (--port)"
+        )
+    return f"cannot listen on {where} ({error.strerror or error}); check host and port"

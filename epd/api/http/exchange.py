@@ -106,6 +106,7 @@ class Exchange:
     """What a handler may do with one request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query = scope.get("query_string", b"").decode("latin-1")
@@ -124,11 +125,13 @@ class Exchange:
         self.failure = failure_event  # of a stream; an API's own once its answer has begun
         self.started = False
         self.status = 0  # until the answer starts
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
         self.disconnected = False
         self._is_read = self.method in ("GET", "HEAD", "OPTIONS")
         self.give_back: Callable[[], None] = _nothing  # what it holds until its first token
         self.more_headers: Headers = []  # of whatever the answer is
+        self.is_counted = True  # its end; False: another exchange makes the answer, and counts
+        self._has_failed = False
         self._is_answered = False
         self._receive = receive
         self._send = send
@@ -138,7 +141,7 @@ class Exchange:
     @property
     def age_s(self) -> float:
         """Since the request's head was read."""
-        return time.monotonic() - self._began_s
+        return time.monotonic() - self.began_s
 
     def __str__(self) -> str:
         """For log lines."""
@@ -169,18 +172,39 @@ class Exchange:
     async def read_json(self, intake: Intake, timeout_s: float) -> JsonObject:
         """The body as a JSON object.  Raises ApiError 400, 408, 413, 415, 429, or ClientGone."""
         self._check_headers()
-        length = self.headers.get(b"content-length", b"")
-        self.body = Body(intake, int(length) if length.isdigit() and len(length) < 20 else 0)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._read(self.body)
-        except TimeoutError as error:
-            message = f"the request body did not arrive within {timeout_s:g} s"
-            raise ApiError(408, message, code="request_timeout") from error
+        await self.read_body(Body(intake, self.announced_nbytes), timeout_s)
+        assert self.body is not None
         value = await self.body.parse()
         if names := self.body.left_out:
             self.more_headers.append((unknown.HEADER, intake.unknown.told(names)))
         return value
+
+    @property
+    def announced_nbytes(self) -> int:
+        """Length of the body; 0: it has none, or comes in chunks."""
+        length = self.headers.get(b"content-length", b"")
+        return int(length) if length.isdigit() and len(length) < 20 else 0
+
+    async def read_body(self, body: Body, timeout_s: float) -> None:
+        """All of it, into `body`.  Raises ApiError 408, 413, 429, or ClientGone."""
+        self.body = body
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._read(body)
+        except TimeoutError as error:
+            message = f"the request body did not arrive within {timeout_s:g} s"
+            raise ApiError(408, message, code="request_timeout") from error
+
+    def apart(self, receive: Receive, send: Send) -> Exchange:
+        """The same request, to be read and answered another way; it is counted there."""
+        other = Exchange(self._scope, receive, send)
+        other.caller, other.request_id, other.error_body = (
+            self.caller,
+            self.request_id,
+            self.error_body,
+        )
+        other.began_s, self.is_counted = self.began_s, False
+        return other
 
     def close(self) -> None:
         """The request has ended, however it did."""
@@ -272,6 +296,20 @@ class Exchange:
         self._is_answered = not more
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
+    async def relay(self, message: AsgiMessage) -> None:
+        """A part of the answer that another exchange made; this one's name stays its own."""
+        if message["type"] == "http.response.start":
+            own = bool(self.request_id)
+            headers = [h for h in message["headers"] if not (own and h[0] == b"x-request-id")]
+            await self.start(message["status"], headers)
+        else:
+            await self.write(message["body"], more=message["more_body"])
+
+    @property
+    def is_whole(self) -> bool:
+        """The answer has left, and is none of an error."""
+        return self.status == 200 and self._is_answered and not self._has_failed
+
     async def send_events(self, events: bytes, *, more: bool = True) -> None:
         """One write of any number of whole events; the first one brings the headers."""
         if not self.started:
@@ -280,6 +318,7 @@ class Exchange:
 
     async def fail_events(self, error: ApiError) -> None:
         """An error after the headers: sent in-band, and the stream ends unfinished."""
+        self._has_failed = True
         await self.write(self.failure(error), more=False)
 
     async def _linger(self) -> None:
