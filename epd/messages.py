@@ -66,6 +66,7 @@ from epd.room_messages import (
     CommitAck,
     Grant,
     KvOffer,
+    MoveRequest,
     TransferAborted,
     TransferInDoubt,
 )
@@ -380,7 +381,7 @@ class ProfileReport(Message):
 OF_GATEWAY = frozenset((
     Welcome, JoinDeferred, JoinRefused, HeartbeatAck, DrainRequest, Membership, AdapterList,
     CacheEventsWanted, EncodeRequest, AbortEncode, PrefillRequest, RequestInquiry, RoomAdded,
-    AbortRequest, ObserveRequest, ProfileRequest, SelfTest,
+    AbortRequest, ObserveRequest, ProfileRequest, SelfTest, MoveRequest,
 ))  # fmt: skip
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 if TYPE_CHECKING:
@@ -389,12 +390,11 @@ else:
     AnyMessage = Union[MESSAGES]  # noqa: UP007, RUF100  # what the bus decodes: each of them
 
 
-# What others read from here though it is defined in the other modules of data.
 __all__ = [
     "Address", "CacheTier", "CancelAck", "CancelTransfer", "Clip", "Commit", "CommitAck", "Grant",
-    "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message", "NoRepeat",
-    "ObserveReport", "ObserveRequest", "PixelBounds", "Record", "RemoteRegion", "RowContract",
-    "SamplingParams", "SelfTest", "SelfTestResult", "Span", "StageCosts", "StateTensor",
-    "TokenChunk", "TokenLogprobs", "TransferAborted", "TransferInDoubt", "TransportLack",
-    "TransportOffer", "end_of",
+    "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message", "MoveRequest",
+    "NoRepeat", "ObserveReport", "ObserveRequest", "PixelBounds", "Record", "RemoteRegion",
+    "RowContract", "SamplingParams", "SelfTest", "SelfTestResult", "Span", "StageCosts",
+    "StateTensor", "TokenChunk", "TokenLogprobs", "TransferAborted", "TransferInDoubt",
+    "TransportLack", "TransportOffer", "end_of",
 ]  # fmt: skip

@@ -45,6 +45,17 @@ class KvOffer(Message):
             raise ValueError(f"{len(self.token_ids)} ids of {self.num_prompt_tokens} tokens")
 
 
+class MoveRequest(Message):
+    """An attempt is to inherit what the former one decodes here, and to send its KV to who goes on,
+    as a prefill instance does.  Answered by the RequestFailed of that attempt if it cannot."""
+
+    request_id: Id
+    attempt: Count
+    former: Count  # the attempt that it decodes
+    decode: Address
+    first_token_deadline_s: Seconds
+
+
 class Grant(Message):
     """The consumer leased `slots` of `region` for this room: the producer may write; idempotent.
 

@@ -15,7 +15,9 @@ have its state.
 
 An attempt at an instance that drains too long is recalled while that instance still streams.  The
 next one begins behind the last token that the client has.  Later tokens of the first one are
-dropped by the number of their attempt.
+dropped by the number of their attempt.  If it decodes and its KV can move, the next attempt has the
+draining instance as prefill (AttemptMoved): it inherits the KV there and hands it over.  Until its
+own first token the tokens of the former one count: by their index they are the same.
 
 Deaths are counted by input, over all requests (`scheduling/deaths.py`): what two instances died of
 goes to no third one.  It ends with an error that is not tried again (PoisonFound, F68).
@@ -50,6 +52,7 @@ from epd.fsm.generation_events import (
     Accepted,
     Admitted,
     AttemptFailed,
+    AttemptMoved,
     AttemptRecalled,
     AttemptRefused,
     AttemptTimedOut,
@@ -97,6 +100,7 @@ __all__ = [
     "Accepted",
     "Admitted",
     "AttemptFailed",
+    "AttemptMoved",
     "AttemptRecalled",
     "AttemptRefused",
     "AttemptTimedOut",
@@ -141,12 +145,18 @@ def has_said(generation: Generation, event: Event) -> bool:
     return bool(generation.token_ids)
 
 
-def begin_attempt(generation: Generation, event: Placed) -> None:
+def begin_attempt(generation: Generation, event: Placed | AttemptMoved) -> None:
     generation.attempt += 1
+    generation.former = 0
     generation.accepted = False
     generation.num_before = len(generation.token_ids)
     generation.placed = placement = event.placement
     generation.unconfirmed = {placement.prefill.instance_id, placement.decode.instance_id}
+
+
+def begin_move(generation: Generation, event: AttemptMoved) -> None:
+    begin_attempt(generation, event)
+    generation.former = generation.attempt - 1
 
 
 def keep_prompt(generation: Generation, event: Prepared) -> None:
@@ -167,6 +177,10 @@ def note_accepted(generation: Generation, event: Accepted) -> None:
 
 def append_tokens(generation: Generation, event: TokensArrived | FinalTokensArrived) -> None:
     generation.token_ids.extend(event.chunk.token_ids)
+    if event.chunk.attempt == generation.former:
+        generation.num_before = len(generation.token_ids)
+    else:
+        generation.former = 0
     generation.finish_reason = event.chunk.finish_reason
 
 
@@ -256,6 +270,7 @@ ROWS = (
     Row(_OPEN, _MAY_BE_RETRIED, S.MIGRATING, (Do.PLACE,), note_failure, may_retry, "elsewhere (F19, F20)"),
     Row(_OPEN, _MAY_BE_RETRIED, S.FAILED, _TELL_FAILURE, note_failure, unless(may_retry)),
     Row(_OPEN, AttemptRecalled, S.MIGRATING, (Do.CHOOSE,), note="its instance drains, and still works on it"),
+    Row(S.STREAMING, AttemptMoved, S.PLACED, (Do.ARM_ATTEMPT, Do.HAND_OVER), begin_move, note="with its KV"),
     Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ANSWER_ERROR,), note_failure),
     Row((*_CHOOSING, *_OPEN), PoisonFound, S.FAILED, _TELL_FAILURE, note_poison, note="not to a third instance (F68)"),
     # The client, or the API for it.
@@ -278,11 +293,12 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, AttemptRecalled, PoisonFound, *_SAID_ONCE), "nobody reads it any more"),
+    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, AttemptRecalled, AttemptMoved, PoisonFound, *_SAID_ONCE), "nobody reads it any more"),
     Ignore(_BETWEEN, (Accepted,), "a late confirmation"),
-    Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRecalled, AttemptRefused), "of the attempt that was given up"),
+    Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRecalled, AttemptMoved, AttemptRefused), "of the attempt that was given up"),
+    Ignore((S.PLACED,), (AttemptMoved,), "it was placed anew, and has no KV there"),
     Ignore((*_OPEN, *_BETWEEN), (AbortConfirmed,), "of an attempt that was given up"),
-    Ignore(_ENDED, (Prepared, TurnCame, LateFound, Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRecalled, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
+    Ignore(_ENDED, (Prepared, TurnCame, LateFound, Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRecalled, AttemptMoved, AttemptRefused, AbortConfirmed, DeadlinePassed, PoisonFound, *_SAID_ONCE), "the one answer was given"),
 )
 
 _TIMERS: Timers = {
@@ -311,6 +327,7 @@ class Generation(Machine):
         "failure",
         "failures",
         "finish_reason",
+        "former",
         "lacking",
         "limits",
         "max_attempts",
@@ -336,6 +353,7 @@ class Generation(Machine):
         self.admitted_s = journal.now_s()
         self.limits = limits  # how long it waits
         self.attempt = 0
+        self.former = 0  # the attempt that the present one inherits KV of, while its tokens count
         self.max_attempts = max_attempts
         self.failures: dict[FailureKind, int] = {}  # of attempts
         self.avoided: set[str] = set()  # where they failed: taken again only if there is no other
@@ -367,6 +385,10 @@ class Generation(Machine):
     def has_attempt(self) -> bool:
         """Whether its present attempt is at its instances, and was not given up."""
         return Own.ATTEMPT in self.state.owns
+
+    def reads(self, attempt: int) -> bool:
+        """Whether what comes of that attempt is of the present one, or of its former one."""
+        return attempt in (self.attempt, self.former)
 
     @property
     def resumes(self) -> bool:

@@ -15,6 +15,7 @@ from epd.scheduling.placement import Placement
 
 class Do(Effect):
     DISPATCH = "send the attempt to encode and prefill"
+    HAND_OVER = "have the instance that decodes it send its KV to another one"
     MOVE_IMAGE = "send an image to another encoder, and tell prefill of its room"
     HEDGE_IMAGE = "send an image to a second encoder, too, and tell prefill of its room"
     PLACE = "choose instances for the next attempt, after a pause if several have failed"
@@ -217,6 +218,13 @@ class AttemptTimedOut(Event):
 @dataclass(slots=True)
 class AttemptRecalled(Event):
     """An instance of it drains, its time for that is over, and others have room for the rest."""
+
+
+@dataclass(slots=True)
+class AttemptMoved(Event):
+    """Likewise, of one that has KV where it decodes: `placement` has that instance as prefill."""
+
+    placement: Placement
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.ports import Ports
 from epd.roles.prefill.embeddings import Embeddings
+from epd.roles.prefill.kv_producer import KvProducer
 from epd.roles.prefill.role import PrefillRole
 from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
 from epd.roles.steps.requests import Requests
@@ -146,6 +147,7 @@ class Instance:
         )
         if self.health is not None:
             self.health.turns = self.requests.loop
+        kv = KvProducer(actor, self.outgoing, self.requests)
         if "prefill" in config.roles:
             if engine.row_contract is not None:
                 self.embeddings = Embeddings(
@@ -160,12 +162,7 @@ class Instance:
                 )
                 engine.attach_rows(self.embeddings.ranks.own)
             self.prefill = PrefillRole(
-                actor,
-                self.outgoing,
-                self.incoming,
-                self.requests,
-                self.embeddings,
-                config.prefill,
+                actor, kv, self.incoming, self.requests, self.embeddings, config.prefill
             )
         else:
             self.requests.extend(WithoutPrefill(actor))

@@ -38,7 +38,9 @@ def _part(table: Table) -> Part:
             "is_last": "unconfirmed < 2",
         },
         actions={
-            "begin_attempt": ("attempts = attempts + 1", "unconfirmed = 2"),
+            **dict.fromkeys(
+                ("begin_attempt", "begin_move"), ("attempts = attempts + 1", "unconfirmed = 2")
+            ),
             "note_confirmed": ("unconfirmed = unconfirmed - 1",), "append_tokens": ("said = True",),
             "note_failure": ("failures = failures + 1",),
         },
@@ -51,6 +53,7 @@ def _part(table: Table) -> Part:
             "PLACE": ("pause = True",), "AWAIT_TOPOLOGY": ("pause = True",),
             "CHOOSE": ("placing = True",), "QUEUE": ("queued = True",),
             "LEAVE_QUEUE": ("queued = False",), "ARM_TOPOLOGY": ("topology = True",),
+            "HAND_OVER": ("require at_work -- what moves is at work",),
             "MOVE_IMAGE": ("require at_work -- images move within an attempt",),
             "HEDGE_IMAGE": ("require at_work -- images are hedged within an attempt",),
             "DELIVER": (
@@ -132,6 +135,8 @@ def _attempt() -> Iterator[Happening]:
         yield Happening(name, kind, when, event, 0, before, event_fields=KIND)
     recalled, before = f"{sent} and recalls < 1", ("recalls = recalls + 1",)
     yield Happening("its_instance_drains", "fault", recalled, g.AttemptRecalled, 0, before)
+    streams = f"{recalled} and at_work and state == STREAMING"
+    yield Happening("it_moves_with_its_kv", "fault", streams, g.AttemptMoved, 0, before)
     yield Happening("an_image_moves", "fault", f"{sent} and at_work and {open_}", g.ImageMoved)
     yield Happening("an_image_is_late", "fault", f"{sent} and at_work and {open_}", g.ImageHedged)
     yield Happening(

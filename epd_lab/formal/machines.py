@@ -26,7 +26,7 @@ from epd.fsm import (
 )
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal
 from epd.layouts import KvLayout
-from epd.messages import Grant, KvOffer
+from epd.messages import Grant, KvOffer, MoveRequest
 from epd.observed import Wait
 from epd.records import (
     Address,
@@ -77,6 +77,7 @@ OFFER = KvOffer(
     gateway=PEER,
     deadline_s=9.0,
 )
+MOVE = MoveRequest(request_id="r", attempt=2, former=1, decode=PEER, first_token_deadline_s=9.0)
 WAIT = Wait(what="step", for_s=2.0, bound_s=1.0)
 FAILURE = Failure(FailureKind.ENGINE, "because")
 KV = SimpleNamespace(num_tokens=7, rope_delta=-3, num_cached=4, first_token=TokenLogprobs(5, 0.0))
@@ -96,12 +97,12 @@ HOLDER = InstanceInfo(address=PEER, roles=(), host_id="", pid=7)
 # What an event carries, by the name of the field; the same for every machine.
 CARRIES: dict[str, Any] = {
     "ahead": False, "asker": print, "attempt": 1, "beat_s": 0.25, "blocks": (3, 4), "checksum": 11,
-    "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"), "cluster_s": 5.0,
-    "due_s": 9.0, "left_s": 3.0,
+    "chunk": SimpleNamespace(attempt=1, token_ids=(5, 6), finish_reason="stop"),
+    "cluster_s": 5.0, "due_s": 9.0, "left_s": 3.0,
     "command": "command", "encoder": PEER, "exit_status": 1, "failed": False, "failure": FAILURE,
     "finish_reason": "stop", "former_epoch": 1, "grant": GRANT, "holder": HOLDER, "image": b"image",
     "index": 0, "info": HOLDER, "instance": PEER, "item": "item", "kind": "engine", "kv": KV,
-    "load": Load(), "serial": 0,
+    "load": Load(), "move": MOVE, "num_cached": 4, "serial": 0,
     "nbytes": 64, "new_room": "room.1", "num_held": 1, "num_instances": 1, "num_layers": 1,
     "num_tokens": 2, "number": 1, "part": 0, "parts": ((64, 11),), "passed": {},
     "patches": "patches", "placement": PLACEMENT,

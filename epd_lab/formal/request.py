@@ -35,22 +35,24 @@ class RequestSetting:
     ahead: bool = False
     for_its_prompt: bool = False
     begins_early: bool = True
+    inherits: bool = False
 
 
 REQUESTS = {  # with `nodes`
-    "REQUEST_TEXT": (RequestSetting(), (43, 9)),
-    "REQUEST_AHEAD": (RequestSetting(ahead=True), (110, 16)),
-    "REQUEST_IMAGES": (RequestSetting(images=True), (156, 46)),
-    "REQUEST_LATE_IMAGES": (RequestSetting(images=True, begins_early=False, ahead=True), (195, 55)),
+    "REQUEST_TEXT": (RequestSetting(), (45, 9)),
+    "REQUEST_AHEAD": (RequestSetting(ahead=True), (114, 16)),
+    "REQUEST_IMAGES": (RequestSetting(images=True), (160, 46)),
+    "REQUEST_LATE_IMAGES": (RequestSetting(images=True, begins_early=False, ahead=True), (203, 55)),
     "REQUEST_HELD": (RequestSetting(for_its_prompt=True), (22, 7)),
     "REQUEST_KV_LEAVES": (RequestSetting(decode_here=False), (29, 8)),
     "REQUEST_IMAGES_KV_LEAVES": (RequestSetting(decode_here=False, images=True), (162, 44)),
-    "REQUEST_KV_COMES": (RequestSetting(remote_kv=True), (35, 5)),
-    "REQUEST_KV_COMES_AHEAD": (RequestSetting(remote_kv=True, ahead=True), (92, 9)),
+    "REQUEST_KV_COMES": (RequestSetting(remote_kv=True), (36, 5)),
+    "REQUEST_KV_IS_INHERITED": (RequestSetting(decode_here=False, inherits=True), (11, 3)),
+    "REQUEST_KV_COMES_AHEAD": (RequestSetting(remote_kv=True, ahead=True), (95, 9)),
 }
 SILENT = frozenset(
-    "grow slide keep_failure note_late EXTEND PUSH_KV REPORT_HANG RETURN_PASSED "
-    "REPORT_SPANS END_LEASE CANCEL_TRANSFER".split()
+    "grow slide keep_failure keep_move note_late EXTEND PUSH_KV REPORT_HANG RETURN_PASSED "
+    "REFUSE_MOVE REPORT_SPANS END_LEASE CANCEL_TRANSFER".split()
 )
 TIMERS: tuple[tuple[str, str, type[Event]], ...] = (
     ("time_is_over", "deadline", r.DeadlinePassed),
@@ -60,6 +62,11 @@ TIMERS: tuple[tuple[str, str, type[Event]], ...] = (
 STEP_ENDS = ("in_flight = in_flight - 1",)
 TOKEN_COMES = (*STEP_ENDS, "computed = computed + 1", "output = output + 1")
 NOT_AFTER_THE_END = "require not aborted and told != 'failed' -- no tokens after the end"
+GOES = (
+    "require in_flight == 0 -- blocks are not freed under a step",
+    "require blocks == 'owned' -- blocks are freed that are owned",
+    "blocks = 'none'",
+)
 OPENS = ("require transfer == 'none' -- one transfer of KV per attempt", "transfer = 'open'")
 
 
@@ -81,7 +88,7 @@ def _part(table: Table) -> Part:
             "count_chunk": (*STEP_ENDS, "computed = computed + 1"),
             **dict.fromkeys(("keep_first_token", "keep_token"), TOKEN_COMES),
             "keep_last_token": (*STEP_ENDS, "output = output + 1", "said_all = True"),
-            "adopt_kv": ("computed = 2", "output = output + 1"),
+            **dict.fromkeys(("adopt_kv", "inherit"), ("computed = 2", "output = output + 1")),
             "end_here": ("said_all = True",),
         },
         effects={
@@ -93,11 +100,7 @@ def _part(table: Table) -> Part:
             "ENQUEUE": ("queued = True",),
             "START_DECODING": ("queued = True",),
             "DEQUEUE": ("queued = False",),
-            "RELEASE_BLOCKS": (
-                "require in_flight == 0 -- blocks are not freed under a step",
-                "require blocks == 'owned' -- blocks are freed that are owned",
-                "blocks = 'none'",
-            ),
+            **dict.fromkeys(("RELEASE_BLOCKS", "BEQUEATH"), GOES),
             "OFFER_KV": OPENS,
             "RESERVE_BLOCKS": OPENS,
             "WITHDRAW_OFFER": ("transfer = 'over' if transfer == 'open' else transfer",),
@@ -105,6 +108,7 @@ def _part(table: Table) -> Part:
                 "require blocks == 'owned' and transfer == 'open' -- there is KV to hand over",
                 "blocks = 'lent'",
             ),
+            "MOVE_KV": (*OPENS, "blocks = 'lent'"),
             "EMIT_TOKENS": (NOT_AFTER_THE_END, "told = 'all' if said_all else told"),
             "ARM_LEASE": ("require blocks == 'owned' -- what is held is owned", "lease = True"),
             "SEND_FAILURE": ("require told == 'some' -- one end is told", "told = 'failed'"),
@@ -128,13 +132,15 @@ def _part(table: Table) -> Part:
 def _arrival() -> Iterator[Happening]:
     begun, here = ("begun = True",), "not begun"
     yield Happening(
-        "arrives_with_text", "work", f"{here} and not IMAGES and not REMOTE_KV", r.TextOnly, 0,
-        begun,
+        "arrives_with_text", "work", f"{here} and not (IMAGES or REMOTE_KV or INHERITS)",
+        r.TextOnly, 0, begun,
     )  # fmt: skip
     yield Happening(
         "arrives_with_images", "work", f"{here} and IMAGES", r.EmbeddingsRequired, 0, begun
     )
     yield Happening("kv_is_offered", "work", f"{here} and REMOTE_KV", r.KvOffered, 0, begun)
+    inherits = (*begun, "blocks = 'owned'")
+    yield Happening("kv_is_inherited", "work", f"{here} and INHERITS", r.KvInherited, 0, inherits)
 
 
 def _rows() -> Iterator[Happening]:
@@ -189,7 +195,7 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
         ),
         (
             "token_is_sampled", "work",
-            f"{last} and not FOR_ITS_PROMPT and {more_to_say} and state == DECODING",
+            f"{last} and not FOR_ITS_PROMPT and {more_to_say} and state in (DECODING, MOVING)",
             r.TokenSampled,
         ),
     )  # fmt: skip
@@ -216,6 +222,8 @@ def _blocks() -> Iterator[Happening]:
 
 def _ends() -> Iterator[Happening]:
     yield Happening("client_leaves", "fault", "begun", r.AbortReceived)
+    moves = f"begun and state not in {ENDED}"
+    yield Happening("another_instance_is_to_go_on", "fault", moves, r.MoveRequested)
     yield Happening("cannot_be_planned", "fault", f"state in {PLANNED}", r.PlanFailed)
     for name, timer, event in TIMERS:
         yield Happening(name, "time", f"begun and {timer}", event, 0, (f"{timer} = False",))

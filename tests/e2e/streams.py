@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections import Counter
@@ -48,17 +49,30 @@ class Streamed:
     token_ids: list[int] = field(default_factory=list)  # if a request wants them
     states: list[str] = field(default_factory=list)  # of its timeline, as MACHINE STATE
     error: dict[str, Any] = field(default_factory=dict)
+    said_s: list[float] = field(default_factory=list)  # when tokens came
     is_done: bool = False
     lasted_s: float = 0.0
 
     @property
     def has_migrated(self) -> bool:
-        return "GENERATION MIGRATING" in self.states
+        return "GENERATION MIGRATING" in self.states or self.has_moved_kv
+
+    @property
+    def has_moved_kv(self) -> bool:
+        """Handed over by the instance that decoded it; computed again nowhere."""
+        return "REQUEST MOVING" in self.states and "GENERATION MIGRATING" not in self.states
+
+    def gaps_s(self, from_s: float, to_s: float) -> list[float]:
+        """Between its tokens that came in that time."""
+        pairs = itertools.pairwise(self.said_s)
+        return [later - sooner for sooner, later in pairs if from_s <= later < to_s]
 
     def take(self, event: dict[str, Any]) -> None:
         self.error = event.get("error", {})
         for choice in event.get("choices", ()):
-            self.tokens += tokens_of(choice)
+            if said := tokens_of(choice):
+                self.said_s.append(time.monotonic())
+            self.tokens += said
             self.token_ids += choice.get("token_ids", ())
         for entry in event.get("epd", {}).get("timeline", ()):
             self.states.append(f"{entry['machine'].partition('@')[0]} {entry['state']}")

@@ -84,6 +84,7 @@ UNNOTICED = {
     "another_room_is_waited_for": "a promise: SPIN sees it, and drill `no-room-is-told`",
     "a_silent_gateway_is_waited_for": "a promise: SPIN sees it, and drill `restart-gateway`",
     "a_load_is_waited_for": "a promise: SPIN sees it, and drill `slow-disk`",
+    "a_move_forgets_what_was_said": "what tokens are is no part: drill `drain-at-its-bound`",
     "numbers_of_two_registries_are_compared": "the other registry is no part of the machine: drill"
     " `a-successor-is-heard-but-not-its-welcome`",
     **{

@@ -21,8 +21,8 @@ PROMPT: Any = "a prompt"
 ATTEMPTED = (S.PLACED, S.STREAMING, S.MIGRATING)
 
 
-def tokens(*ids: int, finish: str = "") -> SimpleNamespace:
-    return SimpleNamespace(token_ids=ids, finish_reason=finish)
+def tokens(*ids: int, finish: str = "", attempt: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(attempt=attempt, token_ids=ids, finish_reason=finish)
 
 
 SAYS = (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE)
@@ -61,6 +61,25 @@ def test_an_image_that_moves_is_no_attempt(placed: g.Generation) -> None:
     hedged = g.ImageHedged(0, PEER, placement)
     follow(placed, (hedged, S.PLACED, (Do.HEDGE_IMAGE,)))
     assert (placed.placed, placed.attempt) == (placement, 1)
+
+
+def test_what_moves_with_its_kv_streams_on_until_its_next_attempt_does(
+    placed: g.Generation,
+) -> None:
+    """STREAMING -> PLACED, with its attempt: nothing is called off, and tokens of both count."""
+    placement: Any = PLACEMENT
+    follow(
+        placed,
+        (g.AttemptMoved(placement), S.PLACED, ()),  # it has no KV yet
+        (g.TokensArrived(tokens(1, 2)), S.STREAMING, SAYS),
+        (g.AttemptMoved(placement), S.PLACED, (Do.ARM_ATTEMPT, Do.HAND_OVER)),
+    )
+    assert (placed.attempt, placed.former, placed.resumes) == (2, 1, True)
+    follow(placed, (g.TokensArrived(tokens(3)), S.STREAMING, SAYS))
+    assert placed.resumes and placed.reads(1) and placed.reads(2)
+    follow(placed, (g.TokensArrived(tokens(4, attempt=2)), S.STREAMING, SAYS))
+    assert not placed.resumes and not placed.reads(1)
+    assert (placed.token_ids, placed.token_ids_of_attempt) == ([1, 2, 3, 4], 1)
 
 
 def test_a_full_gateway_refuses_at_once() -> None:

@@ -39,7 +39,8 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "ImageMoved ImageHedged": "of the present attempt, whose images are wanted",
     },
     "REQUEST": {
-        "EmbeddingsRequired TextOnly KvOffered": "once, first",
+        "EmbeddingsRequired TextOnly KvOffered KvInherited": "once, first",
+        "MoveRequested": "of who is at work: who has ended is not found",
         "Scheduled StepLaunched Preempted Grown Slid PlanFailed": "of who is in queue or batch now",
         "ChunkComputed LayersComputed FirstTokenSampled LastTokenSampled PromptHeld TokenSampled"
         " StepFailed StepReturned": "how a step ends depends on whether who is in it has left",
@@ -92,7 +93,8 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
 ALL_THE_SAME: dict[str, dict[str, str]] = {
     "REQUEST": {
         "EmbeddingReady EmbeddingFailed": "ARRIVED WAITING_FOR_REMOTE_KV CALLED_OFF",
-        "EmbeddingsPromised": "ARRIVED WAITING_FOR_REMOTE_KV CALLED_OFF TRANSFERRING DECODING",
+        "EmbeddingsPromised": "ARRIVED WAITING_FOR_REMOTE_KV CALLED_OFF TRANSFERRING"
+        " DECODING MOVING",
         "KvFailed": "ARRIVED WAITING WAITING_FOR_EMBEDDINGS HELD",
     },
     "EMBEDDING": {"LoadFailed LoadTimedOut LoadLost EncoderLost": "ABSENT RESIDENT AWAITING_ROOM"},

@@ -7,7 +7,8 @@ images until enough of its prompt can be computed. It computes its prompt in chu
 an image's rows are loading (WAITING_MID_PROMPT: it keeps its blocks, and others pass it). Then it
 hands its KV over: to itself if decode lives here too, else through an OUTGOING that sends finished
 KV while the rest is computed. At a decode instance it begins by waiting for remote KV. Either way
-it then decodes until a token, or its deadline, ends the answer.
+it then decodes until a token, or its deadline, ends the answer. Where an instance drains, it may
+end before (MOVING): another attempt inherits its KV and hands that over, without a step.
 
 Blocks belong to the request from admission to its end, except after the hand-over, when the
 transfer owns them until its outcome. Those behind a window go back while it runs. Decoding asks for
@@ -43,12 +44,14 @@ from epd.fsm.request.events import (
     Grown,
     KvDelivered,
     KvFailed,
+    KvInherited,
     KvOffered,
     KvWithdrawn,
     LastTokenSampled,
     LayersComputed,
     LeaseEnded,
     LeaseRevoked,
+    MoveRequested,
     PlanFailed,
     Preempted,
     PromptHeld,
@@ -80,6 +83,7 @@ __all__ = (
     "Grown",
     "KvDelivered",
     "KvFailed",
+    "KvInherited",
     "KvOffered",
     "KvWithdrawn",
     "LastTokenSampled",
@@ -87,6 +91,7 @@ __all__ = (
     "LayersComputed",
     "LeaseEnded",
     "LeaseRevoked",
+    "MoveRequested",
     "Own",
     "PlanFailed",
     "Preempted",
@@ -112,10 +117,12 @@ __all__ = (
     "grow",
     "in_another_step",
     "in_flight",
+    "inherit",
     "keep_blocks",
     "keep_failure",
     "keep_first_token",
     "keep_last_token",
+    "keep_move",
     "keep_rows",
     "keep_token",
     "launch",
@@ -241,6 +248,18 @@ def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
     request.output.append(event.kv.first_token)
 
 
+def keep_move(request: Request, event: MoveRequested) -> None:
+    request.move = event.move
+
+
+def inherit(request: Request, event: KvInherited) -> None:
+    request.block_table = event.blocks
+    request.num_passed = event.blocks.count(PASSED)
+    request.num_computed = len(request.prompt)
+    request.num_cached = event.num_cached
+    request.output.append(event.token)
+
+
 def keep_failure(request: Request, event: _Failed) -> None:
     request.failure = event.failure
 
@@ -254,13 +273,23 @@ def note_late(request: Request, event: DeadlinePassed) -> None:
     request.failure = Failure(FailureKind.DEADLINE, reason)
 
 
-StepOver = LastTokenSampled | StepFailed | StepReturned
+StepOver = TokenSampled | LastTokenSampled | StepFailed | StepReturned
 _ENDED = (S.FINISHED, S.FAILED)
 _USED_BY_STEPS = (S.ABORTING, S.FINISHING)
 _LINGERS = (*_USED_BY_STEPS, S.CALLED_OFF)
 _IN_QUEUE = (S.WAITING, S.PREEMPTED)
 _PROMPT = (S.RUNNING, S.WAITING_MID_PROMPT)
 _IN_BATCH = (*_PROMPT, S.DECODING)
+_SAMPLES = (S.RUNNING, S.DECODING, S.MOVING)
+_STAYS = (
+    *_IN_QUEUE,
+    *_PROMPT,
+    S.WAITING_FOR_EMBEDDINGS,
+    S.TRANSFERRING,
+    S.WAITING_FOR_REMOTE_KV,
+    S.HELD,
+    *_LINGERS,
+)
 _UNBEGUN = (S.ARRIVED, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED)
 
 # One line per row, as the table that it is.
@@ -298,8 +327,15 @@ ROWS = (
     Row(S.DECODING, TokenSampled, None, (Do.EMIT_TOKENS,), keep_token),
     Row(_IN_BATCH, Slid, None, (Do.RETURN_PASSED,), slide, note="its next blocks are taken when they are back"),
     Row(_IN_BATCH, Grown, None, (), grow, note="of a prompt: behind a window, or for its second token, in the step ahead"),
-    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), keep_last_token, in_another_step, "the step ahead writes into its blocks, and reads no rows"),
-    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, unless(in_another_step)),
+    Row(_SAMPLES, LastTokenSampled, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), keep_last_token, in_another_step, "the step ahead writes into its blocks, and reads no rows"),
+    Row(_SAMPLES, LastTokenSampled, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, unless(in_another_step)),
+    # It moves.
+    Row(S.DECODING, MoveRequested, S.MOVING, (), keep_move, in_flight, "steps use the blocks (F6)"),
+    Row(S.DECODING, MoveRequested, S.FINISHED, (Do.BEQUEATH, Do.REPORT_SPANS), keep_move, unless(in_flight)),
+    Row(S.MOVING, TokenSampled, None, (Do.EMIT_TOKENS,), keep_token, in_another_step),
+    Row(S.MOVING, TokenSampled, S.FINISHED, (Do.BEQUEATH, Do.REPORT_SPANS), keep_token, unless(in_another_step), "the token goes with its KV, as a first one"),
+    Row(_STAYS, MoveRequested, None, (Do.REFUSE_MOVE,), note="it is computed again elsewhere"),
+    Row(S.ARRIVED, KvInherited, S.TRANSFERRING, (Do.MOVE_KV,), inherit),
     # It gives way: what it computed is computed again; rows stay referenced, an offer stands.
     Row(_IN_BATCH, Preempted, None, when=in_flight, note="not while a step uses the blocks (F6)"),
     Row(_IN_BATCH, Preempted, S.PREEMPTED, (Do.ENQUEUE,), when=unless(in_flight)),
@@ -308,8 +344,8 @@ ROWS = (
     Row((S.PREEMPTED, S.TRANSFERRING, S.WAITING_FOR_REMOTE_KV), KvFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure),
     Row(_PROMPT, (EmbeddingFailed, KvFailed), S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "KV: decode is lost, or refused early"),
     Row(_PROMPT, (EmbeddingFailed, KvFailed), S.FAILED, (Do.SEND_FAILURE,), keep_failure, unless(in_flight)),
-    Row((S.RUNNING, S.DECODING), StepFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), fail_step, in_another_step, "the step ahead has it, too"),
-    Row((S.RUNNING, S.DECODING), StepFailed, S.FAILED, (Do.SEND_FAILURE,), fail_step, unless(in_another_step)),
+    Row(_SAMPLES, StepFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), fail_step, in_another_step, "the step ahead has it, too"),
+    Row(_SAMPLES, StepFailed, S.FAILED, (Do.SEND_FAILURE,), fail_step, unless(in_another_step)),
     Row(_IN_QUEUE, PlanFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure, note="the others of the step go on"),
     Row(_IN_BATCH, PlanFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight),
     Row(_IN_BATCH, PlanFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure, unless(in_flight)),
@@ -317,15 +353,15 @@ ROWS = (
     # It is called off.
     Row((*_UNBEGUN, S.HELD), AbortReceived, S.FINISHED, (Do.SEND_ABORTED,), note="of HELD, somebody has come for it, or the gateway is gone"),
     Row(S.TRANSFERRING, AbortReceived, S.FINISHED, (Do.WITHDRAW_OFFER, Do.SEND_ABORTED), note="the transfer is told, and owns the blocks"),
-    Row(_IN_BATCH, AbortReceived, S.ABORTING, (Do.SEND_ABORTED, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
-    Row(_IN_BATCH, AbortReceived, S.FINISHED, (Do.SEND_ABORTED,), when=unless(in_flight)),
+    Row((*_IN_BATCH, S.MOVING), AbortReceived, S.ABORTING, (Do.SEND_ABORTED, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
+    Row((*_IN_BATCH, S.MOVING), AbortReceived, S.FINISHED, (Do.SEND_ABORTED,), when=unless(in_flight)),
     Row(S.WAITING_FOR_REMOTE_KV, AbortReceived, S.CALLED_OFF, (Do.SEND_ABORTED, Do.ARM_GRACE, Do.CANCEL_TRANSFER)),
     # Its time is over.
     Row((*_UNBEGUN, S.TRANSFERRING), DeadlinePassed, S.FAILED, (Do.SEND_FAILURE,), note_late),
     Row(_PROMPT, DeadlinePassed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
     Row(_PROMPT, DeadlinePassed, S.FAILED, (Do.SEND_FAILURE,), note_late, unless(in_flight)),
-    Row(S.DECODING, DeadlinePassed, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), end_here, in_flight, "all that it has said is the answer"),
-    Row(S.DECODING, DeadlinePassed, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), end_here, unless(in_flight)),
+    Row((S.DECODING, S.MOVING), DeadlinePassed, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), end_here, in_flight, "all that it has said is the answer"),
+    Row((S.DECODING, S.MOVING), DeadlinePassed, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), end_here, unless(in_flight)),
     Row(S.WAITING_FOR_REMOTE_KV, DeadlinePassed, S.CALLED_OFF, (Do.SEND_FAILURE, Do.ARM_GRACE, Do.CANCEL_TRANSFER), note_late),
     # Over for the client: the outcome frees the memory.
     Row(_USED_BY_STEPS, StepReturned, None, (), end_step, in_another_step, "one more is under way"),
@@ -341,12 +377,13 @@ ROWS = (
 IGNORES = (
     Ignore((S.HELD,), (EmbeddingReady, EmbeddingFailed, EmbeddingsPromised), "it was answered; its lease bounds it"),
     Ignore(_ENDED, (LeaseRevoked,), "it was let go"),
+    Ignore((S.MOVING,), (MoveRequested,), "asked twice"),
     Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, KvDelivered, KvFailed, KvWithdrawn), "it has ended"),
     Ignore((*_IN_QUEUE, *_PROMPT, *_USED_BY_STEPS, *_ENDED), (EmbeddingsPromised,), "an image was here already"),
-    Ignore((S.DECODING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
+    Ignore((S.DECODING, S.MOVING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
     Ignore((S.ABORTING,), (KvFailed, KvDelivered, LayersComputed), "it has ended for the client"),
     Ignore(_USED_BY_STEPS, (EmbeddingReady, EmbeddingFailed), "it has ended for the client"),
-    Ignore((S.DECODING, S.TRANSFERRING), (EmbeddingFailed, EmbeddingReady), "its prompt is computed: it needs rows no longer"),
+    Ignore((S.DECODING, S.MOVING, S.TRANSFERRING), (EmbeddingFailed, EmbeddingReady), "its prompt is computed: it needs rows no longer"),
 )
 
 _HELD: dict[State, str] = {

@@ -15,7 +15,7 @@ from epd.fsm.kernel import NULL_JOURNAL, Journal, Machine
 from epd.fsm.request.states import Own, S
 from epd.keys import RoomKey
 from epd.layouts import owned
-from epd.messages import KvOffer, PrefillRequest
+from epd.messages import KvOffer, MoveRequest, PrefillRequest
 from epd.records import TokenLogprobs
 
 
@@ -43,6 +43,7 @@ class Context(Machine):
         "message",
         "min_early_tokens",
         "missing",
+        "move",
         "num_cached",
         "num_coming",
         "num_computed",
@@ -102,6 +103,7 @@ class Context(Machine):
         self.kv_room = str(RoomKey(message.request_id, message.attempt))
         self.finish_reason = ""
         self.failure: Failure | None = None
+        self.move: MoveRequest | None = None  # by which another attempt goes on elsewhere
 
     @property
     def request_id(self) -> str:

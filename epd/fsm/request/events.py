@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from epd.failure import Failure
 from epd.fsm.kernel import Event
 from epd.fsm.request.states import Own
+from epd.messages import MoveRequest
 from epd.records import KvState, TokenLogprobs
 
 
@@ -159,6 +160,23 @@ class KvWithdrawn(Event):
     """Prefill ended the request itself: nothing to decode."""
 
     ends = (Own.REMOTE_KV,)
+
+
+@dataclass(slots=True)
+class MoveRequested(Event):
+    """This instance drains: another one is to go on with it, from its KV."""
+
+    move: MoveRequest
+
+
+@dataclass(slots=True)
+class KvInherited(Event):
+    """Arrived with the KV of an attempt that was decoded here, and goes on elsewhere."""
+
+    brings = (Own.BLOCKS,)
+    blocks: tuple[int, ...]
+    token: TokenLogprobs  # its last one, whose KV is not computed
+    num_cached: int
 
 
 class StepFailed(_Failed):

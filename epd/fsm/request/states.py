@@ -15,6 +15,9 @@ class Do(Effect):
     WITHDRAW_OFFER = "the decode instance's blocks are not needed"
     PUSH_KV = "let decode have the KV that is final"
     HAND_OVER_KV = "give the blocks to the transfer: its bytes are ready"
+    MOVE_KV = "ask another decode instance for blocks, and give the own ones to the transfer"
+    BEQUEATH = "let the attempt that has its KV sent elsewhere have the blocks"
+    REFUSE_MOVE = "tell the gateway that it cannot move"
     START_DECODING = "join the decode batch"
     RESERVE_BLOCKS = "join the queue for blocks, for remote KV"
     CANCEL_TRANSFER = "stop the transfer of remote KV"
@@ -34,7 +37,7 @@ class Own(Owned):
     QUEUE_PLACE = "a place in the queue for the batch", Do.DEQUEUE
     BATCH_PLACE = "a place in the batch", Do.DEQUEUE
     LEASE = "a place among what is held for others", Do.END_LEASE
-    BLOCKS = "KV blocks", Do.RELEASE_BLOCKS, Do.HAND_OVER_KV
+    BLOCKS = "KV blocks", Do.RELEASE_BLOCKS, Do.HAND_OVER_KV, Do.MOVE_KV, Do.BEQUEATH
     EMBEDDINGS = "references to rows, asked for or here", Do.RELEASE_EMBEDDINGS
     OFFER = "room for its KV at decode, asked for or granted", Do.WITHDRAW_OFFER, Do.HAND_OVER_KV
     REMOTE_KV = "a transfer under way into blocks that are the transfer's"
@@ -59,6 +62,7 @@ class S(State):
     TRANSFERRING = "the KV transfer has the blocks, and goes its own way"
     WAITING_FOR_REMOTE_KV = "its KV is on its way", Own.REMOTE_KV
     DECODING = "one token a step", Own.BATCH_PLACE, Own.BLOCKS
+    MOVING = "its steps under way are the last ones here; another attempt gets its KV", Own.BLOCKS
     ABORTING = "ended for the client; a step still uses its memory", Own.BLOCKS, Own.EMBEDDINGS
     CALLED_OFF = "ended for the client; the transfer of its KV still writes", Own.REMOTE_KV
     HELD = "answered; kept for the request that will go on with it", Own.LEASE, Own.BLOCKS

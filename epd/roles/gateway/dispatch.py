@@ -206,9 +206,7 @@ class Dispatcher:
         """Send the present attempt to its instances.  False: prefill takes no messages."""
         placement = machine.placement
         self._book(machine)
-        deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
-        patience_ends_s = self._actor.timers.due_s(machine, (TokenTimedOut,))
-        token_due_s = min(deadline_s, self._at(patience_ends_s + DEADLINE_GRACE_S))
+        deadline_s, token_due_s = self.due_s(machine)
         items = self._send_encodes(machine, placement, token_due_s)
         prompt = machine.prompt
         if prompt.stage == "encode":
@@ -233,6 +231,12 @@ class Dispatcher:
             adapter=prompt.adapter.digest,
         )
         return self._actor.send(placement.prefill, message)
+
+    def due_s(self, machine: Generation) -> tuple[float, float]:
+        """When all of it is due, and its next token, in the cluster's time."""
+        deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
+        patience_ends_s = self._actor.timers.due_s(machine, (TokenTimedOut,))
+        return deadline_s, min(deadline_s, self._at(patience_ends_s + DEADLINE_GRACE_S))
 
     def _at(self, when_s: float) -> float:
         """A time of this process's clock, in the cluster's time."""

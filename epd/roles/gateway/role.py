@@ -13,7 +13,6 @@ the open requests of instances are bounded by those of the gateway.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from functools import cache
 
@@ -53,6 +52,7 @@ from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.gateway.admission import AdmissionControl
 from epd.roles.gateway.clocks import GatewayTimers
 from epd.roles.gateway.dispatch import Dispatcher
+from epd.roles.gateway.drains import Drains
 from epd.roles.gateway.elsewhere import Elsewhere
 from epd.roles.gateway.failures import FailureLog, error_of, is_mistake
 from epd.roles.gateway.losses import Losses
@@ -72,7 +72,6 @@ from epd.scheduling.placement import Unplaceable
 from epd.transport.base import Received
 
 make_profiles = later("epd.roles.watching.profiling:Profiles")
-make_drains = later("epd.roles.gateway.drains:Drains")
 WHEN_LEFT = {
     Leave.ENOUGH: generation_fsm.StopRequested,
     Leave.GONE: generation_fsm.CancelRequested,
@@ -110,10 +109,9 @@ class GatewayRole(Component[Generation]):
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
         fail_at_gateway(actor, self)
         profiles = cache(lambda: make_profiles(actor, registry))
-        drains = cache(lambda: make_drains(actor, self, registry, dispatcher))
         self.profile = lambda *, starts: profiles().ask(starts=starts)
-        self.drain: Callable[..., None] = lambda *asked, **how: drains().ask(*asked, **how)
-        registry.on_overdue = lambda: drains().move()
+        self.extend(drains := Drains(actor, self, registry, dispatcher))
+        self.drain = drains.ask
         self.observe = Observatory(actor, registry, dispatcher.loads).ask
         self._serial = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
@@ -323,9 +321,9 @@ class GatewayRole(Component[Generation]):
             self._timelines.add(source, request_id, spans)
 
     def current(self, request_id: str, attempt: int) -> Generation | None:
-        """The open generation, if the message is of its present attempt."""
+        """The open generation, if the message is of its present attempt, or of one that moves."""
         machine = self._open.get(request_id)
-        return machine if machine is not None and machine.attempt == attempt else None
+        return machine if machine is not None and machine.reads(attempt) else None
 
     def at_work(self, request_id: str, attempt: int) -> Generation | None:
         """The same, unless it was given up: the abort was lost then, and is sent again."""

@@ -39,7 +39,7 @@ class _Text(NamedTuple):
 
 
 class KvProducer(Component[Request]):
-    """Performs the effects of REQUEST on KV at a prefill instance."""
+    """Performs the effects of REQUEST on KV that leaves an instance."""
 
     def __init__(self, actor: Actor, outgoing: OutgoingRooms, requests: Requests) -> None:
         super().__init__(actor)
@@ -136,6 +136,12 @@ class KvProducer(Component[Request]):
         )
         nbytes = (num_blocks + self._num_state_blocks(outgoing)) * self._whole.block_nbytes
         self._rooms.post(outgoing, BytesReady(nbytes, KvSource(request.block_table, state)))
+
+    @performs(Do.MOVE_KV)
+    def move_kv(self, request: Request, event: Event) -> None:
+        """All is there already: the blocks wait for their grant in the room."""
+        self.offer_kv(request, event)
+        self.hand_over_kv(request, event)
 
     # --- the order of sending ---------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ from epd.messages import (
 from epd.roles.adapter_objection import adapter_objection
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.incoming import IncomingRooms
-from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.prefill.held_prompts import HeldPrompts
 from epd.roles.prefill.kv_producer import KvProducer
@@ -53,7 +52,7 @@ class PrefillRole(Component[Request]):
     def __init__(
         self,
         actor: Actor,
-        outgoing: OutgoingRooms,
+        kv: KvProducer,
         incoming: IncomingRooms,
         requests: Requests,
         embeddings: Embeddings | None,
@@ -64,7 +63,7 @@ class PrefillRole(Component[Request]):
         self._requests = requests
         self._embeddings = embeddings  # None: a text-only model
         self._config = config
-        self._kv = KvProducer(actor, outgoing, requests)
+        self._kv = kv
         self.held = HeldPrompts(actor, requests)
         requests.extend(self)
         requests.reports.related.append(self._transfers_of)

@@ -12,11 +12,11 @@ from epd.roles.base import Component, performs
 
 
 class WithoutPrefill(Component[Request]):
-    @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.PUSH_KV)
+    @performs(Do.RELEASE_EMBEDDINGS)
     def release_nothing(self, request: Request, event: Event) -> None:
-        """No images, no offer, no prompt whose KV somebody waits for."""
+        """No images."""
 
-    @performs(Do.ACQUIRE_EMBEDDINGS, Do.OFFER_KV, Do.HAND_OVER_KV, Do.ARM_LEASE, Do.END_LEASE)
+    @performs(Do.ACQUIRE_EMBEDDINGS, Do.ARM_LEASE, Do.END_LEASE)
     def refuse(self, request: Request, event: Event) -> None:
         raise AssertionError(f"{request.key}: no prompt comes to an instance without prefill")
 

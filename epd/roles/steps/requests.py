@@ -38,6 +38,7 @@ from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.steps.blame import blaming
 from epd.roles.steps.bounds import bounds_of, too_many
 from epd.roles.steps.contents import Contents
+from epd.roles.steps.moves import Moves
 from epd.roles.steps.outcomes import Outcomes
 from epd.roles.steps.prompt_scores import PromptScores, is_scored
 from epd.roles.steps.record import Positions, Record
@@ -105,13 +106,13 @@ class Requests(Component[Request]):
         self._suspects: dict[str, Request] = {}  # of them, those that an instance died of
         self.loop = StepLoop(actor, engine, self, self.cost, runs_ahead=config.async_scheduling)
         self.on_reserved: Reserved = lambda request, leased: None
-        self._scores = PromptScores()
         self.caching = config.prefix_caching
         self._has_states = bool(engine.kv_layout.tensors)
-        self._contents = Contents(self, engine.kv_layout)
+        self._scores, self._contents = PromptScores(), Contents(self, engine.kv_layout)
         self._outcomes = Outcomes(self._scores, self._contents, self._speculation)
         self.reports = Reports(actor)
         self.extend(self.reports)
+        self.extend(Moves(actor, self, self._contents, self._outbox))
 
     def live(self) -> dict[str, int]:
         return {

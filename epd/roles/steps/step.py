@@ -62,9 +62,10 @@ def _copies(request: Request, start: int) -> list[tuple[int, int]]:
     return list(zip(request.block_table, request.states_kept.get(start, ()), strict=False))
 
 
-def new_tokens(request: Request, record: Record) -> TokenChunk:
+def new_tokens(request: Request, record: Record, but_last: int = 0) -> TokenChunk:
     """What the gateway has not been sent yet, numbered; from now on it has been."""
-    new = request.output[record.num_sent :]
+    num_told = len(request.output) - but_last
+    new = request.output[record.num_sent : num_told]
     chunk = TokenChunk(
         request_id=request.request_id,
         attempt=request.attempt,
@@ -76,7 +77,7 @@ def new_tokens(request: Request, record: Record) -> TokenChunk:
         num_rejected=record.num_rejected,
         num_cached=0 if record.num_sent else request.num_cached or 0,
     )
-    record.num_sent = len(request.output)
+    record.num_sent = num_told
     record.num_accepted = record.num_rejected = 0
     return chunk
 

@@ -17,10 +17,10 @@ class TokenOutbox:
         self._chunks: dict[str, list[TokenChunk]] = {}  # by gateway
         self.is_settling = False  # a step's outcomes are being turned into events
 
-    def put(self, request: Request, record: Record) -> None:
-        """All that its gateway has not been sent."""
+    def put(self, request: Request, record: Record, but_last: int = 0) -> None:
+        """All that its gateway has not been sent, but so many that go another way."""
         is_first = not self._chunks
-        chunk = new_tokens(request, record)
+        chunk = new_tokens(request, record, but_last)
         self._chunks.setdefault(request.gateway.instance_id, []).append(chunk)
         if is_first and not self.is_settling:  # the step loop sends what its step made
             self._actor.mailbox.put("tokens", self.send)

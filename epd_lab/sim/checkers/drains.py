@@ -1,16 +1,23 @@
-"""Who drains leaves nothing open that another instance could have taken.
+"""Who drains leaves nothing open that another instance could have taken.  What moves with its KV is
+not computed again, unless an end of the move is lost or has no room.
 
-Looked at when the time for moves is over.  A gateway that has not had its heartbeats, or that waits
-for the first tokens of other moves, is excused."""
+The first is looked at when the time for moves is over.  A gateway that has not had its heartbeats,
+or that waits for the first tokens of other moves, is excused."""
 
 from __future__ import annotations
 
-from epd.fsm import membership
+from typing import Any
+
+from epd.failure import FailureKind
+from epd.fsm import generation, membership
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.gateway.losses import needing
 from epd.scheduling.placement import Placement
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.core.process import SimProcess
+
+FAILS = (generation.AttemptFailed, generation.AttemptTimedOut, generation.TokensMissed)
+NO_ROOM = (FailureKind.BUSY, FailureKind.CAPACITY)
 
 
 class Drains(Checker):
@@ -19,6 +26,16 @@ class Drains(Checker):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         context.world.watch(self._leaves, membership.MoveTimedOut)
+        if context.all_stay and not (context.bus_loses or context.engine_faults):
+            context.world.watch(self._fails, *FAILS)
+
+    def _fails(
+        self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
+    ) -> None:
+        if isinstance(machine, generation.Generation) and machine.former and source is not target:
+            gave_way = "REQUEST:DECODING>PREEMPTED" in self.world.happened()
+            if event.failure.kind not in NO_ROOM and not gave_way:
+                self.violate(f"{machine.key} moves, and is computed again: {event}")
 
     def _leaves(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
@@ -35,7 +52,7 @@ class Drains(Checker):
                     continue
                 opened = gateway.role.open_ones()
                 left = [g for g in needing(opened, one.info.address) if g.has_attempt]
-                waits = any(generation.resumes for generation in opened)
-                for generation in () if waits else left:
-                    if isinstance(gateway.dispatcher.choose(generation), Placement):
-                        self.violate(f"{machine.key} leaves {generation.key}, which could move")
+                waits = any(other.resumes for other in opened)
+                for other in () if waits else left:
+                    if isinstance(gateway.dispatcher.choose(other), Placement):
+                        self.violate(f"{machine.key} leaves {other.key}, which could move")

@@ -73,13 +73,14 @@ class Forsaken(Checker):
         return node if is_it and not gateway.actor.is_lost(address) else None
 
     def _request(self, gateway: Node, machine: generation.Generation) -> Iterator[str]:
-        placement, key = machine.placement, attempt_key(machine.key, machine.attempt)
+        placement = machine.placement
+        keys = [attempt_key(machine.key, n) for n in (machine.attempt, machine.former)]
         nodes = [self._at(gateway, a) for a in (placement.prefill, placement.decode)]
         for node in nodes:
             if node is None or node.instance is None or node.instance.requests is None:
                 return  # its loss will be told
-            request = node.instance.requests.get(key)
-            if request is not None and not request.ended_for_client:
+            known = [node.instance.requests.get(key) for key in keys]
+            if any(one is not None and not one.ended_for_client for one in known):
                 return
         yield f"is waited for, and has ended at {placement.prefill} and {placement.decode}"
 

@@ -49,7 +49,12 @@ from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.core.process import SimProcess
 
-OPENED = (request.TextOnly, request.EmbeddingsRequired, request.KvOffered)
+OPENED = (
+    request.TextOnly,
+    request.EmbeddingsRequired,
+    request.KvOffered,
+    request.KvInherited,
+)
 BEGUN = (
     incoming.SlotsLeased,
     outgoing.BytesReady,
@@ -198,7 +203,8 @@ class Tombstones(Checker):
         room = RoomKey.of(key)
         attempt = attempt_key(room.request_id, room.attempt) if room else key
         machine = self._generations.get((process.name, request_of(attempt)))
-        if machine is None or attempt_key(machine.key, machine.attempt) != attempt:
+        read = (machine.attempt, machine.former) if machine is not None else ()
+        if machine is None or attempt not in [attempt_key(machine.key, n) for n in read]:
             return True
         return machine.state not in (generation.S.PLACED, generation.S.STREAMING)
 

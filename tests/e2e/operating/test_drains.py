@@ -58,18 +58,37 @@ async def test_planned_migration_of_many_streams(topology: str) -> None:
     """200 streams, 40 at a time, whose instance drains at once."""
     with serving(topology, **PATIENT) as server:
         name = "d0" if topology == "2e2p2d" else "pd0"
+        steps_s: list[float] = []
+        gaps_s: dict[str, list[float]] = {"moved": [], "recomputed": []}
         for seed in range(5):
             epoch = server.instances()[name]["epoch"]
-            bodies = questions(10 + seed, 40, 56, 200)
+            bodies, began_s = questions(10 + seed, 40, 56, 200), 0.0
 
             def drain() -> None:
+                nonlocal began_s
+                began_s = time.monotonic()
                 status, text = run("rollout", name, "--url", server.base_url, "--within", "0s")
                 assert status == 0, text
 
             replies = await ask_during(server, bodies, drain, all_have_said)
-            assert any(reply.has_migrated for reply in replies)
+            assert any(reply.has_moved_kv for reply in replies)
+            for reply in replies:
+                first_s, last_s = reply.said_s[0], reply.said_s[-1]
+                steps_s += reply.gaps_s(first_s + 1e-9, began_s)
+                if reply.has_migrated:
+                    how = "moved" if reply.has_moved_kv else "recomputed"
+                    gaps_s[how].append(max(reply.gaps_s(began_s, last_s + 1.0)))
             assert await check_same_afterwards(server, bodies, replies) == {"answered": 40}
             assert server.instances()[name]["epoch"] > epoch
+    shown = {"topology": topology, "step_ms": spread_ms(steps_s)}
+    print(json.dumps(shown | {how: spread_ms(gaps) for how, gaps in gaps_s.items()}))
+
+
+def spread_ms(times_s: list[float]) -> dict[str, float]:
+    """Of gaps between tokens of a stream: between all, or the longest one of each that moved."""
+    ordered = sorted(times_s) or [0.0]
+    at = {"p50": len(ordered) // 2, "p99": len(ordered) * 99 // 100}
+    return {"n": len(times_s)} | {name: round(1e3 * ordered[n], 1) for name, n in at.items()}
 
 
 def test_who_was_taken_out_stays_out_and_the_only_one_is_not_taken(server: Server) -> None:

@@ -81,8 +81,8 @@ def test_what_is_open_at_the_bound_moves_while_the_instance_streams_on() -> None
         assert (gone.state, gone.reason) == (registered.S.LEFT, "it was asked to end")
         ones = cluster.gateway.role.open_ones()
         assert {one.placement.decode.instance_id for one in ones} == {"pd1"}
-        recalled = cluster.gateway.actor.counters["attempts_recalled"]
-        assert recalled == sum(one.attempt == 2 for one in ones) > 0
+        moved = cluster.gateway.actor.counters["attempts_moved"]
+        assert moved == sum(one.attempt == 2 for one in ones) > 0
         assert not any(one.failures for one in ones), "nobody failed"
         cluster.pass_time(20.0)
         assert [tuple(record.tokens) for record in records] == [
@@ -124,4 +124,4 @@ def test_images_go_with_their_prompt() -> None:
         ask(cluster, one.placement.decode.instance_id, 0.0)
         cluster.pass_time(20.0)
         assert tuple(record.tokens) == tuple(record.ask.answer())
-        assert cluster.gateway.actor.counters["attempts_recalled"] == 1
+        assert cluster.gateway.actor.counters["attempts_moved"] == 1

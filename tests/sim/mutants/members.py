@@ -3,11 +3,9 @@ and of processes that go on as another epoch."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from unittest import mock
 
-from epd.fsm import generation
+from epd.fsm import generation, request
 from epd.fsm import instance as i
 from epd.fsm import membership as m
 from epd.messages import Address, InstanceInfo
@@ -114,20 +112,30 @@ def nobody_believes_in_the_end_of_a_life() -> Planted:
 
 
 @mutant
-@contextlib.contextmanager
-def a_recall_forgets_what_was_said() -> Iterator[None]:
+def a_move_forgets_what_was_said() -> Planted:
     """What moves begins its answer anew."""
 
-    def forget(machine: generation.Generation, event: generation.AttemptRecalled) -> None:
+    def forget(machine: generation.Generation, event: generation.AttemptMoved) -> None:
+        generation.begin_move(machine, event)
         machine.token_ids = []
 
-    to, do = generation.S.MIGRATING, (generation.Do.ABORT_ATTEMPT, generation.Do.CHOOSE)
-    with contextlib.ExitStack() as stack:
-        for state in (generation.S.PLACED, generation.S.STREAMING):
-            stack.enter_context(
-                row(generation.TABLE, state, generation.AttemptRecalled, to, do, forget)
-            )
-        yield
+    to, do = generation.S.PLACED, (generation.Do.ARM_ATTEMPT, generation.Do.HAND_OVER)
+    return row(generation.TABLE, generation.S.STREAMING, generation.AttemptMoved, to, do, forget)
+
+
+@mutant
+def a_move_does_not_wait_for_steps() -> Planted:
+    """F6: KV is handed over while the step that computes the next of it runs."""
+    do = (request.Do.DEQUEUE, request.Do.BEQUEATH, request.Do.REPORT_SPANS)
+    moved = request.MoveRequested
+    return row(request.TABLE, request.S.DECODING, moved, request.S.FINISHED, do, request.keep_move)
+
+
+@mutant
+def what_moves_is_called_off() -> Planted:
+    """The gateway takes tokens of the attempt that moves for those of one that is over."""
+    reads = lambda machine, attempt: attempt == machine.attempt  # noqa: E731
+    return patched(generation.Generation, "reads", reads)
 
 
 @mutant
