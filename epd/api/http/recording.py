@@ -1,58 +1,42 @@
-"""An answer as it was made, for any number of readers: each gets all of it, from its beginning.
+"""An answer as it is made, for any number of readers: each gets all of it, from its beginning.
 
-While a recording is kept, its writer never waits, and readers may come.  Once it is forgotten
-nobody comes any more: what every reader has taken is dropped, and the writer waits for the slowest.
+While it is kept its maker never waits, and readers may come.  Once it is forgotten nobody comes any
+more, and the maker waits for the slowest reader.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 from epd.api.http.exchange import AsgiMessage
 
-MESSAGE_NBYTES = 300  # of a message besides its body
-WINDOW_NBYTES = 256 << 10  # that the slowest reader of a forgotten one may lack
-
-
-def nbytes_of(message: AsgiMessage) -> int:
-    """That a message takes in memory, about."""
-    headers = message.get("headers", ())
-    told = sum(len(name) + len(value) + MESSAGE_NBYTES for name, value in headers)
-    return MESSAGE_NBYTES + len(message.get("body", b"")) + told
+MESSAGE_NBYTES = 500  # of a message besides its body, about
+MAX_UNREAD = 64  # messages of a forgotten one, before its maker waits
 
 
 class Recording:
     """Of one answer; `end` it once."""
 
-    def __init__(self, count: Callable[[int], None]) -> None:
-        """`count`: is given how many bytes more there are, or fewer."""
-        self._count = count
-        self._messages: deque[AsgiMessage] = deque()
-        self._num_dropped = 0
-        self._taken: dict[int, int] = {}  # by reader, how many messages
+    def __init__(self) -> None:
+        self._kept: list[AsgiMessage] = []
+        self._unread: dict[int, deque[AsgiMessage]] = {}  # by reader
         self._num_joined = 0
         self._change = asyncio.Event()
-        self.nbytes = 0  # of the messages that are left
+        self.nbytes = 0  # of what was made while it was kept
         self.is_kept = True
         self.is_over = False
 
     @property
     def has_readers(self) -> bool:
-        return bool(self._taken)
-
-    @property
-    def is_full(self) -> bool:
-        """The writer is to wait."""
-        return not self.is_kept and self.has_readers and self.nbytes > WINDOW_NBYTES
-
-    # --- the writer -------------------------------------------------------------------------------
+        return bool(self._unread)
 
     def append(self, message: AsgiMessage) -> None:
-        self._messages.append(message)
-        self._add(nbytes_of(message))
-        self._drop()
+        if self.is_kept:
+            self._kept.append(message)
+            self.nbytes += MESSAGE_NBYTES + len(message.get("body", b""))
+        for unread in self._unread.values():
+            unread.append(message)
         self.ring()
 
     def end(self) -> None:
@@ -61,29 +45,31 @@ class Recording:
 
     def forget(self) -> None:
         self.is_kept = False
-        self._drop()
-
-    # --- readers ----------------------------------------------------------------------------------
+        self._kept.clear()
 
     def join(self) -> int:
         """A new reader's number; only while it is kept."""
         self._num_joined += 1
-        self._taken[self._num_joined] = 0
+        self._unread[self._num_joined] = deque(self._kept)
         return self._num_joined
 
     def take(self, reader: int) -> AsgiMessage | None:
         """The next message that it has not had; None: not made yet, or over."""
-        at = self._taken[reader] - self._num_dropped
-        if at == len(self._messages):
-            return None
-        message = self._messages[at]
-        self._taken[reader] += 1
-        self._drop()
-        return message
+        unread = self._unread[reader]
+        if not self.is_kept:
+            self.ring()
+        return unread.popleft() if unread else None
 
     def leave(self, reader: int) -> None:
-        del self._taken[reader]
-        self._drop()
+        del self._unread[reader]
+        self.ring()
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """The maker is to wait."""
+        return not self.is_kept and any(len(u) > MAX_UNREAD for u in self._unread.values())
 
     def ring(self) -> None:
         """Wake whoever waits for a change."""
@@ -92,16 +78,3 @@ class Recording:
 
     async def changed(self) -> None:
         await self._change.wait()
-
-    def _drop(self) -> None:
-        if self.is_kept:
-            return
-        needed = min(self._taken.values(), default=self._num_dropped + len(self._messages))
-        while self._num_dropped < needed:
-            self._add(-nbytes_of(self._messages.popleft()))
-            self._num_dropped += 1
-        self.ring()
-
-    def _add(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-        self._count(nbytes)

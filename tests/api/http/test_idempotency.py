@@ -221,3 +221,21 @@ async def test_the_servers_end_ends_what_lingers(monkeypatch: pytest.MonkeyPatch
         wire.drop()
         await until(lambda: not server._state.connections)
     assert frontend.streams[0].cancelled.is_set() and not server._state.tasks
+
+
+async def test_an_answer_that_does_not_fit_waits_for_its_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("epd.api.http.recording.MAX_UNREAD", 2)
+    much = said("\x01" * 100_000)  # six bytes each in JSON
+    script = [step for _ in range(30) for step in (much, 0.0)]
+    frontend = FakeFrontend([*script, asyncio.Event()])
+    small = IdempotencyConfig(max_nbytes=5000)
+    async with serving(frontend, idempotency=small) as (server, _, _):
+        wire = await Wire.to(server)
+        wire.writer.transport.pause_reading()
+        wire.writer.write(keyed(STREAM))
+        await until(lambda: frontend.streams and frontend.streams[0].updates.qsize() > 5)
+        wire.drop()
+        await until(frontend.streams[0].cancelled.is_set)
+        await until(lambda: not server._state.tasks)

@@ -1,32 +1,30 @@
-"""Recordings: every reader gets all of it, whenever it comes; memory is bounded."""
+"""Recordings: every reader gets all of it, whenever it comes; the slowest holds up its maker."""
 
 from __future__ import annotations
+
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.api.http.exchange import AsgiMessage
-from epd.api.http.recording import WINDOW_NBYTES, Recording, nbytes_of
+from epd.api.http.recording import MAX_UNREAD, Recording
 
 STEPS = st.sampled_from(["write", "join", "leave", "forget", *["take"] * 6])
 
 
-def message(n: int, nbytes: int = 1) -> AsgiMessage:
-    return {"type": "http.response.body", "body": b"%d" % n + b"." * nbytes, "more_body": True}
+def message(n: int) -> AsgiMessage:
+    return {"type": "http.response.body", "body": b"%d" % n, "more_body": True}
 
 
 class Story:
     """Plays steps, and knows what each reader has to have."""
 
     def __init__(self) -> None:
-        self.counted = 0
-        self.recording = Recording(self.count)
+        self.recording = Recording()
         self.written: list[AsgiMessage] = []
         self.had: dict[int, list[AsgiMessage]] = {}
-
-    def count(self, nbytes: int) -> None:
-        self.counted += nbytes
 
     def take(self, reader: int) -> None:
         if (one := self.recording.take(reader)) is not None:
@@ -58,38 +56,36 @@ def holds(steps: list[tuple[str, int]]) -> None:
     story = Story()
     for step, reader in steps:
         story.play(step, reader)
-        assert story.counted == story.recording.nbytes >= 0
-    slowest = min(map(len, story.had.values()), default=len(story.written))
-    if not story.recording.is_kept:
-        assert story.counted == sum(map(nbytes_of, story.written[slowest:]))
     for reader, had in story.had.items():
         for _ in story.written[len(had) :]:
             story.take(reader)
         assert had == story.written and story.recording.take(reader) is None
+    assert story.recording.has_readers == bool(story.had)
 
 
 def test_a_reader_that_comes_late_and_misses_the_first_part_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def join_at_the_end(self: Recording) -> int:
-        self._num_joined += 1
-        self._taken[self._num_joined] = self._num_dropped + len(self._messages)
-        return self._num_joined
+        self._unread[7] = deque()
+        return 7
 
     monkeypatch.setattr(Recording, "join", join_at_the_end)
     with pytest.raises(AssertionError):
         holds([("write", 0), ("join", 0)])
 
 
-def test_only_a_forgotten_one_has_its_writer_wait() -> None:
-    recording = Recording(lambda nbytes: None)
+def test_only_a_forgotten_one_has_its_maker_wait() -> None:
+    recording = Recording()
     reader = recording.join()
-    recording.append(message(0, WINDOW_NBYTES))
-    assert not recording.is_full
+    for n in range(MAX_UNREAD + 1):
+        recording.append(message(n))
+    assert not recording.is_full and recording.nbytes > MAX_UNREAD
     recording.forget()
     assert recording.is_full
     recording.take(reader)
-    assert not recording.is_full and recording.nbytes == 0
-    recording.append(message(1, WINDOW_NBYTES))
+    assert not recording.is_full
+    recording.append(message(-1))
+    assert recording.is_full
     recording.leave(reader)
-    assert not recording.is_full and recording.nbytes == 0
+    assert not recording.is_full
