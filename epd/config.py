@@ -126,6 +126,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: Annotated[Seconds, about("after SIGTERM, time for open requests to end", "--drain-timeout", "limits")] = 30.0
     move_timeout_s: Annotated[Seconds, about("after that, time for open requests to move to other instances")] = 10.0
     kv_lease_s: Annotated[Seconds, about("a prompt's KV is held so long for the request that goes on with it")] = 30.0
+    max_clock_skew_s: Annotated[SecondsOrNone, about("a wall clock further from the gateway's is refused at an instance's start; 0: any")] = 300.0
     max_attempts: Annotated[Count, about("of a request that fail for the same kind of reason")] = 4
 
 

@@ -22,8 +22,7 @@ it is an address. `PROTOCOL_VERSION` rises with each release in which a message 
 another form than in the last one. A process of another version is refused by name, not by frames
 that do not decode.
 
-All deadlines are absolute, in seconds of the gateway's time: its wall clock's when it started, and
-steady since.  Each `Welcome` and `HeartbeatAck` has it: setting a clock moves no deadline."""
+Deadlines are absolute, in the gateway's time: its wall clock's as it started, and steady since."""
 
 from __future__ import annotations
 
@@ -97,6 +96,7 @@ class Welcome(Message):
     epoch: Total  # of the instance that is welcomed: echoes the join
     heartbeat_interval_s: Interval
     cluster_s: Seconds  # the gateway's time
+    wall_s: Seconds  # and its wall clock, which may have been set since it started
 
 
 class JoinDeferred(Message):

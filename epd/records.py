@@ -377,7 +377,7 @@ class TokenChunk(Record):
 
 
 class Span(Record):
-    """A stage of a request as its instance saw it, for the timeline (wall-clock seconds)."""
+    """A stage of a request as its instance saw it, for the timeline (in the gateway's time)."""
 
     machine: Name
     state: Name

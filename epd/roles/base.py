@@ -277,13 +277,12 @@ class Actor:
         return self.peers.get((address.instance_id, address.epoch))
 
     def spans(self, *machines: Machine | None) -> tuple[Span, ...]:
-        """The machines' stories in wall-clock time, for the timeline."""
-        offset_s = self.clock.wall_s() - self.clock.now_s()
+        """The machines' stories in the gateway's time, for the timeline."""
         return tuple(
             Span(
                 machine=machine.table.name,
                 state=entry.target,
-                at_s=entry.at_s + offset_s,
+                at_s=entry.at_s + self.cluster_offset_s,
                 key=machine.key,
             )
             for machine in machines

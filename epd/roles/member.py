@@ -130,7 +130,22 @@ class Member(Component[MembershipMachine]):
         if message.epoch != self._info.address.epoch or self.actor.is_former(received):
             return
         self._follow(received)
+        if not self.membership.was_welcomed and (reason := self._far_off(message.wall_s)):
+            self._fire(Refused(reason))
+            return
         self._fire(Welcomed(message.cluster_s, message.heartbeat_interval_s, received.epoch))
+
+    def _far_off(self, wall_s: float) -> str:
+        """Why no new life can begin by the clock of this host; empty if one can.  Logs and the age
+        of shared files are by it; a member is not given up for it, since no deadline is."""
+        skew_s, most_s = self.clock.wall_s() - wall_s, self._timing.max_clock_skew_s
+        if not most_s or abs(skew_s) <= most_s:
+            return ""
+        way = "ahead of" if skew_s > 0 else "behind"
+        return (
+            f"the clock of this host is {abs(skew_s):.0f} s {way} the gateway's; set both by NTP "
+            "(chronyd or systemd-timesyncd), or raise timing.max_clock_skew_s"
+        )
 
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:

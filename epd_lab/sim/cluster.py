@@ -66,6 +66,7 @@ class Settings:
         retry_interval_s=0.2, tombstone_s=10.0, heartbeat_interval_s=0.4, suspect_after_s=1.0,
         lost_after_s=2.0, drain_timeout_s=3.0, move_timeout_s=1.5,
         group_join_timeout_s=3.0, group_step_timeout_s=2.0, kv_lease_s=1.0,
+        max_clock_skew_s=0.0,  # clocks are set by days
     )  # fmt: skip
     limits: Limits = Limits(max_open_requests=64)
     encode: EncodeConfig = EncodeConfig(

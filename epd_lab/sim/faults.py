@@ -343,26 +343,27 @@ class Injector:
     # --- what: time -------------------------------------------------------------------------------
 
     def _named(self, target: str) -> list[SimProcess]:
-        if target != "all":
-            return [self.world.processes[target]]
-        return list(self.world.processes.values())
+        processes = self.world.processes
+        return [*processes.values()] if target == "all" else [processes[target]]
 
     def do_jump(self, fault: Fault, target: str) -> bool:
-        """The wall clock of its host, or of "all", is set `factor` seconds forward, or back."""
+        """The wall clock of its host, or of "all", is set by `factor` s, for `duration_s`."""
         for process in self._named(target):
             self.world.set_clock(process, fault.factor)
+            self._later(fault, self.world.set_clock, process, -fault.factor)
         return True
+
+    def do_drift(self, fault: Fault, target: str) -> bool:
+        """Its monotonic clock goes `factor` times as fast from now on."""
+        return self.world.drift(self.world.processes[target], fault.factor)
 
     def do_sleep(self, fault: Fault, target: str) -> bool:
         """The machine sleeps: nobody on it runs, and the wall clock is ahead at once when it
         wakes.  So is the monotonic one, unless `call` is "stops": then it lacks that time."""
-        asleep = [process for process in self._named(target) if self._falls_asleep(process)]
+        asleep = [p for p in self._named(target) if p.alive and self.world.stall(p.instance_id)]
         for process in asleep:
             self._later(fault, self._wake, process, fault.duration_s * (fault.call == "stops"))
         return bool(asleep)
-
-    def _falls_asleep(self, process: SimProcess) -> bool:
-        return process.alive and self.world.stall(process.instance_id)
 
     def _wake(self, process: SimProcess, lost_s: float) -> None:
         process.clock_offset_s -= lost_s

@@ -30,7 +30,8 @@ HEAL_SETTLE_S = 5.0
 REST_S = 3.0
 WAITED_OUT = 8  # every so many seeds the silence is waited out
 STAY = {  # nobody ends
-    "adapter", "corrupt", "hang", "jump", "oom", "raise", "raise_late", "skew", "slow", "spoil",
+    "adapter", "corrupt", "drift", "hang", "jump", "oom", "raise", "raise_late", "skew", "slow",
+    "spoil",
 }  # fmt: skip
 WEDGES = ("wedge", "freeze")  # what an instance notices itself, and ends of
 ENDS_GROUP = {"raise", "raise_late", "oom", "slow", "hang"}  # but what fails at one rank alone

@@ -141,8 +141,13 @@ class World:
 
     def set_clock(self, process: SimProcess, by_s: float) -> None:
         """The wall clock of its host: of later lives, too."""
-        process.wall_skew_s += by_s
         self.set_s[process.instance_id] += by_s
+        self.processes[process.instance_id].wall_skew_s += by_s
+
+    def drift(self, process: SimProcess, rate: float) -> bool:
+        process.clock_offset_s += self.loop.now_s * (process.clock_rate - rate)
+        process.clock_rate = rate
+        return True
 
     def kill(self, instance_id: str) -> bool:
         """`kill -9`; False if it is dead already."""
@@ -168,7 +173,7 @@ class World:
         self.exit(process)
         life = self.spawn(process.instance_id, main)
         life.pid, life.slowness = process.pid, process.slowness
-        life.clock_offset_s = process.clock_offset_s
+        life.clock_offset_s, life.clock_rate = process.clock_offset_s, process.clock_rate
         return life
 
     def _end(self, process: SimProcess) -> None:

@@ -328,7 +328,7 @@ def test_deadlines_are_in_the_gateways_time() -> None:
     assert timers.num_armed == 2 and timers.will_call(callback)
 
 
-def test_a_story_is_told_in_wall_clock_time_without_what_stayed() -> None:
+def test_a_story_is_told_in_the_gateways_time_without_what_stayed() -> None:
     @dataclasses.dataclass
     class Entry:
         source: str
@@ -336,8 +336,8 @@ def test_a_story_is_told_in_wall_clock_time_without_what_stayed() -> None:
         at_s: float
 
     port = Port()
-    port.clock.wall_s = lambda: 1000.0  # type: ignore[method-assign]
-    port.clock.at_s = 10.0
+    port.clock.wall_s = lambda: 5000.0  # type: ignore[method-assign]
+    port.clock.at_s, port.actor.cluster_offset_s = 10.0, 990.0
     table = SimpleNamespace(name="SAMPLE")
     story = [Entry("A", "B", 7.0), Entry("B", "B", 8.0), Entry("B", "C", 9.0)]
     told: Any = SimpleNamespace(table=table, key="m", story=story)

@@ -111,7 +111,7 @@ def test_a_former_gateway_is_lost_whatever_its_successor_says_first(word: str) -
         words = {
             "welcome": (
                 member.on_welcomed,
-                Welcome(epoch=1, heartbeat_interval_s=0.4, cluster_s=0.0),
+                Welcome(epoch=1, heartbeat_interval_s=0.4, cluster_s=0.0, wall_s=0.0),
             ),
             "publish": (member.on_membership, Membership(version=1, instances=(), lost=())),
         }
@@ -130,7 +130,9 @@ def test_what_a_former_gateway_asks_is_not_begun(kind: str, epoch: int) -> None:
         member = at.cluster.instance(name).member
         at.do(
             member.on_welcomed,
-            Received(GATEWAY, 3, Welcome(epoch=1, heartbeat_interval_s=0.4, cluster_s=0.0)),
+            Received(
+                GATEWAY, 3, Welcome(epoch=1, heartbeat_interval_s=0.4, cluster_s=0.0, wall_s=0.0)
+            ),
         )
         decode, gateway = Address("d0", 1, ""), Address(GATEWAY, epoch, "")
         key, grid, rows = mm_hash_of(shown), shown.grid_thw, shown.num_rows

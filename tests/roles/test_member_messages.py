@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from epd.config import Timing
 from epd.failure import Failure, FailureKind
 from epd.fsm.membership import S
 from epd.messages import (
@@ -34,9 +36,10 @@ TIMING = DEFAULTS.timing
 
 
 @contextmanager
-def member(topology: str = "1e1p1d", name: str = "e0") -> Iterator[Desk]:
+def member(topology: str = "1e1p1d", name: str = "e0", timing: Timing = TIMING) -> Iterator[Desk]:
     """Of e0, that hears nobody but the test."""
-    with desk(topology, name, "member") as at:
+    settings = dataclasses.replace(DEFAULTS, timing=timing)
+    with desk(topology, name, "member", settings) as at:
         at.goes_out = ()
         for other in at.cluster.cluster.instances:
             at.cluster.world.network.block(GATEWAY, other)
@@ -55,10 +58,14 @@ def news(at: Desk, *but: str, lost: tuple[Address, ...] = (), epoch: int = 1, mo
     return at.tell("on_membership", message, GATEWAY, epoch=epoch)
 
 
-def welcome(at: Desk, epoch: int = 1, of: int = 1, cluster_s: float = 5.0) -> list[Any]:
+def welcome(
+    at: Desk, epoch: int = 1, of: int = 1, cluster_s: float = 5.0, ahead_s: float = 0.0
+) -> list[Any]:
+    """`ahead_s`: the wall clock of the instance, of the gateway's."""
+    wall_s = at.actor.clock.wall_s() - ahead_s
     return at.tell(
         "on_welcomed",
-        Welcome(epoch=of, heartbeat_interval_s=0.25, cluster_s=cluster_s),
+        Welcome(epoch=of, heartbeat_interval_s=0.25, cluster_s=cluster_s, wall_s=wall_s),
         GATEWAY,
         epoch=epoch,
     )
@@ -84,6 +91,25 @@ def test_of_two_lost_lives_of_one_name_a_join_tells_the_last() -> None:
             at.do(at.role.send_join, at.role.membership, None)
             (join,) = joins(at.messages())
             assert join.lost == (("d0", 1), ("p0", 11))
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "how"),
+    [(61.0, "61 s ahead of"), (-3600.0, "3600 s behind"), (59.0, ""), (-59.0, "")],
+)
+def test_a_new_life_needs_a_clock_near_the_gateways(ahead_s: float, how: str) -> None:
+    with member(timing=msgspec.structs.replace(TIMING, max_clock_skew_s=60.0)) as at:
+        at.role.on_rejected = rejected = mock.Mock()
+        in_state(at.role.membership, S.OUTSIDE)
+        at.do(at.role.start)
+        welcome(at, ahead_s=ahead_s)
+        if not how:
+            welcome(at, ahead_s=1e6)  # no member is given up for its clock
+            assert at.role.membership.state is S.MEMBER
+            return
+        assert at.role.membership.state is S.REJECTED
+        (reason,) = rejected.call_args.args
+        assert how in reason and "NTP" in reason and not at.actor.knows_time
 
 
 def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:

@@ -206,10 +206,8 @@ class Registry(Component[Instance]):
             self.actor.lost.add((name, epoch))
 
     def _mismatch(self, join: Join) -> str:
-        if join.protocol_version != PROTOCOL_VERSION:
-            return (
-                f"protocol versions differ: gateway {PROTOCOL_VERSION}, it {join.protocol_version}"
-            )
+        if (said := join.protocol_version) != PROTOCOL_VERSION:
+            return f"protocol versions differ: gateway {PROTOCOL_VERSION}, it {said}"
         if join.model_fingerprint != self._fingerprint:
             return f"models differ: gateway {self._fingerprint}, it {join.model_fingerprint}"
         for other in self.instances:
@@ -291,8 +289,9 @@ class Registry(Component[Instance]):
     def welcome(self, instance: Instance, event: Event) -> None:
         address = instance.info.address
         self._acked_s[address.instance_id] = self.clock.now_s()
-        beat_s, now_s = self._timing.heartbeat_interval_s, self.actor.cluster_s()
-        told = Welcome(epoch=address.epoch, heartbeat_interval_s=beat_s, cluster_s=now_s)
+        beat_s = self._timing.heartbeat_interval_s
+        clocks = {"cluster_s": self.actor.cluster_s(), "wall_s": self.clock.wall_s()}
+        told = Welcome(epoch=address.epoch, heartbeat_interval_s=beat_s, **clocks)
         self.actor.send(address, told)
         self.actor.send(address, self._membership())
 

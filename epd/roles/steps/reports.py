@@ -34,7 +34,7 @@ class Reports(Component[Request]):
             return
         chunks = self._chunks.setdefault(request.key, [])
         if len(chunks) < MAX_CHUNKS:
-            at_s = self.clock.wall_s() - lasted_s
+            at_s = self.actor.cluster_s() - lasted_s
             chunks.append(
                 Span(
                     machine="CHUNK",

@@ -39,13 +39,14 @@ class Timelines:
         own = [(self._actor.address.instance_id, span) for span in self._actor.spans(machine)]
         spans = sorted([*own, *self._reports.get(machine.key, ())], key=lambda pair: pair[1].at_s)
         start_s = own[0][1].at_s
+        set_s = self._actor.clock.wall_s() - self._actor.cluster_s()  # the wall clock, since
         return [
             TimelineEntry(
                 span.machine,
                 source,
                 _short(span, machine.key),
                 span.state,
-                span.at_s,
+                span.at_s + set_s,
                 span.lasted_s,
                 span.num_tokens,
             )

@@ -26,16 +26,16 @@ class SimClock:
         self._process = process
 
     def now_s(self) -> float:
-        return self._loop.now_s + self._process.clock_offset_s
+        return self._loop.now_s * self._process.clock_rate + self._process.clock_offset_s
 
     def wall_s(self) -> float:
         return WALL_START_S + self._loop.now_s + self._process.wall_skew_s
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> TimerHandle:
-        offset_s = self._process.clock_offset_s
-        at_s = when_s - offset_s
+        offset_s, rate = self._process.clock_offset_s, self._process.clock_rate
+        at_s = (when_s - offset_s) / rate
         while (
-            at_s + offset_s < when_s
+            at_s * rate + offset_s < when_s
         ):  # rounded down: who is woken too early sleeps again, for 0 s
             at_s = math.nextafter(at_s, math.inf)
         return self._loop.call_at(at_s, callback, context=self._process.context)

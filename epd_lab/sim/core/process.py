@@ -22,9 +22,9 @@ class SimProcess:
     """One life of one process; a restart is another object with a higher epoch."""
 
     __slots__ = (
-        "alive", "breaks", "clock_offset_s", "context", "epoch", "exited", "instance_id",
-        "is_stranger", "name", "parked", "pid", "resumed_s", "runs", "slowness", "stalled",
-        "wall_skew_s",
+        "alive", "breaks", "clock_offset_s", "clock_rate", "context", "epoch", "exited",
+        "instance_id", "is_stranger", "name", "parked", "pid", "resumed_s", "runs", "slowness",
+        "stalled", "wall_skew_s",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,7 @@ class SimProcess:
         self.resumed_s = 0.0  # when it went on after it had stood still, of the world's time
         self.slowness = 1.0  # factor on what its engines take
         self.clock_offset_s = 0.0  # its monotonic clock against the world's
+        self.clock_rate = 1.0  # and how fast it goes
         self.wall_skew_s = 0.0  # its wall clock against the true one
         self.parked: list[Any] = []  # handles of the loop
         self.breaks = Breaks()  # calls of its ports that raise

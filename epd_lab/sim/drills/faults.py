@@ -44,6 +44,7 @@ ON_DISK = msgspec.structs.replace(
 NO_ANSWER = Excuse(frozenset({"transfer"}), refusals=False)
 GATEWAY_DIES = Excuse(frozenset({"gateway"}), refusals=True)
 DAY_S = 86400.0
+ASKED = "MESSAGE:PrefillRequest"
 
 # fmt: off
 FAULT_DRILLS: tuple[Drill, ...] = (
@@ -291,6 +292,28 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, spread_s=1.0, max_tokens=24, limits=TimeLimits(25.0, 25.0, 25.0)),
         faults=(Fault("jump", "all", factor=8.0), Fault("sleep", "all", duration_s=8.0)),
         fires=("sleep",), mutants=("who_slept_takes_all_for_lost",),
+    ),
+    Drill(
+        "hosts-have-other-clocks", ("F15", "F57"), topology="2e2p2d",
+        work=Workload(24, spread_s=2.5, max_tokens=24, limits=TimeLimits(8.0, 8.0, 8.0)),
+        faults=(
+            *(Fault("jump", name, point=ASKED, factor=9.0) for name in ("e0", "p0", "d0")),
+            *(Fault("jump", name, point=ASKED, factor=-9.0) for name in ("e1", "p1")),
+            *(Fault("kill", name, duration_s=0.2) for name in ("e0", "p0", "d0")),
+            Fault("drift", "d1", point=ASKED, factor=1.03),
+            Fault("drift", "p1", point=ASKED, factor=0.97),
+        ),
+        mutants=("the_welcome_brings_no_time",), from_s=1.5, to_s=2.5,
+    ),
+    Drill(
+        "a-clock-is-far-off", ("F57",), topology="1e1p2d", work=Workload(16, spread_s=2.0),
+        settings=Settings(timing=replace_timing(max_clock_skew_s=60.0)),
+        faults=(
+            Fault("jump", "d0", point=ASKED, factor=DAY_S, duration_s=2.5),
+            Fault("kill", "d0", duration_s=0.2),
+        ),
+        fires=("MEMBERSHIP:JOINING>REJECTED",), mutants=("whatever_the_clock_it_is_welcome",),
+        from_s=1.5, to_s=2.5,
     ),
 )
 # fmt: on

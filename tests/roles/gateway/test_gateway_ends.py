@@ -309,6 +309,10 @@ def test_a_timeline_is_that_of_what_is_open() -> None:
         one.fails("p0", "engine", spans=(failed,))
         shown = [(e.instance, e.state) for e in one.stream.timeline() if e.machine == "REQUEST"]
         assert shown == [("p0", "RUNNING"), ("p0", "FAILED")]
+        told_s = [e.at_s for e in one.stream.timeline()]
+        world = at.cluster.world
+        world.set_clock(world.processes[GATEWAY], 50.0)  # it shows all by that
+        assert [e.at_s for e in one.stream.timeline()] == pytest.approx([t + 50 for t in told_s])
         at.tell("on_report", StageReport(request_id="nobody", attempt=1, spans=(span,)), "p0")
         assert at.role.live()["timelines"] == 1
         one.tokens(0, 21, finish_reason="stop")

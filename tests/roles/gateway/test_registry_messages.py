@@ -64,7 +64,10 @@ def test_who_joins_is_welcomed_and_told_of_all_and_all_of_it() -> None:
         welcome, membership, news = join(at, info)
         cluster_s = at.actor.cluster_s()
         assert welcome == Welcome(
-            epoch=3, heartbeat_interval_s=TIMING.heartbeat_interval_s, cluster_s=cluster_s
+            epoch=3,
+            heartbeat_interval_s=TIMING.heartbeat_interval_s,
+            cluster_s=cluster_s,
+            wall_s=at.actor.clock.wall_s(),
         )
         assert isinstance(membership, Membership) and isinstance(news, Membership)
         assert (membership.version, news.version) == (version, version + 1)

@@ -8,15 +8,37 @@ from unittest import mock
 from epd.fsm import generation, request
 from epd.fsm import instance as i
 from epd.fsm import membership as m
+from epd.fsm.kernel import Event
 from epd.messages import Address, InstanceInfo
 from epd.roles.gateway.drains import Drains
 from epd.roles.gateway.registry import Registry
+from epd.roles.member import Member
 from epd.roles.rooms import Rooms
 from epd_lab.sim.engine.device import SimDevice
 from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim.mutants.planting import Planted, mutant, patched, row
 
 MEMBERSHIP = m.Membership.table
+
+
+@mutant
+def the_welcome_brings_no_time() -> Planted:
+    """F57: an instance reads deadlines by the wall clock of its own start."""
+
+    def nothing(self: Member, machine: m.Membership, event: Event) -> None:
+        pass
+
+    return patched(Member, "take_time", nothing)
+
+
+@mutant
+def whatever_the_clock_it_is_welcome() -> Planted:
+    """F57: how far a wall clock is from the gateway's is not looked at."""
+
+    def never(self: Member, wall_s: float) -> str:
+        return ""
+
+    return patched(Member, "_far_off", never)
 
 
 @mutant

@@ -6,14 +6,17 @@ and these may be lost.
 
 A client waits for the first token, for each further one and for the whole no longer than its three
 limits.  An answer is cut, or fails by a deadline, only when one of them has passed.
+
+No instance becomes a member with a wall clock beyond the bound.
 """
 
 from __future__ import annotations
 
-from epd.fsm import request
+from epd.fsm import membership, request
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.client import Record
+from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.core.process import SimProcess
 
 SKEW_S = 1.0  # a gateway's clock may be set meanwhile
@@ -28,6 +31,7 @@ class Deadlines(Checker):
         self._told_s: dict[str, float] = {}
         opened = (request.TextOnly, request.EmbeddingsRequired, request.KvOffered)
         context.world.watch(self._watch, *opened)
+        context.world.watch(self._watch_welcome, membership.Welcomed)
 
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
@@ -39,6 +43,14 @@ class Deadlines(Checker):
                     f"{process.name} is told a deadline for {machine.key} that is "
                     f"{machine.deadline_s - first_s:.3f} s from the first one"
                 )
+
+    def _watch_welcome(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        most_s = self.context.cluster.settings.timing.max_clock_skew_s
+        skew_s = process.wall_skew_s - self.world.processes[GATEWAY].wall_skew_s
+        if source is membership.S.JOINING and most_s and abs(skew_s) > most_s + SKEW_S:
+            self.violate(f"{process.name} is welcome with a clock {skew_s:.0f} s off")
 
     def at_end(self) -> None:
         for record in self.context.clients.records:
