@@ -233,6 +233,7 @@ AREAS = {
         (
             *("epd_lab.sim", "epd_lab.formal", "epd.groups", "epd.roles", "epd.fsm"),
             *("epd.scheduling", "epd.transport", "epd_lab.trace_events", *LEAVES, *PORTS),
+            "epd.engine.adapter_list",
         ),
         packages("msgspec", "numpy"),
     ),

@@ -101,6 +101,17 @@ class HoldsAdapters(Protocol):
         launched, then what is new is read.  Gives what cannot be held, and why."""
 
 
+class AdapterParts(Protocol):
+    """Of a rank, or of all (`engine/adapter_list.py`)."""
+
+    async def read_adapter(self, digest: str, path: str) -> None:
+        """Have it ready, beside the steps.  Raises ModelError or EngineError."""
+
+    def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[None]:
+        """Between two steps: these go, and `held` comes, which is ready (empty: nothing comes).
+        What else is ready is forgotten."""
+
+
 class VisionEngine(HoldsAdapters, Protocol):
     """The vision tower of one device."""
 
@@ -294,7 +305,7 @@ class KvMemory(Protocol):
     def whole(self) -> Buffer: ...
 
 
-class LanguageEngine(HoldsAdapters, Protocol):
+class LanguageEngine(HoldsAdapters, AdapterParts, Protocol):
     """The language model of one device with its paged KV pool."""
 
     kv_layout: KvLayout

@@ -163,7 +163,7 @@ def build_language(
     )
     attention.register()
     _check_step(adapter, engine_config)
-    _check_layout(layout, engine_config, shard)
+    _check_layout(layout, engine_config)
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress, shard)
@@ -260,13 +260,13 @@ def _check_step(adapter: ModelAdapter, config: EngineConfig) -> None:
         )
 
 
-def _check_layout(layout: KvLayout, config: EngineConfig, shard: Shard) -> None:
+def _check_layout(layout: KvLayout, config: EngineConfig) -> None:
     """Refuse what would compute wrongly, with adapters or with tensors of sequences; log the cost
     of these.  Raises ConfigError."""
     if config.lora.enabled:
         from epd.engine.language import lora
 
-        lora.check(config, layout, shard)
+        lora.check(layout)
     if not layout.tensors:
         return
     names = " and ".join(tensor.name for tensor in layout.tensors)

@@ -81,6 +81,13 @@ class SumRows(Ask):
     nbytes: int
 
 
+class ReadAdapter(Ask):
+    """Have this rank's part of an adapter ready (`AdapterParts`)."""
+
+    digest: str
+    path: str
+
+
 class Settle(Ask):
     peer: Address
 
@@ -106,7 +113,7 @@ class Fault(Record, tag=True):
     reason: str
 
 
-AnyAsk = WriteKv | WriteState | LandKv | SumRows | Settle | Fence
+AnyAsk = WriteKv | WriteState | LandKv | SumRows | ReadAdapter | Settle | Fence
 Answer = Written | WriteFailed | WriteUnknown | Sums | Holds | Fault
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from epd.engine.base import Patches, SlotRows, StepSequence
 from epd.groups.asks import Answer, AnyAsk, Joined
-from epd.groups.leader import Command, Encode, GoOn, Probe, Step
+from epd.groups.leader import ChangeAdapters, Command, Encode, GoOn, Probe, Step
 
 _LENGTH = struct.Struct("!I")
 
@@ -25,6 +25,7 @@ class Numbered(msgspec.Struct, frozen=True, tag=True):
     images: list[Patches] | None = None
     num_turns: int = 0  # of the images
     goes_on: bool = False
+    adapters: tuple[tuple[str, ...], str] | None = None  # those that go, and the one that comes
 
     @property
     def command(self) -> Command:
@@ -32,6 +33,8 @@ class Numbered(msgspec.Struct, frozen=True, tag=True):
             return Step([_with_rows(s, _known) for s in self.step])
         if self.images is not None:
             return Encode(self.images, self.num_turns)
+        if self.adapters is not None:
+            return ChangeAdapters(*self.adapters)
         return GoOn() if self.goes_on else Probe()
 
 
@@ -46,6 +49,8 @@ def numbered(number: int, command: Command) -> Numbered:
             return Numbered(number, images=images, num_turns=num_turns)
         case GoOn():
             return Numbered(number, goes_on=True)
+        case ChangeAdapters(dropped, held):
+            return Numbered(number, adapters=(tuple(dropped), held))
         case Probe():
             return Numbered(number)
 

@@ -29,6 +29,7 @@ from epd.groups.asks import (
     LandKv,
     OtherRanks,
     RankLost,
+    ReadAdapter,
     Settle,
     SumRows,
     Sums,
@@ -150,6 +151,7 @@ class RankPart:
         takes_kv: bool,
     ) -> None:
         """`config`: of a rank that embedding rows come to."""
+        self._engine = engine
         self._transfers = transfers
         self._rows: RankRows | None = None
         if config is not None and engine is not None and engine.row_contract is not None:
@@ -183,6 +185,10 @@ class RankPart:
                 case SumRows():
                     assert self._rows is not None
                     return await self._rows.sum(ask)
+                case ReadAdapter():
+                    assert self._engine is not None
+                    await self._engine.read_adapter(ask.digest, ask.path)
+                    return Holds(holds=True)
                 case Settle():
                     return Holds(holds=await self._transfers.settle(ask.peer))
                 case Fence():

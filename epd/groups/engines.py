@@ -13,10 +13,12 @@ begun when its last turn is given, so that the devices do not wait."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from epd.engine.base import (
+    AdapterParts,
     EncodeFailure,
     LanguageEngine,
     OnLayers,
@@ -25,7 +27,8 @@ from epd.engine.base import (
     StepResult,
     VisionEngine,
 )
-from epd.groups.leader import Batch, Encode, GoOn, Leader, Step
+from epd.groups.asks import OtherRanks, ReadAdapter, of_all
+from epd.groups.leader import Batch, ChangeAdapters, Encode, GoOn, Leader, Step
 
 Encoded = list[Rows | EncodeFailure]
 RunOwn = Callable[[Batch, OnLayers | None], Awaitable[StepResult]]
@@ -41,6 +44,15 @@ class TowerShare(Protocol):
 
     def go_on(self) -> Awaitable[Encoded]:
         """A turn; the last one gives what came of the batch."""
+
+
+class SharedLanguage(LanguageEngine, Protocol):
+    """The leader's share of the language model."""
+
+    def hold_adapters(
+        self, wanted: Mapping[str, str], parts: AdapterParts | None = None
+    ) -> Coroutine[object, None, dict[str, str]]:
+        """`parts`: of all ranks."""
 
 
 class GroupVisionEngine:
@@ -85,11 +97,14 @@ class GroupLanguageEngine:
     KV is the leader's own: what is asked of the others' is not asked of an engine (`rank_asks`).
     """
 
-    def __init__(self, own: LanguageEngine, step: RunOwn, leader: Leader) -> None:
+    def __init__(
+        self, own: SharedLanguage, step: RunOwn, leader: Leader, others: OtherRanks
+    ) -> None:
+        self._own = own
         self._step = step
         self._leader = leader
+        self._others = others
         self.kv_layout = own.kv_layout
-        self.adapters, self.hold_adapters = own.adapters, own.hold_adapters  # there are none
         self.num_blocks = own.num_blocks
         self.row_contract = own.row_contract
         self.max_context = own.max_context
@@ -105,3 +120,20 @@ class GroupLanguageEngine:
         """As `LanguageEngine.step`.  The leader pushes KV of all ranks: a layer is not over for it
         before it is for the others, since they meet in each."""
         return self._leader.execute(Step(list(batch)), lambda: self._step(batch, on_layers))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self._own.adapters
+
+    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
+        return self._own.hold_adapters(wanted, self)
+
+    async def read_adapter(self, digest: str, path: str) -> None:
+        """At all ranks.  Raises ModelError, or EngineError of another rank."""
+        ask = ReadAdapter(digest=digest, path=path)
+        there = (self._others.ask(rank, ask) for rank in sorted(self._others.joined))
+        await of_all([self._own.read_adapter(digest, path), *there])
+
+    def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[None]:
+        change = partial(self._own.change_adapters, dropped, held)
+        return self._leader.execute(ChangeAdapters(dropped, held), change)

@@ -68,7 +68,15 @@ class GoOn:
     in the last turn joins its rows with the others'."""
 
 
-Command = Probe | Step | Encode | GoOn
+@dataclass(frozen=True, slots=True)
+class ChangeAdapters:
+    """These go, and what all ranks have ready comes (`AdapterParts`)."""
+
+    dropped: Sequence[str]
+    held: str
+
+
+Command = Probe | Step | Encode | GoOn | ChangeAdapters
 
 
 class Ranks(Protocol):
@@ -252,6 +260,8 @@ class Rank(Protocol):
 
     def go_on(self) -> Awaitable[object]: ...
 
+    def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[object]: ...
+
 
 class Follower:
     """A rank that executes commands: `answer(number, failure)`, an empty failure where it was
@@ -281,6 +291,8 @@ class Follower:
                 return self._rank.encode(batch, num_turns)
             case GoOn():
                 return self._rank.go_on()
+            case ChangeAdapters(dropped, held):
+                return self._rank.change_adapters(dropped, held)
             case Probe():
                 return _ended()
 

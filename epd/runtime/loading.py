@@ -105,7 +105,8 @@ def load_engines(
         if own.vision is not None:
             engines.vision = GroupVisionEngine(own.vision, own.vision, leader)
         if own.language is not None:
-            engines.language = GroupLanguageEngine(own.language.engine, own.language.step, leader)
+            own_share = own.language.engine, own.language.step
+            engines.language = GroupLanguageEngine(*own_share, leader, ranks)
     if config.profile_dir:
         from epd.engine.device.profiling import TorchProfiler
 
@@ -131,6 +132,10 @@ class LoadedRank:
     def go_on(self) -> Awaitable[list[Rows | EncodeFailure]]:
         assert self.vision is not None
         return self.vision.go_on()
+
+    def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[None]:
+        assert self.language is not None
+        return self.language.engine.change_adapters(dropped, held)
 
 
 def load_rank(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from tests.roles.test_timers import ManualClock
 TIMING = Timing()
 IMAGES = [Patches(None, (1, 4, 4), 16, 4)]
 FAILED = EncodeFailure("not finite")
+ALONE: Any = None  # the other ranks are asked nothing
 BATCH = [StepSequence("r/1", [1, 2], 0, [0], None)]
 
 
@@ -50,7 +52,7 @@ class Played:
             msgspec.structs.replace(TIMING, **timing),
             NULL_JOURNAL,
         )
-        self.engine = GroupLanguageEngine(NullLanguage(), self.run, self.leader)
+        self.engine = GroupLanguageEngine(NullLanguage(), self.run, self.leader, ALONE)
 
     def send(self, number: int, command: Command) -> None:
         self.sent.append((number, command))
@@ -254,7 +256,7 @@ async def test_a_step_that_cannot_begin_is_told_to_nobody() -> None:
     def refuse(batch: Batch, on_layers: object) -> asyncio.Future[StepResult]:
         raise EngineError("1024 calls waiting")
 
-    engine = GroupLanguageEngine(NullLanguage(), refuse, group.leader)
+    engine = GroupLanguageEngine(NullLanguage(), refuse, group.leader, ALONE)
     with pytest.raises(EngineError, match="calls waiting"):
         engine.step(BATCH)
     assert not group.sent and group.state is S.READY

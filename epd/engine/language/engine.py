@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from epd.engine.adapter import ModelAdapter
+from epd.engine.adapter_list import WithBank
 from epd.engine.base import (
     Buffer,
     ChunkScores,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from epd.engine.language.scoring import Scores
 
 
-class TorchLanguageEngine:
+class TorchLanguageEngine(WithBank):
     row_memory: RowMemory  # once attached
 
     def __init__(
@@ -205,14 +206,6 @@ class TorchLanguageEngine:
         from epd.groups.device.kv_heads import take_heads
 
         return memoryview(take_heads(self.pool, torch.tensor(slots), heads).numpy()).cast("B")
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        return self.bank.usable if self.bank is not None else ()
-
-    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
-        assert self.bank is not None  # whose settings ask for this
-        return self.bank.follow(wanted, self._executor)
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

@@ -17,27 +17,27 @@ In a group a rank holds what belongs to its part of a weight: rows of B where ou
 columns of A where inputs are.  What adapters add is part of the sum over the ranks.
 
 Adapters of the start are read and held with the model, before its first step.  Others come and go
-between steps, on the thread that launches these, so each step has the adapters of its launch.
+between steps (`adapter_list`), on the thread that launches these, so each step has the adapters of
+its launch.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import nn
 
-from epd.config import ConfigError, EngineConfig, LoraConfig
-from epd.engine.base import DeviceLost, StepSequence
+from epd.config import ConfigError, LoraConfig
+from epd.engine.adapter_list import FollowedList
+from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.low_rank import AdapterStack
 from epd.engine.language.experts import Mixture
 from epd.engine.language.products import Foreign, side_by_side, takes_fp8
-from epd.engine.sharding import Shard
 from epd.engine.weights.fp8 import Fp8Linear
 from epd.messages import KvLayout
 from epd.model_files.checkpoint import ModelError
@@ -46,12 +46,10 @@ from epd.model_files.lora import AdapterFiles, modules_of, read_adapter, read_be
 
 if TYPE_CHECKING:
     from epd.engine.adapter import ModelAdapter
-    from epd.engine.device.executor import DeviceExecutor
     from epd.groups.device.tensor_parallel import Cut
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # A [rank, in], and B [out, rank] with the scale in it
 Weights = Mapping[str, Pair]  # by the path of a linear layer
-Changing = Coroutine[object, None, dict[str, str]]  # by digest, why it cannot be held
 # Of a weight's name and the whole of it, on meta: this rank's part; None: all of it.
 CutOf = Callable[[str, torch.Tensor], "Cut | None"]
 
@@ -111,8 +109,8 @@ class Bank:
         self._family = family
         self._linears: dict[str, LoraLinear] = {}
         self._places: dict[str, int] = {}  # of those that are held; replaced, as threads read it
-        self._wanted: Mapping[str, str] | None = None  # by the last list, if one came
-        self._turn = asyncio.Lock()  # lists of adapters are applied in their order
+        self._ready: tuple[str, Weights] = ("", {})  # what was read, and is not held yet
+        self.followed = FollowedList(lambda: self.held)
         self._device, self._dtype = like.device, like.dtype
         size = config.max_loras, config.max_lora_rank
         for prefix, root in roots.items():
@@ -147,48 +145,33 @@ class Bank:
     def held(self) -> tuple[str, ...]:
         return tuple(self._places)
 
-    @property
-    def usable(self) -> tuple[str, ...]:
-        """Of those that are held, those that are not to go."""
-        wanted = self._wanted
-        return self.held if wanted is None else tuple(one for one in self.held if one in wanted)
+    def make_ready(self, digest: str, path: str) -> None:
+        """Read this rank's part, which a change puts in.  Raises ModelError."""
+        self._ready = digest, self._read_below(digest, path)
 
-    def follow(self, wanted: Mapping[str, str], executor: DeviceExecutor) -> Changing:
-        """See `HoldsAdapters.hold_adapters`."""
-        self._wanted = dict(wanted)
-        return self._follow(self._wanted, executor)
-
-    async def _follow(self, wanted: Mapping[str, str], executor: DeviceExecutor) -> dict[str, str]:
-        unheld: dict[str, str] = {}
-        async with self._turn:
-            for digest in self.held:
-                if digest not in wanted:
-                    await self._between(executor, self.drop, digest)
-            for digest, path in wanted.items():
-                try:
-                    if digest not in self.held:
-                        weights = await executor.compute(self._read_below, digest, path)
-                        await self._between(executor, self.hold, digest, weights)
-                except DeviceLost:
-                    raise
-                except Exception as error:  # whatever it is, the others are held
-                    unheld[digest] = str(error).replace(f"{self._config.runtime_dir}/", "")
-        return unheld
-
-    def _between(
-        self, executor: DeviceExecutor, change: Callable[..., None], *what: object
-    ) -> asyncio.Future[None]:
-        """Between the runs of the model."""
-        return executor.launch_brief(change, *what)
+    def change(self, dropped: Sequence[str], held: str) -> None:
+        """From the next step on.  `held`: what is ready, and nothing is behind this.  Raises
+        ModelError."""
+        (digest, weights), self._ready = self._ready, ("", {})
+        for one in dropped:
+            self.drop(one)
+        if held != digest and held:
+            raise ModelError(f"the adapter {held} is not ready at this rank")
+        if held:
+            self.hold(held, weights)
 
     def _read_below(self, digest: str, path: str) -> Weights:
         """Raises ModelError."""
         if not path:
             raise ModelError("this instance does not have the adapter from its start")
-        files = read_below(self._config.runtime_dir, path, self._config.max_lora_rank)
+        root = self._config.runtime_dir
+        files = read_below(root, path, self._config.max_lora_rank)
         if files.digest != digest:
             raise ModelError(f"{path} has other files at this instance than at the gateway")
-        return self._weights(files)
+        try:
+            return self._weights(files)
+        except ModelError as error:
+            raise ModelError(str(error).replace(f"{root}/", "")) from error
 
     def read(self, directory: Path | str) -> tuple[str, Weights]:
         """An adapter's digest and numbers, where the model's are.  Raises ModelError."""
@@ -274,11 +257,9 @@ class Bank:
         return a.to(**to, copy=True), scaled.to(**to)  # the file may change
 
 
-def check(config: EngineConfig, layout: KvLayout, shard: Shard) -> None:
+def check(layout: KvLayout) -> None:
     """Refuse what would compute wrongly with adapters, before anything is read.  Raises
     ConfigError."""
-    if config.lora.runtime_dir and shard.size > 1:
-        raise ConfigError("--lora-runtime-dir is for instances of one rank, without groups")
     if layout.tensors or layout.num_parts == 1:
         raise ConfigError("--enable-lora is for models whose layers are all of common attention")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from epd.engine.adapter import ModelAdapter
+from epd.engine.adapter_list import WithBank
 from epd.engine.base import EncodeFailure, Patches, Rows, nothing
 from epd.engine.device.executor import Deferred, DeviceExecutor
 from epd.engine.device.row_memory import copied_out, tensor_of
@@ -46,7 +47,8 @@ _Encoded = asyncio.Future[list[Rows | EncodeFailure]]
 _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
 
 
-class TorchVisionEngine:
+class TorchVisionEngine(WithBank):
+    bank: TowerBank | None
     _cut_run: _Encoded  # that takes turns
     _turns_left: int  # to be given to it
 
@@ -64,7 +66,7 @@ class TorchVisionEngine:
         bank: TowerBank | None = None,
     ) -> None:
         self.model = model
-        self.bank = bank  # of adapters, where requests may name some
+        self.bank = bank
         self.contract = adapter.row_contract(dtype)
         self.max_batches = 2 if max_quantum_s else 1
         self._adapter = adapter
@@ -113,13 +115,10 @@ class TorchVisionEngine:
     def patch_s(self) -> float:
         return self._slices.cost.patch_s if self._largest else 0.0
 
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        return self.bank.usable if self.bank is not None else ()
-
-    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
-        assert self.bank is not None  # whose settings ask for this
-        return self.bank.follow(wanted, self._executor)
+    def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[None]:
+        """Between batches, never between the slices of one."""
+        assert self.bank is not None
+        return self._executor.launch_long(self.bank.change, dropped, held)
 
     async def preprocess(
         self,

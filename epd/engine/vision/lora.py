@@ -14,9 +14,8 @@ Adapters come and go between batches, never between the slices of one.
 
 from __future__ import annotations
 
-import asyncio
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +29,6 @@ from epd.engine.sharding import Shard
 
 if TYPE_CHECKING:
     from epd.engine.adapter import ModelAdapter
-    from epd.engine.device.executor import DeviceExecutor
 
 
 class TowerBank(Bank):
@@ -69,11 +67,6 @@ class TowerBank(Bank):
     @staticmethod
     def is_own(*, is_seen: bool) -> bool:
         return is_seen
-
-    def _between(
-        self, executor: DeviceExecutor, change: Callable[..., None], *what: object
-    ) -> asyncio.Future[None]:
-        return executor.launch_long(change, *what)
 
 
 def bank_of(

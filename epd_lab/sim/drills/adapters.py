@@ -41,6 +41,15 @@ ADAPTER_DRILLS: tuple[Drill, ...] = (
         mutants=("offered_before_all_hold_it",),
     ),
     Drill(
+        "adapter-comes-to-groups", ("F29", "F53"), topology="1e1p:tp2,2d:tp2", work=ASKED,
+        faults=(
+            LOAD, Fault("slow", "p0.1", duration_s=2.0, factor=8.0, point="ADAPTER:NAMED>LOADING"),
+            Fault("kill", "d0.1", duration_s=0.4, point="ADAPTER:NAMED>LOADING"),
+        ),
+        settings=COMES_AND_GOES, fires=("ADAPTER:LOADING>SERVING", "group_lost"),
+        mutants=("a_leader_alone_holds_adapters",),
+    ),
+    Drill(
         "late-joiner-gets-the-adapters", ("F53",), topology="1e2p2d", work=ASKED,
         faults=(
             LOAD, Fault("kill", "p0", duration_s=0.3, point="ADAPTER:LOADING>SERVING"),

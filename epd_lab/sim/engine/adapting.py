@@ -5,8 +5,11 @@ An instance's files of an adapter may be others than the gateway's (`spoiled`).
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import cached_property
 
+from epd.engine.adapter_list import Changing, FollowedList
+from epd.engine.base import AdapterParts, EngineError, nothing
 from epd_lab.sim.engine.device import SimDevice
 
 LOAD_S = 0.1
@@ -16,28 +19,37 @@ class Adapting:
     """What an engine does of adapters; an adapter's digest is what it changes, too."""
 
     device: SimDevice
-    adapters: tuple[str, ...] = ()
     held: frozenset[str] = frozenset()  # on the device
     spoiled: frozenset[str] = frozenset()
-    _wanted: Mapping[str, str] = {}  # by the last list
+    _ready = ""
+
+    @cached_property
+    def _followed(self) -> FollowedList:
+        return FollowedList(lambda: tuple(sorted(self.held)))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self._followed.usable
 
     def begin_with(self, digests: tuple[str, ...], spoiled: frozenset[str]) -> None:
-        self.adapters, self.held, self.spoiled = digests, frozenset(digests), spoiled
-        self._wanted = dict.fromkeys(digests, "")
+        self.held, self.spoiled = frozenset(digests), spoiled
 
-    def hold_adapters(self, wanted: Mapping[str, str]) -> Coroutine[object, None, dict[str, str]]:
-        self._wanted = dict(wanted)
-        self.adapters = tuple(one for one in self.adapters if one in wanted)
-        return self._follow(self._wanted)
+    def hold_adapters(
+        self, wanted: Mapping[str, str], parts: AdapterParts | None = None
+    ) -> Changing:
+        return self._followed.follow(wanted, parts or self)
 
-    async def _follow(self, wanted: Mapping[str, str]) -> dict[str, str]:
-        unheld = {one: "it has other files here" for one in wanted if one in self.spoiled}
-        target = frozenset(wanted) - unheld.keys()
+    async def read_adapter(self, digest: str, path: str) -> None:
+        if digest in self.spoiled:
+            raise EngineError("it has other files here")
+        await self.device.run(LOAD_S, 1.0, nothing, call="hold_adapters")
+        self._ready = digest
 
+    def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[None]:
         def change() -> None:
-            self.held = target
+            ready, self._ready = self._ready, ""
+            if held not in {"", ready}:
+                raise EngineError(f"{held} is not ready")
+            self.held = (self.held - {*dropped}) | ({held} - {""})
 
-        cost_s = LOAD_S * len(target - self.held)
-        await self.device.run(cost_s, 1.0, change, call="hold_adapters")
-        self.adapters = tuple(one for one in sorted(self.held) if one in self._wanted)
-        return unheld
+        return self.device.run(0.0, 0.0, change, call="hold_adapters")

@@ -17,6 +17,12 @@ class NoAdapters:
     async def hold_adapters(self, wanted: Mapping[str, str]) -> dict[str, str]:
         raise EngineError("this engine holds no adapters")
 
+    async def read_adapter(self, digest: str, path: str) -> None:
+        raise EngineError("this engine holds no adapters")
+
+    async def change_adapters(self, dropped: Sequence[str], held: str) -> None:
+        raise EngineError("this engine holds no adapters")
+
 
 class AlikeRanks(NoAdapters):
     """What `LanguageEngine` does of states between ranks that share their heads otherwise."""

@@ -20,8 +20,8 @@ from epd.engine.base import OnLayers, Outcome, Patches, SlotRows, StepResult
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.groups.asks import Answer, AnyAsk
 from epd.groups.data import RankPart
-from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine, RunOwn
-from epd.groups.leader import Batch, Command, Follower, Leader, Probe, Step
+from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine
+from epd.groups.leader import Batch, ChangeAdapters, Command, Follower, Leader, Probe, Step
 from epd.roles.compose import Engines
 from epd.topology import name_instances, parse_groups
 from epd_lab.sim.core.process import SimProcess
@@ -105,7 +105,7 @@ class Groups:
         if isinstance(own := engines.language, SimLanguageEngine):
             told = partial(self._resolved, group)
             group.rows.engines[0] = own
-            engines.language = _Watched(own, partial(group.step, own), leader, told)
+            engines.language = _Watched(own, group, told)
         engines.close = leader.close
         group.start(make)
 
@@ -160,11 +160,10 @@ class _Watched(GroupLanguageEngine):
     def __init__(
         self,
         own: SimLanguageEngine,
-        step: RunOwn,
-        leader: Leader,
+        group: SimRanks,
         resolved: Callable[[int, asyncio.Future[StepResult]], None],
     ) -> None:
-        super().__init__(own, step, leader)
+        super().__init__(own, partial(group.step, own), group.leader, group)
         self._resolved = resolved
         self._at_hand = partial(own.poison.step, own.device.process)
 
@@ -230,7 +229,7 @@ class SimRanks(SimAsks):
     def send(self, number: int, command: Command) -> None:
         if isinstance(command, Step):
             command = replace(command, batch=[with_own_rows(each) for each in command.batch])
-        if isinstance(command, Probe):
+        if isinstance(command, Probe | ChangeAdapters):
             self._groups.watch.entered(self, 0, number, command)
         for member in self.members.values():
             member.commands.send_command(member.process, member.take, number, command)
@@ -339,7 +338,7 @@ class SimFollower:
     def take(self, number: int, command: Command) -> None:
         self._open += 1
         self._number = number
-        if isinstance(command, Probe):
+        if isinstance(command, Probe | ChangeAdapters):
             self._groups.watch.entered(self._group, self.rank, number, command)
         self._follower.execute(number, command)
 
@@ -359,6 +358,10 @@ class SimFollower:
 
     def go_on(self) -> Awaitable[Encoded]:
         return self._tower.go_on()
+
+    def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[None]:
+        assert self.engines.language is not None
+        return self.engines.language.change_adapters(dropped, held)
 
     def _answer_ask(self, serial: int, answer: Answer) -> None:
         self._group.to_leader(self.rank, self._group.answered, self.rank, serial, answer)

@@ -72,14 +72,17 @@ def body(name: str, messages: Any) -> dict[str, Any]:
     }
 
 
-async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
-    """It answers as from the start when its files come back under another name, again and again;
-    nobody may name it in between."""
+@pytest.mark.parametrize(
+    "topology", ["1p1d", pytest.param("1p:tp2,1d:tp2", marks=pytest.mark.long)]
+)
+async def test_an_adapter_comes_and_goes(topology: str, tmp_path: Path) -> None:
+    """It answers as from the start, and as merged into the model, when its files come back under
+    another name, again and again; nobody may name it in between."""
     model = cached_model("llama")
     place = make_adapter(tmp_path / "poet", model, 1, LAYERS + r"\w+_proj")
     (tmp_path / "broken").mkdir()
     flags = ("--enable-lora", "--max-loras", "1", "--lora-modules", f"first={place}")
-    with serving("1p1d", *flags, "--lora-runtime-dir", str(tmp_path), model=model) as server:
+    with serving(topology, *flags, "--lora-runtime-dir", str(tmp_path), model=model) as server:
         async with aiohttp.ClientSession() as session:
 
             async def ask(name: str) -> Any:
@@ -93,6 +96,8 @@ async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
 
             from_start = await ask("first")
             assert from_start != await ask(model.name)
+            merged = merge(tmp_path / "merged", model, place)
+            assert from_start == reference_generate(merged, chat(TEXTS[0]), [], NEW_TOKENS)
             full = await change("load", lora_name="second", lora_path="poet")
             assert full[0] == 400 and "--max-loras" in full[1]["error"]["message"]
             assert (await change("unload", lora_name="first"))[0] == 200

@@ -18,7 +18,7 @@ from epd.config import ConfigError, EngineConfig, LoraConfig
 from epd.engine.base import StepFailure
 from epd.engine.factory import build_executor, build_language
 from epd.engine.language.forward import FusedForward
-from epd.engine.sharding import WHOLE, Collectives, Shard
+from epd.engine.sharding import WHOLE, Shard
 from epd.model_files.checkpoint import ModelError
 from epd.model_files.lora import read_adapter
 from tests.engine.adapters import LAYERS, make_adapter, merge
@@ -349,10 +349,3 @@ async def test_lists_are_applied_in_their_order(
     lists = [{a: "a", b: "b"}, {}, {b: "b"}, {a: "a"}]
     assert await asyncio.gather(*map(language.hold_adapters, lists)) == [{}] * 4
     assert language.adapters == (a,)
-
-
-def test_adapters_that_come_later_are_for_one_rank(
-    driver: Callable[[str], Driver], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="instances of one rank"):
-        serving(driver("llama"), runtime_dir=str(tmp_path), shard=Shard(0, 2, Collectives()))

@@ -31,6 +31,7 @@ from epd.engine.vision.engine import TorchVisionEngine
 from epd.groups.device.shared_rows import SharedRows
 from epd.groups.device.shared_tower import kind_of
 from epd.messages import SamplingParams, TokenLogprobs
+from epd.model_files.lora import read_adapter
 from tests.engine.conftest import CONFIG, chat
 from tests.engine.driver import Driver, Request, expand, png
 from tests.engine.language.test_decoder import fuse
@@ -89,13 +90,26 @@ def answers(
 
 
 def of_adapters(
-    shard: Shard, directory: Path, modules: Sequence[Path], fused: bool, quantization: str = ""
+    shard: Shard,
+    directory: Path,
+    modules: Sequence[Path],
+    fused: bool,
+    quantization: str = "",
+    come_later: bool = False,
 ) -> list[list[int]]:
     """Of all that each of them is asked in one batch, and of one without."""
     config = replace(CONFIG, quantization=quantization)
-    plain = driver(shard, directory)
-    mixed = serving(plain, *modules, config=config, is_fused=fused, shard=shard)
-    return asyncio.run(ask_all(mixed, 13))
+    plain, root = driver(shard, directory), str(modules[0].parent)
+    held = () if come_later else modules
+    mixed = serving(plain, *held, config=config, is_fused=fused, shard=shard, runtime_dir=root)
+
+    async def play() -> list[list[int]]:
+        if come_later:
+            wanted = {read_adapter(path, 16).digest: path.name for path in modules}
+            assert await mixed.language.hold_adapters(wanted) == {}
+        return await ask_all(mixed, 13)
+
+    return asyncio.run(play())
 
 
 class Slots:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from epd.engine.adapter_list import Changing
 from epd.fsm import adapter
+from epd.groups.engines import GroupLanguageEngine
 from epd.roles.gateway.adapters import Adapters
 from epd.roles.steps.held_adapters import HeldAdapters
 from tests.sim.mutants.planting import Planted, mutant, patched, row
@@ -20,6 +24,16 @@ def offered_before_all_hold_it() -> Planted:
             self.post(machine, adapter.ListApplied(len(applied)))
 
     return patched(Adapters, "_look", hasty)
+
+
+@mutant
+def a_leader_alone_holds_adapters() -> Planted:
+    """The other ranks of its group compute as without."""
+
+    def alone(self: GroupLanguageEngine, wanted: Mapping[str, str]) -> Changing:
+        return self._own.hold_adapters(wanted)
+
+    return patched(GroupLanguageEngine, "hold_adapters", alone)
 
 
 @mutant
