@@ -168,8 +168,8 @@ class KvLayout(Record):
             raise ValueError("a piece of a state does not fit a block")
         if self.kinds:
             layers = sorted(layer for kind in self.kinds for layer in kind.layers)
-            if layers != list(range(self.num_layers)) or self.ranks:
-                raise ValueError("the kinds of rows do not share out the layers of one rank")
+            if layers != list(range(self.num_layers)):
+                raise ValueError("the kinds of rows do not share out the layers")
             if any(self.block_size % kind.block_size for kind in self.kinds):
                 raise ValueError("blocks of rows do not begin together")
             if self.tensors and any(kind.window for kind in self.kinds):
@@ -242,8 +242,9 @@ class KvLayout(Record):
     @property
     def whole(self) -> KvLayout:
         """The layout at an instance of one rank: equal where KV can be exchanged. The ends of a
-        room count its bytes, however their ranks share them."""
-        if not self.ranks:
+        room count its bytes, however their ranks share them. Of several kinds: by groups that share
+        heads alike."""
+        if not self.ranks or self.kinds:
             return msgspec.structs.replace(self, most_state_blocks=0)
         num_heads = max(share.stop for share in self.shares)
         return msgspec.structs.replace(

@@ -135,6 +135,10 @@ class ModelAdapter:
             int(text.num_hidden_layers), len(heads), int(head_dim), first_head=heads.start
         )
 
+    def num_kv_heads(self, layer: int) -> int:
+        """Of all ranks."""
+        return int(self.text_config.num_key_value_heads)
+
     @property
     def delta_heads(self) -> DeltaHeads | None:
         return None

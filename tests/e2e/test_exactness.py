@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(400)
 LONG = pytest.mark.long
 
 HEAVY_IMAGES = 16
+SEVERAL = ("internvl", "mistral3", "paddleocr_vl", "deepseek_ocr2", "gemma4")
 
 # Each way to cut the pipeline, each transport and each family at least once; but for Kimi, which
 # tests/roles/topologies/test_together.py cuts in every way within one process.
@@ -42,11 +43,8 @@ ARRANGEMENTS = [
     ),
     *((topology, "embedded", "auto") for topology in ("2e1p2d", "all")),
     *(("1e1p1d", family, "auto") for family in SECOND_SIZES),
-    *(
-        ("1e1pd:tp2", family, "auto")
-        for family in ("internvl", "paddleocr_vl", "deepseek_ocr2", *OF_GLM[2:], *SECOND_SIZES)
-        if family not in OF_GEMMA  # refused in groups
-    ),
+    *(("1e1pd:tp2", family, "auto") for family in (*SEVERAL, *OF_GLM, *SECOND_SIZES)),
+    *(("1e1p:tp2,1d:tp2", family, "auto") for family in OF_GEMMA),
     *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake", "nixl")),
 ]
 

@@ -13,17 +13,18 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from epd.config import ConfigError
 from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
 from epd.engine.language.products import Foreign
 from epd.engine.language.state_kinds import PagedRows
-from epd.engine.sharding import WHOLE, Shard
+from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.engine.vision.image_ops import QwenImageOps
 from epd.families.gemma4.decoder import Gemma4Decoder
 from epd.families.gemma4.sizes import BUDGET, FULL, Films, films
 from epd.layouts import RowKind
 from epd.messages import PixelBounds
-from epd.model_files.checkpoint import Checkpoint, ModelError
+from epd.model_files.checkpoint import Checkpoint
 
 
 class CappedHead(nn.Module):
@@ -71,24 +72,32 @@ class Gemma4(ModelAdapter):
         return of_image if video is None else max(of_image, video.max_soft_tokens)
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
-        if shard.size > 1:
-            raise ModelError(
-                f"{self.checkpoint.directory} has rows of several shapes, which are not shared out "
-                "to the ranks of a group; leave :tp out"
-            )
         layers: dict[tuple[int, int, int], list[int]] = {}
-        text = self.text_config
+        text, size = self.text_config, shard.size
         for index, kind in enumerate(text.layer_types[: self._num_own]):
-            own, is_full = text.per_layer_config[index], kind == FULL
-            shape = int(own.num_key_value_heads), int(own.head_dim)
+            heads, is_full = self.num_kv_heads(index), kind == FULL
+            if heads % size and size % heads:
+                raise ConfigError(
+                    f"{size} ranks cannot share {heads} key and value heads alike, as blocks of "
+                    "several shapes have to be; use another number of ranks"
+                )
             window = 0 if is_full else int(text.sliding_window)
-            layers.setdefault((window, *shape), []).append(index)
+            width = int(text.per_layer_config[index].head_dim)
+            layers.setdefault((window, heads, width), []).append(index)
         kinds = tuple(
-            RowKind(layers=tuple(found), num_kv_heads=heads, head_dim=width, window=window)
+            RowKind(
+                layers=tuple(found), num_kv_heads=-(-heads // size), head_dim=width, window=window
+            )
             for (window, heads, width), found in sorted(layers.items())
         )
-        first = kinds[0]
-        return PagedRows(self._num_own, first.num_kv_heads, first.head_dim, kinds=kinds)
+        (_, heads, width), first = min(layers), kinds[0]
+        own = Heads.of(shard, int(text.num_attention_heads), heads).kv
+        return PagedRows(
+            self._num_own, first.num_kv_heads, width, first_head=own.start, kinds=kinds
+        )
+
+    def num_kv_heads(self, layer: int) -> int:
+        return int(self.text_config.per_layer_config[layer].num_key_value_heads)
 
     def adopt_language(self, model: Foreign) -> None:
         if (cap := self.text_config.final_logit_softcapping) is not None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import gelu
 
-from epd.engine.kernels.routing import Routing
+from epd.engine.kernels.routing import Routed, Routing
 from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvLayer, KvPool
 from epd.engine.language.mixers import Norm
@@ -160,7 +160,8 @@ class _Experts:
     """A mixture beside the MLP: of the rows before the MLP's own norm."""
 
     def __init__(self, layer: Foreign, ops: Foreign) -> None:
-        self._ops, self._router, self._weights = ops, layer.router, layer.experts
+        self._ops, self._router, self._experts = ops, layer.router, layer.experts
+        layer.experts.forward = self._multiply  # behind which the ranks of a group meet
         self._before = norm_of(layer.pre_feedforward_layernorm_2)
         self._behind = norm_of(layer.post_feedforward_layernorm_2)
         self._behind_mlp = norm_of(layer.post_feedforward_layernorm_1)
@@ -173,10 +174,14 @@ class _Experts:
     def __call__(
         self, of_mlp: torch.Tensor, hidden: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        ops, router, weights = self._ops, self._router, self._weights
+        ops, router = self._ops, self._router
         scaled = ops.norm(hidden, *self._plain) * router.scale * router.scalar_root_size
         routed = ops.route(router.proj(scaled), self._routing, slots)
-        x = ops.norm(hidden, *self._before)
-        x = ops.multiply_experts(x, weights.gate_up_proj, weights.down_proj, routed, gelu=True)
+        x = self._experts(ops.norm(hidden, *self._before), routed)
         total: torch.Tensor = ops.norm(of_mlp, *self._behind_mlp) + ops.norm(x, *self._behind)
         return total
+
+    def _multiply(self, x: torch.Tensor, routed: Routed) -> torch.Tensor:
+        weights = self._experts.gate_up_proj, self._experts.down_proj
+        out: torch.Tensor = self._ops.multiply_experts(x, *weights, routed, gelu=True)
+        return out

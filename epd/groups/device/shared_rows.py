@@ -82,7 +82,7 @@ class SharedRows:
                 kinds[_kind(span)].append(span)
         if self._splicer is None or not any(kinds):
             return self.engine.step(batch, on_layers)
-        device = self.engine.pool.tensor.device
+        device = self.engine.pool.memory.device
         memories = [self._splicer.empty(_count(spans), device) for spans in kinds]
         shared = self._executor.launch(partial(self._share, self._splicer, memories, kinds))
         return _both(shared, self.engine.step(_with_rows(batch, memories), on_layers))

@@ -37,6 +37,7 @@ MULTIPLE = 16  # of the sizes of parts, where it can be: what products of matric
 _WHOLE = ("", "replicated_with_grad_allreduce", "embedding_rowwise")
 _SUMMED = ("rowwise", "moe_tp_experts")
 _GATHERED = "colwise_gather_output"
+_OF_QUERIES, _OF_KEYS = {"q_proj", "q_b_proj", "kv_b_proj", "o_proj"}, {"k_proj", "v_proj"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,8 @@ class TensorParallel:
         self._shard = shard
         self._model = model
         self._num_heads = int(text.num_attention_heads)
-        self._num_kv_heads = int(text.num_key_value_heads)
+        self._num_kv_heads = adapter.num_kv_heads
         self._vocabulary = int(text.vocab_size)
-        self._heads = Heads.of(shard, self._num_heads, self._num_kv_heads)
         self._delta = adapter.delta_heads
         self._plan: dict[str, str] = {**(getattr(model, "_tp_plan", None) or {}), **adapter.tp_plan}
 
@@ -144,12 +144,12 @@ class TensorParallel:
             values = self._delta_heads.of(self._shard).queries
             each = size // self._delta_heads.num_values
             return range(values.start * each, values.stop * each)
-        for heads, count, projections in (
-            (self._heads.queries, self._num_heads, {"q_proj", "q_b_proj", "kv_b_proj", "o_proj"}),
-            (self._heads.kv, self._num_kv_heads, {"k_proj", "v_proj"}),
-        ):
+        for projections, of_queries in ((_OF_QUERIES, True), (_OF_KEYS, False)):
             if parts & projections:
-                each = size // count
+                num_kv = self._num_kv_heads(next(int(part) for part in parts if part.isdigit()))
+                own = Heads.of(self._shard, self._num_heads, num_kv)
+                heads = own.queries if of_queries else own.kv
+                each = size // (self._num_heads if of_queries else num_kv)
                 return range(heads.start * each, heads.stop * each)
         return self._part(size)
 

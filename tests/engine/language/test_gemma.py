@@ -125,10 +125,12 @@ def test_blocks_of_both_kinds_are_as_large(
 def test_what_is_not_computed_is_refused(
     model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks, eight bits, steps without room for a picture; before any weight is read."""
-    adapter: Any = adapter_for(read_checkpoint(model_dir("gemma4")), attention.NAME)
-    with pytest.raises(ModelError, match="not shared out to the ranks of a group; leave :tp out"):
-        adapter.kv_layout(torch.float32, 16, shard=Shard(1, 2, Collectives()))
+    """Ranks with other heads than others, eight bits, steps without room for a picture; before any
+    weight is read."""
+    adapter: Any = adapter_for(read_checkpoint(model_dir("gemma4_moe")), attention.NAME)
+    with pytest.raises(ConfigError, match="3 ranks cannot share 2 key and value heads alike"):
+        adapter.kv_layout(torch.float32, 16, shard=Shard(1, 3, Collectives()))
+    adapter = adapter_for(read_checkpoint(model_dir("gemma4")), attention.NAME)
     monkeypatch.setattr("epd.engine.weights.fp8.check_kv", lambda *_: None)
     with pytest.raises(ConfigError, match="keeps rows of several shapes; leave it out"):
         factory.build_language(model_dir("gemma4"), structs.replace(CONFIG, kv_cache_dtype="fp8"))

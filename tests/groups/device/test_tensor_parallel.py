@@ -136,6 +136,25 @@ def test_latent_rows_are_at_every_rank(ranks: Ranks, model: Callable[[str], Path
         assert heads == {range(1)}
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["gemma4_moe", pytest.param("gemma4", marks=pytest.mark.long)])
+def test_rows_of_several_kinds_are_shared_out_alike(
+    name: str, size: int, ranks: Ranks, model_dir: Callable[[str], Path]
+) -> None:
+    """Kinds of one head and of two; prompts over windows, pictures that are seen both ways; one
+    that is preempted."""
+    directory = model_dir(name)
+    expected = golden(directory, name)
+    for ask in (
+        (ranks_cases.answers, directory, cases(name), 13, expected[:1]),
+        (ranks_cases.from_slots, directory, cases(name), ("sharded", "first"), 4096),
+    ):
+        assert ranks.run(size, *ask) == [expected] * size, ask[0]
+    (said,) = {tuple(one) for one in ranks.run(size, ranks_cases.preempted, directory, PROMPT)}
+    until = reference_generate(directory, PROMPT, (), ranks_cases.LIMIT["max_tokens"])
+    assert list(said[: len(until)]) == until  # a model may end there
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("chunk", [5, 16, 4096])
@@ -243,13 +262,17 @@ def test_adapters_are_cut_as_the_layers_are(
     name: str, size: int, fused: bool, ranks: Ranks, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """By heads that are shared out unevenly, too.  As merged into the model, by transformers; on
-    a rank for itself, and on several."""
+    a rank for itself, and on several; where they come while it serves, too."""
     directory = model(name)
     made = [make_adapter(tmp_path / str(n), directory, n, **kind) for n, kind in enumerate(KINDS)]
     expected = merged(directory, made, tmp_path, sees=name == "embedded")
     for number in (1, size):
         found = ranks.run(number, ranks_cases.of_adapters, directory, made, fused)
         assert found == [expected] * number, number
+    assert (
+        ranks.run(size, ranks_cases.of_adapters, directory, made, fused, "", True)
+        == [expected] * size
+    )
 
 
 @pytest.mark.long
