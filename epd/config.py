@@ -289,10 +289,14 @@ class InstanceConfig(Settings, frozen=True, kw_only=True):
     ranks_endpoint: str = ""  # which ask for their places there
     rank_of: str = ""  # it is no instance: a rank of this one, whose ranks_endpoint it is to ask
     lineage: str = ""  # random, of all its lives under one parent (INSTANCE)
+    kept_roles: str = ""  # why it has not the other roles that it was last asked to have
 
     @property
     def num_ranks(self) -> int:
         return 1 + len(self.rank_devices) + self.ranks_elsewhere
+
+    def having(self, roles: tuple[str, ...], kept_roles: str = "") -> InstanceConfig:
+        return msgspec.structs.replace(self, roles=roles, kept_roles=kept_roles)
 
 
 class GatewayConfig(Settings, frozen=True, kw_only=True):

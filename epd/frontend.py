@@ -237,7 +237,7 @@ class InstanceFacts(TypedDict):
     silent_s: float  # since its last heartbeat
     drain_left_s: float | None  # until its open work moves; None: it does not drain
     waits: list[WaitFacts]  # for works of a kind, as of that heartbeat
-    reason: str  # why it is over, or gets no work
+    reason: str  # why it is over, gets no work, or has not the roles that it was asked to have
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +330,18 @@ class Frontend(Protocol):
     def profile(self, *, starts: bool) -> Awaitable[dict[str, tuple[bool, str]]]:
         """Start or stop recording at every instance: whether it did, and a trace or a reason."""
 
-    def drain(self, name: str, within_s: float, *, forced: bool, restarts: bool) -> None:
+    def drain(
+        self,
+        name: str,
+        within_s: float,
+        *,
+        forced: bool,
+        restarts: bool,
+        roles: tuple[str, ...] = (),
+    ) -> None:
         """Have an instance take no new work, and leave; what is open moves at the bound.
-        `forced`: also the only one of its role.  Raises Refused."""
+        `forced`: also the only one of its role.  `roles`: its process returns with these.  Raises
+        Refused."""
 
     def observe(self, query: Query) -> Awaitable[tuple[dict[str, Observed], list[str]]]:
         """Each process's machines, the gateway's first, and instances without an answer. Raises

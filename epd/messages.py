@@ -18,9 +18,8 @@ Identifiers
 `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D); `request_id/attempt/item.n`
 where an image is encoded once more. `mm_hash` 64 hex digits: H(tenant scope, content, processor
 config, model revision). `instance_id` a name; with `epoch` (set anew by each start of the process)
-it is an address. `PROTOCOL_VERSION` rises with each release in which a message or a record has
-another form than in the last one. A process of another version is refused by name, not by frames
-that do not decode.
+it is an address. `PROTOCOL_VERSION` rises with each release that changes a message or a record. A
+process of another version is refused by name, not by frames that do not decode.
 
 Deadlines are absolute, in the gateway's time: its wall clock's as it started, and steady since."""
 
@@ -118,13 +117,15 @@ class Heartbeat(Message):
     version: Total = 0  # of the registry that the instance has seen
     is_draining: bool = False  # no new work, please; it leaves when its open work has ended
     drain_left_s: Seconds = 0.0  # if so: until its open work is to move elsewhere
+    next_roles: tuple[Name, ...] = ()  # and those that its process returns with
 
 
 class DrainRequest(Message):
-    """Take no new work, and leave; heartbeats have what came of it."""
+    """Take no new work, and leave; heartbeats have what came of it.  `roles`: return with these."""
 
     within_s: Annotated[float, Meta(ge=0, le=1e6)]
     restarts: bool  # whether the next life of the process is to follow
+    roles: tuple[Name, ...] = ()
 
 
 class HeartbeatAck(Message):

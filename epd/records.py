@@ -108,6 +108,7 @@ class InstanceInfo(Record):
     attention: Name = ""  # what computes that of prompts and towers: torch, triton, or a library
     films: Name = ""  # what decodes them: cpu or nvdec; empty: it does not encode
     lineage: Name = ""  # of the parent that starts its lives, one after another; random
+    kept_roles: Where = ""  # why it has not the other roles that it was last asked to have
 
 
 STAGES = {  # what a state of a machine is called in traces and metrics

@@ -172,6 +172,7 @@ AREAS = {
     },
     "epd.roles": role("gateway"),
     "epd.roles.compose": role("gateway", "encode", "prefill", "decode", "steps"),
+    "epd.roles.holding": role("compose"),
     "epd.roles.gateway": role("gateway"),
     "epd.roles.encode": role("encode"),
     "epd.roles.prefill": role("prefill", "steps"),

@@ -271,6 +271,7 @@ class ApiServer:
             "/metrics": {"GET": self._metrics},
             "/state": {"GET": cluster.handler("state")},
             "/drain": {"POST": drains.handler("ask")},
+            "/role": {"POST": drains.handler("ask_role")},
             "/ui": {"GET": cluster.handler("page")},
             "/version": {"GET": self._version},
             "/openapi.json": {"GET": self._openapi},

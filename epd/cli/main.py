@@ -22,6 +22,7 @@ VERBS = {
     "top": "watch a running cluster: instances, machines by state, the oldest ones",
     "list": "machines of a running cluster: transfers in QUARANTINED for 5 s, and the like",
     "drain": "take an instance out: new work goes elsewhere, open work ends or moves",
+    "role": "give an instance other roles while the cluster serves",
     "rollout": "restart the instances one by one while the cluster serves",
     "story": "what happened to one request, room or image, at each process",
     "keys": "API keys of clients: make, list and remove them in a file of hashes",

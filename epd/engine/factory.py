@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _tower_bank = later("epd.engine.vision.lora:bank_of")
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
+Loaded = tuple[ModelAdapter, Any, Forward]  # of a language stage: weights, and what runs them
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 
 
@@ -142,6 +143,7 @@ def build_language(
     progress: Progress = no_progress,
     shard: Shard = WHOLE,
     vision: TorchVisionEngine | None = None,
+    loaded: Loaded | None = None,
 ) -> TorchLanguageEngine:
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
 
@@ -151,26 +153,30 @@ def build_language(
     way from a GPU to another instance, reserved here.  `later_nbytes`: what the data plane and
     films will take of the device if a row has so many bytes.  `kv_memory`: makes so much for the KV
     pool, that peers can write to.  `has_landing`: KV may come through host memory.  `vision`: of
-    the same process, whose largest batch needs memory beside the KV pool.  Raises ModelError and
-    ConfigError, also when `kv_nbytes` has room for no block."""
+    the same process, whose largest batch needs memory beside the KV pool.  `loaded`: what was
+    loaded before, whose engine is gone.  Raises ModelError and ConfigError, also when `kv_nbytes`
+    has room for no block."""
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
-    adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
+    adapter = loaded[0] if loaded else _language_adapter(model_dir, engine_config)
     device = engine_config.device
     kv_dtype = _kv_dtype(adapter, engine_config, dtype)
     layout = adapter.kv_layout(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
-    attention.register()
-    _check_step(adapter, engine_config)
-    _check_layout(layout, engine_config)
     if engine_config.kv_nbytes:
         kv_plan(engine_config, layout)  # refuse before loading
-    model = _load(adapter, "language", dtype, engine_config, progress, shard)
-    bank = _adopt(adapter, model, shard, engine_config)
-    forward = _forward(adapter, model, KvPool(layout, 1, kv_dtype, device), dtype, executor.streams)
-    forward.bank = bank
     on_gpu = executor.streams is not None
+    if loaded is None:
+        _check_layout(layout, engine_config)
+        model = _load(adapter, "language", dtype, engine_config, progress, shard)
+        bank = _adopt(adapter, model, shard, engine_config)
+        smallest = KvPool(layout, 1, kv_dtype, device)
+        forward = _forward(adapter, model, smallest, dtype, executor.streams)
+        forward.bank = bank
+    else:
+        _, model, forward = loaded
+        forward.begin_anew()
     if on_gpu:
         _touch_largest_step(forward, engine_config, adapter.max_context)
         _touch_sampling(max_running, adapter.language_model(model).embed_tokens)
@@ -180,15 +186,9 @@ def build_language(
     plan = kv_plan(engine_config, layout, later_nbytes(row_nbytes) if on_gpu else 0)
     num_blocks = shard.least(plan.num_blocks, device)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device, kv_memory if on_gpu else None)
+    landing = max(1, shard.least(plan.num_landing_blocks, device)) if has_landing else 1
     engine = TorchLanguageEngine(
-        adapter,
-        model,
-        forward,
-        executor,
-        dtype,
-        max(1, shard.least(plan.num_landing_blocks, device)) if has_landing else 1,
-        kv_leaving_nbytes,
-        shard,
+        adapter, model, forward, executor, dtype, landing, kv_leaving_nbytes, shard
     )
     engine.warm_up()
     if on_gpu:
@@ -199,6 +199,13 @@ def build_language(
             forward.capture(CudaRecorder(), max_running, most)
         _log_memory(engine_config, engine, executor.streams)
     return engine
+
+
+def _language_adapter(model_dir: Path | str, config: EngineConfig) -> ModelAdapter:
+    adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
+    attention.register()
+    _check_step(adapter, config)
+    return adapter
 
 
 def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig) -> Bank | None:

@@ -14,6 +14,9 @@ how long, and the bound of that.  Beyond a bound it is STUCK: it keeps its work 
 Neither a heart that beats again nor a wait that ends shows that its device works.  So whoever was
 silent or stuck is PROBING first, until it has passed a self-test.
 
+A draining one finishes its work and leaves.  One that is SWITCHING does so too, and its process
+returns as another epoch, with other roles.
+
 A name has one instance (F78).  A life of the same lineage, by a later epoch, is the next life of
 this one, whose process its parent has seen end: it replaces it at once.  Anybody else who joins
 under the name of a member is a stranger.  It waits (AWAITING_NAME) while the member may be dead,
@@ -78,6 +81,7 @@ class S(State):
     STUCK = "beats, and makes no progress; keeps its work, gets no new", *_MEMBER
     PROBING = "beats again, or moves again; gets no new work before a self-test", *_MEMBER
     DRAINING = "finishes its work, gets no new", *_MEMBER
+    SWITCHING = "finishes its work, gets no new; its next epoch has other roles", *_MEMBER
     LOST = "this epoch is over; its memory is fenced by its peers"
     LEFT = "said good-bye with nothing open"
 
@@ -152,6 +156,7 @@ class ProbeFailed(Event):
 @dataclass(slots=True)
 class DrainAnnounced(Event):
     left_s: float  # until its open work is to move elsewhere
+    next_roles: tuple[str, ...] = ()  # that its process returns with; none: it leaves
 
 
 @dataclass(slots=True)
@@ -217,6 +222,19 @@ def keep_bound(instance: Instance, event: DrainAnnounced) -> None:
     instance.drain_left_s = event.left_s
 
 
+def keep_roles(instance: Instance, event: DrainAnnounced) -> None:
+    keep_bound(instance, event)
+    instance.next_roles = event.next_roles
+
+
+def switches(instance: Instance, event: DrainAnnounced) -> bool:
+    return bool(event.next_roles)
+
+
+def keep_return(instance: Instance, event: LeftReceived) -> None:
+    instance.reason = f"it is to return with the roles {', '.join(instance.next_roles)}"
+
+
 def is_overdue(instance: Instance, event: DrainAnnounced) -> bool:
     return event.left_s <= 0.0
 
@@ -252,7 +270,8 @@ def named(info: InstanceInfo) -> str:
 
 
 _SERVES = (S.HEALTHY, S.SUSPECT, S.STUCK, S.PROBING)
-_MEMBERS = (*_SERVES, S.DRAINING)
+_DRAINING = (S.DRAINING, S.SWITCHING)
+_MEMBERS = (*_SERVES, *_DRAINING)
 _ENDED = (S.LOST, S.LEFT)
 
 # One line per row, as the table that it is.
@@ -276,21 +295,23 @@ ROWS = (
     Row(S.PROBING, ProbePassed, None, when=unless(is_current), note="of an earlier one"),
     Row(S.PROBING, ProbeFailed, S.STUCK, (Do.TELL_STUCK,), keep_failure, is_current),
     Row(S.PROBING, ProbeFailed, None, when=unless(is_current)),
-    Row(S.DRAINING, HeartbeatReceived, None, (Do.WATCH,), keep_load, note="its name will be free"),
+    Row(_DRAINING, HeartbeatReceived, None, (Do.WATCH,), keep_load, note="its name will be free"),
     Row((S.HEALTHY, S.STUCK, S.PROBING), HeartbeatMissed, S.SUSPECT, (Do.WATCH_ON,)),
-    Row(S.DRAINING, HeartbeatMissed, None, (Do.WATCH_ON,)),
-    Row(_SERVES, DrainAnnounced, S.DRAINING, (Do.PUBLISH,), keep_bound),
-    Row(S.DRAINING, DrainAnnounced, None, (Do.MOVE_ATTEMPTS,), keep_bound, is_overdue, "with each heartbeat: what has no place yet may get one"),
-    Row(S.DRAINING, DrainAnnounced, None, (), keep_bound, unless(is_overdue)),
+    Row(_DRAINING, HeartbeatMissed, None, (Do.WATCH_ON,)),
+    Row(_SERVES, DrainAnnounced, S.SWITCHING, (Do.PUBLISH,), keep_roles, switches),
+    Row(_SERVES, DrainAnnounced, S.DRAINING, (Do.PUBLISH,), keep_bound, unless(switches)),
+    Row(_DRAINING, DrainAnnounced, None, (Do.MOVE_ATTEMPTS,), keep_bound, is_overdue, "with each heartbeat: what has no place yet may get one"),
+    Row(_DRAINING, DrainAnnounced, None, (), keep_bound, unless(is_overdue)),
     Row(_MEMBERS, (EpochReplaced, GivenUp), S.LOST, (), keep_reason, note="restarted, or fenced by a peer (F44)"),
-    Row(_MEMBERS, LeftReceived, S.LEFT, (), keep_reason),
+    Row((*_SERVES, S.DRAINING), LeftReceived, S.LEFT, (), keep_reason),
+    Row(S.SWITCHING, LeftReceived, S.LEFT, (), keep_return, note="its next epoch joins when it has loaded what it lacks"),
 )
 
 IGNORES = (
     Ignore((S.JOINING, S.AWAITING_NAME), (HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced, GivenUp, NameContested), "not a member yet"),
     Ignore((S.JOINING, *_MEMBERS, *_ENDED), (HolderBeat,), "it does not wait for a name"),
     Ignore((*_MEMBERS, *_ENDED), (NameHeld,), "what it asked for was decided"),
-    Ignore((S.JOINING, S.AWAITING_NAME, S.HEALTHY, S.SUSPECT, S.STUCK, S.DRAINING, *_ENDED), (ProbePassed, ProbeFailed), "late, or told twice: another one is asked for where it matters"),
+    Ignore((S.JOINING, S.AWAITING_NAME, S.HEALTHY, S.SUSPECT, S.STUCK, *_DRAINING, *_ENDED), (ProbePassed, ProbeFailed), "late, or told twice: another one is asked for where it matters"),
     Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced, GivenUp, NameContested), "this epoch is over; the process must join with a new one"),
 )
 
@@ -303,7 +324,10 @@ class Instance(Machine):
     """One epoch of an instance: `key` is `id:epoch`."""
 
     table = TABLE
-    __slots__ = ("drain_left_s", "held_version", "info", "load", "num_probes", "reason", "seen_s")
+    __slots__ = (
+        *("drain_left_s", "held_version", "info", "load", "next_roles", "num_probes"),
+        *("reason", "seen_s"),
+    )
 
     def __init__(
         self, info: InstanceInfo, load: Load, now_s: float, journal: Journal = NULL_JOURNAL
@@ -313,6 +337,7 @@ class Instance(Machine):
         self.load = load
         self.seen_s = now_s
         self.drain_left_s = math.inf  # until its open work is to move elsewhere, if it drains
+        self.next_roles: tuple[str, ...] = ()  # that its process returns with
         self.held_version = 0  # of the registry when it asked for a name that another has
         self.num_probes = 0  # number of the last self-test that was asked for
         self.reason = ""  # why it is over, waits, or gets no work
@@ -330,12 +355,12 @@ class Instance(Machine):
 
     @property
     def is_draining(self) -> bool:
-        return self.state is S.DRAINING
+        return self.state in _DRAINING
 
     @property
     def is_overdue(self) -> bool:
         """Whether what is open there is to move."""
-        return self.state is S.DRAINING and self.drain_left_s <= 0.0
+        return self.state in _DRAINING and self.drain_left_s <= 0.0
 
     @property
     def is_heard(self) -> bool:

@@ -16,6 +16,7 @@ Open work goes on meanwhile: the instance only gets no new work.
 A draining instance takes no new work; all else is as before. It must still learn which peers are
 lost, so it asks as a member does. At its bound it still works on what is open, and the gateway
 moves that elsewhere. It leaves when nothing is open, or when the time for the moves is over, too.
+A process that is to have other roles drains so; its next life joins with them.
 
 A life that the gateway has declared lost must not go on, because its peers have fenced it. EXPELLED
 ends it, and the next life joins (fault F44): of the same process, once nothing that this one began
@@ -171,6 +172,7 @@ class HolderGone(Event):
 @dataclass(slots=True)
 class DrainRequested(Event):
     due_s: float  # its bound, by this process's clock
+    next_roles: tuple[str, ...] = ()  # of the process behind it; none: it ends
 
 
 @dataclass(slots=True)
@@ -211,7 +213,7 @@ def follow(membership: Membership, event: GatewayReplaced) -> None:
 
 
 def keep_bound(membership: Membership, event: DrainRequested) -> None:
-    membership.drain_due_s = event.due_s
+    membership.drain_due_s, membership.next_roles = event.due_s, event.next_roles
 
 
 _ASK = (Do.SEND_JOIN, Do.ARM_JOIN)
@@ -286,12 +288,13 @@ class Membership(Machine):
     """`key` is `id:epoch`, as the gateway's INSTANCE of this life."""
 
     table = TABLE
-    __slots__ = ("beat_s", "drain_due_s", "gateway_epoch")
+    __slots__ = ("beat_s", "drain_due_s", "gateway_epoch", "next_roles")
 
     def __init__(self, key: str, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(key, journal)
         self.beat_s = 0.0  # how often the gateway wants to hear of us
         self.drain_due_s = 0.0  # its bound, if it drains
+        self.next_roles: tuple[str, ...] = ()  # of its process, behind the drain
         self.gateway_epoch = 0  # of the life that was followed last
 
     @property

@@ -8,7 +8,6 @@ import fcntl
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +31,7 @@ from epd.groups.data import RankPart
 from epd.groups.leader import END_S, Follower
 from epd.records import rank_name
 from epd.runtime import heap
+from epd.runtime.in_thread import in_thread
 from epd.runtime.loading import LoadedRank, load_rank
 from epd.runtime.worker import open_transfers
 from epd.transport.routing import data_host
@@ -122,27 +122,6 @@ def interface_of(host: str) -> str:
                 if found == socket.gethostbyname(host):
                     return name
     return ""
-
-
-def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """On a thread that no process waits for: it may be in a collective for good."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(tell: Callable[[], None]) -> None:
-        if not future.done():
-            tell()
-
-    def run() -> None:
-        try:
-            tell = partial(future.set_result, work())
-        except Exception as error:
-            tell = partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, tell)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return future
 
 
 def _load(

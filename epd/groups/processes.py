@@ -47,13 +47,13 @@ from epd.groups.commands import (
 from epd.groups.following import (
     Rendezvous,
     follow,
-    in_thread,
     limit_collectives,
     listener,
     open_shard,
 )
 from epd.groups.leader import Command, Leader
 from epd.runtime import lines
+from epd.runtime.in_thread import in_thread
 from epd.runtime.logs import set_up_logging
 from epd.runtime.system import SystemClock, die_with_parent
 from epd.runtime.worker import Status, new_epoch

@@ -65,6 +65,8 @@ class Engines:
     close: Callable[[], Awaitable[object]] | None = None  # ends the threads of the device
     probe: Probe | None = None  # a small work of the device
     rest: Callable[[], Awaitable[bool]] | None = None  # whether they have ended a life's work
+    anew: Callable[[InstanceConfig], Awaitable[Engines]] | None = None  # for other roles
+    forget: Callable[[], None] | None = None  # weights that only former roles needed
     leader: Leader | None = None  # of several ranks
     ranks: OtherRanks | None = None  # the others
     epoch: int = 0  # that they know
@@ -208,6 +210,7 @@ class Instance:
             attention=engines.attention,
             films=engines.films,
             lineage=self.config.lineage,
+            kept_roles=self.config.kept_roles,
         )
 
     def _memory(self) -> Iterator[Memory]:
@@ -219,12 +222,8 @@ class Instance:
             slots = self.embeddings.pool
             yield Memory(kind="rows", unit="slots", used=slots.num_leased, capacity=slots.size)
         for tier in self.encode.tiers.report() if self.encode is not None else ():
-            yield Memory(
-                kind=f"{tier.tier} tier",
-                unit="bytes",
-                used=tier.nbytes,
-                capacity=tier.capacity_nbytes,
-            )
+            kind, most = f"{tier.tier} tier", tier.capacity_nbytes
+            yield Memory(kind=kind, unit="bytes", used=tier.nbytes, capacity=most)
 
     async def test(self) -> None:
         """Pass the self-test before it joins.  Raises EngineError, TimeoutError."""

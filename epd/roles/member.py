@@ -89,7 +89,7 @@ class Member(Component[MembershipMachine]):
         self.on_rejected: Callable[[str], None] = lambda reason: None
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
-        self.on_drain_asked: Callable[[bool], None] = lambda restarts: None
+        self.on_drain_asked: Callable[[bool, tuple[str, ...]], None] = lambda restarts, roles: None
         self.on_waiting: Callable[[InstanceInfo], None] = lambda holder: None
         self.adapters: Callable[[], tuple[AdapterList | None, int]] = lambda: (None, 0)
         """The last list of them, and the epoch of the gateway that sent it."""
@@ -113,11 +113,11 @@ class Member(Component[MembershipMachine]):
     def _fire(self, event: Event) -> None:
         self.fire(self.membership, event)
 
-    def drain(self, within_s: float | None = None) -> None:
+    def drain(self, within_s: float | None = None, roles: tuple[str, ...] = ()) -> None:
         """Take no new work; call `leave` when nothing is open.  `within_s`: its bound, if not that
-        of the settings; whoever drains already keeps the first."""
+        of the settings; whoever drains already keeps the first.  `roles`: of the next life."""
         within_s = self._timing.drain_timeout_s if within_s is None else within_s
-        self.post(self.membership, DrainRequested(self.clock.now_s() + within_s))
+        self.post(self.membership, DrainRequested(self.clock.now_s() + within_s, roles))
 
     def leave(self) -> None:
         self.post(self.membership, LeaveRequested())
@@ -163,8 +163,8 @@ class Member(Component[MembershipMachine]):
     def on_drain_request(self, received: Received) -> None:
         message: DrainRequest = received.message
         if not self.actor.is_former(received):
-            self.drain(message.within_s)
-            self.on_drain_asked(message.restarts)
+            self.drain(message.within_s, message.roles)
+            self.on_drain_asked(message.restarts, message.roles)
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
@@ -236,6 +236,7 @@ class Member(Component[MembershipMachine]):
             version=self.version,
             is_draining=self.membership.is_draining,
             drain_left_s=left_s,
+            next_roles=self.membership.next_roles,
         )
         self.actor.send(self._gateway, beat)
         self.actor.timers.call_later(self.membership.beat_s, self._beat)

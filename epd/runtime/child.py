@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -41,6 +41,10 @@ class ChildSpec(msgspec.Struct, frozen=True):
     log_json: bool = False
     claim: str = ""  # the file that says who it is
     supervisor: Life | None = None
+
+    def having(self, roles: Sequence[str]) -> ChildSpec:
+        assert self.instance is not None
+        return msgspec.structs.replace(self, instance=self.instance.having(tuple(roles)))
 
 
 class StatusLine(msgspec.Struct, frozen=True):

@@ -122,7 +122,7 @@ async def _serve(
         gateway.start()
         if instance is not None:
             end_with_device(instance, ending, status)
-            instance.member.on_drain_asked = lambda restarts: ending.ask()
+            instance.member.on_drain_asked = lambda restarts, roles: ending.ask()
             await instance.test()
             instance.start()
         await server.start()

@@ -21,8 +21,10 @@ def keep() -> None:
 
 
 def let_go() -> None:
-    """A life has ended, with all that it held: regions of memory, and rows."""
-    gc.collect()
+    """A life has ended, with all that it held: regions of memory, rows, or engines.  What is left
+    is here to stay."""
+    gc.unfreeze()
+    keep()
 
 
 def give_back() -> None:

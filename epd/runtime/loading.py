@@ -15,6 +15,7 @@ from epd.engine.base import EncodeFailure, Patches, Progress, Rows, StepResult, 
 from epd.groups.asks import OtherRanks
 from epd.records import TransportLack
 from epd.roles.compose import Engines
+from epd.runtime import heap
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
 from epd.transport.backends import chosen, lacked
@@ -23,6 +24,7 @@ from epd.transport.base import TransportError
 if TYPE_CHECKING:
     from epd.engine.base import KvMemory
     from epd.engine.device.executor import DeviceExecutor
+    from epd.engine.factory import Loaded
     from epd.engine.language.engine import TorchLanguageEngine
     from epd.engine.sharding import Shard
     from epd.engine.vision.engine import TorchVisionEngine
@@ -73,20 +75,50 @@ def kv_memory(config: InstanceConfig) -> Callable[[int], KvMemory] | None:
     return partial(makers[0], config.engine.device) if makers else None
 
 
+@dataclass(slots=True)
+class Kept:
+    """Weights of a process, which outlive the engines of a life; and what it runs them on."""
+
+    executor: DeviceExecutor
+    vision: TorchVisionEngine | None = None
+    language: Loaded | None = None
+
+    async def anew(self, progress: Progress, config: InstanceConfig) -> Engines:
+        """Load what these roles lack."""
+        from epd.runtime.in_thread import in_thread
+
+        heap.let_go()  # engines of the life before, and the memory that they had planned
+        return await in_thread(partial(load_engines, config, progress, kept=self))
+
+    def forget(self, own: LoadedRank) -> None:
+        """What these do not need."""
+        vision = None if own.vision is None else self.vision
+        language = None if own.language is None else self.language
+        has_more = (vision, language) != (self.vision, self.language)
+        self.vision, self.language = vision, language
+        if has_more:
+            heap.let_go()
+
+
 def load_engines(
-    config: InstanceConfig, progress: Progress = no_progress, ranks: FormedRanks | None = None
+    config: InstanceConfig,
+    progress: Progress = no_progress,
+    ranks: FormedRanks | None = None,
+    kept: Kept | None = None,
 ) -> Engines:
     """Load the stages that these roles need; blocks for seconds.  Raises ModelError.
 
     `progress` gets the number of a stage's bytes that have been read.  `ranks`: those that share
-    the language model with this process."""
+    the language model with this process.  `kept`: what it has loaded before."""
     from epd.engine.device.self_test import small_work
     from epd.engine.factory import build_executor
     from epd.engine.kernels import kernels_for
     from epd.engine.sharding import WHOLE
 
-    executor = build_executor(config.engine, 1 + len(config.rank_devices))
-    own = load_rank(config, executor, WHOLE if ranks is None else ranks.shard(), progress)
+    kept = kept or Kept(build_executor(config.engine, 1 + len(config.rank_devices)))
+    executor = kept.executor
+    executor.on_start()  # which device is current is this thread's
+    own = load_rank(config, executor, WHOLE if ranks is None else ranks.shard(), progress, kept)
     engines = Engines(own.vision, close=executor.close)
     engines.probe = partial(executor.launch_brief, small_work, config.engine.device)
     engines.attention = kernels_for(config.engine.device.partition(":")[0]).attention
@@ -96,6 +128,9 @@ def load_engines(
         engines.language = own.language.engine
     if ranks is None and (own.language is None or own.language.engine.kv_memory is None):
         engines.rest = partial(_rest, executor, own.language)
+    if ranks is None:
+        engines.anew = partial(kept.anew, progress)
+        engines.forget = partial(kept.forget, own)
     if ranks is not None:
         from epd.groups.engines import GroupLanguageEngine, GroupVisionEngine
 
@@ -139,17 +174,25 @@ class LoadedRank:
 
 
 def load_rank(
-    config: InstanceConfig, executor: DeviceExecutor, shard: Shard, progress: Progress = no_progress
+    config: InstanceConfig,
+    executor: DeviceExecutor,
+    shard: Shard,
+    progress: Progress = no_progress,
+    kept: Kept | None = None,
 ) -> LoadedRank:
-    """Returns when every rank has loaded its own."""
+    """Returns when every rank has loaded its own.  `kept` has it then, too."""
     from epd.engine.weights.loading import DTYPES
     from epd.groups.device.shared_rows import SharedRows
 
+    kept = kept or Kept(executor)
     vision = language = None
     if "encode" in config.roles:
-        vision = _load_vision(config, executor, shard, progress)
+        kept.vision = vision = kept.vision or _load_vision(config, executor, shard, progress)
+        if not shard.rank:
+            _take_films(config, vision)
     if "prefill" in config.roles or "decode" in config.roles:
-        engine = _load_language(config, executor, shard, progress, vision)
+        engine = _load_language(config, executor, shard, progress, vision, kept.language)
+        kept.language = engine.loaded
         language = SharedRows(engine, executor, shard, DTYPES[config.engine.dtype])
     return LoadedRank(vision, language)
 
@@ -172,10 +215,16 @@ def _load_vision(
     if not shard.rank:  # which keeps the rows
         tier = sized(encode.cache_device_nbytes, CACHE_ROWS, vision.contract.row_nbytes)
         vision.reserve(tier, encode.cache_host_nbytes)
-        alone = config.roles == ("encode",)  # elsewhere a decoder's start would hold tokens up
-        if encode.film_decoder == "nvdec" or (encode.film_decoder == "auto" and alone):
-            vision.take_films(encode.film_device_nbytes)
     return vision
+
+
+def _take_films(config: InstanceConfig, vision: TorchVisionEngine) -> None:
+    encode, alone = (
+        config.encode,
+        config.roles == ("encode",),
+    )  # else a decoder's start holds tokens
+    takes = encode.film_decoder == "nvdec" or (encode.film_decoder == "auto" and alone)
+    vision.take_films(encode.film_device_nbytes if takes else 0)
 
 
 def _load_language(
@@ -184,6 +233,7 @@ def _load_language(
     shard: Shard,
     progress: Progress,
     vision: TorchVisionEngine | None,
+    loaded: Loaded | None = None,
 ) -> TorchLanguageEngine:
     from epd.engine.factory import build_language
 
@@ -202,6 +252,7 @@ def _load_language(
         progress=progress,
         shard=shard,
         vision=vision,
+        loaded=loaded,
     )
 
 

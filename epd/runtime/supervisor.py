@@ -43,7 +43,7 @@ from epd.fsm.story import RecordingJournal
 from epd.runtime import lines
 from epd.runtime.child import ChildSpec, StatusLine
 from epd.runtime.claim import own_life, read_claim
-from epd.runtime.worker import ALIVE, EXIT_DRAINED, LOST, MEETING
+from epd.runtime.worker import ALIVE, EXIT_DRAINED, LOST, MEETING, ROLES
 from epd.runtime.zygote import Process, Zygote
 from epd.transport.endpoint import ipc_path, is_answered
 from epd.transport.shm.segment import sweep
@@ -81,6 +81,8 @@ class Child:
         self.detail = ""
         self.pid = 0
         self.starts = 0
+        self._served = 0  # number of the last start that came to serve
+        self._former: ChildSpec | None = None  # with former roles, until one serves with others
         self.served = asyncio.Event()
         self.ended = asyncio.Event()
         timing = _timing_of(spec)
@@ -164,6 +166,8 @@ class Child:
         self.pid, self._process = 0, None
         with contextlib.suppress(OSError):
             sweep()  # a killed process could not remove its own segments
+        if self._served < self.starts and self._former is not None:
+            self.spec, self._former = self._former, None
         self.fire(Drained() if exit_status == EXIT_DRAINED else Ended(exit_status))
 
     async def _hear(self, process: Process) -> None:
@@ -185,10 +189,14 @@ class Child:
             self._tell_lost(status.detail)
         elif status.state == ALIVE:
             self.fire(Answered())
+        elif status.state == ROLES:
+            self._former, self.spec = self.spec, self.spec.having(status.detail.split("+"))
         else:
             self._show(status.state, status.detail)
             serves = status.state == "serving" or (status.state == WAITING and self.spec.gateway)
             meets = status.state == MEETING
+            if serves and self._served < self.starts:
+                self._served, self._former = self.starts, None
             self.fire(Served() if serves else Waits() if meets else Answered())
 
     def _send(self, number: int) -> None:

@@ -7,10 +7,11 @@ device does not work any more with `EXIT_DEVICE_LOST`; its supervisor starts it 
 operator took out closes with `EXIT_DRAINED`, and stays out.  Whatever the way, sockets, ipc files
 and shared memory are removed.
 
-A life whose epoch was declared lost ends within the process, and another one begins with its
-weights.  All else is made anew: sockets, registered memory, roles.  It begins when nothing that the
-former began moves a byte any more.  Where that is not certain, the process ends: with a group's
-rank, and with mooncake and nixl, whose engines stay."""
+A life whose epoch was declared lost, or that is to have other roles, ends within the process, and
+another one begins with its weights (`roles/holding.py`).  All else is made anew: sockets,
+registered memory, roles.  It begins when nothing that the former began moves a byte any more. Where
+that is not certain, the process ends: with a group's rank, and with mooncake and nixl, whose
+engines stay.  The next process has the new roles then."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from epd.fsm.kernel import Journal
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address, InstanceInfo
 from epd.roles.compose import Engines, Instance
+from epd.roles.holding import Holding
 from epd.roles.ports import Ports
 from epd.runtime import heap
 from epd.runtime.lag import watch_lag
@@ -56,6 +58,7 @@ Status = Callable[[str, str], None]  # state, detail
 ALIVE = "alive"  # a state that is an answer, and no change
 MEETING = "meeting"  # its configuration is right, and it waits for ranks of other hosts
 LOST = "lost"  # of another process: the gateway's word; the detail is its id
+ROLES = "roles"  # that its later processes are to have, too
 
 
 def new_epoch() -> int:
@@ -171,18 +174,29 @@ async def serve_instance(
 ) -> int:
     """Join the gateway over the network and serve until asked to end; returns the exit status.
 
-    A life that was declared lost is followed by another one, with the same engines."""
+    A life that was declared lost is followed by another one, with the same engines; one that is to
+    have other roles, with those that these need."""
     epoch = first_epoch = engines.epoch or new_epoch()
+    held = Holding(config, engines)
     heap.keep()  # the engines, and not what a life adds
-    try:
-        while await _live(config, engines, fingerprint, ending, status, epoch):
+    goes_on = True
+    while goes_on:
+        try:
+            goes_on = await _live(held, fingerprint, ending, status, epoch)
+        except TransportError as error:
+            if epoch == first_epoch:
+                raise
+            if not held.is_on_trial:
+                status("expelled", f"no memory for another life: {error}")
+                return EXIT_EXPELLED
+            held.fail(str(error))
+        if goes_on:
+            await _any_of(held.renew(), ending.drain.wait())
             heap.let_go()
+            if reason := held.config.kept_roles:
+                logger.warning("%s", reason)
+            goes_on = not ending.drain.is_set()
             epoch = max(new_epoch(), epoch + 1)
-    except TransportError as error:
-        if epoch == first_epoch:
-            raise
-        status("expelled", f"no memory for another life: {error}")
-        return EXIT_EXPELLED
     return ending.exit_status
 
 
@@ -208,15 +222,11 @@ async def _open_instance(
 
 
 async def _live(
-    config: InstanceConfig,
-    engines: Engines,
-    fingerprint: str,
-    ending: Ending,
-    status: Status,
-    epoch: int,
+    held: Holding, fingerprint: str, ending: Ending, status: Status, epoch: int
 ) -> bool:
     """One epoch of the instance; whether another one may follow it in this process: nothing that
     this one began moves any more."""
+    config, engines = held.config, held.engines
     key = load_cluster_key(config.cluster_key)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     public_key = key.server_public if key is not None else ""
@@ -226,17 +236,16 @@ async def _live(
     except BaseException:
         await bus.close()
         raise
-    expelled = follow_membership(instance, ending, status, goes_on=engines.rest is not None)
+    over = follow_membership(instance, ending, status, held)
     end_with_device(instance, ending, status)
-    show_cluster(instance, config.gateway_endpoint, ending, status)
+    show_cluster(instance, config.gateway_endpoint, ending, status, held)
     status("joining", config.gateway_endpoint)
     watching = asyncio.create_task(watch_lag(instance.actor.times.note_lag))
     try:
-        await instance.test()
-        instance.start()
-        await _any_of(ending.drain.wait(), expelled.wait())
-        if ending.drain.is_set() and not ending.now.is_set():
-            status("draining", "")
+        await _begin(instance, held, over)
+        await _any_of(ending.drain.wait(), over.wait())
+        if (ending.drain.is_set() or held.asked) and not ending.now.is_set():
+            status("switching" if held.asked else "draining", ", ".join(held.asked))
             await _any_of(instance.drain(), ending.now.wait())
     except BaseException:
         await instance.close()
@@ -246,33 +255,56 @@ async def _live(
     if ending.drain.is_set():
         await instance.close()
         return False
-    may_follow = await instance.end_life()
+    may_follow = engines.rest is not None and await instance.end_life()
     if not may_follow:
+        if held.asked:
+            status(ROLES, "+".join(held.asked))
         status("expelled", "bytes of its last life may still move")
         ending.exit_status = EXIT_EXPELLED
     return may_follow and not ending.drain.is_set()
 
 
-def follow_membership(
-    instance: Instance, ending: Ending, status: Status, *, goes_on: bool
-) -> asyncio.Event:
-    """Have the process end, or show itself, as its membership does.  The event: its life was
-    declared lost.  `goes_on`: the process may begin another one."""
-    expelled = asyncio.Event()
+async def _begin(instance: Instance, held: Holding, over: asyncio.Event) -> None:
+    """With a self-test.  Raises EngineError and TimeoutError, but for roles that are on trial."""
+    try:
+        await instance.test()
+    except Exception as error:
+        if not held.is_on_trial:
+            raise
+        held.fail(f"its self-test failed: {error}")
+        over.set()
+    else:
+        instance.start()
 
-    def on_drain_asked(restarts: bool) -> None:
+
+def follow_membership(
+    instance: Instance, ending: Ending, status: Status, held: Holding
+) -> asyncio.Event:
+    """Have the process end, or show itself, as its membership does.  The event: this life is over,
+    by the gateway's word, or because it is to have other roles."""
+    over = asyncio.Event()
+
+    def on_drain_asked(restarts: bool, roles: tuple[str, ...]) -> None:
+        if roles and not ending.drain.is_set():
+            held.ask(roles)
+            over.set()
+            return
         ending.exit_status = 0 if restarts else EXIT_DRAINED
         ending.drain.set()
 
     def on_rejected(reason: str) -> None:
         status("refused", reason)
-        ending.at_once(1)
+        if held.is_on_trial:
+            held.fail(reason)
+            over.set()
+        else:
+            ending.at_once(1)
 
     def on_expelled(reason: str) -> None:
         status("expelled", reason)
-        if not goes_on or ending.drain.is_set():
+        if held.engines.rest is None or ending.drain.is_set():
             ending.at_once(EXIT_EXPELLED)
-        expelled.set()
+        over.set()
 
     def on_waiting(holder: InstanceInfo) -> None:
         status("waiting", f"another has the name and may be dead: {named(holder)}")
@@ -282,10 +314,12 @@ def follow_membership(
     instance.member.on_waiting = on_waiting
     instance.member.on_rejected = on_rejected
     instance.member.on_expelled = on_expelled
-    return expelled
+    return over
 
 
-def show_cluster(instance: Instance, gateway: str, ending: Ending, status: Status) -> None:
+def show_cluster(
+    instance: Instance, gateway: str, ending: Ending, status: Status, held: Holding
+) -> None:
     """Have an instance show that it serves; where its gateway may be on another host, also which
     that is, and the roles that the cluster still lacks."""
     lacks = ""
@@ -300,7 +334,12 @@ def show_cluster(instance: Instance, gateway: str, ending: Ending, status: Statu
         if is_tcp(gateway) and lacks != before and not ending.drain.is_set():
             show()
 
-    instance.member.on_welcome, instance.member.on_list = show, on_list
+    def on_welcome() -> None:
+        if held.settle():
+            status(ROLES, "+".join(held.config.roles))
+        show()
+
+    instance.member.on_welcome, instance.member.on_list = on_welcome, on_list
 
 
 def end_with_device(instance: Instance, ending: Ending, status: Status) -> None:
@@ -326,9 +365,11 @@ def is_gone(other: InstanceInfo) -> bool:
 
 
 async def _any_of(*works: Coroutine[object, None, object]) -> None:
-    """Until one of them is done; the others are given up."""
+    """Until one of them is done; the others are given up.  Raises what that one raises."""
     tasks = [asyncio.ensure_future(work) for work in works]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*others, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -239,9 +239,12 @@ def _to_group(machine: Any, fields: Values) -> Values:
 
 
 def _to_instance(machine: Any, fields: Values) -> Values:
-    """How many waits are beyond their bound; by how much a self-test is an earlier one."""
+    """How many waits are beyond their bound; by how much a self-test is an earlier one; whether its
+    process returns."""
     load = Load(waits=(machines.WAIT,) * fields.get("num_over", 0))
-    return {"load": load, "serial": machine.num_probes - fields.get("age", 0)}
+    roles = ("decode",) * fields.get("returns", 0)
+    serial = machine.num_probes - fields.get("age", 0)
+    return {"load": load, "serial": serial, "next_roles": roles}
 
 
 CONCRETE = {

@@ -6,7 +6,7 @@ from epd.fsm import instance as i
 from epd.fsm.kernel import Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
-PRESENT = "(HEALTHY, SUSPECT, STUCK, PROBING, DRAINING)"
+PRESENT = "(HEALTHY, SUSPECT, STUCK, PROBING, DRAINING, SWITCHING)"
 OVER = "(LOST, LEFT)"
 
 
@@ -63,8 +63,13 @@ def _happenings() -> tuple[Happening, ...]:
         ),
         Happening("beats_have_ended", "time", "missed", i.HeartbeatsEnded),
         *(
-            Happening(name, "fault", beats, i.DrainAnnounced, guards={"is_overdue": str(is_over)})
+            Happening(
+                name + "_and_returns" * switches, "fault", beats, i.DrainAnnounced,
+                guards={"is_overdue": str(is_over), "switches": str(switches)},
+                event_fields={"returns": str(int(switches))},
+            )
             for name, is_over in (("drains", False), ("drain_is_overdue", True))
+            for switches in (False, True)
         ),
         Happening("leaves", "fault", beats, i.LeftReceived),
         Happening("is_replaced", "fault", event=i.EpochReplaced),
@@ -102,7 +107,15 @@ def instance_model(table: Table = i.TABLE) -> Model:
         },
         silent=frozenset(
             (
-                *("keep_load", "keep_bound", "keep_reason", "keep_holder", "keep_whose"),
+                *(
+                    "keep_load",
+                    "keep_bound",
+                    "keep_roles",
+                    "keep_return",
+                    "keep_reason",
+                    "keep_holder",
+                    "keep_whose",
+                ),
                 *("note_seen", "keep_waits", "begin_probe", "clear_reason", "keep_failure"),
                 *("SEND_SELF_TEST", "TELL_STUCK"),
                 *("REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON", "WATCH_JOINS"),
@@ -112,7 +125,7 @@ def instance_model(table: Table = i.TABLE) -> Model:
     )
     return Model(
         name="INSTANCE",
-        nodes=(24,),
+        nodes=(28,),
         about="one life of an instance, as the registry sees it",
         parts=(part,),
         variables=(
@@ -134,7 +147,7 @@ def instance_model(table: Table = i.TABLE) -> Model:
                     "state in (STUCK, PROBING)": (
                         "it beats, and so ends itself where it gets on with nothing for long"
                     ),
-                    "state == DRAINING": (
+                    "state in (DRAINING, SWITCHING)": (
                         "what is open is bounded by deadlines; the instance leaves by itself"
                     ),
                 },

@@ -6,6 +6,7 @@ tables, scheduling, messages and codec are those that ship.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from epd.messages import Address
 from epd.roles.base import Actor
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.roles.encode.row_tiers import note_of
+from epd.roles.holding import Holding
 from epd.roles.ports import Ports
 from epd.topology import Roles, name_instances, parse_groups
 from epd.transport.base import Received
@@ -93,6 +95,7 @@ class Settings:
     adapters: tuple[str, ...] = ()  # digests, at each instance from its start
     costs: Costs = Costs()
     restart_after_s: float = 0.5
+    load_s: float = 0.3  # what other roles need
     rank_lingers_s: float = 0.0  # a rank whose leader has died, at most
     ranks_elsewhere: bool = False  # those that do not lead: each on a host of its own
 
@@ -117,7 +120,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
         self.disk = Disk(world, settings.disk, settings.encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
-        self.lives = Lives(world, self._ends, self.run_instance)
+        self.lives = Lives(world, self._ends, self.run_instance, self.instances)
         world.watch(partial(signs.count, world, settings.has_state, self.nodes), *signs.EVENTS)
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
@@ -181,6 +184,8 @@ class Cluster:
             return False
         if any(link.num_in_flight or link.held for link in links) or self.world.network.withheld:
             return False
+        if any(node.process.alive for node in self.lives.loading.values()):
+            return False
         if any(not self.is_formed(n.process) or n.live() or len(n.actor.mailbox) for n in nodes):
             return False
         return not any(node.tasks() or node.timers(HOUSEKEEPING) for node in nodes)
@@ -223,9 +228,9 @@ class Cluster:
     def run_instance(self, process: SimProcess) -> None:
         if self.groups.hosts.awaited(process, partial(self.run_instance, process)):
             return
-        ports, roles = self._ports(process), self.instances[process.instance_id]
-        config = strangers.of_parent(self._instance_config(process.instance_id, roles), process)
-        engines, devices = self.lives.kept(process) or self._engines(process, roles)
+        ports = self._ports(process)
+        held, devices = self.lives.kept(process) or self._holding(process)
+        config, engines = held.config, held.engines
         self._hear_calls(process, engines)
         language = engines.language
         self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
@@ -233,17 +238,13 @@ class Cluster:
             ports.transfers = GroupDataPlane(ports.transfers, engines.ranks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
-        node = Node(
-            process, instance.actor, ports, instance=instance, engines=engines, devices=devices
-        )
+        node = Node(process, instance.actor, ports, instance=instance, held=held, devices=devices)
         if isinstance(language, SimLanguageEngine) and instance.requests is not None:
             node.language = language
             language.is_leased = instance.requests.pool.holds
             language.is_published = instance.requests.pool.is_published
         self.nodes[process.name] = node
-        ends = partial(self._ends, "expelled", node)
-        instance.member.on_rejected = ends
-        instance.member.on_expelled = partial(self.lives.expelled, node)
+        self.lives.follow(node)
         processes, buses = self.world.processes, self.world.network.buses
         strangers.attend(process, instance.member, processes, buses, self.nodes)
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
@@ -260,16 +261,26 @@ class Cluster:
         take = actor.take if look is None else partial(look, process, actor.take)
         actor.take = partial(self.world.network.hear, process, take)  # type: ignore[method-assign]
 
-    def _engines(
-        self, process: SimProcess, roles: tuple[str, ...]
-    ) -> tuple[Engines, list[SimDevice]]:
-        """Of an instance, with what they run on."""
+    def _holding(self, process: SimProcess) -> tuple[Holding, list[SimDevice]]:
+        """Of a process that begins, with what its engines run on."""
+        name, roles = process.instance_id, self.instances[process.instance_id]
+        config = strangers.of_parent(self._instance_config(name, roles), process)
         device = SimDevice(self.world.loop, process, self.world.random, "device")
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(self.settings.costs.pool_threads)
-        engines = self._engines_on(device, pool, process.instance_id, roles, 0)
-        engines.rest = None if self.groups.size_of(process.instance_id) > 1 else device.rest
-        return engines, [device, pool]
+
+        def made(roles: tuple[str, ...]) -> Engines:
+            engines = self._engines_on(device, pool, name, roles, 0)
+            engines.rest = None if self.groups.size_of(name) > 1 else device.rest
+            engines.anew = anew
+            return engines
+
+        async def anew(config: InstanceConfig) -> Engines:
+            await asyncio.sleep(self.settings.load_s)
+            device.process.breaks.meet("load")
+            return made(config.roles)
+
+        return Holding(config, made(roles)), [device, pool]
 
     def _hear_calls(self, process: SimProcess, engines: Engines) -> None:
         if isinstance(engines.vision, SimVisionEngine):

@@ -205,31 +205,26 @@ class Injector:
         if node is None or node.instance is None or node.process.stalled:
             return False
         process = node.process
-        if not self.cluster.is_formed(process):
-            self.world.exit(process)  # while ranks load, nobody listens to the signal
+        if not self.cluster.is_formed(process) or self.cluster.lives.is_loading(process):
+            self.world.exit(process)  # there is nothing to drain
         else:
-            self._drain(node.instance, process)
+            self.cluster.lives.drain(node)
         return True
 
-    def _drain(self, instance: Any, process: SimProcess) -> None:
-        async def leave() -> None:
-            await instance.drain()
-            await instance.close()
-            self.world.loop.call_next(self.world.exit, process)
-
-        self.world.loop.create_task(leave(), name="drain", context=process.context)
-
     def do_ask_drain(self, fault: Fault, target: str) -> bool:
-        """`epd drain --within duration_s`; the supervisor starts it anew."""
+        """`epd drain --within duration_s`; the supervisor starts it anew.  With `call`, roles: `epd
+        role`."""
         node, asked = self.cluster.node(target), self.cluster.node(GATEWAY)
         if node is None or node.instance is None or asked is None or asked.gateway is None:
             return False
-        instance, process, drain = node.instance, node.process, asked.gateway.role.drain
-        instance.member.on_drain_asked = lambda restarts: self._drain(instance, process)
+        drain = asked.gateway.role.drain
+        roles = tuple(filter(None, fault.call.split(",")))
+        if not roles:
+            node.instance.member.on_drain_asked = lambda *_: self.cluster.lives.drain(node)
 
         def ask() -> None:
             with suppress(Refused):  # it drains already, or is no member yet
-                drain(target, fault.duration_s, forced=True, restarts=True)
+                drain(target, fault.duration_s, forced=True, restarts=True, roles=roles)
 
         asked.process.context.run(asked.gateway.actor.mailbox.put, "drain", ask)
         return True

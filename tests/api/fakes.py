@@ -140,13 +140,21 @@ class FakeFrontend:
         self.queries: list[Query] = []  # about the machines
         self.observed: dict[str, Observed] | None = {}
         self.adapters: AdapterDesk | None = None
-        self.drained: list[tuple[str, float, bool, bool]] = []
+        self.drained: list[tuple[str, float, bool, bool, tuple[str, ...]]] = []
         self.drain_refusal: Refused | None = None
 
-    def drain(self, name: str, within_s: float, *, forced: bool, restarts: bool) -> None:
+    def drain(
+        self,
+        name: str,
+        within_s: float,
+        *,
+        forced: bool,
+        restarts: bool,
+        roles: tuple[str, ...] = (),
+    ) -> None:
         if self.drain_refusal is not None:
             raise self.drain_refusal
-        self.drained.append((name, within_s, forced, restarts))
+        self.drained.append((name, within_s, forced, restarts, roles))
 
     def admit(self, limits: TimeLimits | None = None, who: str = "") -> FakeStream:
         self.limits.append(limits)

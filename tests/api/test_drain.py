@@ -1,4 +1,4 @@
-"""`POST /drain`: who may ask, and what is asked of the gateway role."""
+"""`POST /drain` and `POST /role`: who may ask, and what is asked of the gateway role."""
 
 from __future__ import annotations
 
@@ -12,39 +12,55 @@ from epd.frontend import Refused
 from tests.api.fakes import FakeFrontend, serving
 from tests.api.wire import exchange, request
 
-Asked = tuple[str, float, bool, bool]
+Asked = tuple[str, float, bool, bool, tuple[str, ...]]
 
 
-async def post(frontend: FakeFrontend, body: dict[str, Any], **config: Any) -> tuple[int, Any]:
+async def post(
+    frontend: FakeFrontend, body: dict[str, Any], path: str = "/drain", **config: Any
+) -> tuple[int, Any]:
     async with serving(frontend, **config) as (server, _, _):
-        status, _, told = await exchange(server, request(body, path="/drain"))
+        status, _, told = await exchange(server, request(body, path=path))
         return status, json.loads(told)
 
 
 @pytest.mark.parametrize(
-    ("body", "asked"),
+    ("path", "body", "asked"),
     [
-        ({"instance": "d0"}, ("d0", 30.0, False, False)),
+        ("/drain", {"instance": "d0"}, ("d0", 30.0, False, False, ())),
         (
+            "/drain",
             {"instance": "d0", "within_s": 0, "force": True, "restart": True},
-            ("d0", 0.0, True, True),
+            ("d0", 0.0, True, True, ()),
+        ),
+        (
+            "/role",
+            {"instance": "d0", "within_s": 2, "roles": ["decode", "encode", "decode"]},
+            ("d0", 2.0, False, True, ("encode", "decode")),
         ),
     ],
 )
-async def test_what_is_asked_is_handed_on(body: dict[str, Any], asked: Asked) -> None:
+async def test_what_is_asked_is_handed_on(path: str, body: dict[str, Any], asked: Asked) -> None:
     frontend = FakeFrontend()
-    told = await post(frontend, body)
+    told = await post(frontend, body, path)
     assert told == (200, {"instance": "d0", "within_s": asked[1]})
     assert frontend.drained == [asked]
 
 
 @pytest.mark.parametrize(
-    "body",
-    [{}, {"instance": ""}, {"instance": "d0", "within_s": -1}, {"instance": "d0", "now": True}],
+    ("path", "body"),
+    [
+        ("/drain", {}),
+        ("/drain", {"instance": ""}),
+        ("/drain", {"instance": "d0", "within_s": -1}),
+        ("/drain", {"instance": "d0", "now": True}),
+        ("/role", {"instance": "d0"}),
+        ("/role", {"instance": "d0", "roles": []}),
+        ("/role", {"instance": "d0", "roles": ["gateway"]}),
+    ],
 )
-async def test_what_is_wrong_is_named(body: dict[str, Any]) -> None:
+async def test_what_is_wrong_is_named(path: str, body: dict[str, Any]) -> None:
     frontend = FakeFrontend()
-    status, told = await post(frontend, body)
+    status, told = await post(frontend, body, path)
     assert status == 400 and told["error"]["message"] and not frontend.drained
 
 

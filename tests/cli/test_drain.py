@@ -1,4 +1,4 @@
-"""`epd drain` and `epd rollout`: what they ask for, wait for and say."""
+"""`epd drain`, `epd role` and `epd rollout`: what they ask for, wait for and say."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from epd.cli.main import parser_of
 BACK_S = 2.0
 
 
-def shown(state: str, epoch: int = 1, name: str = "d0", **facts: Any) -> ProcessView:
-    return ProcessView(instance=name, roles=["decode"], state=state, epoch=epoch, **facts)
+def shown(
+    state: str, epoch: int = 1, name: str = "d0", roles: tuple[str, ...] = ("decode",), **facts: Any
+) -> ProcessView:
+    return ProcessView(instance=name, roles=[*roles], state=state, epoch=epoch, **facts)
 
 
 class Cluster:
@@ -28,8 +30,10 @@ class Cluster:
         self.refusal = refusal
         self.asked: list[Mapping[str, object]] = []
         self.lines: list[str] = []
+        self.paths: list[str] = []
 
-    async def drain(self, body: Mapping[str, object]) -> None:
+    async def drain(self, body: Mapping[str, object], path: str = "/drain") -> None:
+        self.paths.append(path)
         if self.refusal:
             raise CommandFailed(self.refusal)
         self.asked.append(body)
@@ -94,6 +98,33 @@ async def test_who_is_lost_meanwhile_is_told() -> None:
     at = Cluster([shown("DRAINING", drain_left_s=3.0)], [shown("LOST")])
     assert (await drain(at)).state == "LOST"
     assert at.lines[-1].startswith("d0 was lost")
+
+
+async def switch(at: Cluster, *roles: str) -> ProcessView:
+    times = 5.0, BACK_S
+    return await drains.switch(at.client, "d0", roles, *times, forced=False, tell=at.lines.append)
+
+
+async def test_who_gets_other_roles_is_waited_for() -> None:
+    """However soon it is back: its former epoch is known."""
+    leaving = [shown("SWITCHING", drain_left_s=4.2, assigned=3)]
+    back = shown("HEALTHY", 2, roles=("encode", "prefill"))
+    at = Cluster([shown("HEALTHY")], leaving, [shown("LEFT")], [shown("PROBING", 2)], [back])
+    assert await switch(at, "encode", "prefill") == back
+    asked = {"instance": "d0", "within_s": 5.0, "force": False, "roles": ["encode", "prefill"]}
+    assert (at.asked, at.paths) == ([asked], ["/role"])
+    assert at.lines[0] == "d0 switches: 3 open (nothing held); it moves in 4 s"
+    assert at.lines[-1].startswith("d0 serves encode, prefill, ")
+    assert await switch(Cluster([shown("HEALTHY")], [back]), "encode", "prefill") == back
+
+
+async def test_a_switch_that_failed_is_an_error_with_its_reason() -> None:
+    back = shown("HEALTHY", 2, reason="it cannot have the roles encode: no such file")
+    at = Cluster([shown("HEALTHY")], [shown("LEFT")], [back])
+    with pytest.raises(CommandFailed, match=r"d0 serves decode as before: it cannot .* no such"):
+        await switch(at, "encode")
+    with pytest.raises(CommandFailed, match="d0 is not back after 2 s"):
+        await switch(Cluster([shown("HEALTHY")], [shown("LEFT")]), "encode")
 
 
 async def test_a_rollout_takes_one_after_the_other_and_waits_for_each() -> None:

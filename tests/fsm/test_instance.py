@@ -112,6 +112,20 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
     follow(healthy, (i.LeftReceived(), i.S.LEFT, LOSS))
 
 
+def test_who_switches_returns_with_other_roles(healthy: i.Instance) -> None:
+    """HEALTHY -> SWITCHING -> LEFT; its next epoch is another machine."""
+    roles = ("prefill", "decode")
+    follow(
+        healthy,
+        (i.DrainAnnounced(3.0, roles), i.S.SWITCHING, (i.Do.PUBLISH,)),
+        (i.DrainAnnounced(0.0, roles), i.S.SWITCHING, (i.Do.MOVE_ATTEMPTS,)),
+        (beat(9.0), i.S.SWITCHING, (i.Do.WATCH,)),
+    )
+    assert healthy.is_draining and healthy.is_overdue and not healthy.takes_work
+    follow(healthy, (i.LeftReceived(), i.S.LEFT, LOSS))
+    assert healthy.reason == "it is to return with the roles prefill, decode"
+
+
 def test_who_is_healthy_takes_work() -> None:
     instance = make_instance()
     told = [instance.takes_work]

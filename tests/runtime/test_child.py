@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Awaitable, Callable
 from unittest import mock
 
 import pytest
 
+from epd.config import Timing
 from epd.fsm.child import (
     TABLE,
     Do,
@@ -25,7 +27,7 @@ from epd.runtime import supervisor
 from epd.runtime.worker import EXIT_DRAINED
 from epd.runtime.zygote import ZygoteLost
 from tests.patience import PATIENCE_S
-from tests.runtime.stage import SHORT_S, Stage, pauses
+from tests.runtime.stage import SHORT_S, Played, Stage, of_endpoint, pauses
 from tests.sim.mutants.planting import row
 
 pytestmark = pytest.mark.usefixtures("swept")
@@ -65,6 +67,34 @@ async def test_who_was_drained_by_an_operator_is_not_started_again() -> None:
     process.end(EXIT_DRAINED)
     await at.until(S.STOPPED)
     assert at.child.ended.is_set() and at.shown[-1] == "stopped" and at.child.starts == 1
+
+
+def roles_of(process: Played) -> list[str]:
+    """That it was started with."""
+    said = process.stdin.write.call_args_list[0].args[0]
+    roles: list[str] = json.loads(said)["instance"]["roles"]
+    return roles
+
+
+async def test_later_processes_have_the_roles_of_the_last_one_that_served() -> None:
+    with pauses():
+        at = Stage()
+        at.child.spec = of_endpoint("ipc:///nowhere/e0.sock", Timing())
+        first = await at.serves()
+        first.say("roles", "prefill+decode")
+        first.say("serving")
+        first.end(1)
+        await at.until(S.RESTARTING)
+        second = await at.serves()
+        second.end(1)
+        third = await at.serves()
+        assert [roles_of(one) for one in at.made] == [["encode"], *[["prefill", "decode"]] * 2]
+        third.say("roles", "decode")
+        third.end(75)
+        await at.until(S.RESTARTING, 4)
+        at.made[3].end(1)  # it could not load what they need
+        await at.serves()
+        assert [roles_of(one) for one in at.made[3:]] == [["decode"], ["prefill", "decode"]]
 
 
 async def test_who_served_is_started_again_at_once() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from epd.config import EncodeConfig, EngineConfig, InstanceConfig, Limits
@@ -62,8 +63,43 @@ def test_who_decodes_films(
         engine=EngineConfig(threads=1),
         encode=EncodeConfig(film_decoder=who, film_device_nbytes=77),
     )
-    loading._load_vision(config, build_executor(config.engine), WHOLE, no_progress)
-    assert taken == [77] * takes
+    loading.load_rank(config, build_executor(config.engine), WHOLE)
+    assert taken == [77 * takes]
+
+
+async def test_weights_that_both_role_sets_need_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What former roles needed stays until it is forgotten; each life has a pool of its own."""
+    config = InstanceConfig(
+        instance_id="d0",
+        roles=("decode",),
+        model_dir=str(CHECKPOINT),
+        engine=EngineConfig(threads=1),
+    )
+    read: list[str] = []
+    load = factory.load_stage
+    monkeypatch.setattr(factory, "load_stage", lambda *a, **k: read.append(a[1]) or load(*a, **k))
+    engines = load_engines(config)
+    first: Any = engines.language
+    pool = first.pool
+    for roles, stages in (
+        (("encode", "prefill"), ["vision"]),
+        (("prefill", "decode"), []),
+        (("encode",), []),
+        (("decode",), ["language"]),
+    ):
+        read.clear()
+        assert engines.anew is not None
+        engines = await engines.anew(msgspec.structs.replace(config, roles=roles))
+        assert read == stages
+        assert (engines.vision is not None) == ("encode" in roles)
+        language: Any = engines.language
+        if roles == ("prefill", "decode"):
+            assert language.model is first.model and language.pool is not pool
+        if roles == ("encode",):
+            assert engines.forget is not None
+            engines.forget()  # the language model
+    assert engines.close is not None
+    await engines.close()
 
 
 def test_the_kv_pool_leaves_memory_for_films(monkeypatch: pytest.MonkeyPatch) -> None:

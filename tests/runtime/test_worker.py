@@ -9,10 +9,12 @@ import subprocess
 import sys
 from unittest import mock
 
+from epd.config import InstanceConfig
 from epd.engine.base import DeviceLost, EngineError
 from epd.messages import Address, InstanceInfo
 from epd.records import RowContract
 from epd.roles.compose import Engines
+from epd.roles.holding import Holding
 from epd.runtime.worker import (
     EXIT_DEVICE_LOST,
     EXIT_DRAINED,
@@ -26,6 +28,8 @@ from epd.transport.host import this_host_id
 from epd_lab.bench.gateway.null_engine import NullLanguage
 from tests.patience import PATIENCE_S
 from tests.roles.topologies.cluster import Cluster
+
+CONFIG = InstanceConfig(instance_id="d0", roles=("decode",))
 
 
 async def test_it_ends_with_its_device() -> None:
@@ -61,8 +65,8 @@ def test_who_joins_shows_its_gateway_and_the_roles_that_are_missing() -> None:
     def status(state: str, detail: str) -> None:
         told.append((state, detail))
 
-    instance, ending = mock.Mock(), Ending()
-    show_cluster(instance, "tcp://gw:7000", ending, status)
+    instance, ending, held = mock.Mock(), Ending(), Holding(CONFIG, Engines())
+    show_cluster(instance, "tcp://gw:7000", ending, status, held)
     instance.member.on_welcome()
     assert told.pop() == ("serving", "tcp://gw:7000")
     for roles, lacks in (
@@ -77,7 +81,7 @@ def test_who_joins_shows_its_gateway_and_the_roles_that_are_missing() -> None:
     ending.drain.set()
     instance.member.on_list([infos["decode"]])
     assert told == [], "it is draining"
-    show_cluster(instance, "ipc:///run/gateway.sock", Ending(), status)
+    show_cluster(instance, "ipc:///run/gateway.sock", Ending(), status, held)
     instance.member.on_list([infos["decode"]])
     instance.member.on_welcome()
     assert told == [("serving", "")], "its gateway's console is the same"
@@ -103,17 +107,17 @@ async def test_a_terminal_that_closes_drains_however_often_it_says_so() -> None:
 
 async def test_a_signal_behind_an_operators_word_drains_on() -> None:
     """A drain that the gateway asked for is not cut short by the first SIGTERM of a supervisor."""
-    instance, ending = mock.Mock(), Ending()
-    follow_membership(instance, ending, lambda state, detail: None, goes_on=True)
-    instance.member.on_drain_asked(False)
+    instance, ending, held = mock.Mock(), Ending(), Holding(CONFIG, Engines())
+    follow_membership(instance, ending, lambda state, detail: None, held)
+    instance.member.on_drain_asked(False, ())
     assert ending.drain.is_set() and ending.exit_status == EXIT_DRAINED
     ending.ask()
     assert not ending.now.is_set()
     ending.ask()
     assert ending.now.is_set()
     restarted = Ending()
-    follow_membership(instance, restarted, lambda state, detail: None, goes_on=True)
-    instance.member.on_drain_asked(True)
+    follow_membership(instance, restarted, lambda state, detail: None, held)
+    instance.member.on_drain_asked(True, ())
     assert restarted.drain.is_set() and restarted.exit_status == 0
 
 

@@ -47,7 +47,7 @@ class ProcessView(View):
     silent_s: float = 0.0  # since its last heartbeat
     drain_left_s: float | None = None  # of one that drains: until its open work moves
     waits: list[WaitView] = []  # as of that heartbeat
-    reason: str = ""  # why it is over, or gets no work
+    reason: str = ""  # why it is over, gets no work, or has not the roles that it was asked to have
 
 
 class OutsideView(View):

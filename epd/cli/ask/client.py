@@ -100,9 +100,9 @@ class Client:
         async with self._request("POST", "/reload") as response:
             return await response.text()
 
-    async def drain(self, body: Mapping[str, object]) -> None:
-        """`POST /drain`.  Raises CommandFailed."""
-        async with self._request("POST", "/drain", json=body):
+    async def drain(self, body: Mapping[str, object], path: str = "/drain") -> None:
+        """`POST /drain`, or `/role`.  Raises CommandFailed."""
+        async with self._request("POST", path, json=body):
             pass
 
     @asynccontextmanager

@@ -54,8 +54,6 @@ class Board:
     """
 
     def __init__(self, plan: StartPlan) -> None:
-        roles = {i.instance_id: "+".join(i.roles) or f"rank of {i.rank_of}" for i in plan.instances}
-        self._roles = roles
         self._began_s = time.monotonic()
         self._shown: dict[str, str] = {}
         self._say = plan.log.say
@@ -63,7 +61,8 @@ class Board:
         self._drawn = 0
 
     def changed(self, child: Child) -> None:
-        role = self._roles.get(child.name, "gateway")
+        own = child.spec.instance
+        role = "gateway" if own is None else "+".join(own.roles) or f"rank of {own.rank_of}"
         age_s = time.monotonic() - self._began_s
         detail = "" if child.state == "failed" else child.detail  # the last line of all tells why
         line = f"{child.name:10} {role:22} {child.state:11} {age_s:5.1f} s  {detail}"

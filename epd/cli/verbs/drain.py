@@ -40,6 +40,13 @@ def add_drain_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_back_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--back-within", type=options.seconds, default=600.0, metavar="TIME",
+        help="so long the next life of an instance may load, default 10m",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
     from epd.cli.ask.client import Client
     from epd.cli.ask.temporary import running_of, with_server

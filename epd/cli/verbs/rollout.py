@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure import options
-from epd.cli.verbs.drain import add_drain_flags
+from epd.cli.verbs.drain import add_back_flag, add_drain_flags
 
 DESCRIPTION = """
 Restart the instances of a running cluster one by one, as after an update of the program or of the
@@ -25,10 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "names", metavar="NAME", nargs="*", help="instances, in this order; none: all of them"
     )
     add_drain_flags(parser)
-    parser.add_argument(
-        "--back-within", type=options.seconds, default=600.0, metavar="TIME",
-        help="so long the next life of an instance may load, default 10m",
-    )  # fmt: skip
+    add_back_flag(parser)
     options.add_running_flags(parser)
 
 

@@ -277,7 +277,7 @@ class DeviceExecutor:
     ) -> None:
         """`streams`: of a CUDA device (`DeviceStreams`), for the engines on it.  `on_start` runs
         first on the launch thread: which device is current is thread-local."""
-        self.streams = streams
+        self.streams, self.on_start = streams, on_start
         self._completion: Completion = completion or Completion()
         self._launch = _Threads(
             f"{name}-launch", 1, max_queue, self._completion, on_start, LAUNCH_STACK_NBYTES

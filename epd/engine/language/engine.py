@@ -77,8 +77,8 @@ class TorchLanguageEngine(WithBank):
         kv_leaving_nbytes: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
-        self.model = model
-        self.forward = forward
+        self.loaded = adapter, model, forward  # all that needs no plan of memory
+        self._adapter, self.model, self.forward = self.loaded
         self.kv_layout = forward.pool.layout
         self.num_blocks = forward.pool.num_blocks
         self.row_contract = adapter.row_contract(dtype) if adapter.has_vision else None
@@ -92,7 +92,6 @@ class TorchLanguageEngine(WithBank):
         self.detach = (self._hop or forward.pool).detach  # what a life has attached
         self.kv_memory = forward.pool.lies_in
         self.num_landing_blocks = self.num_blocks if self.kv_in_place else num_landing_blocks
-        self._adapter = adapter
         self._executor = executor
         self._shard = shard
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings

@@ -64,6 +64,9 @@ class Forward(Protocol):
     def keep(self, tokens: torch.Tensor) -> None:
         """The tokens that this step samples, for the next one to read."""
 
+    def begin_anew(self) -> None:
+        """Hold nothing of the pool any more, for another one is to come."""
+
 
 class SeamForward:
     """transformers' decoder stack over the paged attention seam."""
@@ -89,6 +92,9 @@ class SeamForward:
 
     def keep(self, tokens: torch.Tensor) -> None:
         self._sampled = tokens.tolist()
+
+    def begin_anew(self) -> None:
+        self.pool = self.pool.like(1)
 
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
@@ -200,6 +206,10 @@ class FusedForward:
         self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
         self._tables: dict[int, tuple[Any, tuple[Ints, ...]]] = {}
         self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
+
+    def begin_anew(self) -> None:
+        self.pool, self.graphs, self.prompt_graphs = self.pool.like(1), None, None
+        torch.cuda.empty_cache()  # what torch has of it counts as taken
 
     def capture(self, record: PartsRecorder, max_running: int, max_prompt_tokens: int) -> None:
         """Steps of decodes and, up to so many tokens, those with prompts; with the pool that is

@@ -100,7 +100,8 @@ class TorchVisionEngine(WithBank):
 
     def take_films(self, nbytes: int) -> None:
         """Films are decoded on the device from now on, in so much of its memory, where it can."""
-        if self._streams is not None and self._preprocess.video_ops is not None:
+        self._preprocess.films = None
+        if nbytes and self._streams is not None and self._preprocess.video_ops is not None:
             from epd.engine.vision.film_device import film_device
 
             self._preprocess.films = film_device(self._streams.device, nbytes)

@@ -1,4 +1,4 @@
-"""Drains of instances: an operator asks for one here, and at its bound what is open moves.
+"""Drains of instances, also for other roles: asked for here; at the bound what is open moves.
 
 Theory of operation
 -------------------
@@ -52,8 +52,16 @@ class Drains(Component[Generation]):
         self._dispatcher = dispatcher
         registry.on_overdue = dispatcher.on_began = self.move
 
-    def ask(self, name: str, within_s: float, *, forced: bool, restarts: bool) -> None:
-        """Have an instance drain and leave.  Raises Refused."""
+    def ask(
+        self,
+        name: str,
+        within_s: float,
+        *,
+        forced: bool,
+        restarts: bool,
+        roles: tuple[str, ...] = (),
+    ) -> None:
+        """Have an instance drain and leave, or return with these roles.  Raises Refused."""
         found = {one.info.address.instance_id: one for one in self._registry.instances}
         instance = found.get(name)
         if instance is None or not instance.present:
@@ -62,13 +70,17 @@ class Drains(Component[Generation]):
         if instance.is_draining:
             left = f"what is open moves in {instance.drain_left_s:.0f} s"
             raise Refused(409, f"{name} drains already; {left}")
+        if set(roles) == set(instance.info.roles):
+            raise Refused(409, f"{name} has these roles already")
+        if roles and instance.info.other_ranks:
+            raise Refused(409, f"{name} is a group of ranks; start it anew with other roles")
         if not forced and (reason := self._lacking_without(instance)):
             alone = f"without {name} {reason}, and requests would wait; start another one first"
             raise Refused(409, f"{alone}, or force it")
-        message = DrainRequest(within_s=within_s, restarts=restarts)
+        message = DrainRequest(within_s=within_s, restarts=restarts, roles=roles)
         if not self.actor.send(instance.info.address, message):
             raise Refused(503, f"{name} takes no messages; try again later")
-        self.actor.log.info("drain", instance=name, within_s=within_s)
+        self.actor.log.info("drain", instance=name, within_s=within_s, roles=roles)
 
     def _lacking_without(self, instance: Instance) -> str:
         """What only this one of those that take work can do."""

@@ -234,7 +234,7 @@ class Registry(Component[Instance]):
         message: Heartbeat = received.message
         self.fire(instance, HeartbeatReceived(message.load, message.version, self.clock.now_s()))
         if message.is_draining:
-            self.fire(instance, DrainAnnounced(message.drain_left_s))
+            self.fire(instance, DrainAnnounced(message.drain_left_s, message.next_roles))
         self.on_heartbeat_of(instance)
         due_s = self._acked_s[received.source] + self._timing.lost_after_s / ACKS_BEFORE_LOST
         if instance.seen_s >= due_s or message.version != self.version:

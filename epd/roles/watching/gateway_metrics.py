@@ -210,7 +210,7 @@ def _facts(
         "silent_s": now_s - one.seen_s,
         "drain_left_s": one.drain_left_s if one.is_draining else None,
         "waits": [{"what": w.what, "for_s": w.for_s, "bound_s": w.bound_s} for w in one.load.waits],
-        "reason": one.reason,
+        "reason": one.reason or one.info.kept_roles,
     }
 
 

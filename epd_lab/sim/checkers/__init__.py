@@ -29,6 +29,7 @@ from epd_lab.sim.checkers.memory.residency import Residency
 from epd_lab.sim.checkers.memory.scopes import Scopes
 from epd_lab.sim.checkers.memory.singleflight import SingleFlight
 from epd_lab.sim.checkers.poison import Poison
+from epd_lab.sim.checkers.switches import Switches
 from epd_lab.sim.checkers.tombstones import Tombstones
 from epd_lab.sim.checkers.wakeups import WakeUps
 from epd_lab.sim.checkers.wedges import Wedges
@@ -36,7 +37,7 @@ from epd_lab.sim.checkers.wedges import Wedges
 ALL = (
     Integrity, GoldenTokens, Answers, Deadlines, Lives, Scopes, Links, Silence, SingleFlight,
     Residency, Bounds, Durations, Attempts, Elsewhere, Poison, Groups, Tombstones, FirstToken,
-    Turns, WakeUps, Wedges, Adapters, Drains, Forsaken, Conservation, Books, Faultless,
+    Turns, WakeUps, Wedges, Adapters, Drains, Switches, Forsaken, Conservation, Books, Faultless,
     Liveness,
 )  # fmt: skip
 
@@ -44,6 +45,6 @@ __all__ = [
     "ALL", "Adapters", "Answers", "Attempts", "Books", "Bounds", "Conservation", "Deadlines",
     "Drains", "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens",
     "Groups", "Integrity", "Links", "Liveness", "Lives", "Poison", "Residency", "Scopes",
-    "Silence", "SingleFlight",
+    "Silence", "SingleFlight", "Switches",
     "Tombstones", "Turns", "WakeUps", "Wedges",
 ]  # fmt: skip

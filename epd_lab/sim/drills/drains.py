@@ -1,7 +1,8 @@
-"""Drills of drains that an operator asks for.
+"""Drills of drains that an operator asks for, and of other roles.
 
 What is open at the bound moves, with its KV if it decodes.  Nothing is lost when the gateway or an
-end of a move dies meanwhile, or when every instance is restarted, one by one."""
+end of a move dies meanwhile, or when every instance is restarted, one by one.  An instance returns
+with the roles that it was asked to have, or with its former ones and a reason."""
 
 from __future__ import annotations
 
@@ -92,5 +93,42 @@ DRAIN_DRILLS: tuple[Drill, ...] = (
         work=Workload(60, spread_s=7.0, max_tokens=64), settings=SOON,
         faults=(Fault("roll_out", "all", duration_s=0.1, factor=1.2),), from_s=1.2, to_s=1.4,
         fires=MOVED, mutants=("a_move_forgets_what_was_said",),
+    ),
+    Drill(
+        "roles-under-load", ("F55",), topology="2e2pd", work=LONG, settings=SLOWER,
+        faults=(
+            Fault("ask_drain", "e1", duration_s=0.1, call="prefill,decode"),
+            Fault("ask_drain", "pd0", duration_s=0.1, call="encode"),
+        ),
+        from_s=1.2, to_s=1.6, fires=("switched", "GENERATION:AttemptRecalled"),
+        mutants=("other_roles_are_forgotten",),
+    ),
+    Drill(
+        "roles-cannot-be-loaded", ("F55",), topology="1e2pd", work=LONG, settings=SLOWER,
+        faults=(
+            Fault("raise", "pd0", call="load", factor=1.0),
+            Fault("ask_drain", "pd0", duration_s=0.1, call="encode,prefill"),
+        ),
+        from_s=1.2, to_s=1.6, fires=("rolled_back",),
+        mutants=("a_failed_switch_is_not_taken_back", "a_failed_switch_has_no_reason"),
+    ),
+    Drill(
+        "killed-between-roles", ("F55",), topology="1e2pd", work=LONG, settings=SLOWER,
+        faults=(
+            Fault("ask_drain", "pd0", duration_s=0.1, call="encode,prefill"),
+            Fault("kill", "pd0", point="INSTANCE:SWITCHING>LEFT", duration_s=0.3),
+        ),
+        from_s=1.2, to_s=1.6, fires=("GENERATION:AttemptRecalled",),
+        mutants=("who_switches_keeps_its_work",),
+    ),
+    Drill(
+        "roles-while-the-gateway-dies", ("F55",), topology="1e2pd", work=STREAMS, settings=SLOW,
+        faults=(
+            Fault("ask_drain", "pd0", duration_s=0.4, call="encode,prefill,decode"),
+            Fault("kill", "gateway", point="INSTANCE:HEALTHY>SWITCHING", duration_s=0.3),
+        ),
+        may_fail=Excuse(frozenset({"gateway"}), refusals=True),
+        why="clients of a dead gateway see their connection break, or nobody there",
+        from_s=1.2, to_s=1.8, fires=("switched",),
     ),
 )

@@ -46,6 +46,22 @@ async def test_a_rollout_under_load_loses_nothing(server: Server) -> None:
     await rolled_out(server, 1, 5, 700)
 
 
+async def test_other_roles_under_load_lose_nothing(server: Server) -> None:
+    """The same process goes on with them; streams are moved."""
+    before, bodies = server.instances()["epd1"], questions(7, 4, 56, 300)
+
+    def change() -> None:
+        how = ("--url", server.base_url, "--within", "0s")
+        status, text = run("role", "epd1", "encode,prefill", *how)
+        assert status == 0 and "epd1 serves encode, prefill" in text, text
+
+    replies = await ask_during(server, bodies, change, all_have_said)
+    assert await check_same_afterwards(server, bodies, replies) == {"answered": 4}
+    after = server.instances()["epd1"]
+    assert after["roles"] == ["encode", "prefill"]
+    assert after["pid"] == before["pid"] and after["epoch"] > before["epoch"]
+
+
 @pytest.mark.long
 async def test_three_rollouts_under_load(server: Server) -> None:
     for seed in (2, 3, 4):

@@ -26,7 +26,7 @@ def ask(cluster: Simulated, name: str, within_s: float = 0.2, **how: bool) -> No
     if node is not None and node.instance is not None:
         instance, context = node.instance, node.process.context
 
-        def leave(restarts: bool) -> None:
+        def leave(restarts: bool, roles: tuple[str, ...]) -> None:
             cluster.world.loop.create_task(instance.drain(), name="drain", context=context)
 
         instance.member.on_drain_asked = leave
@@ -65,6 +65,35 @@ def test_who_is_not_there_or_drains_or_is_the_only_one_is_refused_in_words() -> 
         ask(cluster, "p0", forced=True)
         cluster.pass_time(1.0)
         assert cluster.registered("p0").state is registered.S.LEFT
+
+
+def test_who_is_to_have_other_roles_returns_with_them() -> None:
+    with simulated("1e1p2d", SLOW) as cluster:
+        for name, roles, reason in (
+            ("d0", ("decode",), "d0 has these roles already"),
+            ("p0", ("prefill", "decode"), "without p0 no healthy instance has the role prefill"),
+        ):
+            with pytest.raises(Refused, match=reason):
+                cluster.gateway.role.drain(name, 0.2, forced=False, restarts=True, roles=roles)
+        records = streams(cluster, 4)
+        give = cluster.gateway.role.drain
+        how = {"forced": False, "restarts": True, "roles": ("encode", "prefill")}
+        cluster.item(GATEWAY, lambda: give("d0", 0.2, **how))
+        cluster.pass_time(0.1)
+        assert cluster.registered("d0").state is registered.S.SWITCHING
+        cluster.pass_time(20.0)
+        now = cluster.registered("d0")
+        assert (now.state, now.info.roles) == (registered.S.HEALTHY, ("encode", "prefill"))
+        assert [tuple(record.tokens) for record in records] == [
+            tuple(r.ask.answer()) for r in records
+        ]
+
+
+def test_a_group_of_ranks_keeps_its_roles() -> None:
+    with simulated("1e2pd:tp2", SLOW) as cluster:
+        cluster.pass_time(2.0)
+        with pytest.raises(Refused, match="pd0 is a group of ranks; start it anew with other"):
+            cluster.gateway.role.drain("pd0", 1.0, forced=True, restarts=True, roles=("decode",))
 
 
 def test_what_is_open_at_the_bound_moves_while_the_instance_streams_on() -> None:

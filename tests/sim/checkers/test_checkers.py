@@ -48,6 +48,7 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Forsaken, "cancel-mid-transfer", "an_abort_is_confirmed_when_asked_again"),
     (checkers.Turns, "two-keys", "keys_share_a_line"),
     (checkers.Drains, "drain-at-its-bound", "who_drains_too_long_keeps_its_work"),
+    (checkers.Switches, "roles-cannot-be-loaded", "a_failed_switch_has_no_reason"),
     (checkers.Adapters, "adapter-that-one-cannot-hold", "a_failed_load_is_not_taken_back"),
     (checkers.Books, "quiet", "what_rests_counts_as_busy"),
     (checkers.Integrity, "stall-encode", "lost_peer_frees_slots"),

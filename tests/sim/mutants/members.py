@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from unittest import mock
 
+from epd.config import InstanceConfig
 from epd.fsm import generation, request
 from epd.fsm import instance as i
 from epd.fsm import membership as m
 from epd.fsm.kernel import Event
 from epd.messages import Address, InstanceInfo
+from epd.roles import holding
 from epd.roles.gateway.drains import Drains
 from epd.roles.gateway.registry import Registry
 from epd.roles.member import Member
@@ -158,6 +160,48 @@ def what_moves_is_called_off() -> Planted:
     """The gateway takes tokens of the attempt that moves for those of one that is over."""
     reads = lambda machine, attempt: attempt == machine.attempt  # noqa: E731
     return patched(generation.Generation, "reads", reads)
+
+
+@mutant
+def who_switches_keeps_its_work() -> Planted:
+    """Before it has other roles, what is open at the bound waits for its end."""
+    move = Drains.move
+
+    def unless_it_returns(drains: Drains) -> None:
+        if not any(one.next_roles for one in drains._registry.instances):
+            move(drains)
+
+    return patched(Drains, "move", unless_it_returns)
+
+
+@mutant
+def other_roles_are_forgotten() -> Planted:
+    """The next life of the process has the roles of the last one."""
+
+    async def forget(held: holding.Holding) -> None:
+        held.asked = ()
+
+    return patched(holding.Holding, "renew", forget)
+
+
+@mutant
+def a_failed_switch_is_not_taken_back() -> Planted:
+    """What could not be loaded is left out, and the former engines are gone."""
+    load = holding.Holding._load
+
+    async def once(held: holding.Holding, config: InstanceConfig) -> None:
+        if config.kept_roles:
+            held.config = config
+        else:
+            await load(held, config)
+
+    return patched(holding.Holding, "_load", once)
+
+
+@mutant
+def a_failed_switch_has_no_reason() -> Planted:
+    """An operator sees the former roles, as if nothing had been asked for."""
+    return patched(holding, "MAX_REASON", 0)
 
 
 @mutant
