@@ -74,6 +74,7 @@ async def test_planned_migration_of_many_streams(topology: str) -> None:
     """200 streams, 40 at a time, whose instance drains at once."""
     with serving(topology, **PATIENT) as server:
         name = "d0" if topology == "2e2p2d" else "pd0"
+        wait_for(lambda: name in server.instances(), READY_S, f"{name} serves, too")
         steps_s: list[float] = []
         gaps_s: dict[str, list[float]] = {"moved": [], "recomputed": []}
         for seed in range(5):
