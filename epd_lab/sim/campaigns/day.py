@@ -7,6 +7,9 @@ the drills.  Everything is checked as in a drill: each answer token by token, ev
 single flight while it runs, and at the end that nothing is owned.
 
 Requests are drawn and forgotten by the hour, so that a day needs no more memory than an hour.
+
+At full load (`FULL`) a work takes so long that devices hardly rest at this rate.  So a day of that
+has no more events than another one.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.core.guard import no_escape
 from epd_lab.sim.core.rand import KeyedRandom
+from epd_lab.sim.engine.device import Costs
 from epd_lab.sim.run import Prepare, nothing_may_fail, rare_collections
 from epd_lab.sim.workload import Ask, Workload
 from epd_lab.sim.world import World
@@ -41,6 +45,13 @@ DEFAULTS = Settings(
     decode=DecodeConfig(), engine=EngineConfig(), num_blocks=4096,
 )  # fmt: skip
 MIX = Workload(image_share=0.5, max_images=2, num_images=20_000, timeline_share=0.0)
+FULL = dataclasses.replace(
+    DEFAULTS,
+    costs=Costs(
+        preprocess_s=0.05, encode_base_s=1.35, encode_per_patch_s=0.009,
+        step_base_s=0.35, step_per_token_s=0.038,
+    ),
+)  # fmt: skip
 HOUR_S = 3600
 START_S = 2.0  # the cluster is up by then
 
@@ -67,6 +78,7 @@ def live_through(
     hour_s: int = 0,
     seed: int = 0,
     quiet: bool = False,
+    settings: Settings = DEFAULTS,
     prepare: Prepare = _as_it_is,
 ) -> Day:
     """Run so many hours; progress goes to stderr unless `quiet`.
@@ -76,7 +88,7 @@ def live_through(
     hour_s = hour_s or HOUR_S
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     world = World(seed, keep_trace=False, records=False, max_steps=1 << 62)
-    cluster = Cluster(world, "1e1p1d", DEFAULTS)
+    cluster = Cluster(world, "1e1p1d", settings)
     prepare(world, cluster)
     clients = Clients(cluster, ())
     context = Context(world, cluster, clients, nothing_may_fail)

@@ -48,6 +48,7 @@ class SimDevice:
         self.fail_next = 0
         self.num_started = 0
         self.elapsed_s = 0.0  # that the work took which has just ended
+        self.busy_s = 0.0
         self._loop = loop
         self.process = process
         self._random = random.stream(process.name, name)
@@ -119,6 +120,7 @@ class SimDevice:
             self._waiting.append((future, work, fails, began_s))
             return
         self.elapsed_s = self._loop.now_s - began_s
+        self.busy_s += self.elapsed_s
         self._launched.pop(id(future), None)
         if self.dead:
             return
