@@ -314,6 +314,10 @@ class Frontend(Protocol):
 
     adapters: AdapterDesk | None  # None: they are those of the start
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `admit` refuses whoever comes now."""
+
     def admit(self, limits: TimeLimits | None = None, who: str = "") -> GenerationStream:
         """A place for one choice; raises Refused.
 

@@ -146,6 +146,9 @@ class Completions:
         return sum("encode" in i["roles"] for i in self._frontend.ready().instances)
 
     async def _read(self, exchange: Exchange, read: Reader) -> Asked:
+        if self._frontend.is_full:  # refused before its body costs anything (F39)
+            limits = read_time_limits(exchange.headers, self._time_limits)
+            self._admit(1, limits, exchange.caller.share)
         value = await exchange.read_json(self._intake, self._limits.read_timeout_s)
         self._telemetry.body_read(exchange.age_s)
         assert exchange.body is not None
@@ -156,12 +159,10 @@ class Completions:
     ) -> None:
         limits = read_time_limits(exchange.headers, self._time_limits)
         asked.is_timed = limits.token_s < self._time_limits.token_s
-        who = exchange.caller.share
-        streams = self._admit(asked.num_choices, limits, who)
-        for stream in streams:
-            record.watch(stream)
+        streams = self._admit(asked.num_choices, limits, exchange.caller.share)
         request_id: str = streams[0].request_id
         for stream in streams:
+            record.watch(stream)
             stream.client_request_id = exchange.request_id.decode()
         exchange.named_here(request_id)
         exchange.on_disconnect(lambda: _cancel(streams, Leave.GONE, "client disconnected"))
@@ -207,8 +208,7 @@ class Completions:
         streams: list[GenerationStream] = []
         try:
             for _ in range(num_choices):
-                stream = self._frontend.admit(limits, who)
-                streams.append(stream)
+                streams.append(self._frontend.admit(limits, who))  # noqa: PERF401  # given back
         except Refused as refused:
             _cancel(streams, Leave.REFUSED, refused.message)
             code = "overloaded" if refused.status == 429 else "unavailable"

@@ -142,6 +142,7 @@ class FakeFrontend:
         self.adapters: AdapterDesk | None = None
         self.drained: list[tuple[str, float, bool, bool, tuple[str, ...]]] = []
         self.drain_refusal: Refused | None = None
+        self.is_full = False
 
     def drain(
         self,

@@ -28,6 +28,17 @@ async def test_f39_refusals_carry_retry_after_and_cost_no_preparation(status: in
         assert not preparer.entered.is_set()
 
 
+async def test_f39_a_full_gateway_refuses_before_the_body_is_there():
+    async with serving() as (server, frontend, _):
+        frontend.refused[0], frontend.is_full = Refused(429, "no place", 7.0), True
+        wire = await Wire.to(server)
+        wire.writer.write(request(HI, content_length="4000000"))
+        found, headers, body = await wire.answer()
+        assert (found, headers["retry-after"]) == (429, "7")
+        assert json.loads(body)["error"]["message"] == "no place"
+        assert not frontend.streams
+
+
 async def test_a_stream_on_the_wire():
     async with serving(FakeFrontend([said("h"), said("i"), 0.02, said("!", "stop")])) as (
         server,

@@ -61,11 +61,16 @@ class AdmissionControl(Component[Generation]):
     def num_queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no place, promised or not."""
+        return len(self._open) >= self._max_open
+
     def refusal(self, who: str, limits: TimeLimits) -> Refused | None:
         """Why there is no place for one more request; None: there is."""
         now_s = self.clock.now_s()
         if not self._comebacks.admits(who, self._max_open - len(self._open), now_s):
-            taken_s = [machine.admitted_s for machine in self._open.values()]
+            taken_s = (machine.admitted_s for machine in self._open.values())
             work_s = self._before_s(self._dispatcher.outlook(with_images=False))
             wait_s = self._comebacks.refused(who, taken_s, now_s, work_s)
             told = f"the gateway has {self._max_open} requests open or promised, its limit"

@@ -121,10 +121,13 @@ class GatewayRole(Component[Generation]):
     def live(self) -> dict[str, int]:
         books, timelines = self._dispatcher.books.num_assigned, len(self._timelines)
         own = {"generations": len(self._open), "assigned": books, "timelines": timelines}
-        own["queued"] = self.admission.num_queued
-        return own | self._offers.live()
+        return own | {"queued": self.admission.num_queued} | self._offers.live()
 
     # --- the API's side ---------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        return self.admission.is_full
 
     def admit(self, limits: TimeLimits | None = None, who: str = "") -> Stream:
         """A place for one choice, before any work; raises Refused at once when there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,37 @@ class Crowd:
                 self.num_refused_again += tries > 0
                 wait_s = self.comebacks.refused(who, self.taken_s, now_s)
                 self.add(now_s + wait_s, who, tries + 1)
+
+
+TIMES = st.lists(st.sampled_from((1.0, 2.0, 3.0, 4.5, 8.0)), max_size=6).map(sorted)
+
+
+@given(TIMES, TIMES, st.sampled_from((0.5, 2.0)), st.integers(0, 13))
+def test_places_come_back_in_order(
+    taken: list[float], promised: list[float], held_s: float, nth: int
+) -> None:
+    comebacks = Comebacks()
+    comebacks._held_s = held_s
+    comebacks._promised = [(comes_s, "") for comes_s in promised]
+    ends = sorted([*taken, *(comes_s + held_s for comes_s in promised)])
+    assert comebacks._end_s(nth, taken, -1.0) == (ends[nth] if nth < len(ends) else -1.0)
+
+
+def test_places_are_looked_at_once_in_a_moment() -> None:
+    """A thousand are refused at once; a place that came back since is seen at once."""
+    comebacks, looks = Comebacks(), Counter[str]()
+
+    def taken() -> Iterator[float]:
+        looks["at all"] += 1
+        yield 0.0
+
+    for _ in range(5):
+        comebacks.refused("", taken(), 0.1)
+    assert looks["at all"] == 1
+    comebacks.freed(1.0)
+    comebacks.refused("", taken(), 0.1)
+    comebacks.refused("", taken(), 0.2)
+    assert looks["at all"] == 3
 
 
 @given(st.integers(1, 30), st.floats(0.05, 3.0), st.integers(1, 90))
