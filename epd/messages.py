@@ -9,8 +9,6 @@ delivery.  A lost message is recovered by a time-out row of some state machine, 
 can arrive twice without harm.  For that, each carries what makes it idempotent: ids that are never
 reused, the `attempt` of the request, and (in the envelope) the sender's epoch.
 
-Compressed images travel as payload frames behind the header frame; rows and KV on the data plane.
-
 Identifiers
 -----------
 `request_id` minted by the gateway: random, so that nobody forges for one that is to come. `attempt`
@@ -20,8 +18,8 @@ where an image is encoded once more. `mm_hash` 64 hex digits: H(tenant scope, co
 config, model revision). `instance_id` a name; with `epoch` (set anew by each start of the process)
 it is an address. `PROTOCOL_VERSION` rises with each release that changes a message or a record. A
 process of another version is refused by name, not by frames that do not decode.
-
-Deadlines are absolute, in the gateway's time: its wall clock's as it started, and steady since."""
+Deadlines are absolute, in the time of the request's gateway: its wall clock's as it started, and
+steady since (`roles/behind_gateways.py`)."""
 
 from __future__ import annotations
 
@@ -96,6 +94,7 @@ class Welcome(Message):
     heartbeat_interval_s: Interval
     cluster_s: Seconds  # the gateway's time
     wall_s: Seconds  # and its wall clock, which may have been set since it started
+    dialled: Where = ""  # the endpoint at which it was asked: until then it has no name there
 
 
 class JoinDeferred(Message):
@@ -103,11 +102,14 @@ class JoinDeferred(Message):
 
     epoch: Total
     holder: InstanceInfo
+    dialled: Where = ""
 
 
 class JoinRefused(Message):
     epoch: Total
     reason: str
+    dialled: Where = ""
+    is_over: bool = False  # this life of it was declared lost: its next one may join
 
 
 class Heartbeat(Message):
@@ -177,11 +179,8 @@ class CacheEventsWanted(Message):
 
 
 class EncodeRequest(Message):
-    """Make the rows of `mm_hash`, deliver them to `consumer` under `room`; to nobody: keep them in
-    the cache and answer `RowsKept`.
-
-    Payload: the compressed image or video.
-    """
+    """Make the rows of `mm_hash`, of the image or video in its payload, and deliver them to
+    `consumer` under `room`; to nobody: keep them in the cache and answer `RowsKept`."""
 
     request_id: Id
     attempt: Count

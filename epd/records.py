@@ -47,8 +47,7 @@ class RemoteRegion(Record):
 
 
 class RowContract(Record):
-    """What both ends must agree on before a byte of embeddings moves (fault F11).  A row has
-    hidden * (1 + number of deepstack levels) elements, main embedding first."""
+    """Of embeddings, alike at both ends (fault F11): rows of hidden * (1 + deepstack levels)."""
 
     hidden: Positive
     row_width: Positive
@@ -103,12 +102,13 @@ class InstanceInfo(Record):
     row_contract: RowContract | None = None
     transports: tuple[TransportOffer, ...] = ()
     lacks: tuple[TransportLack, ...] = ()
-    finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
+    finds_rows: bool = False  # it cannot encode; it reads what encoders stored
     other_ranks: tuple[tuple[Where, Count], ...] = ()  # of a group: host_id and pid of each
     attention: Name = ""  # what computes that of prompts and towers: torch, triton, or a library
     films: Name = ""  # what decodes them: cpu or nvdec; empty: it does not encode
-    lineage: Name = ""  # of the parent that starts its lives, one after another; random
+    lineage: Name = ""  # of the parent that starts its lives; random
     kept_roles: Where = ""  # why it has not the other roles that it was last asked to have
+    dialled: Where = ""  # the endpoint at which it has called the gateway that it joins
 
 
 STAGES = {  # what a state of a machine is called in traces and metrics
@@ -210,6 +210,7 @@ class Load(Record):
     adapters: Annotated[tuple[Hash, ...], Listed] = ()  # digests of those that it holds
     adapter_list: tuple[Total, Total] = (0, 0)  # that it applied: the gateway's epoch, its serial
     unheld: Annotated[tuple[tuple[Hash, Where], ...], Listed] = ()  # of it, and why
+    num_gateways: Count = 1  # that it joins: they are to send equal images to one encoder
 
 
 class NoRepeat(Record):
@@ -362,8 +363,7 @@ class TokenLogprobs(Record, kw_only=False):
 class TokenChunk(Record):
     """Tokens of one request, numbered: `start` is the output index of the first one.
 
-    The message that comes most often: a bound costs 2 % of its decoding, and those that it lacks
-    keep nobody from anything.
+    The message that comes most often: a bound costs 2 % of its decoding, and no lack of one harms.
     """
 
     request_id: str

@@ -19,6 +19,10 @@ class KeywordOnly(msgspec.StructMeta):
 class Record(msgspec.Struct, metaclass=KeywordOnly, frozen=True, array_like=True):
     """A value that travels inside messages."""
 
+    def but(self, **fields: object) -> Self:
+        """A copy with other values in these."""
+        return msgspec.structs.replace(self, **fields)
+
 
 class Message(Record, tag=True):
     """Base of everything on the bus; the tag is the class name, fields travel by position."""

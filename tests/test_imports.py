@@ -79,6 +79,7 @@ def api(*names: str) -> tuple[str, ...]:
 
 HTTP = packages("httptools", "msgspec", "pybase64", "uvicorn")
 SHARED_ROLES = roles(
+    *("behind_gateways", "place"),
     *("adapter_objection", "at_hand", "base", "bell", "cache_events", "fan_out", "hands"),
     *("health", "incoming", "links", "mailbox", "member", "outgoing", "ports", "progress"),
     *("rooms", "timers", "unsent", "watching"),

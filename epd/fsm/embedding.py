@@ -105,7 +105,8 @@ class Want:
 
     item: MediaItem
     attempt: int
-    deadline_s: float
+    deadline_s: float  # in the time of this gateway
+    gateway: str
     ready: Callable[[str, object], None]  # room, rows
     failed: Callable[[Failure], None]
     ask: Callable[[Address, Failure | None, float], None]

@@ -285,7 +285,7 @@ class Incoming(Room):
     """The consumer's end of a room."""
 
     __slots__ = (
-        "ahead", "blocks", "deadline_s", "held_places", "kv", "nbytes", "num_held", "num_rows",
+        "ahead", "blocks", "deadline_s", "gateway", "held_places", "kv", "nbytes", "num_held", "num_rows",
         "parts", "slots",
     )  # fmt: skip
     table = TABLE
@@ -298,11 +298,13 @@ class Incoming(Room):
         owner: str,
         num_rows: int,
         deadline_s: float,
+        gateway: str,
         journal: Journal,
     ) -> None:
         super().__init__(room, attempt, peer, owner, journal)
         self.num_rows = num_rows  # wanted: rows, or tokens of KV
         self.deadline_s = deadline_s
+        self.gateway = gateway  # in whose time that is
         self.blocks: tuple[int, ...] = ()  # of KV
         self.ahead: tuple[int, ...] = ()  # for places behind them
         self.num_held = 0  # of them, filled already

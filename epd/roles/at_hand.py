@@ -1,20 +1,19 @@
-"""Reports what the engines of an instance have at hand (`hands.py`) to its gateway."""
+"""Reports what the engines of an instance have at hand (`hands.py`) to its gateways."""
 
 from __future__ import annotations
 
 from typing import Never
 
-from epd.messages import Address, AtHand
+from epd.messages import AtHand
 from epd.records import HandsList
 from epd.roles.base import Actor, Component
 
 
 class HandsReport(Component[Never]):
-    """Reports the list, to the gateway that the instance joins."""
+    """Reports the list, to each: it may hold requests of all of them."""
 
-    def __init__(self, actor: Actor, gateway: Address) -> None:
+    def __init__(self, actor: Actor) -> None:
         super().__init__(actor)
-        self._gateway = gateway
         self._serial = 0
         actor.hands.on_taken = self._tell
 
@@ -29,4 +28,4 @@ class HandsReport(Component[Never]):
         return HandsList(serial=self._serial, images=hands.images, requests=hands.requests)
 
     def _tell(self) -> None:
-        self.actor.send(self._gateway, AtHand(hands=self.report()))
+        self.actor.tell_gateways(AtHand(hands=self.report()))

@@ -19,7 +19,6 @@ of state; only closing the actor ends them.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import CoroutineType
@@ -29,8 +28,8 @@ from epd.dropped import DropLog
 from epd.engine.base import DeviceLost
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Machine
-from epd.fsm.membership import Membership
 from epd.messages import Address, InstanceInfo, LinkProbe, Message, Span
+from epd.roles.behind_gateways import BehindGateways
 from epd.roles.hands import Hands
 from epd.roles.mailbox import Mailbox, OutOfTurn
 from epd.roles.ports import Ports
@@ -66,27 +65,22 @@ def performs(*effects: Effect) -> Callable[[F], F]:
     return mark
 
 
-class Actor:
+class Actor(BehindGateways):
     """One process's place on the bus, shared by its components."""
 
     def __init__(self, ports: Ports) -> None:
+        super().__init__(ports.clock)
         self.ports = ports
-        self.clock = ports.clock
         self.bus = ports.bus
         self.journal = ports.journal
         self.log = ports.log
         self.address = ports.bus.address
         self.components: list[Component[Never]] = []
-        self.counters: Counter[str] = Counter()
         self.times = StageTimes(ports.clock.now_s)
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
         self.listed: set[tuple[str, int]] = set()  # by a registry, and missed by none since
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
-        # The gateway's time against the own monotonic clock: of the gateway its wall clock's as it
-        # starts; an instance is told (`roles/member.py`).  Setting a wall clock changes nothing.
-        self.cluster_offset_s = ports.clock.wall_s() - ports.clock.now_s()
-        self.membership: Membership | None = None  # an instance's; a gateway has none
         self.closing = False
         self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
@@ -180,41 +174,14 @@ class Actor:
                 self.doubt(Address(instance_id, epoch, ""))
         return sent
 
+    def tell_gateways(self, message: Message) -> None:
+        """Each that has welcomed it."""
+        for name in self.known_by():
+            self.send(name, message)
+
     def is_self(self, address: Address) -> bool:
         own = self.address
         return address.instance_id == own.instance_id and address.epoch == own.epoch
-
-    # --- time -------------------------------------------------------------------------------------
-
-    def cluster_s(self) -> float:
-        """The gateway's time, in which messages hold deadlines."""
-        return self.clock.now_s() + self.cluster_offset_s
-
-    def until(self, deadline_s: float) -> float:
-        """Seconds from now to a deadline in the gateway's time."""
-        return deadline_s - self.cluster_s()
-
-    # --- what an instance may take ----------------------------------------------------------------
-
-    @property
-    def knows_time(self) -> bool:
-        """Whether the gateway's time is here: an instance has it from its first welcome."""
-        return self.membership is None or self.membership.was_welcomed
-
-    def is_former(self, received: Received) -> bool:
-        """Whether it is of a life of the gateway that another has followed (MEMBERSHIP)."""
-        if self.membership is None or not self.membership.is_former(received.epoch):
-            return False
-        self.counters["message_of_other_epoch"] += 1
-        return True
-
-    def refusal(self, role: str, count: int, most: int, of: str = "requests") -> Failure | None:
-        """Why it takes no new work now; None if it does."""
-        if self.membership is not None and (why := self.membership.objection):
-            return Failure(FailureKind.AWAY, f"the {role} instance {why}")
-        if count >= most:
-            return Failure(FailureKind.BUSY, f"the {role} instance has {most} {of} open")
-        return None
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -276,13 +243,13 @@ class Actor:
     def peer_info(self, address: Address) -> InstanceInfo | None:
         return self.peers.get((address.instance_id, address.epoch))
 
-    def spans(self, *machines: Machine | None) -> tuple[Span, ...]:
-        """The machines' stories in the gateway's time, for the timeline."""
+    def spans(self, *machines: Machine | None, gateway: str = "") -> tuple[Span, ...]:
+        """The machines' stories in that gateway's time, for the timeline; by default the own."""
         return tuple(
             Span(
                 machine=machine.table.name,
                 state=entry.target,
-                at_s=entry.at_s + self.cluster_offset_s,
+                at_s=entry.at_s + self.offset_s(gateway),
                 key=machine.key,
             )
             for machine in machines

@@ -1,4 +1,4 @@
-"""The cache event stream: encoders send the gateway changes of the rows they hold.
+"""The cache event stream: encoders send their gateways changes of the rows they hold.
 
 `CachePublisher` is a part of an encode instance. The owner of the rows reports `stored` when a hash
 is first held in memory of this encoder, and `evicted` when no memory of it holds the rows. Moves
@@ -29,10 +29,9 @@ PUBLISH_DELAY_S = 0.02
 class CachePublisher(Component[Never]):
     """An encoder's side."""
 
-    def __init__(self, actor: Actor, gateway: Address) -> None:
+    def __init__(self, actor: Actor) -> None:
         super().__init__(actor)
         self.log = CacheLog()
-        self._gateway = gateway
         self._in_memory: dict[str, None] = {}
         self._in_storage: dict[str, None] = {}
 
@@ -78,14 +77,15 @@ class CachePublisher(Component[Never]):
 
     def _publish(self) -> None:
         batch = self.log.take()
-        events = CacheEvents(
-            sequence=batch.sequence, full=batch.full, stored=batch.stored, evicted=batch.evicted
+        self.actor.tell_gateways(
+            CacheEvents(
+                sequence=batch.sequence, full=batch.full, stored=batch.stored, evicted=batch.evicted
+            )
         )
-        self.actor.send(self._gateway, events)
 
     @receives(CacheEventsWanted)
     def on_wanted(self, received: Received) -> None:
-        """The gateway missed a batch, or is a new one."""
+        """A gateway missed a batch, or is a new one."""
         self.log.owe_full()
         self._publish_soon()
 

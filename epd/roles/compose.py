@@ -6,7 +6,7 @@ Pure wiring over injected ports and engines, so that what is tested in simulatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ class Instance:
         ports: Ports,
         config: InstanceConfig,
         engines: Engines,
-        gateway: Address,
+        gateways: Sequence[Address],
         fingerprint: str,
         host_id: str,
         pid: int,
@@ -105,7 +105,7 @@ class Instance:
         self.health: Health | None = None
         if engines.probe is not None:
             self.health = Health(actor, config.timing, engines.probe, self.links)
-        self.hands = HandsReport(actor, gateway)
+        self.hands = HandsReport(actor)
         self.outgoing = OutgoingRooms(actor, config.timing)
         self.incoming = IncomingRooms(actor, config.timing)
         fail_at_instance(actor, self.outgoing)
@@ -116,7 +116,7 @@ class Instance:
         self.decode: DecodeRole | None = None
         self.adapters: HeldAdapters | None = None
         if engines.vision is not None:
-            events = CachePublisher(actor, gateway)
+            events = CachePublisher(actor)
             self.encode = EncodeRole(
                 actor,
                 self.outgoing,
@@ -128,7 +128,7 @@ class Instance:
             )
         if engines.language is not None:
             self._add_language(engines.language, engines.ranks)
-            self._add_finder(gateway)
+            self._add_finder()
         self._holders = tuple(one for one in (engines.language, engines.vision) if one is not None)
         if config.engine.lora.runtime_dir:
             from epd.roles.steps.held_adapters import HeldAdapters
@@ -138,7 +138,7 @@ class Instance:
             later("epd.roles.watching.profiling:Profiled")(actor, engines.profiler)
         Observable(actor, self._memory)
         info = self._info(engines, host_id, pid)
-        self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
+        self.member = Member(actor, gateways, info, fingerprint, config.timing, self.load)
         if self.adapters is not None:
             self.member.adapters = self.adapters.brought
 
@@ -173,7 +173,7 @@ class Instance:
         else:
             self.requests.extend(WithoutDecode(actor))
 
-    def _add_finder(self, gateway: Address) -> None:
+    def _add_finder(self) -> None:
         """Rows that encoders have put into a shared storage are found here without them."""
         actor, config, embeddings = self.actor, self.config, self.embeddings
         storage = actor.ports.storage
@@ -181,7 +181,7 @@ class Instance:
             return
         from epd.roles.encode.finder import NoTower, StorageWatch
 
-        events = CachePublisher(actor, gateway)
+        events = CachePublisher(actor)
         tower = NoTower(embeddings.contract)
         self.encode = EncodeRole(
             actor, self.outgoing, tower, config.encode, config.timing, events, encodes=False
@@ -311,7 +311,7 @@ class Instance:
         ended = asyncio.Event()
 
         def look() -> None:
-            if self.is_busy() and not self.member.membership.terminal:
+            if self.is_busy() and not self.member.is_over:
                 self.actor.timers.call_later(IDLE_CHECK_S, look)
             else:
                 ended.set()

@@ -84,12 +84,13 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
         owner: str,
         num_rows: int,
         deadline_s: float,
+        gateway: str,
     ) -> Incoming:
         """A room for bytes of `peer`: a machine in PENDING, in the owner's queue for slots."""
         journal = self.actor.journal
-        incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, journal)
+        incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, gateway, journal)
         self._owners[room] = consumer
-        return self._add(incoming, deadline_s)
+        return self._add(incoming, deadline_s, gateway)
 
     def bound_wait(self, incoming: Incoming, timeout_s: float) -> None:
         """Leave a peer that was granted slots, answers and sends nothing as one that is silent."""

@@ -100,7 +100,8 @@ class Links(Component[Link]):
             self.actor.log.info("the link carries messages again", peer=link.key)
         else:
             log = self.actor.log  # who joins may be there before its gateway
-            warn = log.warning if self.actor.knows_time else log.info
+            is_young = self.actor.memberships and not self.actor.known_by()
+            warn = log.info if is_young else log.warning
             warn("no answer; the link is opened anew", peer=link.key)
 
     @performs(Do.GIVE_UP)

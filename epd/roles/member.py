@@ -1,7 +1,24 @@
-"""Membership of an instance: MEMBERSHIP's effects, and its copy of the registry.
+"""Membership of an instance: MEMBERSHIP's effects, and its copy of each gateway's registry.
 
-The gateway owns the registry (fault F35); here only its latest copy is kept: peers to connect to,
-and lost epochs, which every role gets to fence them.
+Theory of operation
+-------------------
+A gateway owns its registry (fault F35). Here only the latest copy is kept: peers to connect to, and
+lost epochs, which every role gets to fence them.
+
+Several gateways may have the same instances, without a message from one to another. An instance
+joins each of them (`GatewayPlace`). For each it has a MEMBERSHIP, the gateway's time and a copy of
+the registry. All that belongs to a request goes to the gateway of that request. A life is of all of
+them.
+
+- One that any registry declares lost is over at all. A peer fences it, and brings its loss to the
+  other gateways with its next join there, by which it asks for the registry. The life itself ends
+  with the first refusal, and the next one joins everywhere.
+- A peer is a member while any registry lists it whose gateway speaks. So nobody is taken for gone
+  because one gateway has begun anew with an empty registry.
+- It drains and leaves at all gateways at once.
+
+While no gateway speaks, all goes on as with a single one. Once one does, memory of the others'
+requests is given back (FORSAKEN).
 """
 
 from __future__ import annotations
@@ -13,6 +30,7 @@ from epd.fsm.kernel import Event
 from epd.fsm.membership import (
     AbsenceSettled,
     Acknowledged,
+    DeclaredLost,
     Do,
     DrainRequested,
     DrainTimedOut,
@@ -23,17 +41,14 @@ from epd.fsm.membership import (
     HolderGone,
     JoinDue,
     LeaveRequested,
-    LostOneListed,
     MoveTimedOut,
     NameTaken,
     NewsMissed,
     Refused,
-    RegistryBegan,
     Welcomed,
 )
 from epd.fsm.membership import Membership as MembershipMachine
 from epd.messages import (
-    OF_GATEWAY,
     PROTOCOL_VERSION,
     AdapterList,
     Address,
@@ -46,11 +61,10 @@ from epd.messages import (
     JoinRefused,
     Leave,
     Load,
-    Membership,
     Welcome,
 )
-from epd.roles.base import Actor, Component, performs, receives
-from epd.scheduling import pairing
+from epd.roles.base import Actor, performs, receives
+from epd.roles.place import GatewayPlace, GatewayPlaces
 from epd.transport.base import Received
 
 
@@ -61,31 +75,22 @@ def absent_after_s(timing: Timing) -> float:
     return 3 * timing.lost_after_s
 
 
-class Member(Component[MembershipMachine]):
-    """One instance's side of the registry."""
-
-    fires = MembershipMachine
+class Member(GatewayPlaces):
+    """One instance's side of the registries."""
 
     def __init__(
         self,
         actor: Actor,
-        gateway: Address,
+        gateways: Sequence[Address],
         info: InstanceInfo,
         fingerprint: str,
         timing: Timing,
         load: Callable[[], Load],
     ) -> None:
-        super().__init__(actor)
-        key = f"{info.address.instance_id}:{info.address.epoch}"
-        self.membership = actor.membership = MembershipMachine(key, actor.journal)
-        self._gateway = gateway
-        self._info = info
+        super().__init__(actor, gateways, info)
         self._fingerprint = fingerprint
         self._timing = timing
         self._load = load
-        self.version = 0  # of the list that it has
-        self._registry_epoch = 0  # whose registry `_listed` is of
-        self._listed: set[tuple[str, int]] = set()
         self.on_rejected: Callable[[str], None] = lambda reason: None
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
@@ -93,47 +98,66 @@ class Member(Component[MembershipMachine]):
         self.on_waiting: Callable[[InstanceInfo], None] = lambda holder: None
         self.adapters: Callable[[], tuple[AdapterList | None, int]] = lambda: (None, 0)
         """The last list of them, and the epoch of the gateway that sent it."""
-        self.on_list: Callable[[Sequence[InstanceInfo]], None] = lambda members: None
         self.is_gone: Callable[[InstanceInfo], bool] = lambda other: False
         """Whether that process of this host has ended, by the host's kernel."""
-        actor.admits = self._admits
 
-    def _admits(self, received: Received) -> bool:
-        """Messages of the gateway; of a life that a registry has listed, all but the gateway's own
-        kinds.  An instance may send before its listing is here: that is repeated, as if lost."""
-        if received.source == self._gateway.instance_id:
-            return True
-        is_told_of = (received.source, received.epoch) in self.actor.peers
-        return is_told_of and type(received.message) not in OF_GATEWAY
+    @property
+    def is_over(self) -> bool:
+        """Whether it has no place at any gateway, and asks for none."""
+        return all(machine.terminal for machine in self._places)
 
     def start(self) -> None:
-        self.actor.connect(self._gateway)
-        self.post(self.membership, JoinDue())
+        for place in self.places:
+            self._begin(place)
 
-    def _fire(self, event: Event) -> None:
-        self.fire(self.membership, event)
+    def _begin(self, place: GatewayPlace) -> None:
+        self.actor.connect(place.address)
+        self.post(place.machine, JoinDue())
+
+    def join(self, gateways: Sequence[Address]) -> None:
+        """These are its gateways now; one that is none any more is left when it is silent."""
+        wanted = {one.endpoint: one for one in gateways}
+        for place in self.places:
+            place.is_wanted = wanted.pop(place.address.endpoint, None) is not None
+            if not (place.is_wanted or place.machine.is_heard):
+                self._forsake(place)
+                self.post(place.machine, LeaveRequested())
+        for gateway in wanted.values():
+            self._begin(self._add(gateway))
 
     def drain(self, within_s: float | None = None, roles: tuple[str, ...] = ()) -> None:
         """Take no new work; call `leave` when nothing is open.  `within_s`: its bound, if not that
         of the settings; whoever drains already keeps the first.  `roles`: of the next life."""
         within_s = self._timing.drain_timeout_s if within_s is None else within_s
-        self.post(self.membership, DrainRequested(self.clock.now_s() + within_s, roles))
+        self._post_all(DrainRequested(self.clock.now_s() + within_s, roles))
 
     def leave(self) -> None:
-        self.post(self.membership, LeaveRequested())
+        self._post_all(LeaveRequested())
 
-    # --- the gateway's messages -------------------------------------------------------------------
+    def _post_all(self, event: Event) -> None:
+        for place in self.places:
+            self.post(place.machine, event)
+
+    # --- a gateway's messages ---------------------------------------------------------------------
+
+    def _answers(self, received: Received) -> bool:
+        """A join of this very life, and not as a former life of the gateway."""
+        is_own = received.message.epoch == self._info.address.epoch
+        return is_own and not self.actor.is_former(received)
 
     @receives(Welcome)
     def on_welcomed(self, received: Received) -> None:
         message: Welcome = received.message
-        if message.epoch != self._info.address.epoch or self.actor.is_former(received):
+        if not self._answers(received):
             return
-        self._follow(received)
-        if not self.membership.was_welcomed and (reason := self._far_off(message.wall_s)):
-            self._fire(Refused(reason))
+        place = self._at(received)
+        self._follow(place, received.epoch)
+        if not place.machine.was_welcomed and (reason := self._far_off(message.wall_s)):
+            self.fire(place.machine, Refused(reason))
             return
-        self._fire(Welcomed(message.cluster_s, message.heartbeat_interval_s, received.epoch))
+        beat_s = message.heartbeat_interval_s
+        self.fire(place.machine, Welcomed(message.cluster_s, beat_s, received.epoch))
+        self._note_heard(place)
 
     def _far_off(self, wall_s: float) -> str:
         """Why no new life can begin by the clock of this host; empty if one can.  Logs and the age
@@ -150,14 +174,15 @@ class Member(Component[MembershipMachine]):
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:
         message: JoinRefused = received.message
-        if message.epoch == self._info.address.epoch and not self.actor.is_former(received):
-            self._fire(Refused(message.reason))
+        if self._answers(received):
+            refused = DeclaredLost if message.is_over else Refused
+            self.fire(self._at(received).machine, refused(message.reason))
 
     @receives(JoinDeferred)
     def on_deferred(self, received: Received) -> None:
         message: JoinDeferred = received.message
-        if message.epoch == self._info.address.epoch and not self.actor.is_former(received):
-            self._fire(NameTaken(message.holder))
+        if self._answers(received):
+            self.fire(self._at(received).machine, NameTaken(message.holder))
 
     @receives(DrainRequest)
     def on_drain_request(self, received: Received) -> None:
@@ -171,27 +196,14 @@ class Member(Component[MembershipMachine]):
         if not self._hears(received):
             return
         message: HeartbeatAck = received.message
+        place = self._at(received)
         if not message.known:
-            self._fire(Forgotten(message.cluster_s))
-        elif self.version < message.version:
-            self._fire(NewsMissed(message.cluster_s))
+            self.fire(place.machine, Forgotten(message.cluster_s))
+        elif place.version < message.version:
+            self.fire(place.machine, NewsMissed(message.cluster_s))
         else:
-            self._fire(Acknowledged(message.cluster_s))
-
-    def _hears(self, received: Received) -> bool:
-        """Whoever speaks is followed, and from then on its former lives are over, whatever of them
-        comes late.  Before the welcome nobody is: no clock would end that, if it fell silent."""
-        if not self.actor.knows_time or self.actor.is_former(received):
-            return False
-        self._follow(received)
-        return True
-
-    def _follow(self, received: Received) -> None:
-        """Of a new gateway: it counts anew."""
-        former = self.membership.gateway_epoch
-        if former not in (0, received.epoch):
-            self.version = 0
-            self._fire(GatewayReplaced(former, received.epoch))
+            self.fire(place.machine, Acknowledged(message.cluster_s))
+        self._note_heard(place)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -200,16 +212,23 @@ class Member(Component[MembershipMachine]):
         lost = dict(sorted(self.actor.lost))  # the last life of each
         fingerprint, told = self._fingerprint, tuple(lost.items())
         adapters, epoch = self.adapters()
+        gateway = self._places[machine].address
         join = Join(
             protocol_version=PROTOCOL_VERSION,
             model_fingerprint=fingerprint,
-            info=self._info,
-            was_member=machine.was_welcomed,
+            info=self._info.but(dialled=gateway.endpoint),
+            was_member=self._may_be_given_up(machine),
             lost=told,
             adapters=adapters,
             adapters_of=epoch,
         )
-        self.actor.send(self._gateway, join)
+        self.actor.send(gateway, join)
+
+    def _may_be_given_up(self, machine: MembershipMachine) -> bool:
+        """Whether it was a member, and may be none for its peers by now: no other gateway that
+        speaks has it."""
+        was_member = self._has_left or any(one.was_welcomed for one in self._places)
+        return was_member and not any(o.is_heard for o in self._places if o is not machine)
 
     @performs(Do.ARM_JOIN)
     def arm_join(self, machine: MembershipMachine, event: Event) -> None:
@@ -219,7 +238,8 @@ class Member(Component[MembershipMachine]):
     def take_time(self, machine: MembershipMachine, event: Heard) -> None:
         """Late by the message's own way.  The last one counts: machines may sleep, and their clocks
         with them."""
-        self.actor.cluster_offset_s = event.cluster_s - self.clock.now_s()
+        offset_s = self.actor.cluster_offset_s = event.cluster_s - self.clock.now_s()
+        self.actor.offsets[self._places[machine].name] = offset_s
 
     @performs(Do.ARM_SILENCE)
     def arm_silence(self, machine: MembershipMachine, event: Event) -> None:
@@ -230,25 +250,42 @@ class Member(Component[MembershipMachine]):
         self._beat()
 
     def _beat(self) -> None:
-        left_s = max(0.0, self.membership.drain_due_s - self.clock.now_s())
-        beat = Heartbeat(
-            load=self._load(),
-            version=self.version,
-            is_draining=self.membership.is_draining,
-            drain_left_s=left_s,
-            next_roles=self.membership.next_roles,
-        )
-        self.actor.send(self._gateway, beat)
-        self.actor.timers.call_later(self.membership.beat_s, self._beat)
+        """To each gateway that has welcomed it, as often as the most eager one asks for."""
+        load = self._load().but(num_gateways=len(self._places))
+        machines = self.actor.known_by()
+        for machine in machines.values():
+            left_s = max(0.0, machine.drain_due_s - self.clock.now_s())
+            place = self._places[machine]
+            beat = Heartbeat(
+                load=load,
+                version=place.version,
+                is_draining=machine.is_draining,
+                drain_left_s=left_s,
+                next_roles=machine.next_roles,
+            )
+            self.actor.send(place.address, beat)
+        if machines:
+            next_s = min(machine.beat_s for machine in machines.values())
+            self.actor.timers.call_later(next_s, self._beat)
 
     @performs(Do.DOUBT)
     def doubt(self, machine: MembershipMachine, event: Event) -> None:
-        self.actor.doubt(self._gateway)
+        self.actor.doubt(self._places[machine].address)
 
     @performs(Do.NOTE_FORMER_LOST)
     def note_former_lost(self, machine: MembershipMachine, event: GatewayReplaced) -> None:
         """Nobody reads its requests any more."""
-        self._note_lost(Address(self._gateway.instance_id, event.former_epoch, ""))
+        self._note_lost(self._places[machine].life(event.former_epoch))
+
+    @performs(Do.FORSAKE)
+    def forsake(self, machine: MembershipMachine, event: Event) -> None:
+        self._forsake(self._places[machine])
+
+    def _forsake(self, place: GatewayPlace) -> None:
+        place.forsake()
+        self._count_listed()
+        for component in self.actor.components:
+            component.peer_lost(place.life(place.machine.gateway_epoch))
 
     @performs(Do.TELL_SERVING)
     def tell_serving(self, machine: MembershipMachine, event: Event) -> None:
@@ -261,7 +298,9 @@ class Member(Component[MembershipMachine]):
     @performs(Do.FORGET_ABSENT)
     def forget_absent(self, machine: MembershipMachine, event: Event) -> None:
         """A registry that starts anew has had time for the joins of all living instances."""
-        self.actor.listed = set(self._listed)
+        place = self._places[machine]
+        place.counted = set(place.listed)
+        self._count_listed()
 
     @performs(Do.LET_GO)
     def let_go(self, machine: MembershipMachine, event: Event) -> None:
@@ -276,14 +315,14 @@ class Member(Component[MembershipMachine]):
 
     @performs(Do.SEND_LEAVE)
     def send_leave(self, machine: MembershipMachine, event: Event) -> None:
-        self.actor.send(self._gateway, Leave())
+        self.actor.send(self._places[machine].address, Leave())
 
     @performs(Do.LOOK_FOR_HOLDER)
     def look_for_holder(self, machine: MembershipMachine, event: NameTaken) -> None:
         address = event.holder.address
         if self.is_gone(event.holder):
             self.actor.lost.add((address.instance_id, address.epoch))
-            self.post(self.membership, HolderGone())
+            self.post(machine, HolderGone())
 
     @performs(Do.TELL_WAITING)
     def tell_waiting(self, machine: MembershipMachine, event: NameTaken) -> None:
@@ -291,77 +330,23 @@ class Member(Component[MembershipMachine]):
 
     @performs(Do.REJECT)
     def reject(self, machine: MembershipMachine, event: Refused) -> None:
-        self.on_rejected(event.reason)
+        """It does not fit, where no gateway takes it; a single one may not fit the others."""
+        if self.is_over:
+            self.on_rejected(event.reason)
+        else:
+            at = self._places[machine].address.endpoint
+            self.actor.log.warning("a gateway refuses it", gateway=at, reason=event.reason)
 
     @performs(Do.EXPEL)
-    def expel(self, machine: MembershipMachine, event: Refused) -> None:
+    def expel(self, machine: MembershipMachine, event: Refused | DeclaredLost) -> None:
         self.on_expelled(event.reason)
 
     def ended(self, machine: MembershipMachine) -> None:
-        self.actor.timers.cancel_call(self._beat)
-
-    # --- peers ------------------------------------------------------------------------------------
-
-    @receives(Membership)
-    def on_membership(self, received: Received) -> None:
-        message: Membership = received.message
-        if not self._hears(received) or message.version <= self.version:
-            return
-        if received.epoch != self._registry_epoch:
-            self._registry_epoch, self._listed = received.epoch, set()
-            self._fire(RegistryBegan())
-        self.version = message.version
-        own = self._info.address.instance_id
-        for info in message.instances:
-            address = info.address
-            key = (address.instance_id, address.epoch)
-            if address.instance_id != own and key not in self.actor.peers:
-                self.actor.connect(address)
-                self._note_replaced(address)
-            if key not in self.actor.peers:
-                self._log_transport(info)
-            self.actor.peers[key] = info
-        for address in message.lost:
-            self._note_lost(address)
-        present = {(i.address.instance_id, i.address.epoch) for i in message.instances}
-        self._forget_old(present)
-        self._listed |= present
-        self.actor.listed |= present
-        self.on_list(message.instances)
-        if present & self.actor.lost:
-            self._fire(LostOneListed())
-
-    def _log_transport(self, info: InstanceInfo) -> None:
-        is_self = self.actor.is_self(info.address)
-        if not is_self and pairing.exchange(self._info, info):
-            name, peer = pairing.choose(self._info, info), info.address.instance_id
-            if reason := pairing.fallback(self._info, info):
-                log = self.actor.log
-                log.warning("rows and KV move over", transport=name, peer=peer, reason=reason)
-            else:
-                self.actor.log.info("rows and KV move over", transport=name, peer=peer)
-
-    def _note_lost(self, address: Address) -> None:
-        key = (address.instance_id, address.epoch)
-        if key in self.actor.lost:
-            return
-        self.actor.lost.add(key)
-        for component in self.actor.components:
-            component.peer_lost(address)
-
-    def _note_replaced(self, address: Address) -> None:
-        """Earlier lives of this peer are over, also those that this registry never knew: the
-        instance may have restarted while there was no gateway."""
-        for name, epoch in list(self.actor.peers):
-            if name == address.instance_id and epoch < address.epoch:
-                self._note_lost(self.actor.peers[name, epoch].address)
-
-    def _forget_old(self, present: set[tuple[str, int]]) -> None:
-        """Peers that are neither present nor lost left in order; lost ones stay for fencing.
-
-        Only a life that this very registry has listed can have left it.  A gateway that starts
-        anew lists instances as they join: one that has not joined it yet is alive.
-        """
-        for key in sorted(self._listed):
-            if key not in present and key not in self.actor.lost:
-                self._note_lost(self.actor.peers[key].address)
+        if not self.actor.known_by():
+            self.actor.timers.cancel_call(self._beat)
+        place = self._places.get(machine)
+        if place is not None and not place.is_wanted:
+            self._has_left |= machine.was_welcomed
+            del self._places[machine], self.actor.memberships[place.name]
+            self.actor.offsets.pop(place.name, None)
+            self.actor.disconnect(place.name)

@@ -111,20 +111,24 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         owner: str,
         manifest: Manifest,
         deadline_s: float,
+        gateway: str,
     ) -> Outgoing:
         """A room that we will fill; adopts a machine whose grant or cancel came first."""
         if (outgoing := self.find(room)) is None:
-            outgoing = self._open(room, attempt, peer, deadline_s)
+            outgoing = self._open(room, attempt, peer, deadline_s, gateway)
         elif not outgoing.terminal:
-            self.arm(outgoing, self.actor.until(deadline_s), DeadlinePassed())
+            self.arm(outgoing, self.actor.until(deadline_s, gateway), DeadlinePassed())
         self._owners[room] = producer
         self.post(outgoing, Requested(owner, manifest))
         if manifest.offer is not None:
             self.arm_retry(outgoing, None)
         return outgoing
 
-    def _open(self, room: str, attempt: int, peer: Address, deadline_s: float) -> Outgoing:
-        return self._add(Outgoing(room, attempt, peer, self.actor.journal), deadline_s)
+    def _open(
+        self, room: str, attempt: int, peer: Address, deadline_s: float, gateway: str
+    ) -> Outgoing:
+        made = Outgoing(room, attempt, peer, self.actor.journal)
+        return self._add(made, deadline_s, gateway)
 
     def _num_unasked(self) -> int:
         """Rooms that were granted and that nobody has asked to fill yet."""
@@ -152,12 +156,13 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         if outgoing is None:  # the grant is faster than the request
             peer = Address(message.region.instance_id, message.region.epoch, "")
             # Nobody would tell of its loss again, or its deadline cannot be read yet.
-            if self.actor.is_lost(peer) or not self.actor.knows_time:
+            if self.actor.is_lost(peer) or not self.actor.knows_time_of(message.gateway):
                 return
             if self._num_unasked() >= MAX_UNASKED:
                 self.actor.counters["grants_not_asked_for"] += 1
                 return
-            outgoing = self._open(message.room, message.attempt, peer, message.deadline_s)
+            due = message.deadline_s, message.gateway
+            outgoing = self._open(message.room, message.attempt, peer, *due)
             self._await_request(outgoing, message)
         if self._is_from_peer(outgoing, received):
             self.fire(outgoing, GrantReceived(message))
@@ -173,7 +178,8 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             why = Failure(FailureKind.TRANSFER, "the producer was not asked for it")
             self.fire(outgoing, SourceFailed(why))
 
-        delay_s = min(self.actor.until(grant.deadline_s), 3 * self._timing.link_timeout_s)
+        left_s = self.actor.until(grant.deadline_s, grant.gateway)
+        delay_s = min(left_s, 3 * self._timing.link_timeout_s)
         self.actor.timers.arm(outgoing, DeadlinePassed, delay_s, give_up)
 
     @receives(CancelTransfer)
@@ -181,7 +187,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         message: CancelTransfer = received.message
         if self.find(message.room) is None:  # before request and grant: a tombstone, and wins (F42)
             peer = Address(received.source, received.epoch, "")
-            self._open(message.room, message.attempt, peer, 0.0)
+            self._open(message.room, message.attempt, peer, 0.0, "")
         self._hear(received, CancelReceived(message.failure))
 
     @receives(CommitAck)

@@ -58,9 +58,10 @@ class Rooms(Component[R], Generic[R, Owner]):
     def live(self) -> dict[str, int]:
         return {self.end: max(len(self._rooms), len(self._owners)) - len(self._ended)}
 
-    def _add(self, room: R, deadline_s: float) -> R:
+    def _add(self, room: R, deadline_s: float, gateway: str) -> R:
+        """`deadline_s` is in the time of this gateway."""
         self._rooms[room.key] = room
-        self.arm(room, self.actor.until(deadline_s), DeadlinePassed())
+        self.arm(room, self.actor.until(deadline_s, gateway), DeadlinePassed())
         return room
 
     def ended(self, machine: R) -> None:

@@ -78,7 +78,7 @@ async def serve_all(
         ports,
         instance_config,
         engines,
-        gateway.actor.address,
+        [gateway.actor.address],
         fingerprint,
         this_host_id(),
         os.getpid(),

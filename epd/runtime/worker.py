@@ -22,6 +22,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epd.config import InstanceConfig
@@ -33,6 +34,7 @@ from epd.roles.compose import Engines, Instance
 from epd.roles.holding import Holding
 from epd.roles.ports import Ports
 from epd.runtime import heap
+from epd.runtime.joins import Joins
 from epd.runtime.lag import watch_lag
 from epd.runtime.loading import backends_of, lacks_of
 from epd.runtime.logs import LoggingLog
@@ -201,7 +203,11 @@ async def serve_instance(
 
 
 async def _open_instance(
-    config: InstanceConfig, engines: Engines, fingerprint: str, gateway: Address, bus: Bus
+    config: InstanceConfig,
+    engines: Engines,
+    fingerprint: str,
+    gateways: Sequence[Address],
+    bus: Bus,
 ) -> Instance:
     """Of the epoch of this bus.  Raises TransportError."""
     name, epoch = bus.address.instance_id, bus.address.epoch
@@ -215,7 +221,7 @@ async def _open_instance(
     logger.info("offers %s (transport %s)", names, config.transport)
     place = this_host_id(), os.getpid()
     try:
-        return Instance(ports, config, engines, gateway, fingerprint, *place)
+        return Instance(ports, config, engines, gateways, fingerprint, *place)
     except BaseException:
         await transfers.close()
         raise
@@ -230,9 +236,10 @@ async def _live(
     key = load_cluster_key(config.cluster_key)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     public_key = key.server_public if key is not None else ""
-    gateway = Address("gateway", 0, config.gateway_endpoint, public_key)
+    joins = Joins(config.gateway_endpoint, public_key)
     try:
-        instance = await _open_instance(config, engines, fingerprint, gateway, bus)
+        gateways = await joins.first()
+        instance = await _open_instance(config, engines, fingerprint, gateways, bus)
     except BaseException:
         await bus.close()
         raise
@@ -240,7 +247,11 @@ async def _live(
     end_with_device(instance, ending, status)
     show_cluster(instance, config.gateway_endpoint, ending, status, held)
     status("joining", config.gateway_endpoint)
-    watching = asyncio.create_task(watch_lag(instance.actor.times.note_lag))
+    join = partial(instance.actor.mailbox.put, "gateways", instance.member.join)
+    watching = [
+        asyncio.create_task(watch_lag(instance.actor.times.note_lag)),
+        asyncio.create_task(joins.watch(join)),
+    ]
     try:
         await _begin(instance, held, over)
         await _any_of(ending.drain.wait(), over.wait())
@@ -251,7 +262,8 @@ async def _live(
         await instance.close()
         raise
     finally:
-        watching.cancel()
+        for task in watching:
+            task.cancel()
     if ending.drain.is_set():
         await instance.close()
         return False

@@ -6,7 +6,8 @@ Who may serve a stage is decided here; who does, by a `Rule`: by predicted compl
 An image goes, whatever the load, to the encoder that an open attempt has sent it to and that does
 not hold the rows yet: joining an encode costs nothing.  Else it goes to an encoder that holds its
 rows, unless that has more than `RESIDENT_BALANCE` times one above the mean load.  Else the rule
-chooses.
+chooses.  Where several gateways have the encoders, none has a record of the images under way of
+another.  Rendezvous hashing on `mm_hash` chooses then, so that equal images meet at one encoder.
 
 A prefill instance that reads the storage of encoders (`finds_rows`) serves an image there without
 an encoder; where there is no encoder it is asked for any image.
@@ -266,6 +267,8 @@ def _encoder_for(
     near = [c for c in holders if c.assigned <= RESIDENT_BALANCE * (mean + 1)]
     if near:
         return min(near, key=lambda c: (c is not prefill, busyness(c)))
+    if any(c.load.num_gateways > 1 for c in encoders):
+        return max(encoders, key=lambda c: weight(mm_hash, c.instance_id))
     return rule.encoder(image, encoders, prefill)
 
 

@@ -60,6 +60,7 @@ GRANT = Grant(
     contract=CONTRACT,
     num_rows=4,
     deadline_s=9.0,
+    gateway="g",
 )
 MANIFEST = outgoing.Manifest(CONTRACT, 4)
 LAYOUT = KvLayout(
@@ -160,7 +161,7 @@ def make_outgoing(journal: Journal = NULL_JOURNAL) -> outgoing.Outgoing:
 
 
 def make_incoming(journal: Journal = NULL_JOURNAL) -> incoming.Incoming:
-    return incoming.Incoming("room", 1, PEER, "owner", 4, 9.0, journal)
+    return incoming.Incoming("room", 1, PEER, "owner", 4, 9.0, "g", journal)
 
 
 def make_granted() -> outgoing.Outgoing:

@@ -7,8 +7,9 @@ from epd.fsm.kernel import Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 HEARS = "(MEMBER, REJOINING, DRAINING, DRAINING_REJOINING)"
-ASKS = "(JOINING, AWAITING_NAME, REJOINING, CUT_OFF, DRAINING_REJOINING, DRAINING_CUT_OFF)"
-DRAINS = "(DRAINING, DRAINING_REJOINING, DRAINING_CUT_OFF)"
+SILENT = "CUT_OFF, FORSAKEN, DRAINING_CUT_OFF, DRAINING_FORSAKEN"
+ASKS = f"(JOINING, AWAITING_NAME, REJOINING, DRAINING_REJOINING, {SILENT})"
+DRAINS = "(DRAINING, DRAINING_REJOINING, DRAINING_CUT_OFF, DRAINING_FORSAKEN)"
 WORKS = "(MEMBER, REJOINING, CUT_OFF)"
 OVER = "(REJECTED, EXPELLED, LEFT)"
 
@@ -47,12 +48,12 @@ def _part(table: Table) -> Part:
             "ARM_ABSENT": ("absent = True",), "ARM_DRAIN": ("drain = True", "leave = True"),
             "SEND_LEAVE": ("told = True",),
             "REJECT": ("require not serving -- who served fits", "told = True"),
-            "EXPEL": ("require serving -- who never served was no member", "told = True"),
+            "EXPEL": ("told = True",),
         },
         silent=frozenset(
             (
                 *("keep_interval", "keep_bound", "follow", "SEND_JOIN", "DOUBT"),
-                "NOTE_FORMER_LOST",
+                *("NOTE_FORMER_LOST", "FORSAKE"),
                 *("LET_GO", "FORGET_ABSENT", "LOOK_FOR_HOLDER", "TELL_WAITING"),
             ),
         ),
@@ -81,7 +82,9 @@ def _happenings() -> tuple[Happening, ...]:
             "absence_settles", "time", "absent", m.AbsenceSettled, before=("absent = False",)
         ),
         Happening("silence", "time", "silence", m.GatewayFellSilent, before=("silence = False",)),
+        Happening("other_is_heard", "fault", runs, m.OtherHeard),
         Happening("is_refused", "fault", runs, m.Refused),
+        Happening("is_declared_lost", "fault", runs, m.DeclaredLost),
         Happening("name_is_taken", "fault", runs, m.NameTaken),
         Happening("holder_is_gone", "fault", "state == AWAITING_NAME", m.HolderGone),
         Happening("drain_is_asked_for", "fault", runs, m.DrainRequested),
@@ -100,7 +103,7 @@ def _happenings() -> tuple[Happening, ...]:
 def membership_model(table: Table = m.TABLE) -> Model:
     """The model; `table` is MEMBERSHIP's, or one with a bug put back."""
     return Model(
-        name="MEMBERSHIP", nodes=(25,),
+        name="MEMBERSHIP", nodes=(32,),
         about="one life of an instance, as it sees its place in the registry",
         parts=(_part(table),),
         variables=(
@@ -123,6 +126,7 @@ def membership_model(table: Table = m.TABLE) -> Model:
                 rests={
                     "state == JOINING": "there may be no gateway yet: any order of starts works",
                     "state == CUT_OFF": "its own work goes on, and only a gateway can tell more",
+                    "state == FORSAKEN": "as above, and another gateway speaks",
                 },
             ),
         ),

@@ -10,7 +10,8 @@ from epd.frontend import NO_ADAPTER, GenerationError, GenerationUpdate, Leave, R
 from epd.messages import TokenLogprobs
 from epd.roles.compose import Gateway
 from epd.roles.gateway.stream import Stream
-from epd_lab.sim.cluster import GATEWAY, Cluster
+from epd_lab.sim.cluster import Cluster
+from epd_lab.sim.lives import Node
 from epd_lab.sim.workload import Ask
 
 
@@ -34,6 +35,7 @@ class Record:
     num_refused: int = 0  # times, before its answer
     hung_up: bool = False
     has_enough: bool = False  # it read its stop word, and left
+    gateway: str = ""  # the life of the one that it has asked
     gateway_died: bool = False
     num_answers: int = 0  # terminal ones; must end as 1
 
@@ -63,7 +65,7 @@ class Clients:
         self._loop = cluster.world.loop
         self.records: list[Record] = []
         self.ask_all(asks)
-        cluster.world.on_death.append(lambda process: self._died(process.instance_id))
+        cluster.world.on_death.append(lambda process: self._died(process.name))
 
     @property
     def all_ended(self) -> bool:
@@ -86,13 +88,14 @@ class Clients:
     def _ask(self, record: Record) -> None:
         self._loop.marks.setdefault("first ask", self._loop.steps)
         record.asked_s = self._loop.now_s
-        node = self._cluster.node(GATEWAY)
+        node = self._gateway_of(record)
         if node is None:
             record.refused, record.ended_s = "the gateway is down", self._loop.now_s
             record.num_answers = 1
             return
+        record.gateway = node.process.name
         self._loop.create_task(
-            self._read(record),
+            self._read(record, node),
             name=f"client {record.ask.index}",
             context=node.process.context,
         )
@@ -107,9 +110,14 @@ class Clients:
         self._loop.call_at(self._loop.now_s + refused.retry_after_s, self._ask, record)
         return True
 
-    async def _read(self, record: Record) -> None:
-        node = self._cluster.node(GATEWAY)
-        assert node is not None
+    def _gateway_of(self, record: Record) -> Node | None:
+        """Clients take turns over the gateways, and turn to the next one where one is down."""
+        names = self._cluster.gateways
+        first = record.ask.index % len(names)
+        nodes = map(self._cluster.node, (*names[first:], *names[:first]))
+        return next((node for node in nodes if node is not None), None)
+
+    async def _read(self, record: Record, node: Node) -> None:
         assert node.gateway is not None
         record.asked_s = self._loop.now_s
         claim = ""
@@ -205,11 +213,9 @@ class Clients:
             record.error, record.finish_reason = update.error, update.finish_reason
             record.num_answers += 1
 
-    def _died(self, instance_id: str) -> None:
+    def _died(self, life: str) -> None:
         """A client whose gateway dies sees its connection break."""
-        if instance_id != GATEWAY:
-            return
         for record in self.records:
-            if record.asked_s and not record.ended:
+            if record.gateway == life and not record.ended:
                 record.gateway_died, record.ended_s = True, self._loop.now_s
                 record.num_answers += 1

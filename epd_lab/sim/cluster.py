@@ -51,7 +51,8 @@ from epd_lab.sim.workload import mm_hash_of
 from epd_lab.sim.world import World
 
 FINGERPRINT = "simulated model"
-GATEWAY = "gateway"
+GATEWAY = "gateway"  # the first; another one is called gateway1
+DAY_S = 86400.0
 MEMBERSHIP = ("MEMBERSHIP ", "INSTANCE ", "Member._beat", "Health._look", "StorageWatch._look")
 HOUSEKEEPING = (*MEMBERSHIP, "Rooms._forget")
 OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
@@ -94,6 +95,7 @@ class Settings:
     max_uncut: int = 0  # rows of the largest image, if no chunk may cut one
     adapters: tuple[str, ...] = ()  # digests, at each instance from its start
     costs: Costs = Costs()
+    num_gateways: int = 1  # over the same instances
     restart_after_s: float = 0.5
     load_s: float = 0.3  # what other roles need
     rank_lingers_s: float = 0.0  # a rank whose leader has died, at most
@@ -106,13 +108,17 @@ def parse_topology(topology: str) -> list[tuple[str, Roles]]:
 
 
 class Cluster:
-    """A gateway and the instances of a topology."""
+    """The gateways and the instances of a topology."""
 
     def __init__(self, world: World, topology: str, settings: Settings) -> None:
         self.world = world
         self.settings = settings
         world.fabric.near = settings.near
         self.instances = dict(parse_topology(topology))
+        others = range(1, settings.num_gateways)
+        self.gateways = (GATEWAY, *(f"{GATEWAY}{number}" for number in others))
+        for number in others:  # no clock of theirs is another's
+            world.set_s[f"{GATEWAY}{number}"] = -DAY_S * number
         self.desk = Desk(world)
         self.groups = Groups(world, topology, settings.rank_lingers_s, settings.prefill)
         if settings.ranks_elsewhere:
@@ -132,7 +138,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start everything within a tenth of a second, in an order of the seed's choosing."""
-        for name in (GATEWAY, *self.instances, *self.groups.hosts):
+        for name in (*self.gateways, *self.instances, *self.groups.hosts):
             at_s = 0.1 * self.world.random.uniform("start", name)
             self.world.loop.call_at(at_s, self.spawn, name)
 
@@ -146,7 +152,7 @@ class Cluster:
 
     def spawn(self, name: str) -> None:
         alive = self.world.processes.get(name)
-        main = self._run_gateway if name == GATEWAY else self.groups.hosts.main(name)
+        main = self._run_gateway if name in self.gateways else self.groups.hosts.main(name)
         main = self.run_instance if name in self.instances else main
         if main is not None and (alive is None or not alive.alive):  # or its leader makes another
             self.world.spawn(name, main)
@@ -166,7 +172,7 @@ class Cluster:
         return self.nodes.get(process.name) if process is not None and process.alive else None
 
     def living(self) -> list[Node]:
-        found = (self.node(name) for name in (GATEWAY, *self.instances))
+        found = (self.node(name) for name in (*self.gateways, *self.instances))
         return [node for node in found if node is not None]
 
     def is_formed(self, process: SimProcess) -> bool:
@@ -180,7 +186,7 @@ class Cluster:
         under way, nothing owned, no task, and only the timers of membership and of tombstones."""
         nodes = self.living()
         links = self.world.network.links.values()
-        if len(nodes) <= len(self.instances) or self.world.fabric.writes:
+        if len(nodes) < len(self.gateways) + len(self.instances) or self.world.fabric.writes:
             return False
         if any(link.num_in_flight or link.held for link in links) or self.world.network.withheld:
             return False
@@ -236,7 +242,7 @@ class Cluster:
         self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
         if engines.ranks is not None:
             ports.transfers = GroupDataPlane(ports.transfers, engines.ranks)
-        joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
+        joins = [Address(name, 0, f"sim://{name}") for name in self.gateways]
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, held=held, devices=devices)
         if isinstance(language, SimLanguageEngine) and instance.requests is not None:
@@ -347,7 +353,7 @@ class Cluster:
         self.world.network.heal_all()
         wedges.heal(self.world.fabric, (node.instance for node in self.living()))
         self.disk.heal()
-        for name in (GATEWAY, *self.instances, *self.groups.hosts):
+        for name in (*self.gateways, *self.instances, *self.groups.hosts):
             self.spawn(name)
         for running in (*(node.process for node in self.living()), *self.groups.living()):
             running.slowness = 1.0

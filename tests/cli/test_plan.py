@@ -161,7 +161,6 @@ def test_without_a_key_nothing_listens_beyond_this_host(tmp_path: Path) -> None:
     [
         ("gateway", "tcp://127.0.0.1:1", "", "drop it"),
         ("all", "tcp://127.0.0.1:1", "", "joins none"),
-        ("gateway", "", "g1", "drop --id"),
         ("encode", "tcp://10.0.0.1:7000", "", "--listen tcp://ADDRESS-OF-THIS-HOST"),
         ("encode", "http://10.0.0.1", "", "write tcp://HOST:PORT"),
     ],

@@ -127,7 +127,7 @@ async def test_each_rank_has_its_own_heads_in_the_end(
     region, *parts = here.regions(there)
     grant = Grant(
         room="r", attempt=1, mm_hash="", region=region, slots=slots, contract=None, num_rows=1,
-        deadline_s=9.0, parts=tuple(parts), layout=here.layout,
+        deadline_s=9.0, gateway="gateway", parts=tuple(parts), layout=here.layout,
     )  # fmt: skip
     assert here.kv.objection(there.layout) == ""
     sent = [

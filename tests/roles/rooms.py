@@ -48,14 +48,14 @@ def produce(at: Desk, room: str = "r", *, offers: bool = True, peer: Address = P
     """A room that p0 fills; its owner."""
     owner = mock.Mock()
     manifest = Manifest(None, 1, OFFER if offers else None)
-    at.do(at.role.open, room, 1, peer, owner, "key", manifest, due_s(at))
+    at.do(at.role.open, room, 1, peer, owner, "key", manifest, due_s(at), "gateway")
     return owner
 
 
 def consume(at: Desk, room: str = "r", peer: Address = PEER) -> tuple[Any, Incoming]:
     made = mock.Mock(region=REGION, slots=(0,))
     owner = mock.Mock(grant=mock.Mock(return_value=made))
-    at.do(at.role.open, room, 1, peer, owner, "key", 1, due_s(at))
+    at.do(at.role.open, room, 1, peer, owner, "key", 1, due_s(at), "gateway")
     return owner, at.role.find(room)
 
 
@@ -69,6 +69,7 @@ def grant(at: Desk, room: str = "r", left_s: float = 20.0) -> Grant:
         contract=None,
         num_rows=1,
         deadline_s=due_s(at, left_s),
+        gateway="gateway",
     )
 
 

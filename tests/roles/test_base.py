@@ -320,8 +320,8 @@ def test_deadlines_are_in_the_gateways_time() -> None:
     port = Port()
     port.clock.at_s = 10.0
     port.actor.cluster_offset_s = 100.0
-    assert port.actor.cluster_s() == 110.0 and port.actor.until(115.0) == 5.0
-    assert port.actor.knows_time, "a gateway's own clock is that"
+    assert port.actor.cluster_s() == 110.0 and port.actor.until(115.0, "gateway") == 5.0
+    assert port.actor.knows_time_of("gateway"), "a gateway's own clock is that"
     timers, callback = port.actor.timers, mock.Mock()
     timers.call_later(1.0, callback)
     timers.call_later(2.0, callback)

@@ -119,9 +119,9 @@ def test_who_drains_waits_for_what_is_open_and_then_leaves() -> None:
         with leaves as leave, let_go as lets_go:
             told = drained(cluster, "epd0")
             cluster.pass_time(0.01)
-            assert instance.member.membership.is_draining and lets_go.called
+            assert instance.member.places[0].machine.is_draining and lets_go.called
             for role in ("encode", "prefill", "decode"):
-                refusal = instance.actor.refusal(role, 0, 1)
+                refusal = instance.actor.refusal("gateway", role, 0, 1)
                 assert refusal == Failure(FailureKind.AWAY, f"the {role} instance is draining")
             while not record.ended:
                 assert not told and not leave.called

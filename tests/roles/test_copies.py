@@ -32,7 +32,7 @@ ASKED = {"e0": EncodeRequest, "p0": PrefillRequest, "d0": KvOffer}
 
 
 def drains(member: Instance) -> None:
-    in_state(member.actor.membership, S.DRAINING)
+    in_state(member.actor.memberships["gateway"], S.DRAINING)
 
 
 def is_full(member: Instance) -> None:
@@ -41,7 +41,7 @@ def is_full(member: Instance) -> None:
 
 
 def does_not_know_the_time(member: Instance) -> None:
-    in_state(member.actor.membership, S.JOINING)
+    in_state(member.actor.memberships["gateway"], S.JOINING)
 
 
 @pytest.mark.parametrize("why", [drains, is_full, does_not_know_the_time])

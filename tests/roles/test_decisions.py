@@ -19,6 +19,7 @@ SERVES = [path for part in PARTS for path in sorted((EPD / part).rglob("*.py"))]
 FLAGS = {
     "AdmissionControl._has_others": "once and for good: a second key has asked, so keys take turns",
     "Actor.closing": "the process ends: nothing is decided any more",
+    "Member.is_wanted": "of a gateway: a name of who runs them has its address; LEFT is the rest",
     "Mailbox.has_item": "true within one call: an item is being taken",
     "Mailbox.may_fire": "true within one call: an item is at hand, and no effect of it",
     "Bell._rung": "a wait that has not begun: an asyncio primitive",

@@ -85,7 +85,8 @@ def test_who_is_silent_is_asked_again_and_its_link_opened_anew_and_then_given_up
 
 
 def test_who_waits_for_its_gateway_is_told_once_and_not_warned() -> None:
-    with links() as at, mock.patch.object(at.actor, "membership", mock.Mock(was_welcomed=False)):
+    young = {GATEWAY: mock.Mock(was_welcomed=False)}
+    with links() as at, mock.patch.object(at.actor, "memberships", young):
         with mock.patch.object(at.actor.log, "info") as info:
             doubt(at, Address(GATEWAY, 0, ""))
             at.cluster.pass_time(5.1 * TIMING.link_timeout_s)

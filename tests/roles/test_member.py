@@ -34,7 +34,7 @@ def told(cluster: Simulated, name: str, lost: tuple[Address, ...] = ()) -> None:
     member = cluster.instance(name).member
     present = tuple(i.info for i in cluster.gateway.registry.instances if i.present)
     epoch = cluster.gateway.actor.address.epoch
-    message = Membership(version=member.version + 1, instances=present, lost=lost)
+    message = Membership(version=member.places[0].version + 1, instances=present, lost=lost)
     cluster.item(name, member.on_membership, Received(GATEWAY, epoch, message))
 
 
@@ -96,7 +96,7 @@ def test_a_new_gateway_counts_anew(down_s: float) -> None:
         cluster.pass_time(down_s + 3.0)
         gateway = cluster.gateway.registry
         for name in ("p0", "d0"):
-            assert cluster.instance(name).member.version == gateway.version
+            assert cluster.instance(name).member.places[0].version == gateway.version
             assert cluster.instance(name).actor.is_listed(Address("e0", 5, ""))
             assert not cluster.instance(name).actor.is_listed(Address("e0", 4, ""))
 

@@ -54,7 +54,9 @@ def present(at: Desk, *but: str) -> tuple[InstanceInfo, ...]:
 
 def news(at: Desk, *but: str, lost: tuple[Address, ...] = (), epoch: int = 1, more: int = 1) -> Any:
     """The next version of the registry, without some."""
-    message = Membership(version=at.role.version + more, instances=present(at, *but), lost=lost)
+    message = Membership(
+        version=at.role.places[0].version + more, instances=present(at, *but), lost=lost
+    )
     return at.tell("on_membership", message, GATEWAY, epoch=epoch)
 
 
@@ -88,7 +90,7 @@ def test_of_two_lost_lives_of_one_name_a_join_tells_the_last() -> None:
         with member() as at:
             at.actor.lost.clear()
             at.actor.lost.update(told)
-            at.do(at.role.send_join, at.role.membership, None)
+            at.do(at.role.send_join, at.role.places[0].machine, None)
             (join,) = joins(at.messages())
             assert join.lost == (("d0", 1), ("p0", 11))
 
@@ -100,22 +102,22 @@ def test_of_two_lost_lives_of_one_name_a_join_tells_the_last() -> None:
 def test_a_new_life_needs_a_clock_near_the_gateways(ahead_s: float, how: str) -> None:
     with member(timing=msgspec.structs.replace(TIMING, max_clock_skew_s=60.0)) as at:
         at.role.on_rejected = rejected = mock.Mock()
-        in_state(at.role.membership, S.OUTSIDE)
+        in_state(at.role.places[0].machine, S.OUTSIDE)
         at.do(at.role.start)
         welcome(at, ahead_s=ahead_s)
         if not how:
             welcome(at, ahead_s=1e6)  # no member is given up for its clock
-            assert at.role.membership.state is S.MEMBER
+            assert at.role.places[0].machine.state is S.MEMBER
             return
-        assert at.role.membership.state is S.REJECTED
+        assert at.role.places[0].machine.state is S.REJECTED
         (reason,) = rejected.call_args.args
-        assert how in reason and "NTP" in reason and not at.actor.knows_time
+        assert how in reason and "NTP" in reason and not at.actor.knows_time_of(GATEWAY)
 
 
 def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
     with member() as at:
         role = at.role
-        in_state(role.membership, S.OUTSIDE)
+        in_state(role.places[0].machine, S.OUTSIDE)
         at.said.clear()
         at.actor.doubt = doubt = mock.Mock()
         at.do(role.start)
@@ -131,8 +133,8 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
         assert [call.args[0].instance_id for call in doubt.call_args_list] == [GATEWAY]
         role.on_welcome = mock.Mock()
         (beat,) = welcome(at, cluster_s=77.0)
-        assert isinstance(beat, Heartbeat) and beat.version == role.version
-        assert at.actor.cluster_s() == pytest.approx(77.0) and at.actor.knows_time
+        assert isinstance(beat, Heartbeat) and beat.version == role.places[0].version
+        assert at.actor.cluster_s() == pytest.approx(77.0) and at.actor.knows_time_of(GATEWAY)
         at.cluster.pass_time(0.24)
         assert len(at.said) == 1
         at.cluster.pass_time(0.02)
@@ -144,8 +146,8 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
 
 def test_only_a_welcome_of_this_very_life_counts() -> None:
     with member() as at:
-        in_state(at.role.membership, S.JOINING)
-        assert welcome(at, of=2) == [] and not at.actor.knows_time
+        in_state(at.role.places[0].machine, S.JOINING)
+        assert welcome(at, of=2) == [] and not at.actor.knows_time_of(GATEWAY)
 
 
 def test_a_gateway_that_was_followed_is_lost_and_its_messages_are_over() -> None:
@@ -164,8 +166,8 @@ def test_a_gateway_that_was_followed_is_lost_and_its_messages_are_over() -> None
         news(at, "p0", epoch=2)
         assert at.actor.counters["message_of_other_epoch"] == before + 4
         expelled.assert_not_called()
-        assert at.role.membership.gateway_epoch == 3 and ("p0", 1) not in at.actor.lost
-        in_state(at.role.membership, S.CUT_OFF)  # it does not speak any more
+        assert at.role.places[0].machine.gateway_epoch == 3 and ("p0", 1) not in at.actor.lost
+        in_state(at.role.places[0].machine, S.CUT_OFF)  # it does not speak any more
         assert len(welcome(at, epoch=2)) == 1
 
 
@@ -173,7 +175,7 @@ def test_a_gateway_that_was_followed_is_lost_and_its_messages_are_over() -> None
 def test_whoever_speaks_is_followed_and_its_former_lives_are_over(says: str) -> None:
     """The welcome of a new gateway was lost: what the former one said still comes."""
     with member() as at:
-        in_state(at.role.membership, S.CUT_OFF)
+        in_state(at.role.places[0].machine, S.CUT_OFF)
         if says == "list":
             news(at, epoch=3)
         else:
@@ -183,18 +185,18 @@ def test_whoever_speaks_is_followed_and_its_former_lives_are_over(says: str) -> 
                 GATEWAY,
                 epoch=3,
             )
-        assert at.role.membership.gateway_epoch == 3
+        assert at.role.places[0].machine.gateway_epoch == 3
         news(at, "p0", lost=(Address("p0", 1, ""),), epoch=2, more=9)
-        assert ("p0", 1) not in at.actor.lost and at.role.membership.gateway_epoch == 3
+        assert ("p0", 1) not in at.actor.lost and at.role.places[0].machine.gateway_epoch == 3
 
 
 def test_before_its_welcome_it_follows_nobody() -> None:
     """No clock would end that, if the one that spoke fell silent."""
     with member() as at:
-        in_state(at.role.membership, S.JOINING)
-        at.role.membership.gateway_epoch = 0
+        in_state(at.role.places[0].machine, S.JOINING)
+        at.role.places[0].machine.gateway_epoch = 0
         news(at, epoch=3)
-        assert at.role.membership.gateway_epoch == 0
+        assert at.role.places[0].machine.gateway_epoch == 0
 
 
 def test_who_is_refused_says_so_and_is_silent() -> None:
@@ -214,7 +216,7 @@ def test_who_never_was_a_member_is_rejected() -> None:
     with member() as at:
         expelled = at.role.on_expelled = mock.Mock()
         rejected = at.role.on_rejected = mock.Mock()
-        in_state(at.role.membership, S.JOINING)
+        in_state(at.role.places[0].machine, S.JOINING)
         at.tell("on_refused", JoinRefused(epoch=1, reason="it does not fit"), GATEWAY)
         rejected.assert_called_once_with("it does not fit")
         expelled.assert_not_called()
@@ -222,7 +224,7 @@ def test_who_never_was_a_member_is_rejected() -> None:
 
 def test_who_is_not_known_or_has_missed_news_joins_again() -> None:
     with member() as at:
-        version = at.role.version
+        version = at.role.places[0].version
         assert version > 0
         assert ack(at, version, cluster_s=9.0) == []
         assert at.actor.cluster_s() == pytest.approx(9.0)
@@ -234,13 +236,13 @@ def test_who_is_not_known_or_has_missed_news_joins_again() -> None:
         assert len(joins(ack(at, 0, known=False))) == 1
         welcome(at)
         news(at, more=5)
-        assert joins(ack(at, at.role.version - 2)) == []
+        assert joins(ack(at, at.role.places[0].version - 2)) == []
 
 
 def test_a_gateway_that_is_silent_is_doubted_and_joined_again() -> None:
     with member() as at:
         doubt = at.actor.doubt = mock.Mock()
-        ack(at, at.role.version)
+        ack(at, at.role.places[0].version)
         at.cluster.pass_time(TIMING.lost_after_s - 0.01)
         assert not joins(at.messages()) and not doubt.called
         at.cluster.pass_time(0.02)
@@ -250,11 +252,11 @@ def test_a_gateway_that_is_silent_is_doubted_and_joined_again() -> None:
 
 def test_news_count_once_and_only_newer_ones() -> None:
     with member() as at:
-        version = at.role.version
+        version = at.role.places[0].version
         news(at, "p0", more=0)
-        assert at.role.version == version and ("p0", 1) not in at.actor.lost
+        assert at.role.places[0].version == version and ("p0", 1) not in at.actor.lost
         news(at)
-        assert at.role.version == version + 1
+        assert at.role.places[0].version == version + 1
         news(at, "p0")
         assert ("p0", 1) in at.actor.lost, "it has left"
         assert ("d0", 1) not in at.actor.lost
@@ -264,8 +266,8 @@ def test_news_count_once_and_only_newer_ones() -> None:
 def test_who_is_missing_with_a_new_registry_has_not_left_it() -> None:
     with member() as at:
         news(at, more=50)
-        news(at, "p0", epoch=2, more=1 - at.role.version)
-        assert (at.role.version, at.role.membership.gateway_epoch) == (1, 2)
+        news(at, "p0", epoch=2, more=1 - at.role.places[0].version)
+        assert (at.role.places[0].version, at.role.places[0].machine.gateway_epoch) == (1, 2)
         assert ("p0", 1) not in at.actor.lost and ("p0", 1) in at.actor.listed
         at.cluster.pass_time(absent_after_s(TIMING) - 0.1)
         assert ("p0", 1) in at.actor.listed
@@ -338,10 +340,10 @@ def test_who_drains_says_so_at_once_and_ever_after_and_who_leaves_is_silent() ->
 
 def test_who_was_never_welcomed_has_nothing_to_drain_and_leaves() -> None:
     with member() as at:
-        in_state(at.role.membership, S.JOINING)
+        in_state(at.role.places[0].machine, S.JOINING)
         at.said.clear()
         at.do(at.role.drain)
-        assert at.messages() == [Leave()] and at.role.membership.state is S.LEFT
+        assert at.messages() == [Leave()] and at.role.places[0].machine.state is S.LEFT
 
 
 def test_who_drains_and_is_forgotten_asks_again_and_leaves_in_time() -> None:
@@ -350,7 +352,7 @@ def test_who_drains_and_is_forgotten_asks_again_and_leaves_in_time() -> None:
         assert len(joins(ack(at, 0, known=False))) == 1
         at.cluster.pass_time(TIMING.drain_timeout_s + TIMING.move_timeout_s - 0.01)
         assert Leave() not in at.messages()
-        refusal = at.actor.refusal("encode", 0, 1)
+        refusal = at.actor.refusal(GATEWAY, "encode", 0, 1)
         assert refusal == Failure(FailureKind.AWAY, "the encode instance is draining")
         at.cluster.pass_time(0.02)
         assert Leave() in at.messages()

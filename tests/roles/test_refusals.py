@@ -72,11 +72,11 @@ def bury(desk: Desk) -> None:
 
 
 def drains(desk: Desk) -> None:
-    in_state(desk.actor.membership, S.DRAINING)
+    in_state(desk.actor.memberships["gateway"], S.DRAINING)
 
 
 def was_not_welcomed(desk: Desk) -> None:
-    in_state(desk.actor.membership, S.JOINING)
+    in_state(desk.actor.memberships["gateway"], S.JOINING)
 
 
 # --- prefill --------------------------------------------------------------------------------------

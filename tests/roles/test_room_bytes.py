@@ -134,7 +134,7 @@ def test_how_a_peer_reaches_own_memory() -> None:
     with rooms("incoming") as at:
         plane = at.actor.ports.transfers
         with mock.patch.object(plane, "descriptor") as descriptor:
-            known = Incoming("r", 1, PEER, "o", 1, 9.0, at.actor.journal)
+            known = Incoming("r", 1, PEER, "o", 1, 9.0, "gateway", at.actor.journal)
             at.role.descriptor("region", known)
         offered = plane.offers[0].name
         descriptor.assert_called_once_with("region", offered)
@@ -148,7 +148,7 @@ def test_how_a_peer_reaches_own_memory() -> None:
             mock.patch.object(type(plane), "offers", (best, other)),
             mock.patch.object(at.actor, "peer_info", return_value=its),
         ):
-            fresh = Incoming("s", 1, PEER, "o", 1, 9.0, at.actor.journal)
+            fresh = Incoming("s", 1, PEER, "o", 1, 9.0, "gateway", at.actor.journal)
             at.role.descriptor("region", fresh)
             assert at.role.landing("region", fresh) == "region"
             at.role.descriptor("region", known)

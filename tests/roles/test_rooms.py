@@ -79,7 +79,7 @@ def test_a_grant_that_nobody_could_end_opens_no_room(why: str) -> None:
         if why == "lost":
             at.actor.lost.add(("d0", 1))
         else:
-            in_state(at.actor.membership, membership.S.JOINING)
+            in_state(at.actor.memberships["gateway"], membership.S.JOINING)
         hear(at, grant(at))
         assert at.role.find("r") is None
 

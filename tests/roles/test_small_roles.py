@@ -196,7 +196,7 @@ def test_who_wants_a_timeline_is_told_how_a_room_went() -> None:
         assert not at.said
 
 
-def test_who_keeps_rows_is_found_by_room_and_by_life() -> None:
+def test_who_asked_is_found_by_room_and_by_life() -> None:
     with desk("1e1p1d", "e0", "encode") as at:
         askers = Askers(at.actor, Timing())
         made = {"a": asker(keeps=True), "b": asker(), "c": asker(keeps=True, epoch=2)}
@@ -204,8 +204,8 @@ def test_who_keeps_rows_is_found_by_room_and_by_life() -> None:
             at.do(askers.add, name, one)
         found = [askers.keeper(name) for name in "abcd"]
         assert found == [made["a"], None, made["c"], None]
-        assert list(askers.keepers_of(Address(GATEWAY, 1, ""))) == [("a", made["a"])]
-        assert list(askers.keepers_of(Address("x", 1, ""))) == []
+        assert list(askers.of(Address(GATEWAY, 1, ""))) == [("a", made["a"]), ("b", made["b"])]
+        assert list(askers.of(Address("x", 1, ""))) == []
 
 
 # --- what encoders hold ---------------------------------------------------------------------------
@@ -227,7 +227,8 @@ def test_what_an_encoder_says_of_its_cache_counts_while_it_is_a_member() -> None
         for sequence, asked in ((1, 0), (2, 1)):
             encoder.load = Load(cache_sequence=sequence)
             at.said.clear()
-            at.do(registry.on_heartbeat_of, encoder)
+            for heard in registry.heartbeat_listeners:
+                at.do(heard, encoder)
             assert at.said == [("e0", CacheEventsWanted())] * asked
         at.do(at.role.peer_lost, Address("e0", 1, ""))
         assert index.resident("h") == ()

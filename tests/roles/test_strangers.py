@@ -253,6 +253,7 @@ def test_grants_that_nobody_asked_for_are_bounded_and_end() -> None:
             contract=None,
             num_rows=1,
             deadline_s=1e12,
+            gateway="gateway",
         )
         rooms = at.instance("e0").outgoing
         with mock.patch("epd.roles.outgoing.MAX_UNASKED", 5):

@@ -21,7 +21,7 @@ def test_what_befalls_one_life_of_a_peer_is_not_its_successors(happens: str) -> 
         rooms = cluster.instance("p0").outgoing
         befalls = getattr(rooms, happens)
         peer, offer = Address("d0", 2, ""), Manifest(None, 1, mock.Mock())
-        room = ("room", 1, peer, mock.Mock(), "request", offer, 1e12)
+        room = ("room", 1, peer, mock.Mock(), "request", offer, 1e12, "gateway")
         transfer = cluster.within("p0", rooms.open, *room)
         for other in (Address("d0", 1, ""), Address("d1", 2, "")):
             cluster.within("p0", befalls, other)

@@ -37,6 +37,13 @@ def default_prefix(join: str, listen: str) -> str:
     return _take(base)
 
 
+def gateway_name(listen: str) -> str:
+    """Of a gateway: one of a kind among those of a cluster that others reach by address."""
+    if not is_tcp(listen):
+        return "gateway"
+    return f"gateway-{re.sub(r'[^A-Za-z0-9]+', '-', ':'.join(split_tcp(listen))).strip('-')}"[:100]
+
+
 @functools.cache
 def _take(base: str) -> str:
     """With the first free number behind it, but for the first."""

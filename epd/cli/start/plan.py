@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from epd.cli.configure.model_check import check_model, served_name
-from epd.cli.configure.names import default_prefix
+from epd.cli.configure.names import default_prefix, gateway_name
 from epd.cli.configure.settings import gateway_config, instance_config
 from epd.cli.start.cpus import deal_cpus
 from epd.cli.start.rundir import cluster_dir, ipc_endpoint, make_private
@@ -58,8 +58,9 @@ class StartPlan:
 class Placing:
     """Where the control plane of a command's processes is; empty strings mean the defaults.
 
-    `join`: the endpoint of a gateway that runs elsewhere. `listen`: own endpoint; of the gateway if
-    the command starts one, else of its instance. `run_dir`: parent of the cluster's directory.
+    `join`: endpoints of gateways that run elsewhere, with commas between them. `listen`: own
+    endpoint; of the gateway if the command starts one, else of its instance. `run_dir`: parent of
+    the cluster's directory.
     `id_prefix`: what the names of its instances begin with.  `ranks_elsewhere`: of the group that
     it starts, which is one then; they ask for their places at `ranks_port`.
     """
@@ -97,9 +98,11 @@ def plan_role(
     if text == "gateway":
         if placing.join:
             raise ConfigError("--join is for workers; a gateway is what they join: drop it")
-        if given := "--id" * bool(instance_id) or "--id-prefix" * bool(placing.id_prefix):
-            raise ConfigError(f"a gateway is always called {GATEWAY_ID!r}: drop {given}")
-        return _plan([], [], settings, placing, log, with_gateway=True)
+        if placing.id_prefix:
+            raise ConfigError("a gateway has no --id-prefix: give its whole name, --id NAME")
+        own = instance_id or gateway_name(placing.listen)
+        check_instance_id(own)
+        return _plan([], [], settings, placing, log, with_gateway=True, gateway_id=own)
     num_ranks = settings.engine.tensor_parallel_size
     if text == "all":
         if placing.join:
@@ -139,6 +142,13 @@ def plan_rank(leader: str, settings: Settings, placing: Placing, log: LogOptions
     return StartPlan(None, tuple(instances), log, str(directory))
 
 
+def _check_lists(placing: Placing, settings: Settings) -> None:
+    if "," in placing.join and settings.engine.lora.runtime_dir:
+        raise ConfigError(
+            "each gateway has a list of adapters of its own: with several, name them at the start"
+        )
+
+
 def _base(placing: Placing) -> Path | None:
     return Path(placing.run_dir).absolute() if placing.run_dir else None
 
@@ -159,16 +169,17 @@ def _plan(
     log: LogOptions,
     *,
     with_gateway: bool,
+    gateway_id: str = GATEWAY_ID,
 ) -> StartPlan:
     """Raises ConfigError, ModelError or TransportError: nothing has been started then."""
     for instance_id, _ in named:
         check_instance_id(instance_id)
+    _check_lists(placing, settings)
     all_roles = {role for _, roles in named for role in roles}
     settings = _checked(settings, all_roles, with_gateway)
     directory = cluster_dir(settings.port, _base(placing))
-    gateway_endpoint = placing.join or ipc_endpoint(directory, GATEWAY_ID)
-    if with_gateway and placing.listen:
-        gateway_endpoint = placing.listen
+    listens = placing.listen if with_gateway else ""
+    gateway_endpoint = listens or placing.join or ipc_endpoint(directory, GATEWAY_ID)
     own = "" if with_gateway else placing.listen
     cpus, gateway_cpus = deal_cpus(settings, len(named))
     all_ranks, elsewhere = ranks, placing.ranks_elsewhere
@@ -195,7 +206,7 @@ def _plan(
             with_ranks_elsewhere(one, elsewhere, placing.ranks_port) if here < whole else one
             for one, here, whole in zip(instances, ranks, all_ranks, strict=True)
         )
-    endpoints = [gateway_endpoint, *(instance.endpoint for instance in instances)]
+    endpoints = [*gateway_endpoint.split(","), *(instance.endpoint for instance in instances)]
     for endpoint in endpoints:
         _check_endpoint(endpoint, settings)
     try:
@@ -205,10 +216,10 @@ def _plan(
             raise
     if own and len(instances) > 1 and not own.endswith(":*"):
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
-    gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
-    expected = settings.expected_instances or len(instances)
     gateway = msgspec.structs.replace(
-        gateway, starts_instances=bool(instances), expected_instances=expected
+        gateway_config(settings, gateway_id, gateway_endpoint, gateway_cpus),
+        starts_instances=bool(instances),
+        expected_instances=settings.expected_instances or len(instances),
     )
     return StartPlan(gateway if with_gateway else None, instances, log, str(directory))
 
@@ -262,13 +273,13 @@ def _on_device(settings: Settings, device: str, cpus: str) -> Settings:
 def _instance_endpoint(
     directory: Path, instance_id: str, gateway_endpoint: str, listen: str
 ) -> str:
-    """On this host like the gateway's: ipc, or a tcp port of the address it listens on."""
-    if not is_tcp(gateway_endpoint):
+    """On this host like the gateways': ipc, or a tcp port of the address they listen on."""
+    of_tcp = [one for one in gateway_endpoint.split(",") if is_tcp(one)]
+    if not of_tcp:
         return ipc_endpoint(directory, instance_id)
     if listen:
         return f"tcp://{split_tcp(listen)[0]}:*"
-    host, _ = split_tcp(gateway_endpoint)
-    if host in {"127.0.0.1", "localhost"}:
+    if {split_tcp(one)[0] for one in of_tcp} <= {"127.0.0.1", "localhost"}:
         return "tcp://127.0.0.1:*"
     raise ConfigError(
         f"--join {gateway_endpoint} is on another host; tell where this instance can be reached "

@@ -66,6 +66,13 @@ EXAMPLES = (
         ),
         "connectors as vLLM spells them",
     ),
+    (
+        (
+            "epd run --role decode --join tcp://10.0.0.1:7000,tcp://10.0.0.2:7000 "
+            "--listen tcp://10.0.0.3:7001"
+        ),
+        "a worker of two gateways, each started with --role gateway and an own --listen",
+    ),
     ("epd run --role all --set timing.request_timeout_s=30", "everything in one process"),
     (
         "epd run --topology 1epd --model ~/Qwen3-VL-235B --load-format dummy --layers 2",
@@ -97,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     net = options.add_settings(parser, "hosts", "between hosts")
     net.add_argument(
         "--join", default="", metavar="ENDPOINT",
-        help="the gateway's tcp:// endpoint; with --rank-of the leader's address and --ranks-port",
+        help="the gateway's tcp:// endpoint, or those of several, with commas between them; a name "
+        "with several addresses stands for as many gateways, and is looked up again and again. "
+        "With --rank-of the leader's address and --ranks-port",
     )  # fmt: skip
     net.add_argument(
         "--listen", default="", metavar="ENDPOINT",

@@ -98,12 +98,14 @@ class DecodeRole(Component[Request]):
             key,
             message.num_prompt_tokens,
             message.first_token_deadline_s,
+            message.gateway.instance_id,
         )
         self._requests.fire(request, KvOffered())
 
     def _refusal(self, message: KvOffer, source: Address) -> Failure | None:
         own = self._layout
-        if refusal := self.actor.refusal("decode", len(self._requests), self._config.max_queue):
+        asked = message.gateway.instance_id, "decode", len(self._requests)
+        if refusal := self.actor.refusal(*asked, self._config.max_queue):
             return refusal
         if message.layout.whole != own.whole:
             reason = f"KV layouts differ: prefill {message.layout}, decode {own}"
@@ -160,6 +162,7 @@ class DecodeRole(Component[Request]):
             contract=None,
             num_rows=incoming.num_rows,
             deadline_s=incoming.deadline_s,
+            gateway=incoming.gateway,
             num_held=num_slots - len(incoming.slots),
             parts=self._rooms.parts(region, incoming),
             layout=self._layout,

@@ -49,7 +49,8 @@ class Askers:
         self, received: Received, max_queue: int, tower: HoldsAdapters | None
     ) -> Failure | None:
         """Of a request, if it is refused; `tower`: None where rows can only be found."""
-        if refusal := self._actor.refusal("encode", len(self), max_queue, "images"):
+        asked = received.source, "encode", len(self), max_queue, "images"
+        if refusal := self._actor.refusal(*asked):
             return refusal
         consumer, adapter = received.message.consumer, received.message.adapter
         if consumer is not None and self._actor.is_lost(consumer):
@@ -68,18 +69,18 @@ class Askers:
         asker = self._askers.get(room)
         return asker if asker is not None and asker.keeps else None
 
-    def keepers_of(self, gateway: Address) -> Iterator[tuple[str, Asker]]:
-        """Rooms without a consumer that this life of a gateway has asked for."""
+    def of(self, gateway: Address) -> Iterator[tuple[str, Asker]]:
+        """Rooms that this life of a gateway has asked for."""
         life = (gateway.instance_id, gateway.epoch)
         for room, asker in list(self._askers.items()):
-            if asker.keeps and (asker.gateway.instance_id, asker.gateway.epoch) == life:
+            if (asker.gateway.instance_id, asker.gateway.epoch) == life:
                 yield room, asker
 
     def closed(self, room: str, *machines: Machine | None) -> None:
         """The room has ended: its timeline goes to the gateway that asked for reports."""
         asker = self._askers.pop(room, None)
         if asker is not None and asker.reports and machines[0] is not None:
-            spans = self._actor.spans(*machines)
+            spans = self._actor.spans(*machines, gateway=asker.gateway.instance_id)
             report = StageReport(request_id=asker.request_id, attempt=asker.attempt, spans=spans)
             self._actor.send(asker.gateway, report)
 

@@ -17,6 +17,7 @@ from typing import cast
 from epd.config import EncodeConfig, Timing
 from epd.engine.base import EncodeFailure, Patches, Rows, VisionEngine
 from epd.errors import MediaError
+from epd.failure import Failure, FailureKind
 from epd.fsm import encoding as encoding_fsm
 from epd.fsm.encoding import Do, Encoding
 from epd.fsm.kernel import Event
@@ -137,7 +138,7 @@ class EncodeRole(Component[Encoding]):
             self.actor.send(received.source, rejected)
             return
         self._accept(received)
-        outgoing = self._open_room(message)
+        outgoing = self._open_room(message, received.source)
         if outgoing is not None and outgoing.terminal:
             return  # its cancel came first (F42)
         source = Address(received.source, received.epoch, "")
@@ -170,12 +171,12 @@ class EncodeRole(Component[Encoding]):
         room, attempt = received.message.room, received.message.attempt
         self.actor.send(received.source, EncodeAccepted(room=room, attempt=attempt))
 
-    def _open_room(self, message: EncodeRequest) -> Outgoing | None:
+    def _open_room(self, message: EncodeRequest, gateway: str) -> Outgoing | None:
         if message.consumer is None:
             return None
         asked = message.room, message.attempt, message.consumer, self.producer, message.mm_hash
         manifest = Manifest(self._engine.contract, message.num_rows)
-        return self._rooms.open(*asked, manifest, message.first_token_deadline_s)
+        return self._rooms.open(*asked, manifest, message.first_token_deadline_s, gateway)
 
     @receives(AbortEncode)
     def on_abort_encode(self, received: Received) -> None:
@@ -188,9 +189,15 @@ class EncodeRole(Component[Encoding]):
             self._close_kept(room, asker)
 
     def peer_lost(self, peer: Address) -> None:
-        """Rooms with a consumer end with their transfers; those without, with who asked."""
-        for room, asker in self._askers.keepers_of(peer):
-            self._close_kept(room, asker)
+        """Of a gateway: rooms that no consumer has granted slots for end with who asked for them;
+        the others with their transfers."""
+        for room, asker in self._askers.of(peer):
+            outgoing = self._rooms.find(room)
+            if asker.keeps:
+                self._close_kept(room, asker)
+            elif outgoing is not None and outgoing.grant is None:
+                lost = Failure(FailureKind.AWAY, "the encoder does not hear the gateway")
+                self._rooms.post(outgoing, SourceFailed(lost))
 
     def _close_kept(self, room: str, asker: Asker) -> None:
         encoding = self.encodings.get(asker.mm_hash)

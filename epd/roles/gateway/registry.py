@@ -151,13 +151,13 @@ class Registry(Component[Instance]):
         age_s = self.clock.now_s() - self._started_s
         is_late = message.was_member and age_s > absent_after_s(self._timing)
         if is_late or is_over:
-            self._refuse(info, "its peers have given this epoch up; its next life may join")
+            self._refuse(info, "its peers have given this epoch up; its next life may join", True)
             return
         self._admit(message)
 
     def _join_again(self, known: Instance) -> None:
         if known.terminal:
-            self._refuse(known.info, "this epoch was declared lost; its next life may join")
+            self._refuse(known.info, "this epoch was declared lost; its next life may join", True)
         else:
             self.actor.connect(known.info.address)
             self.fire(known, JoinAccepted(self.clock.now_s()))
@@ -235,7 +235,8 @@ class Registry(Component[Instance]):
         self.fire(instance, HeartbeatReceived(message.load, message.version, self.clock.now_s()))
         if message.is_draining:
             self.fire(instance, DrainAnnounced(message.drain_left_s, message.next_roles))
-        self.on_heartbeat_of(instance)
+        for heard in self.heartbeat_listeners:
+            heard(instance)
         due_s = self._acked_s[received.source] + self._timing.lost_after_s / ACKS_BEFORE_LOST
         if instance.seen_s >= due_s or message.version != self.version:
             self._acked_s[received.source] = instance.seen_s
@@ -245,10 +246,6 @@ class Registry(Component[Instance]):
         self.actor.send(
             name, HeartbeatAck(known=known, version=self.version, cluster_s=self.actor.cluster_s())
         )
-
-    def on_heartbeat_of(self, instance: Instance) -> None:
-        for heard in self.heartbeat_listeners:
-            heard(instance)
 
     @receives(Leave)
     def on_leave(self, received: Received) -> None:
@@ -289,9 +286,9 @@ class Registry(Component[Instance]):
     def welcome(self, instance: Instance, event: Event) -> None:
         address = instance.info.address
         self._acked_s[address.instance_id] = self.clock.now_s()
-        beat_s = self._timing.heartbeat_interval_s
+        beat_s, of, at = self._timing.heartbeat_interval_s, address.epoch, instance.info.dialled
         clocks = {"cluster_s": self.actor.cluster_s(), "wall_s": self.clock.wall_s()}
-        told = Welcome(epoch=address.epoch, heartbeat_interval_s=beat_s, **clocks)
+        told = Welcome(epoch=of, heartbeat_interval_s=beat_s, dialled=at, **clocks)
         self.actor.send(address, told)
         self.actor.send(address, self._membership())
 
@@ -310,8 +307,9 @@ class Registry(Component[Instance]):
 
     @performs(Do.TELL_HELD)
     def tell_held(self, stranger: Instance, event: NameHeld) -> None:
-        epoch = stranger.info.address.epoch
-        self._answer(stranger.info, JoinDeferred(epoch=epoch, holder=event.holder))
+        its = stranger.info
+        epoch, at = its.address.epoch, its.dialled
+        self._answer(its, JoinDeferred(epoch=epoch, holder=event.holder, dialled=at))
 
     @performs(Do.WATCH_JOINS)
     def watch_joins(self, stranger: Instance, event: Event) -> None:
@@ -327,7 +325,7 @@ class Registry(Component[Instance]):
     def refuse(self, instance: Instance, event: Event) -> None:
         self._refuse(instance.info, instance.reason)
 
-    def _refuse(self, info: InstanceInfo, reason: str) -> None:
+    def _refuse(self, info: InstanceInfo, reason: str, is_over: bool = False) -> None:
         name, epoch = info.address.instance_id, info.address.epoch
         if all(one.info.address != info.address for one in self._refused):
             self._refused.append(Outsider(info, "REFUSED", self.clock.now_s(), reason))
@@ -335,7 +333,8 @@ class Registry(Component[Instance]):
                 self._turn_away(self._refused.popleft().info.address)  # it has its answer by now
             self.actor.counters["joins_refused"] += 1
             self.actor.log.warning("join refused", instance=name, epoch=epoch, reason=reason)
-        self._answer(info, JoinRefused(epoch=epoch, reason=reason))
+        at = info.dialled
+        self._answer(info, JoinRefused(epoch=epoch, reason=reason, dialled=at, is_over=is_over))
 
     def _turn_away(self, address: Address) -> None:
         self.actor.bus.disconnect(_aside(address))

@@ -247,6 +247,7 @@ class Embeddings(Component[Embedding]):
             embedding.key,
             item.num_rows,
             want.deadline_s,
+            want.gateway,
         )
         count = self.num_slots_for(item.num_rows)
         self._leases.join(Lease(item.room, count, item.encoder.instance_id))
@@ -336,6 +337,7 @@ class Embeddings(Component[Embedding]):
             contract=self.contract,
             num_rows=incoming.num_rows,
             deadline_s=incoming.deadline_s,
+            gateway=incoming.gateway,
             parts=self._rooms.parts(self.region, incoming),
             is_sharded=self.ranks.shards(incoming.num_rows),
         )

@@ -88,6 +88,7 @@ class KvProducer(Component[Request]):
             request.key,
             Manifest(None, len(message.token_ids), offer),
             message.first_token_deadline_s,
+            message.gateway.instance_id,
         )
         self.actor.send(message.decode, offer)
 

@@ -125,7 +125,8 @@ class PrefillRole(Component[Request]):
         self.actor.send(message.encoder, CancelTransfer(room=message.room, attempt=message.attempt))
 
     def _refusal(self, message: PrefillRequest) -> Failure | None:
-        if refusal := self.actor.refusal("prefill", len(self._requests), self._config.max_queue):
+        asked = message.gateway.instance_id, "prefill", len(self._requests)
+        if refusal := self.actor.refusal(*asked, self._config.max_queue):
             return refusal
         if message.items and self._embeddings is None:
             return Failure(FailureKind.MEDIA, "this model takes no images")
@@ -172,8 +173,9 @@ class PrefillRole(Component[Request]):
             for item in message.items:
                 if request.terminal:
                     return
-                due_s, asked = message.first_token_deadline_s, partial(ask, item)
-                embeddings.want(Want(item, message.attempt, due_s, ready, failed, asked))
+                due = message.first_token_deadline_s, message.gateway.instance_id
+                asked = partial(ask, item)
+                embeddings.want(Want(item, message.attempt, *due, ready, failed, asked))
             self._requests.fire(request, EmbeddingsPromised())
 
         embeddings.promise(request.key, message.items, granted)

@@ -34,7 +34,8 @@ class Reports(Component[Request]):
             return
         chunks = self._chunks.setdefault(request.key, [])
         if len(chunks) < MAX_CHUNKS:
-            at_s = self.actor.cluster_s() - lasted_s
+            offset_s = self.actor.offset_s(request.gateway.instance_id)
+            at_s = self.clock.now_s() + offset_s - lasted_s
             chunks.append(
                 Span(
                     machine="CHUNK",
@@ -52,7 +53,8 @@ class Reports(Component[Request]):
     def _spans(self, request: Request) -> tuple[Span, ...]:
         machines = [machine for related in self.related for machine in related(request)]
         chunks = self._chunks.get(request.key, ())
-        return (*self.actor.spans(request, *machines), *chunks)
+        own = self.actor.spans(request, *machines, gateway=request.gateway.instance_id)
+        return (*own, *chunks)
 
     @performs(Do.REPORT_SPANS)
     def report_spans(self, request: Request, event: Event) -> None:

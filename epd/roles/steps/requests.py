@@ -162,7 +162,8 @@ class Requests(Component[Request]):
         self._records[request.key] = Record(keys, positions)
         if message.is_suspect:
             self._suspects[request.key] = request
-        self.arm(request, self.actor.until(request.deadline_s), request_fsm.DeadlinePassed())
+        left_s = self.actor.until(request.deadline_s, request.gateway.instance_id)
+        self.arm(request, left_s, request_fsm.DeadlinePassed())
         self._alive.opened(request.key)
 
     def _tell_alive(self, key: str) -> None:
@@ -395,6 +396,5 @@ class Requests(Component[Request]):
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""
         for request in self:
-            gateway = request.gateway
-            if (gateway.instance_id, gateway.epoch) == (peer.instance_id, peer.epoch):
+            if (its := request.gateway).instance_id == peer.instance_id and its.epoch == peer.epoch:
                 self.post(request, request_fsm.AbortReceived())

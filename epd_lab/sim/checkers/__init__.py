@@ -18,6 +18,7 @@ from epd_lab.sim.checkers.durations import Durations
 from epd_lab.sim.checkers.elsewhere import Elsewhere
 from epd_lab.sim.checkers.faultless import Faultless
 from epd_lab.sim.checkers.forsaken import Forsaken
+from epd_lab.sim.checkers.gateways import Gateways
 from epd_lab.sim.checkers.groups import Groups
 from epd_lab.sim.checkers.links import Links
 from epd_lab.sim.checkers.lives import Lives
@@ -37,14 +38,14 @@ from epd_lab.sim.checkers.wedges import Wedges
 ALL = (
     Integrity, GoldenTokens, Answers, Deadlines, Lives, Scopes, Links, Silence, SingleFlight,
     Residency, Bounds, Durations, Attempts, Elsewhere, Poison, Groups, Tombstones, FirstToken,
-    Turns, WakeUps, Wedges, Adapters, Drains, Switches, Forsaken, Conservation, Books, Faultless,
+    Turns, WakeUps, Wedges, Adapters, Drains, Switches, Forsaken, Gateways, Conservation, Books,
+    Faultless,
     Liveness,
 )  # fmt: skip
 
 __all__ = [
     "ALL", "Adapters", "Answers", "Attempts", "Books", "Bounds", "Conservation", "Deadlines",
-    "Drains", "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "GoldenTokens",
-    "Groups", "Integrity", "Links", "Liveness", "Lives", "Poison", "Residency", "Scopes",
-    "Silence", "SingleFlight", "Switches",
-    "Tombstones", "Turns", "WakeUps", "Wedges",
+    "Drains", "Durations", "Elsewhere", "Faultless", "FirstToken", "Forsaken", "Gateways",
+    "GoldenTokens", "Groups", "Integrity", "Links", "Liveness", "Lives", "Poison", "Residency",
+    "Scopes", "Silence", "SingleFlight", "Switches", "Tombstones", "Turns", "WakeUps", "Wedges",
 ]  # fmt: skip

@@ -30,7 +30,9 @@ EXACT_S = 1e-6  # of sums of times
 _OPEN = (generation.S.PLACED, generation.S.STREAMING)
 _WAITING = (incoming.S.PENDING, incoming.S.RESERVED)
 _FAILED = (generation.AttemptFailed, generation.AttemptTimedOut, generation.TokensMissed)
-_LOST = (instance.HeartbeatsEnded, instance.EpochReplaced, instance.LeftReceived)
+_LOST = (
+    instance.HeartbeatsEnded, instance.EpochReplaced, instance.LeftReceived, instance.GivenUp,
+)  # fmt: skip
 _LOADS = (embedding.LoadFailed, embedding.LoadLost, embedding.LoadTimedOut, embedding.EncoderLost)
 
 

@@ -32,15 +32,14 @@ class Forsaken(Checker):
             context.world.loop.on_idle.append(self._look)
 
     def _look(self) -> None:
-        living = self.context.cluster.living()
-        node = next((node for node in living if node.gateway is not None), None)
-        if node is None or node.gateway is None or not self._runs(node) or not self._is_silent():
-            return
-        for key, machine in node.gateway.role._open.items():
-            for text in self._missed(node, machine):
-                if key not in self._told:
-                    self._told.add(key)
-                    self.violate(f"{key}/{machine.attempt} {text}")
+        for node in self.context.cluster.living():
+            if node.gateway is None or not self._runs(node) or not self._is_silent():
+                continue
+            for key, machine in node.gateway.role._open.items():
+                for text in self._missed(node, machine):
+                    if key not in self._told:
+                        self._told.add(key)
+                        self.violate(f"{key}/{machine.attempt} {text}")
 
     def _is_silent(self) -> bool:
         """Whether all messages have arrived."""

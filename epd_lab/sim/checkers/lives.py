@@ -61,15 +61,14 @@ class Lives(Checker):
             process = node.process
             if process.alive and node not in living:
                 self.violate(f"{process.name} lives on, and another has its name (F78)")
-        gateway = next((node.gateway for node in living if node.gateway is not None), None)
-        if gateway is None:
-            return
-        present = (i.info.address for i in gateway.registry.instances if i.present)
-        members = {(address.instance_id, address.epoch) for address in present}
-        for node in living:
-            actor = node.actor
-            known = {life for life in actor.listed if actor.is_listed(Address(*life, ""))}
-            if node.instance is not None and known != members:
-                self.violate(
-                    f"{node.process.name} takes {sorted(known)} for the members {sorted(members)}"
-                )
+        for gateway in (node.gateway for node in living if node.gateway is not None):
+            present = (i.info.address for i in gateway.registry.instances if i.present)
+            members = {(address.instance_id, address.epoch) for address in present}
+            for node in living:
+                actor = node.actor
+                known = {life for life in actor.listed if actor.is_listed(Address(*life, ""))}
+                if node.instance is not None and known != members:
+                    self.violate(
+                        f"{node.process.name} takes {sorted(known)} for the members "
+                        f"{sorted(members)} of {gateway.actor.address.instance_id}"
+                    )

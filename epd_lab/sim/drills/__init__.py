@@ -14,6 +14,7 @@ from epd_lab.sim.drills.drains import DRAIN_DRILLS
 from epd_lab.sim.drills.drill import NOTHING, Drill
 from epd_lab.sim.drills.elsewhere import ELSEWHERE_DRILLS
 from epd_lab.sim.drills.faults import FAULT_DRILLS
+from epd_lab.sim.drills.gateways import GATEWAY_DRILLS
 from epd_lab.sim.drills.groups import GROUP_DRILLS
 from epd_lab.sim.drills.kinds import KIND_DRILLS
 from epd_lab.sim.drills.links import LINK_DRILLS
@@ -208,7 +209,7 @@ DRILLS: tuple[Drill, ...] = (
     *LIFE_DRILLS,
     *TIER_DRILLS, *SCHEDULING_DRILLS, *STAGED_DRILLS, *STATE_DRILLS, *ANSWER_DRILLS, *FAULT_DRILLS,
     *GROUP_DRILLS, *PICTURE_DRILLS, *KIND_DRILLS, *ADAPTER_DRILLS, *WEDGE_DRILLS, *ADMISSION_DRILLS,
-    *DRAIN_DRILLS,
+    *DRAIN_DRILLS, *GATEWAY_DRILLS,
 )  # fmt: skip
 # fmt: on
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from epd.messages import Address, CacheEvents
+from epd.messages import CacheEvents
 from epd.roles.cache_events import CachePublisher
 from epd.scheduling.residency import MAX_TRACKED
 
@@ -27,9 +27,9 @@ class Told:
                 will_call=lambda callback: bool(self._timers),
                 call_later=lambda delay_s, callback: self._timers.append(callback),
             ),
-            send=lambda to, message: self.sent.append(message),
+            tell_gateways=self.sent.append,
         )
-        self.publisher = CachePublisher(actor, Address("gateway", 0, ""))
+        self.publisher = CachePublisher(actor)
 
     def news(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Stored and evicted since it was asked last."""

@@ -86,7 +86,7 @@ def test_a_life_that_was_numbered_lower_is_a_member(name: str) -> None:
         assert node is not None
         assert node.actor.is_listed(Address(there, lives[there], ""))
         assert node.instance is not None
-        assert node.instance.member.membership.gateway_epoch == gateway.process.epoch
+        assert node.instance.member.places[0].machine.gateway_epoch == gateway.process.epoch
     clients = Clients(cluster, ())
     asked = clients.add(Ask(0, 8.0, (11, 12, 13), ((1, Image("probe")),), 3, 2))
     world.loop.run_until(10.0)

@@ -68,6 +68,7 @@ def test_who_joins_is_welcomed_and_told_of_all_and_all_of_it() -> None:
             heartbeat_interval_s=TIMING.heartbeat_interval_s,
             cluster_s=cluster_s,
             wall_s=at.actor.clock.wall_s(),
+            dialled=info.dialled,
         )
         assert isinstance(membership, Membership) and isinstance(news, Membership)
         assert (membership.version, news.version) == (version, version + 1)
@@ -156,7 +157,10 @@ def test_a_stranger_under_a_living_name_is_refused_and_the_living_goes_on() -> N
         stranger, (member,) = info_of(at, "e0", 2, lineage="b"), lives(at, "e0")
         before = at.role.version
         assert join(at, stranger) == [at.said[0][1]] and at.role.version == before + 1
-        assert ("e0:2", JoinDeferred(epoch=2, holder=member.info)) in at.said
+        assert (
+            "e0:2",
+            JoinDeferred(epoch=2, holder=member.info, dialled=stranger.dialled),
+        ) in at.said
         (waits,) = at.role.outside
         assert (waits.info, waits.state) == (stranger, "AWAITING_NAME")
         assert waits.reason.startswith("waits for e0 (pid ")
@@ -242,7 +246,7 @@ def test_who_is_not_a_member_is_told_so_by_its_heartbeat() -> None:
 def test_a_heartbeat_is_acknowledged_a_few_times_and_when_news_were_missed() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         beats = []
-        at.role.on_heartbeat_of = beats.append
+        at.role.heartbeat_listeners += (beats.append,)
         join(at, info_of(at, "e7"))
         (instance,), answers = lives(at, "e7"), beat(at, "e7")
         assert answers == [] and instance.load == Load(open_requests=5) and beats == [instance]
@@ -309,8 +313,7 @@ def test_what_is_asked_of_the_members() -> None:
 
 def test_a_registry_that_nobody_listens_to_works() -> None:
     alone: Any = Registry(mock.MagicMock(), FINGERPRINT, TIMING)
-    for told in (alone.on_heard, alone.on_heartbeat_of):
-        assert told(mock.Mock()) is None
+    assert alone.on_heard(mock.Mock()) is None
     assert alone.on_change() is None and alone.on_lost(mock.Mock(), False) is None
 
 

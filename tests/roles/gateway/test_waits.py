@@ -33,7 +33,7 @@ def test_what_leads_to_a_first_token_is_due_with_it() -> None:
         (message,) = (m for m in said if isinstance(m, kind))
         due_s.append(message.first_token_deadline_s)
         assert 19.0 < message.deadline_s - asked_s < 21.0, kind
-    due_s.append(opened.call_args.args[-1])
+    due_s.append(opened.call_args.args[-2])
     assert len(due_s) == 4
     assert all(1.0 < due - asked_s < 4.0 for due in due_s), due_s
 

@@ -60,6 +60,7 @@ class Pool:
             item,
             1,
             due_s,
+            "gateway",
             lambda room, rows: self.heard.append(("ready", room)),
             lambda *failure: self.heard.append((room, *failure)),
             lambda *asked: self.asked.append((room, *asked)),

@@ -87,7 +87,7 @@ def cannot_have_an_image(cluster: Simulated) -> Record:
 
 
 def is_refused_by_decode(cluster: Simulated) -> Record:
-    in_state(cluster.instance("d0").member.membership, S.DRAINING)
+    in_state(cluster.instance("d0").member.places[0].machine, S.DRAINING)
     return cluster.ask(max_tokens=3)
 
 

@@ -172,7 +172,7 @@ def test_a_request_lets_go_of_what_it_has_and_calls_off_what_it_lacks() -> None:
 
 def test_who_is_turned_away_has_its_images_dismissed() -> None:
     with images() as at:
-        in_state(at.actor.membership, membership.S.DRAINING)
+        in_state(at.actor.memberships["gateway"], membership.S.DRAINING)
         begin(at)
         rooms = [(to, m.room) for to, m in at.said if isinstance(m, CancelTransfer)]
         assert rooms == [("e0", "r/1/0"), ("e0", "r/1/1")]

@@ -67,7 +67,7 @@ def test_requests_of_what_is_not_listed_end_with_a_sentence() -> None:
 def test_a_former_gateway_is_not_followed() -> None:
     with desk("1e1p1d", "d0", "adapters", SETTINGS) as at:
         before = told(at)
-        at.whole.member.membership.gateway_epoch = 2
+        at.whole.member.places[0].machine.gateway_epoch = 2
         listed(at, before[0][1] + 1, "pirate")
         at.cluster.pass_time(1.0)
         assert told(at) == before

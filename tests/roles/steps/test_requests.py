@@ -129,6 +129,7 @@ def test_the_end_of_a_gateways_life_ends_its_requests() -> None:
     with requests() as at:
         hang(at)
         other = Address("gateway2", 1, "")
+        at.actor.memberships["gateway2"] = at.actor.memberships[GATEWAY]
         found = [begin(at, "a"), begin(at, "b"), begin(at, "c", gateway=other)]
         for address in (Address(GATEWAY, 2, ""), Address("x", 1, "")):
             at.do(at.role.peer_lost, address)

@@ -70,7 +70,7 @@ class Cluster:
             ports,
             config,
             engines,
-            self.gateway.actor.address,
+            [self.gateway.actor.address],
             "model",
             "this-host",
             1,

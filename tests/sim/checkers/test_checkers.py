@@ -40,6 +40,7 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Elsewhere, "encode-dies-between-images", "a_lost_encoder_ends_the_attempt"),
     (checkers.Tombstones, "messages-of-an-attempt-before", "an_abort_is_confirmed_once"),
     (checkers.FirstToken, "quiet", "a_grant_waits_for_its_retry"),
+    (checkers.Gateways, "one-of-two-gateways-dies", "what_a_dead_gateway_asked_for_goes_on"),
     (checkers.Durations, "lose-the-only-prefill", "the_silent_are_lost_late"),
     (checkers.Tombstones, "drain-decode", "who_drains_refuses_what_it_has"),
     (checkers.Answers, "too-long-for-decode", "what_was_said_counts_twice"),

@@ -18,6 +18,7 @@ from epd.roles.base import Actor
 from epd.roles.encode.role import EncodeRole
 from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
+from epd.roles.place import GatewayPlace
 from epd.roles.prefill import kv_producer
 from epd.roles.steps.requests import Requests
 from epd.scheduling.pool import LruCache
@@ -299,9 +300,9 @@ def new_registry_loses_the_absent() -> Planted:
     """F35: what a restarted gateway has not listed yet is taken for lost."""
     forget = Member._forget_old
 
-    def forget_all(self: Member, present: set[tuple[str, int]]) -> None:
-        self._listed |= set(self.actor.peers)
-        forget(self, present)
+    def forget_all(self: Member, place: GatewayPlace, present: set[tuple[str, int]]) -> None:
+        place.listed |= set(self.actor.peers)
+        forget(self, place, present)
 
     return patched(Member, "_forget_old", forget_all)
 

@@ -317,7 +317,7 @@ def numbers_of_two_registries_are_compared() -> Planted:
         if former(self.actor, received):
             return False
         if is_list:
-            self._follow(received)
+            self._follow(self._at(received), received.epoch)
         return True
 
     effects = (membership.Do.NOTE_FORMER_LOST,)
@@ -367,7 +367,7 @@ def who_comes_late_is_welcome() -> Planted:
 def deadlines_are_of_the_wall_clock() -> Planted:
     """F57: setting the clock of a host ends its requests, or keeps them for ever."""
 
-    def until(self: Actor, deadline_s: float) -> float:
+    def until(self: Actor, deadline_s: float, gateway: str) -> float:
         return deadline_s - self.clock.wall_s()
 
     return patched(Actor, "until", until)

@@ -1,5 +1,5 @@
 """Bugs of membership put back: of an instance's own half (MEMBERSHIP), of equal names, of drains,
-and of processes that go on as another epoch."""
+of processes that go on as another epoch, and of several gateways."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from epd.fsm import membership as m
 from epd.fsm.kernel import Event
 from epd.messages import Address, InstanceInfo
 from epd.roles import holding
+from epd.roles.base import Actor
 from epd.roles.gateway.drains import Drains
 from epd.roles.gateway.registry import Registry
 from epd.roles.member import Member
+from epd.roles.place import GatewayPlace
 from epd.roles.rooms import Rooms
+from epd.scheduling import placement
 from epd_lab.sim.engine.device import SimDevice
 from epd_lab.sim.planes.transfer import SimTransferEngine
 from tests.sim.mutants.planting import Planted, mutant, patched, row
@@ -208,3 +211,46 @@ def a_failed_switch_has_no_reason() -> Planted:
 def who_drains_too_long_keeps_its_work() -> Planted:
     """What is open waits for the end of the instance, and is computed again as after a loss."""
     return patched(Drains, "move")
+
+
+# --- several gateways -----------------------------------------------------------------------------
+
+
+@mutant
+def each_gateway_takes_its_own_encoder() -> Planted:
+    """F37: where nobody else is known to work on an image, each gateway goes by its own books."""
+
+    def chosen(
+        image: placement.Image,
+        encoders: list[placement.Candidate],
+        prefill: placement.Candidate,
+        finder: placement.Candidate | None,
+        known: placement.Whereabouts,
+        pick: placement.PickEncoder | None,
+        rule: placement.Rule,
+    ) -> placement.Candidate:
+        return rule.encoder(image, encoders, prefill)
+
+    return patched(placement, "_encoder_for", chosen)
+
+
+@mutant
+def all_gateways_have_one_clock() -> Planted:
+    """Deadlines are read in the time of whichever gateway spoke last."""
+
+    def until(self: Actor, deadline_s: float, gateway: str) -> float:
+        return deadline_s - self.cluster_s()
+
+    return patched(Actor, "until", until)
+
+
+@mutant
+def what_a_dead_gateway_asked_for_goes_on() -> Planted:
+    """An instance works for a gateway that is gone until the deadline of each request."""
+    return patched(Member, "_forsake", lambda self, place: place.forsake())
+
+
+@mutant
+def a_loss_stays_with_its_registry() -> Planted:
+    """F44: a life that one gateway has declared lost goes on at the other one, and is fenced."""
+    return patched(GatewayPlace, "lists", lambda self, life: False)

@@ -110,7 +110,7 @@ def a_new_registry_is_whole_at_once() -> Planted:
 
     def forget_first(self: Member, received: Received) -> None:
         hear(self, received)
-        self.forget_absent(self.membership, AbsenceSettled())
+        self.forget_absent(self.places[0].machine, AbsenceSettled())
 
     handlers = {**Member.handlers, Membership: "on_membership"}
     return several(

@@ -15,6 +15,7 @@ from epd.roles.decode.role import DecodeRole
 from epd.roles.encode.role import EncodeRole
 from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
+from epd.roles.place import GatewayPlace
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.rooms import AskOfRank, Rooms
 from epd.roles.steps.reports import Reports
@@ -71,10 +72,10 @@ def a_list_outlives_its_registry() -> Planted:
     """F35: a new gateway's list is compared with the number of the former one's."""
     follow = Member._follow
 
-    def keeping(self: Member, received: Received) -> None:
-        version = self.version
-        follow(self, received)
-        self.version = version
+    def keeping(self: Member, place: GatewayPlace, epoch: int) -> None:
+        version = place.version
+        follow(self, place, epoch)
+        place.version = version
 
     return patched(Member, "_follow", keeping)
 

@@ -15,9 +15,10 @@ from epd_lab.sim.checkers.base import Checker
 KEPT: dict[str, tuple[str, ...]] = {
     "the members, and the last lives that were lost": (
         "Actor._connected", "Actor.listed", "Actor.lost", "Actor.peers", "Deaths._at_hand",
-        "Links._trusted_until_s", "Member._listed", "Registry._acked_s", "Registry._instances",
+        "Links._trusted_until_s", "Registry._acked_s", "Registry._instances",
         "Registry._lost", "Registry._refused", "Registry._turned_away",
     ),
+    "the gateways": ("Actor.memberships", "Actor.offsets", "Member._places"),
     "made once, when roles are put together": (
         "Actor._handlers", "Actor.components", "Hands.on_free", "Reports.related",
         "Component._perform", "Leader._perform",
