@@ -254,7 +254,7 @@ def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -
     from epd.engine.weights import fp8
 
     fp8.check_kv(config.device, dtype)
-    fp8.check_rows(adapter.paged_rows(), adapter.model_type)
+    fp8.check_rows(adapter.paged_rows(), adapter.model_type, config.device)
     return FP8
 
 

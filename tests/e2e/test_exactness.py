@@ -43,7 +43,10 @@ ARRANGEMENTS = [
     ),
     *((topology, "embedded", "auto") for topology in ("2e1p2d", "all")),
     *(("1e1p1d", family, "auto") for family in SECOND_SIZES),
-    *(("1e1pd:tp2", family, "auto") for family in (*SEVERAL, *OF_GLM, *SECOND_SIZES)),
+    *(
+        ("1e1pd:tp2", family, "auto")
+        for family in dict.fromkeys((*SEVERAL, *OF_GLM, *SECOND_SIZES))
+    ),
     *(("1e1p:tp2,1d:tp2", family, "auto") for family in OF_GEMMA),
     *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake", "nixl")),
 ]

@@ -114,13 +114,13 @@ def check_kv(device: str, dtype: torch.dtype) -> None:
     _check_numbers(device, "fp8 numbers; leave --kv-cache-dtype out")
 
 
-def check_rows(rows: PagedRows, model_type: str) -> None:
-    """Raises ConfigError where rows have one part, or several shapes."""
-    if rows.num_parts == 1 or rows.kinds:
+def check_rows(rows: PagedRows, model_type: str, device: str) -> None:
+    """Raises ConfigError where rows have one part, or several shapes on a GPU."""
+    if rows.num_parts == 1 or (rows.kinds and device.startswith("cuda")):
         kept = "rows of several shapes" if rows.kinds else "latent rows"
         raise ConfigError(
-            f"--kv-cache-dtype fp8 is for keys and values of one shape, and {model_type} keeps "
-            f"{kept}; leave it out"
+            f"--kv-cache-dtype fp8 is for keys and values (on a GPU of one shape), and "
+            f"{model_type} keeps {kept}; leave it out"
         )
 
 

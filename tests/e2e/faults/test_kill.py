@@ -33,7 +33,7 @@ from tests.e2e.streams import (
     questions,
     wait_until_replaced,
 )
-from tests.engine.tiny_models import cached_model
+from tests.engine.tiny_models import OF_GEMMA, OF_GLM, cached_model
 from tests.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(400)
@@ -71,12 +71,15 @@ def wait_until_lost(server: Server, name: str, epoch: int, timeout_s: float) -> 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "family",
-    ["kimi_k25", "qwen3_5", "internvl", "glm_ocr", "glm4v_moe", "paddleocr_vl", "deepseek_ocr2"],
+    [
+        *("kimi_k25", "qwen3_5", "internvl", "paddleocr_vl", "deepseek_ocr2", "mistral3"),
+        *("mistral4", *OF_GLM, *OF_GEMMA),
+    ],
 )
 @pytest.mark.parametrize("name", ["p0", "d0"])
 async def test_kill_with_other_state(name: str, family: str) -> None:
-    """Latent rows, states of sequences, tiles: answers go on with the very next token there,
-    too."""
+    """Latent rows, states of sequences, tiles, windows: answers go on with the very next token
+    there, too."""
     with serving("1e1p1d", model=cached_model(family), **PATIENT) as server:
         entry = server.instances()[name]
         epoch, pid = entry["epoch"], entry["pid"]

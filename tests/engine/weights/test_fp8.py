@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from epd.config import ConfigError, EngineConfig
 from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.kernels import kernels_for
-from epd.engine.language.kv_pool import SCALE_NBYTES
+from epd.engine.kernels.eight_bits import scaled
+from epd.engine.language.kv_pool import SCALE_NBYTES, KvPart
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights import fp8
 from epd.engine.weights.fp8 import Fp8Linear
@@ -252,6 +254,48 @@ async def test_kv_in_eight_bits(family: str, model_dir: Callable[[str], Path]) -
         eight.release(requests)
     same = sum(a == b for a, b in zip(*texts, strict=True))
     assert same >= len(texts[0]) - 1  # a number in the middle of two steps may go to either
+
+
+@pytest.mark.parametrize("family", ["gemma4", pytest.param("gemma4_moe", marks=pytest.mark.long)])
+async def test_kv_of_several_kinds_in_eight_bits(
+    family: str, model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pool of float32 says when rows that are put into it are rounded; in chunks, too."""
+    directory = model_dir(family)
+    config = EngineConfig(threads=1, kv_nbytes=16 << 20, kv_cache_dtype="fp8")
+    executor = build_executor(config)
+    vision = build_vision(directory, config, executor)
+    eight, plain = (
+        Driver(directory, vision, build_language(directory, replace(config, kv_cache_dtype=kind)))
+        for kind in ("fp8", "auto")
+    )
+    assert eight.language.num_blocks > 3 * plain.language.num_blocks
+
+    async def logits(serving: Driver, prompt: Any, images: Any) -> torch.Tensor:
+        request = await serving.request("r", prompt, images)
+        (found,) = serving.language.logits([request.next_step(4096)])
+        serving.release([request])
+        return found
+
+    write = KvPart.write
+
+    def rounding(part: KvPart, blocks: Any, offsets: Any, rows: torch.Tensor) -> torch.Tensor:
+        values, scales = (rows, 1) if part.scales is not None else scaled(rows)
+        return write(part, blocks, offsets, (values.float() * scales).to(rows.dtype))
+
+    for case in cases(family)[::3]:
+        found, unrounded = await logits(eight, *case), await logits(plain, *case)
+        with monkeypatch.context() as patched:
+            patched.setattr(KvPart, "write", rounding)
+            expected = await logits(plain, *case)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        assert (found - unrounded).norm() > 0.01 * unrounded.norm()
+        said = []
+        for chunk in (4096, 48):
+            request = await eight.request("r", *case, max_tokens=NEW_TOKENS)
+            said += await eight.run([request], chunk)
+            eight.release([request])
+        assert said[0] == said[1]
 
 
 def test_latent_rows_are_not_kept_in_eight_bits(model_dir: Callable[[str], Path]) -> None:
