@@ -253,6 +253,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Annotated[str, about("whose rows and KV are shared where a request names none (X-EPD-Tenant)")] = ""
     cache_scope: Annotated[Literal["tenant", "global"], about("cached rows and KV are shared by a tenant (API key, X-EPD-Tenant), or global", "--cache-scope", "where", "SCOPE")] = "tenant"
     placement: Annotated[Literal["auto", "fixed"], about("which instances serve a request: auto, by predicted completion; fixed: by counts of requests, and prefill encodes its own images if it can", "--placement", "where", "RULE")] = "auto"
+    autoscale: Annotated[Literal["off", "roles"], about("roles: an instance gets other roles where much more work waits, for a while, than at its own", "--autoscale", "where", "RULE")] = "off"
     encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("which encoder an image goes to")] = "affinity"
     prefix_affinity: Annotated[bool, about("prompts go where their beginnings are, if that is not overloaded")] = True
     cluster_key: Annotated[str, about("key file, required between hosts; its holders are members (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""

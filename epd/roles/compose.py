@@ -369,6 +369,9 @@ class Gateway:
             dispatcher,
             config.decode.max_running,
         )
+        if config.autoscale == "roles":
+            moves = later("epd.roles.gateway.role_moves:RoleMoves")
+            moves(self.actor, self.registry, dispatcher, config, self.role.drain)
         self.adapters: Adapters | None = None
         if (lora := config.engine.lora).runtime_dir:
             from epd.roles.gateway.adapters import Adapters

@@ -256,6 +256,18 @@ def predicted_loads(candidates: Sequence[Candidate]) -> Iterator[StageLoad]:
             yield StageLoad(instance=one.instance_id, stage=stage, load_s=stages[stage])
 
 
+def predicted_waits(candidates: Sequence[Candidate], max_running: int) -> dict[str, float]:
+    """How long each of these could work at once: on images, on prompts whose images are encoded,
+    and in rounds of answers that have begun."""
+    usual, waits = _usual(c.load.costs for c in candidates), {}
+    for one in candidates:
+        forecast = _Forecast(one, _completed(one.load.costs, usual))
+        num = one.backlog.num_decoding
+        answers_s = num / max_running * ANSWER_TOKENS * forecast.step_s(num)
+        waits[one.instance_id] = forecast.images_s + forecast.ready_s + answers_s
+    return waits
+
+
 def _kv_nbytes(info: InstanceInfo, num_tokens: int) -> int:
     """Of a prompt, as it moves: of layers with a window, the last one."""
     layout = info.kv_layout

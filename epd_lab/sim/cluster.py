@@ -85,6 +85,7 @@ class Settings:
     engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
     placement: Literal["auto", "fixed"] = "auto"
     prefix_affinity: bool = True
+    autoscale: Literal["off", "roles"] = "off"
     disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
     disk_knows_all: bool = False  # rows of every image that will be asked for, from the start
     num_blocks: int = 64
@@ -214,7 +215,7 @@ class Cluster:
         return GatewayConfig(
             timing=(settings := self.settings).timing, limits=settings.limits,
             placement=settings.placement, prefix_affinity=settings.prefix_affinity,
-            decode=settings.decode, engine=settings.engine,
+            decode=settings.decode, engine=settings.engine, autoscale=settings.autoscale,
         )  # fmt: skip
 
     def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:

@@ -85,7 +85,12 @@ class Plan:
             or (fault.kind == "kill" and fault.target == "gateway" and fault.duration_s < most_s)
             for fault in self.faults
         )
-        return together and not self.bus_loses and not self.devices_hang
+        return (
+            self.settings.autoscale == "off"
+            and together
+            and not self.bus_loses
+            and not self.devices_hang
+        )
 
     def _stays(self, fault: Fault) -> bool:
         has_groups = ":" in self.topology
@@ -98,7 +103,8 @@ class Plan:
         stressed = self.bus_loses or max(data.failed, data.unknown, data.corrupt) > 0
         leaves = any(ask.cancel_after_s for ask in self.asks)
         flawed = any(image.flaw for ask in self.asks for _, image in ask.images)
-        return not (self.faults or stressed or leaves or flawed)
+        moves = self.settings.autoscale != "off"
+        return not (self.faults or stressed or leaves or flawed or moves)
 
 
 def describe(plan: Plan) -> str:

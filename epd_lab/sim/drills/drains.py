@@ -100,8 +100,21 @@ DRAIN_DRILLS: tuple[Drill, ...] = (
             Fault("ask_drain", "e1", duration_s=0.1, call="prefill,decode"),
             Fault("ask_drain", "pd0", duration_s=0.1, call="encode"),
         ),
-        from_s=1.2, to_s=1.6, fires=("switched", "GENERATION:AttemptRecalled"),
+        from_s=1.2, to_s=1.6, fires=("switched",),
         mutants=("other_roles_are_forgotten",),
+    ),
+    Drill(
+        "roles-by-backlog", ("F55",), topology="1e3pd",
+        work=Workload(
+            28, spread_s=2.0, image_share=1.0, max_images=1, num_images=400, max_tokens=8
+        ),
+        settings=Settings(
+            costs=Costs(encode_per_patch_s=0.03), autoscale="roles", num_blocks=256,
+            timing=replace_timing(
+                lost_after_s=1.2, request_timeout_s=120.0, first_token_timeout_s=120.0
+            ),
+        ),
+        fires=("switched",), calm={"settings.autoscale": "off"},
     ),
     Drill(
         "roles-cannot-be-loaded", ("F55",), topology="1e2pd", work=LONG, settings=SLOWER,
@@ -118,7 +131,7 @@ DRAIN_DRILLS: tuple[Drill, ...] = (
             Fault("ask_drain", "pd0", duration_s=0.1, call="encode,prefill"),
             Fault("kill", "pd0", point="INSTANCE:SWITCHING>LEFT", duration_s=0.3),
         ),
-        from_s=1.2, to_s=1.6, fires=("GENERATION:AttemptRecalled",),
+        from_s=1.2, to_s=1.6,
         mutants=("who_switches_keeps_its_work",),
     ),
     Drill(

@@ -1,0 +1,1 @@
+"""Which instance should have which roles, by what waits."""
