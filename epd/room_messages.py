@@ -6,19 +6,7 @@ from __future__ import annotations
 
 from epd.failure import Failure
 from epd.layouts import KvLayout
-from epd.ranges import (
-    Checksum,
-    Count,
-    Hash,
-    Id,
-    Index,
-    Name,
-    NumBytes,
-    Positive,
-    Seconds,
-    TokenId,
-    Where,
-)
+from epd.ranges import Checksum, Count, Hash, Id, Index, NumBytes, Positive, Seconds, TokenId, Where
 from epd.records import (
     Address,
     KvState,
@@ -82,7 +70,7 @@ class Grant(Message):
     contract: RowContract | None  # rows; None for KV, whose layout is checked at the offer
     num_rows: Count
     deadline_s: Seconds  # in the time of this gateway, whose request it is of
-    gateway: Name
+    gateway: Id
     num_held: Count = 0  # slots' worth of KV that the consumer has: `slots` are for what is behind
     parts: tuple[RemoteRegion, ...] = ()  # the region at the other ranks, in their order
     layout: KvLayout | None = None  # of KV: which heads each rank has

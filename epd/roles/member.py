@@ -44,6 +44,7 @@ from epd.fsm.membership import (
     MoveTimedOut,
     NameTaken,
     NewsMissed,
+    OtherHeard,
     Refused,
     Welcomed,
 )
@@ -157,7 +158,6 @@ class Member(GatewayPlaces):
             return
         beat_s = message.heartbeat_interval_s
         self.fire(place.machine, Welcomed(message.cluster_s, beat_s, received.epoch))
-        self._note_heard(place)
 
     def _far_off(self, wall_s: float) -> str:
         """Why no new life can begin by the clock of this host; empty if one can.  Logs and the age
@@ -203,7 +203,6 @@ class Member(GatewayPlaces):
             self.fire(place.machine, NewsMissed(message.cluster_s))
         else:
             self.fire(place.machine, Acknowledged(message.cluster_s))
-        self._note_heard(place)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -228,11 +227,22 @@ class Member(GatewayPlaces):
         """Whether it was a member, and may be none for its peers by now: no other gateway that
         speaks has it."""
         was_member = self._has_left or any(one.was_welcomed for one in self._places)
-        return was_member and not any(o.is_heard for o in self._places if o is not machine)
+        return was_member and not self._others_speak(machine)
+
+    def _others_speak(self, machine: MembershipMachine) -> bool:
+        return any(other.is_heard for other in self._places if other is not machine)
 
     @performs(Do.ARM_JOIN)
     def arm_join(self, machine: MembershipMachine, event: Event) -> None:
-        self.arm(machine, self._timing.retry_interval_s, JoinDue())
+        """A gateway that was asked in vain beside one that speaks is forsaken: a process that stood
+        still asks both first."""
+
+        def ask_again() -> None:
+            if self._others_speak(machine):
+                self.fire(machine, OtherHeard())
+            self.fire(machine, JoinDue())
+
+        self.actor.timers.arm(machine, JoinDue, self._timing.retry_interval_s, ask_again)
 
     @performs(Do.TAKE_TIME)
     def take_time(self, machine: MembershipMachine, event: Heard) -> None:

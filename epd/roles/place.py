@@ -15,7 +15,6 @@ from itertools import chain
 from epd.fsm.membership import (
     GatewayReplaced,
     LostOneListed,
-    OtherHeard,
     RegistryBegan,
 )
 from epd.fsm.membership import Membership as MembershipMachine
@@ -125,11 +124,6 @@ class GatewayPlaces(Component[MembershipMachine]):
             return False
         self._follow(self._at(received), received.epoch)
         return True
-
-    def _note_heard(self, place: GatewayPlace) -> None:
-        for other in self.places:
-            if other is not place:
-                self.fire(other.machine, OtherHeard())
 
     def _follow(self, place: GatewayPlace, epoch: int) -> None:
         """Of a new gateway: it counts anew."""

@@ -55,7 +55,7 @@ GATEWAY_DRILLS: tuple[Drill, ...] = (
     Drill(
         "one-of-two-gateways-is-not-heard", ("F35",), topology="2e2p2d", work=MIXED,
         settings=SLOW, faults=(Fault("block", "gateway1", other="d0", duration_s=4.0),),
-        fires=("MEMBERSHIP:FORSAKEN>MEMBER",), must_fire=0.7,
+        fires=("MEMBERSHIP:CUT_OFF>FORSAKEN",),
     ),
 )
 # fmt: on
