@@ -213,6 +213,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensor_parallel_size: Annotated[Count, about("ranks (processes, each with a device) that share the language model of each instance with prefill and decode; or for some of a topology: 1e1pd:tp2", "--tensor-parallel-size", "model", short="-tp")] = 1
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], about("float32, bfloat16 or float16 (fp32, bf16, fp16)", "--dtype", "model", "DTYPE")] = "float32"
     quantization: Annotated[Literal["", "fp8"], about("fp8: linear layers of the language model in eight bits, faster and less exact; empty: in engine.dtype", "--quantization", "model", "METHOD")] = ""
+    dequantize: Annotated[bool, about("weights that are stored in four or eight bits take engine.dtype when they are read: several times the memory, and faster on a CPU", "--dequantize", "model")] = False
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], about("fp8: keys and values in eight bits, half of the memory, faster decodes of long texts, and less exact; auto: in engine.dtype", "--kv-cache-dtype", "model", "DTYPE")] = "auto"
     load_format: Annotated[Literal["auto", "dummy"], about("auto, or dummy: random weights made on the device, of config.json alone", "--load-format", "model", "FORMAT")] = "auto"
     allow_unused_tensors: Annotated[bool, about("load a checkpoint that has more tensors than config.json has places for, such as more layers", "--allow-unused-tensors", "model")] = False

@@ -137,7 +137,9 @@ AREAS = {
     # What is read of a model and of media, without torch.
     **dict.fromkeys(READERS, Area((*FILES, *STORED, *LEAVES), packages("msgspec"))),
     # For types, and where weights are read; a test below shows that it is not loaded.
-    **dict.fromkeys(STORED, Area((*FILES, *STORED, *LEAVES), packages("torch"))),
+    **dict.fromkeys(
+        STORED, Area((*FILES, *STORED, "epd.engine.kernels.packed", *LEAVES), packages("torch"))
+    ),
     "epd.media_files.avif_child": Area((*FILES, *LEAVES), packages("PIL")),
     "epd.media_files.container": Area((*FILES, *LEAVES), lazily=packages("av")),
     "epd.media_files.image_opening": Area((*FILES, *LEAVES), lazily=packages("PIL")),

@@ -310,6 +310,12 @@ def _load(
         fp8.check(config.device, dtype)
         return fp8.exchange(model, adapter.language_model(model).layers, dtype)
 
+    def keeping(model: torch.nn.Module) -> torch.nn.Module | None:
+        if config.dequantize or stage != "language":
+            return None
+        layers: torch.nn.Module = adapter.language_model(model).layers
+        return layers
+
     return load_stage(
         adapter,
         stage,
@@ -320,6 +326,7 @@ def _load(
         progress=progress,
         shard=shard,
         exchange=exchange,
+        keeping=keeping,
     )
 
 

@@ -14,6 +14,7 @@ from math import ceil, prod
 from pathlib import Path
 
 from epd.config import ConfigError, EngineConfig, InstanceConfig
+from epd.engine.weights.stored import PLAIN
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_header, weight_files
 from epd.model_files.config_sizes import Counts, Sizes, counted
@@ -184,7 +185,9 @@ def weights_nbytes(directory: Path, dtype_nbytes: int) -> Mapping[str, int]:
     for file in weight_files(directory):
         for name, entry in read_header(file).items():
             stage = "vision" if any(part in name for part in VISION_NAMES) else "language"
-            found[stage] += prod(entry.shape) * dtype_nbytes
+            begin, end = entry.data_offsets
+            is_plain = entry.dtype in PLAIN  # others come to no less than they are stored in
+            found[stage] += prod(entry.shape) * dtype_nbytes if is_plain else end - begin
     return found
 
 

@@ -31,16 +31,49 @@ MAX_TILES = 4096
 @triton.jit
 def _store(
     total, x_scales, scales, bias, out, m, n, num_rows, size, BIAS: tl.constexpr,
-    SCALED: tl.constexpr,
+    ROWS_SCALED: tl.constexpr, CHANNELS_SCALED: tl.constexpr,
 ):  # fmt: skip
-    if SCALED:
+    if CHANNELS_SCALED:
         total *= tl.load(scales + n, mask=n < size, other=0.0)[:, None]
+    if ROWS_SCALED:
         total *= tl.load(x_scales + m, mask=m < num_rows, other=0.0)[None, :]
     if BIAS:
         total += tl.load(bias + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
     inside = (n < size)[:, None] & (m < num_rows)[None, :]
     at = m.to(tl.int64)[None, :] * size + n[:, None]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def store_sum(  # noqa: ANN201 - a kernel's part
+    total, x_scales, scales, bias, out, parts, ended, num_rows, size, BIAS: tl.constexpr,
+    ROWS_SCALED: tl.constexpr, CHANNELS_SCALED: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A tile's sum, or this program's part of it, `[BLOCK_N, BLOCK_M]`."""
+    tile = tl.program_id(0)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    if PARTS == 1:
+        _store(
+            total, x_scales, scales, bias, out, m, n, num_rows, size, BIAS, ROWS_SCALED,
+            CHANNELS_SCALED,
+        )  # fmt: skip
+    else:
+        area: tl.constexpr = BLOCK_N * BLOCK_M
+        at = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        mine = parts + (tile * PARTS).to(tl.int64) * area + at
+        tl.store(mine + tl.program_id(1) * area, total)
+        tl.debug_barrier()
+        if tl.atomic_add(ended + tile, 1, sem="acq_rel") == PARTS - 1:
+            tl.store(ended + tile, 0)
+            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for other in range(PARTS):
+                total += tl.load(mine + other * area, cache_modifier=".cg")
+            _store(
+                total, x_scales, scales, bias, out, m, n, num_rows, size, BIAS, ROWS_SCALED,
+                CHANNELS_SCALED,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -63,20 +96,10 @@ def _few(
         w = tl.load(rows + start, mask=inside & (n < size)[:, None], other=0.0)
         v = tl.load(columns + start, mask=inside & (m < num_rows)[:, None], other=0.0)
         total = tl.dot(w, tl.trans(v), total)
-    if PARTS == 1:
-        _store(total, x_scales, scales, bias, out, m, n, num_rows, size, BIAS, SCALED)
-    else:
-        area: tl.constexpr = BLOCK_N * BLOCK_M
-        at = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
-        mine = parts + (tile * PARTS).to(tl.int64) * area + at
-        tl.store(mine + tl.program_id(1) * area, total)
-        tl.debug_barrier()
-        if tl.atomic_add(ended + tile, 1, sem="acq_rel") == PARTS - 1:
-            tl.store(ended + tile, 0)
-            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            for other in range(PARTS):
-                total += tl.load(mine + other * area, cache_modifier=".cg")
-            _store(total, x_scales, scales, bias, out, m, n, num_rows, size, BIAS, SCALED)
+    store_sum(
+        total, x_scales, scales, bias, out, parts, ended, num_rows, size, BIAS, SCALED, SCALED,
+        PARTS, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
 
 
 class _Tiling(NamedTuple):
@@ -119,7 +142,7 @@ def _product(
     x_scales, weight_scales = scales or (out, out)
     _few[(tiles, parts)](
         x, x_scales, weight, weight_scales, out if bias is None else bias, out, sums,
-        _ended(out.device), num_rows, size, depth, part, BIAS=bias is not None,
+        ended_of(out.device), num_rows, size, depth, part, BIAS=bias is not None,
         SCALED=scales is not None, WHOLE=depth % tiling.depth == 0, PARTS=parts,
         BLOCK_M=tiling.rows, BLOCK_N=BLOCK_N, BLOCK_K=tiling.depth, num_warps=4,
         num_stages=tiling.num_stages,
@@ -138,6 +161,6 @@ def _tiling(num_rows: int, size: int, depth: int, itemsize: int, shared: int) ->
 
 
 @functools.cache
-def _ended(device: torch.device) -> torch.Tensor:
+def ended_of(device: torch.device) -> torch.Tensor:
     """Of each tile, how many of its parts have ended; whoever ends last puts it back to 0."""
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)

@@ -39,6 +39,7 @@ from epd.engine.kernels.low_rank import AdapterStack
 from epd.engine.language.experts import Mixture
 from epd.engine.language.products import Foreign, side_by_side, takes_fp8
 from epd.engine.weights.fp8 import Fp8Linear
+from epd.engine.weights.packed_linear import PackedLinear
 from epd.messages import KvLayout
 from epd.model_files.checkpoint import ModelError
 from epd.model_files.family import Family
@@ -60,7 +61,7 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Module, bank: Bank, low: AdapterStack) -> None:
         super().__init__()
         self.base = base
-        self.out_features, self.in_features = base.weight.shape
+        self.out_features, self.in_features = base.out_features, base.in_features
         self.low = low
         self.bank = bank
 
@@ -115,8 +116,9 @@ class Bank:
         size = config.max_loras, config.max_lora_rank
         for prefix, root in roots.items():
             for path, base in [*root.named_modules()]:
-                if isinstance(base, nn.Linear | Fp8Linear):
-                    low = AdapterStack.empty(*size, base.weight, self._dtype)
+                if isinstance(base, nn.Linear | Fp8Linear | PackedLinear):
+                    shape = base.out_features, base.in_features
+                    low = AdapterStack.empty(*size, shape, like)
                     self._linears[f"{prefix}.{path}"] = LoraLinear(base, self, low)
                     root.set_submodule(path, self._linears[f"{prefix}.{path}"])
 

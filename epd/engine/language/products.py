@@ -11,6 +11,7 @@ from torch import nn
 from epd.engine.kernels.eight_bits import Scaled
 from epd.engine.language.few_rows import FewRowsLinear
 from epd.engine.weights.fp8 import Fp8Linear
+from epd.engine.weights.packed_linear import PackedLinear
 
 Foreign = Any  # a module of transformers, or of kernels: what it has, it has by name only
 Product = Callable[[torch.Tensor | Scaled], torch.Tensor]
@@ -18,7 +19,8 @@ Product = Callable[[torch.Tensor | Scaled], torch.Tensor]
 
 def side_by_side(*projections: Foreign) -> nn.Module:
     """One weight (and bias) for several products of one input; the modules keep views."""
-    if joins := getattr(projections[0], "side_by_side", None):
+    packed = [p for p in projections if isinstance(p, PackedLinear)]
+    if joins := getattr((packed or projections)[0], "side_by_side", None):
         several: nn.Module = joins(projections)
         return several
     weight = torch.cat([p.weight for p in projections])

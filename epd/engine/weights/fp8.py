@@ -57,6 +57,7 @@ class Fp8Linear(nn.Module):
         self._hold(Scaled(values.copy_(found.values), found.scales))
 
     def _hold(self, weight: Scaled) -> None:
+        self.out_features, self.in_features = weight.values.shape
         self.weight = nn.Parameter(weight.values, requires_grad=False)
         self.scales = nn.Parameter(weight.scales, requires_grad=False)
 

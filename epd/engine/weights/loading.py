@@ -20,7 +20,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,14 @@ from torch.overrides import TorchFunctionMode
 from epd.engine.base import Progress, Taker, no_progress
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.weights import stored as stored_weights
+from epd.engine.weights.open_file import OpenFile
 from epd.engine.weights.pieces import Sources, StoredPiece, missing, sources_of
 from epd.model_files.checkpoint import ModelError
 from epd.model_files.model_directory import check_tensors, some
 
 if TYPE_CHECKING:
     from epd.engine.adapter import ModelAdapter
+    from epd.engine.weights.packed_linear import Keeper
     from epd.groups.device.tensor_parallel import Cut
 
 Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
@@ -152,11 +154,13 @@ def load_stage(
     progress: Progress = no_progress,
     shard: Shard = WHOLE,
     exchange: Callable[[nn.Module], Takers] = lambda model: {},
+    keeping: Callable[[nn.Module], nn.Module | None] = lambda model: None,
 ) -> nn.Module:
     """The model with the weights of one stage, in eval mode; what belongs to the other is None.
 
     `load_format` "dummy" makes weights on the device instead of reading them.  `shard`: a rank
-    reads only what it keeps.  `exchange`: of modules on meta, before anything is read.  Raises what
+    reads only what it keeps.  `exchange`: of modules on meta, before anything is read.  `keeping`:
+    of a model, the part whose linear layers keep weights as they are stored.  Raises what
     `plan_stage` raises, and ModelError where a file cannot be read.
     """
     dummy = load_format == "dummy"
@@ -165,6 +169,7 @@ def load_stage(
     joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
     cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
     takers = exchange(model)
+    keepers = _keepers(adapter, plan, keeping(model), takers, device)
     if dummy:
         state = _dummies(wanted, cuts, takers, dtype, device)
     else:
@@ -173,8 +178,10 @@ def load_stage(
             progress(stage, done, total)
 
         stored = {piece.stored for name in wanted for piece in plan.sources[name]}
-        stored_weights.log_cost(adapter.checkpoint, sorted(stored), dtype)
-        state = _read(adapter, plan.sources, wanted, cuts, takers, dtype, device, told)
+        kept = {piece.stored for name in keepers for piece in plan.sources[name]}
+        costs = sorted(kept), sorted(stored - kept)
+        stored_weights.log_cost(adapter.checkpoint, *costs, dtype)
+        state = _read(adapter, plan.sources, wanted, cuts, takers, keepers, dtype, device, told)
     for name, source in plan.tied.items():
         # Where both are stored the weights decide, as in transformers: some heads were trained on.
         if name not in state or torch.equal(state[name], state[source]):
@@ -189,6 +196,25 @@ def load_stage(
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
     return model.eval().requires_grad_(False)
+
+
+def _keepers(
+    adapter: ModelAdapter, plan: StagePlan, part: nn.Module | None, takers: Takers, device: str
+) -> dict[str, Keeper]:
+    """Of whole weights in few bits, by a parameter's name, what they are given to as stored."""
+    fp8 = device == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+    small = {
+        name
+        for name in plan.wanted.keys() - takers.keys()
+        if [(p.expert, p.num_parts) for p in plan.sources.get(name, ())] == [(-1, 1)]
+        and stored_weights.stays(adapter.checkpoint, plan.sources[name][0].stored, fp8=fp8)
+    }
+    if part is None or not small:
+        return {}
+    from epd.engine.weights import packed_linear
+
+    (prefix,) = (path for path, module in plan.model.named_modules() if module is part)
+    return packed_linear.exchange(part, prefix, small)
 
 
 def _tied_names(
@@ -219,6 +245,7 @@ def _read(
     wanted: Mapping[str, torch.Tensor],
     cuts: Mapping[str, Cut],
     takers: Takers,
+    keepers: Mapping[str, Keeper],
     dtype: torch.dtype,
     device: str,
     progress: Callable[[int, int], None],
@@ -233,67 +260,33 @@ def _read(
             by_file[checkpoint.tensors[piece.stored].file].append((name, piece))
     state: dict[str, torch.Tensor] = {}
     done, total = 0, sum(_nbytes(wanted[n], dtype, cuts.get(n)) for n in wanted)
-    for file, parts in by_file.items():
+    for path, parts in by_file.items():
         try:
-            with safe_open(file, framework="pt") as reader:
+            with safe_open(path, framework="pt") as reader:
+                file = OpenFile(reader, path, adapter, device)
                 for name, piece in parts:
                     like, cut = wanted[name], cuts.get(name)
+                    if name in keepers:
+                        keepers[name](file.packed(name, piece, cut))
+                        done += _nbytes(like, dtype, cut)
+                        progress(done, total)
+                        continue
                     if name not in state:
                         kept = like if cut is None else cut.of(like)
                         kind = _dtype_of(like, dtype)
                         state[name] = torch.empty(kept.shape, dtype=kind, device=device)
                     place = piece.of(state[name])
-                    place.copy_(_stored(reader, adapter, name, piece, like, cut, dtype, device))
+                    place.copy_(file.tensor(name, piece, like, cut, dtype))
                     done += place.nbytes
                     progress(done, total)
                     if name in takers:
                         del place
                         _give(state.pop(name), takers[name])
-        except (MemoryError, torch.OutOfMemoryError):  # the file is as it should be
+        except (MemoryError, torch.OutOfMemoryError, ModelError):  # the file is as it should be
             raise
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
-            raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
+            raise ModelError(f"{path} cannot be read ({error}); copy it again") from error
     return state
-
-
-def _stored(
-    reader: Any,
-    adapter: ModelAdapter,
-    name: str,
-    piece: StoredPiece,
-    like: torch.Tensor,
-    cut: Cut | None,
-    dtype: torch.dtype,
-    device: str,
-) -> torch.Tensor:
-    """What is kept of a piece that lies in an open file; what is widened is so on the device."""
-    checkpoint, stored = adapter.checkpoint, piece.stored
-    here = checkpoint.tensors[stored].file
-
-    def tensor_of(other: str) -> torch.Tensor:
-        from safetensors import safe_open
-
-        file = checkpoint.tensors[other].file
-        if file == here:
-            return reader.get_tensor(other).to(device)  # type: ignore[no-any-return]
-        with safe_open(file, framework="pt") as elsewhere:
-            return elsewhere.get_tensor(other).to(device)  # type: ignore[no-any-return]
-
-    is_transposed = stored_weights.shape_of(checkpoint, stored) != piece.fits(tuple(like.shape))
-    if cut is not None and piece.expert >= 0:  # of gate and up a rank keeps the same
-        cut = replace(cut, dim=cut.dim - 1, kept=cut.kept[:1])
-    if cut is not None and is_transposed:
-        cut = cut.transposed()
-    tensor = stored_weights.read(checkpoint, stored, tensor_of, dtype)
-    if tensor is not None:  # whole, since its scales may be of blocks
-        tensor = tensor if cut is None else cut.of(tensor)
-    elif cut is not None:
-        tensor = cut.read(reader.get_slice(stored))
-    else:
-        tensor = reader.get_tensor(stored)
-    if piece.num_parts > 1:
-        return adapter.of_joint(name, tensor.chunk(piece.num_parts)[piece.part])
-    return tensor.transpose(1, 2) if is_transposed else tensor
 
 
 def _dtype_of(like: torch.Tensor, dtype: torch.dtype) -> torch.dtype:

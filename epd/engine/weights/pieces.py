@@ -23,6 +23,7 @@ _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _MAX_DIGITS = 8
 _NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _PACKED = "_packed"  # ends the name of a weight whose numbers share a byte or more
+_WORDS = ".qweight"  # likewise, in the place of ".weight"
 _PLACES = {
     "gate": ("gate_up_proj", 0, 2),
     "up": ("gate_up_proj", 1, 2),
@@ -121,7 +122,10 @@ def _places(
 ) -> list[tuple[str, StoredPiece]]:
     """The parameters that a stored tensor is a piece of, under the first name that the model
     has."""
-    for name in family.candidates(stored.removesuffix(_PACKED)):
+    plain = stored.removesuffix(_PACKED)
+    if plain.endswith(_WORDS):
+        plain = plain.removesuffix(_WORDS) + ".weight"
+    for name in family.candidates(plain):
         if name in held:
             return [(name, StoredPiece(stored))]
         if expert := _EXPERT.fullmatch(name):

@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 config.json names a format, and a tensor's stored dtype shows whether it has it: e4m3 with scales,
-or numbers of four bits that share a word or a byte (`stored_formats`).  A weight becomes what it
-means, in the dtype that is computed with, since no product of this engine takes what is stored;
-loading logs the cost.  What config.json does not name is refused, and so is a weight whose scales
-are missing or do not fit: read in another way it would give wrong answers.
+or numbers of four bits that share a word or a byte (`stored_formats`).  Linear layers of a decoder
+keep them so (`packed_linear`).  Elsewhere a weight becomes what it means, in the dtype that is
+computed with; loading logs what that costs.  What config.json does not name is refused, and so is a
+weight whose scales are missing or do not fit: read in another way it would give wrong answers.
 
 Scales of inputs and of the KV cache are not needed: they are found as inputs come.
 """
@@ -19,8 +19,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from epd.engine.weights.stored_formats import (
+    AWQ,
     EIGHT_BITS,
     FOUR_BITS,
+    GPTQ,
+    MXFP4,
     NVFP4,
     Bits,
     TensorOf,
@@ -31,21 +34,25 @@ from epd.model_files.checkpoint import Checkpoint, ModelError, Settings, TensorE
 if TYPE_CHECKING:
     import torch
 
+    from epd.engine.kernels.packed import Packed
+
 logger = logging.getLogger(__name__)
 
 PLAIN = ("F32", "BF16", "F16", "F64")
-_KINDS: tuple[Bits, ...] = (EIGHT_BITS, FOUR_BITS, NVFP4)
-_BITS = {bits.dtype: bits for bits in _KINDS}
 _FORMATS: dict[str, Bits] = {  # of compressed-tensors
     "float-quantized": EIGHT_BITS,
     "naive-quantized": EIGHT_BITS,
     "pack-quantized": FOUR_BITS,
     "nvfp4-pack-quantized": NVFP4,
+    "mxfp4-pack-quantized": MXFP4,
 }
+_SMALL = {bits.dtype for bits in (EIGHT_BITS, FOUR_BITS, NVFP4)}
 _ALGORITHMS: dict[str, Bits] = {"FP8": EIGHT_BITS, "NVFP4": NVFP4}  # of modelopt
 _BESIDE = (
-    "_scale_inv", "_scale_2", "_scale", "_global_scale", "_shape", "_packed",
+    "_scale_inv", "_scale_2", "_scale", "_global_scale", "_shape", "_zero_point", "_g_idx",
+    "_packed",
 )  # fmt: skip
+_BESIDE_WORDS = (".qzeros", ".scales", ".g_idx")
 _OF_INPUTS = (".input_scale", ".input_global_scale")
 
 
@@ -61,22 +68,22 @@ def check(checkpoint: Checkpoint) -> None:
         raise ModelError(
             f"{checkpoint.directory} is quantised in a way that this engine does not read "
             f"({', '.join(str(word) for word in what if word) or 'unnamed'}); use the bfloat16 "
-            "checkpoint, or one of e4m3 with scales for blocks or channels, of NVFP4, or of "
-            "symmetric integers of four bits"
+            "checkpoint, or one of e4m3 with scales for blocks or channels, of NVFP4, of MXFP4, or "
+            "of integers of four bits (compressed-tensors, AWQ, GPTQ)"
         )
 
 
 def shape_of(checkpoint: Checkpoint, stored: str) -> tuple[int, ...]:
     """Of the weight that a tensor holds."""
     entry = checkpoint.tensors[stored]
-    bits = _bits_of(checkpoint, entry)
+    bits = _bits_of(checkpoint, stored)
     return entry.shape if bits is None else bits.shape_of(entry.shape)
 
 
 def fault(checkpoint: Checkpoint, stored: str) -> str:
     """Why a tensor cannot be read; empty: it can."""
     entry = checkpoint.tensors[stored]
-    bits = _bits_of(checkpoint, entry)
+    bits = _bits_of(checkpoint, stored)
     if bits is not None:
         told = bits.fault(checkpoint, stored)
         return told and f"is stored in {bits.name} and {told}"
@@ -92,43 +99,55 @@ def is_beside(tensors: Mapping[str, TensorEntry], stored: str) -> bool:
     weights = [stored.removesuffix(s) for s in _BESIDE if stored.endswith(s)]
     weights += [stored.removesuffix(s) + ".weight" for s in _OF_INPUTS if stored.endswith(s)]
     weights += [name + "_packed" for name in weights]
-    return any(name in tensors and tensors[name].dtype in _BITS for name in weights)
+    weights += [stored.removesuffix(s) + ".qweight" for s in _BESIDE_WORDS if stored.endswith(s)]
+    return any(name in tensors and tensors[name].dtype in _SMALL for name in weights)
 
 
-def read(
-    checkpoint: Checkpoint, stored: str, tensor_of: TensorOf, dtype: torch.dtype
-) -> torch.Tensor | None:
-    """What a weight means; None: it is stored as it is.  `tensor_of`: reads a tensor by name."""
-    bits = _bits_of(checkpoint, checkpoint.tensors[stored])
-    if bits is None:
-        return None
-    return bits.widened(checkpoint, stored, tensor_of).to(dtype)
+def read(checkpoint: Checkpoint, stored: str, tensor_of: TensorOf) -> Packed | None:
+    """A weight in few bits; None: it is stored as it is.  `tensor_of`: reads a tensor by name."""
+    bits = _bits_of(checkpoint, stored)
+    return None if bits is None else bits.packed(checkpoint, stored, tensor_of)
 
 
-def log_cost(checkpoint: Checkpoint, stored: Iterable[str], dtype: torch.dtype) -> None:
-    """What is widened, of the whole weights, and how much memory it takes for that."""
-    sizes: dict[str, tuple[int, int, int]] = {}
-    for name in stored:
-        entry = checkpoint.tensors[name]
-        bits = _bits_of(checkpoint, entry)
-        if bits is not None:
-            count, narrow, wide = sizes.get(bits.name, (0, 0, 0))
-            narrow += math.prod(entry.shape) * bits.item_nbytes
-            wide += math.prod(bits.shape_of(entry.shape)) * dtype.itemsize
-            sizes[bits.name] = count + 1, narrow, wide
-    for kind, (count, narrow, wide) in sizes.items():
-        logger.info(
-            "%s: %d weights are stored in %s, which no product here takes; they become %s and "
-            "take %.3f GiB instead of %.3f", checkpoint.directory, count, kind,
-            str(dtype).removeprefix("torch."), wide / 2**30, narrow / 2**30,
-        )  # fmt: skip
+def stays(checkpoint: Checkpoint, stored: str, *, fp8: bool) -> bool:
+    """Whether a tensor is a weight in fewer bits that products read; `fp8`: e4m3, too."""
+    bits = _bits_of(checkpoint, stored)
+    return bits is not None and (fp8 or not bits.has_fp8)
 
 
-def _bits_of(checkpoint: Checkpoint, entry: TensorEntry) -> Bits | None:
+def log_cost(
+    checkpoint: Checkpoint, kept: Iterable[str], widened: Iterable[str], dtype: torch.dtype
+) -> None:
+    """How many whole weights stay as they are stored, how many do not, and their memory."""
+    for names, is_kept in ((kept, True), (widened, False)):
+        sizes: dict[str, tuple[int, int, int]] = {}
+        for name in names:
+            bits = _bits_of(checkpoint, name)
+            if bits is not None:
+                shape = checkpoint.tensors[name].shape
+                count, narrow, wide = sizes.get(bits.name, (0, 0, 0))
+                narrow += math.prod(shape) * bits.item_nbytes
+                wide += math.prod(bits.shape_of(shape)) * dtype.itemsize
+                sizes[bits.name] = count + 1, narrow, wide
+        for kind, (count, narrow, wide) in sizes.items():
+            word = str(dtype).removeprefix("torch.")
+            logger.info(
+                "%s: %d weights in %s stay so and take %.3f GiB; in %s they would take %.3f"
+                if is_kept
+                else "%s: %d weights in %s, which no product takes where they are, take %.3f GiB "
+                "as stored; they become %s and take %.3f",
+                checkpoint.directory, count, kind, narrow / 2**30, word, wide / 2**30,
+            )  # fmt: skip
+
+
+def _bits_of(checkpoint: Checkpoint, stored: str) -> Bits | None:
     """How a tensor is stored, if config.json names that; None: as it is, or in a way unknown."""
-    bits = _BITS.get(entry.dtype)
+    dtype = checkpoint.tensors[stored].dtype
+    if dtype not in _SMALL:
+        return None
     named = _named(settings_of(checkpoint.config))
-    return bits if bits is not None and bits in named else None
+    fits = (bits for bits in named if bits.dtype == dtype and stored.endswith(bits.suffix))
+    return next(fits, None)
 
 
 def _named(settings: Settings) -> list[Bits]:
@@ -139,6 +158,10 @@ def _named(settings: Settings) -> list[Bits]:
     if method == "modelopt":
         algorithm = _ALGORITHMS.get(str(settings.get("quant_algo")))
         return [algorithm] if algorithm is not None else []
+    if method == "awq":
+        return [AWQ] if _four(settings) and settings.get("version", "gemm") == "gemm" else []
+    if method == "gptq":
+        return [GPTQ] if _four(settings) else []
     if method != "compressed-tensors":
         return []
     groups = (settings.get("config_groups") or {}).values()
@@ -150,3 +173,7 @@ def _named(settings: Settings) -> list[Bits]:
     if FOUR_BITS in known and not all(map(FOUR_BITS.is_read, groups)):
         return []
     return known
+
+
+def _four(settings: Settings) -> bool:
+    return settings.get("bits", settings.get("w_bit")) == 4

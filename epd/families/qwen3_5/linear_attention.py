@@ -18,6 +18,7 @@ from epd.engine.kernels.torch_delta import Heads
 from epd.engine.language.mixers import NormOf, Step
 from epd.engine.language.products import Foreign, side_by_side
 from epd.engine.weights.fp8 import Fp8Linear
+from epd.engine.weights.packed_linear import PackedLinear
 
 
 class GatedDeltaNet:
@@ -31,7 +32,7 @@ class GatedDeltaNet:
         self._kernels = kernels
         self._index = int(net.layer_idx)
         inputs, strengths = [net.in_proj_qkv, net.in_proj_z], [net.in_proj_b, net.in_proj_a]
-        if isinstance(net.in_proj_qkv, Fp8Linear):  # what writes and forgets is not
+        if isinstance(net.in_proj_qkv, Fp8Linear | PackedLinear):  # what writes and forgets is not
             self._strengths = side_by_side(*strengths)
         else:
             inputs += strengths

@@ -6,81 +6,37 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from epd.config import EngineConfig
 from epd.engine.adapter import adapter_for
+from epd.engine.device.memory_plan import held_nbytes
+from epd.engine.factory import build_executor, build_language
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights.loading import load_stage
+from epd.engine.weights.packed_linear import PackedLinear
 from epd.model_files.checkpoint import ModelError, read_checkpoint
+from tests.engine.driver import Driver
+from tests.engine.language.test_decoder import fuse
+from tests.engine.weights.packings import (
+    COMPRESSED,
+    FOUR,
+    GROUPS,
+    INT4,
+    WAYS,
+    Tensors,
+    drawn,
+    int4,
+)  # fmt: skip
 from tests.engine.weights.test_loading import edit_weights
+from tests.engine.weights.test_stored_fp8 import WAYS as EIGHT
 from tests.engine.weights.test_stored_fp8 import parameters, stored
-
-Tensors = dict[str, torch.Tensor]
-Way = Callable[[str, torch.Tensor], Tensors]
-E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
-MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-GROUPS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}
-COMPRESSED = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
-INT4 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {"group_0": {"weights": GROUPS}},
-}
-
-
-def drawn(name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(len(name))
-
-
-def nvfp4(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """Any numbers, and what they mean, one by one."""
-    rows, columns = weight.shape
-    codes = torch.randint(16, (rows, columns), generator=drawn(name), dtype=torch.uint8)
-    scales = torch.rand(rows, columns // 16, generator=drawn(name)).to(torch.float8_e4m3fn)
-    factor = torch.tensor(0.5)
-    meaning = torch.empty(rows, columns)
-    for at in range(columns):
-        values = torch.tensor([float(E2M1[code]) for code in codes[:, at].tolist()])
-        meaning[:, at] = values * scales[:, at // 16].float() * factor
-    packed = codes[:, 0::2] + 16 * codes[:, 1::2]
-    beside = {"_scale": scales, "_scale_2": factor}
-    tensors = {name: packed, **{name + suffix: tensor for suffix, tensor in beside.items()}}
-    return tensors | {name.removesuffix("weight") + "input_scale": torch.ones(())}, meaning
-
-
-def nvfp4_compressed(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    tensors, meaning = nvfp4(name, weight)
-    inputs = name.removesuffix("weight") + "input_global_scale"
-    return {
-        name + "_packed": tensors[name],
-        name + "_scale": tensors[name + "_scale"],
-        name + "_global_scale": 1 / tensors[name + "_scale_2"].view(1),
-        inputs: torch.ones(1),
-    }, meaning
-
-
-def int4(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    rows, columns = weight.shape
-    values = torch.randint(-8, 8, (rows, columns), generator=drawn(name))
-    scales = torch.rand(rows, columns // 8, generator=drawn(name)).bfloat16()
-    words = torch.zeros(rows, columns // 8, dtype=torch.int64)
-    for at in range(8):
-        words |= (values[:, at::8] + 8) << 4 * at
-    words = torch.where(words >= 1 << 31, words - (1 << 32), words).int()
-    meaning = values.float() * scales.float().repeat_interleave(8, 1)
-    shape = torch.tensor([rows, columns])
-    return {name + "_packed": words, name + "_scale": scales, name + "_shape": shape}, meaning
-
-
-WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "nvfp4": (nvfp4, MODELOPT),
-    "nvfp4 in two levels": (nvfp4_compressed, COMPRESSED),
-    "int4": (int4, INT4),
-}
 
 
 def packed(
@@ -95,7 +51,14 @@ def packed(
         return tensors
 
     directory = stored(source, target, written, usual if settings is None else settings)
-    edit_weights(directory, lambda t: [t.pop(n) for n in meanings if n + "_packed" in t])
+    edit_weights(
+        directory,
+        lambda t: [
+            t.pop(n)
+            for n in meanings
+            if n + "_packed" in t or n.removesuffix("weight") + "qweight" in t
+        ],
+    )
     return directory, meanings
 
 
@@ -111,7 +74,70 @@ def test_four_bits_are_what_they_mean(
     for name, weight in found.items():
         assert torch.equal(weight, meanings.get(name, plain[name])), name
     (told,) = [r.getMessage() for r in caplog.records if "become float32" in r.getMessage()]
-    assert "21 weights" in told and "GiB instead of" in told
+    assert "21 weights" in told and "no product takes" in told
+
+
+def kept_as(kind: str, source: Path, target: Path) -> tuple[Path, Tensors]:
+    if kind not in EIGHT:
+        return packed(kind, source, target)
+    directory = stored(source, target, *EIGHT[kind])
+    return directory, parameters(directory)
+
+
+@pytest.mark.parametrize("kind", [*WAYS, *EIGHT])
+async def test_linear_layers_keep_them(
+    kind: str, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In no more memory than they are stored in; logits are those of what they mean, through
+    transformers' layers and fused ones."""
+    directory, meanings = kept_as(kind, model_dir("qwen3_vl"), tmp_path / "m")
+    config = EngineConfig(threads=1, kv_nbytes=1 << 20)
+    executor = build_executor(config)
+    wide = build_language(directory, replace(config, dequantize=True), executor)
+    assert not any(isinstance(module, PackedLinear) for module in wide.model.modules())
+    kept, fused = (build_language(directory, config, executor) for _ in range(2))
+    held = {n: m.weight for n, m in kept.model.named_modules() if isinstance(m, PackedLinear)}
+    for name, weight in held.items():
+        assert torch.equal(weight.widened(), meanings[f"{name}.weight"]), name
+    entries = read_checkpoint(directory).tensors
+    small = [entry for name, entry in entries.items() if any(part in name for part in held)]
+    nbytes = sum(entry.data_offsets[1] - entry.data_offsets[0] for entry in small)
+    gains = sum(weight.gains.nbytes for weight in held.values() if weight.gains is not None)
+    # a scale of the whole is held for each channel, and zeros and places of columns are bytes
+    assert len(held) == 21 and sum(w.nbytes for w in held.values()) <= 1.1 * nbytes + gains
+    before = held_nbytes(fused.model)
+    fused.forward = fuse(fused)  # which lays products side by side
+    assert held_nbytes(fused.model) <= before
+    found = []
+    for language in (wide, kept, fused):
+        serving = Driver(directory, None, language)
+        request = await serving.request("r", list(range(3, 40)), max_tokens=1)
+        found += language.logits([request.next_step(4096)])
+        serving.release([request])
+    for logits in found[1:]:
+        assert float((logits - found[0]).norm() / found[0].norm()) < 1e-4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", [*WAYS, *EIGHT])
+def test_a_rank_keeps_its_part(
+    kind: str, rank: int, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """At the borders of blocks and groups, or it is said which weight cannot be shared out."""
+    directory, _ = kept_as(kind, model_dir("qwen3_vl"), tmp_path / "m")
+    adapter = adapter_for(read_checkpoint(directory))
+    shard = Shard(rank, 2, Collectives())
+    load = partial(load_stage, adapter, "language", torch.float32, "cpu", shard=shard)
+    if kind in ("gptq", "gptq v2", "int4 of all kinds", "blocks", "mxfp4"):
+        with pytest.raises(ModelError, match=r"cannot be shared out.*(order|share a scale)"):
+            load(keeping=lambda model: adapter.language_model(model).layers)
+        return
+    kept = load(keeping=lambda model: adapter.language_model(model).layers)
+    expected = dict(load().named_parameters())
+    held = {n: m.weight for n, m in kept.named_modules() if isinstance(m, PackedLinear)}
+    assert len(held) == 21
+    for name, weight in held.items():
+        assert torch.equal(weight.widened(), expected[f"{name}.weight"]), name
 
 
 @pytest.mark.parametrize(
@@ -124,12 +150,12 @@ def test_four_bits_are_what_they_mean(
         ("nvfp4", None, "weight_scale_2", "NVFP4 and lacks a scale"),
         ("nvfp4 in two levels", None, "weight_global_scale", "NVFP4 and lacks a scale"),
         ("int4", None, "weight_scale", "four bits and has no scales"),
-        (
-            "int4",
-            INT4 | {"config_groups": {"group_0": {"weights": GROUPS | {"symmetric": False}}}},
-            "",
-            "not read.*pack-quantized",
-        ),
+        ("int4 of all kinds", None, "weight_scale", "four bits and has no scales"),
+        ("gptq", FOUR | {"bits": 3}, "", "not read.*gptq"),
+        ("gptq", None, "scales", "GPTQ.*lacks scales or zeros"),
+        ("awq", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "", "not read.*awq"),
+        ("awq", None, "qzeros", "AWQ.*lacks scales or zeros"),
+        ("mxfp4", None, "weight_scale", "MXFP4 and lacks a scale"),
         (
             "int4",
             INT4 | {"config_groups": {"group_0": {"weights": GROUPS | {"num_bits": 8}}}},

@@ -44,6 +44,7 @@ TESTS = (
     "latent",
     "lora",
     "nucleus",
+    "packed",
     "prompts",
     "segments",
     "windows",

@@ -33,7 +33,7 @@ def made(
     a rank, and of who went, is no number."""
     parts = []
     for part, size in enumerate(columns):
-        low = AdapterStack.empty(len(ranks), room, torch.empty(size, depth), dtype)
+        low = AdapterStack.empty(len(ranks), room, (size, depth), torch.empty(0, dtype=dtype))
         low.a.fill_(torch.nan)
         low.b.fill_(torch.nan)
         for place, rank in enumerate(ranks):

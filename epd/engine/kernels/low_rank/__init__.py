@@ -20,10 +20,11 @@ class AdapterStack(NamedTuple):
 
     @classmethod
     def empty(
-        cls, places: int, rank: int, weight: torch.Tensor, dtype: torch.dtype
+        cls, places: int, rank: int, shape: tuple[int, int], like: torch.Tensor
     ) -> AdapterStack:
-        """Room beside a weight `[out, in]`, with no adapter in it."""
-        (columns, depth), device = weight.shape, weight.device
+        """Room beside a weight `[out, in]`, with no adapter in it; `like`: of its dtype and
+        device."""
+        (columns, depth), dtype, device = shape, like.dtype, like.device
         return cls(
             torch.zeros(places, 1, rank, depth, dtype=dtype, device=device),
             torch.zeros(places, columns, rank, dtype=dtype, device=device),

@@ -1,0 +1,140 @@
+"""Weights in four and eight bits, in the one form that products read: numbers and their scales.
+
+What publishers store is of this form already, or is turned into it as it is read
+(`weights.stored_formats`), and takes no more memory so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+Kind = Literal["fp8", "int4", "fp4"]
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same below zero
+MIDDLE = 8  # the integer of four bits that means zero, where none is stored
+APART = 64  # columns between the two numbers of a byte, where products of few rows read them
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight `[..., out, in]`; its numbers times its scales, times its gains."""
+
+    kind: Kind
+    numbers: torch.Tensor  # e4m3, or uint8 of two numbers each, the lower half of earlier columns
+    scales: torch.Tensor  # [..., blocks of rows, blocks of columns]
+    block: tuple[int, int]  # rows and columns that have a scale in common; the last may have fewer
+    zeros: torch.Tensor | None = None  # uint8, as the scales: the number that means zero
+    gains: torch.Tensor | None = None  # float32 [..., out, 1]
+    order: torch.Tensor | None = None  # int32 [in]: which input each column is for
+    apart: int = 1  # columns from a byte's first number to its second
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *rows, columns = self.numbers.shape
+        return (*rows, columns if self.kind == "fp8" else 2 * columns)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By name; without those that it lacks."""
+        names = ("numbers", "scales", "zeros", "gains", "order")
+        found = ((name, getattr(self, name)) for name in names)
+        return {name: tensor for name, tensor in found if tensor is not None}
+
+    def widened(self) -> torch.Tensor:
+        """What it means, in float32."""
+        if self.kind == "fp8":
+            values = self.numbers.float()
+        else:
+            codes = self._codes()
+            if self.kind == "fp4":
+                signed = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
+                values = signed[codes.int()]
+            else:
+                zeros = MIDDLE if self.zeros is None else self._spread(self.zeros.float())
+                values = codes.float() - zeros
+        scales = self.scales.float() if self.gains is None else self.scales.float() * self.gains
+        values = values * self._spread(scales)
+        if self.order is None:
+            return values
+        return torch.empty_like(values).index_copy_(-1, self.order.long(), values)
+
+    def _codes(self) -> torch.Tensor:
+        """uint8 `[..., out, in]`: of four bits, in the order of columns."""
+        pairs = self.numbers.unflatten(-1, (-1, self.apart))
+        return torch.stack((pairs & 15, pairs >> 4), -2).flatten(-3)
+
+    def laid_out(self) -> Packed:
+        """As products of few rows read it, if columns allow for that."""
+        if self.kind == "fp8" or self.apart == APART or self.shape[-1] % (2 * APART):
+            return self
+        low, high = self._codes().unflatten(-1, (-1, 2, APART)).unbind(-2)
+        return replace(self, numbers=(low | high << 4).flatten(-2), apart=APART)
+
+    def _spread(self, each: torch.Tensor) -> torch.Tensor:
+        """What blocks have in common, for each number of them."""
+        for dim, size in zip((-2, -1), self.block, strict=True):
+            if each.shape[dim] > 1:
+                each = each.repeat_interleave(size, dim).narrow(dim, 0, self.shape[dim])
+        return each
+
+    def narrowed(self, dim: int, pieces: Sequence[range]) -> Packed:
+        """Some rows (`dim` -2) or columns (-1) of it: a view, where they are one piece.  Raises
+        ValueError where a piece cuts a block, or where columns have an order of their own."""
+        size = self.shape[dim]
+        unit = self.block[dim] if self.scales.shape[dim] > 1 else 1
+        if dim == -1 and self.order is not None:
+            raise ValueError("its columns have an order of their own")
+        per_item = 2 if dim == -1 and self.kind != "fp8" else 1
+        least = max(unit, per_item * self.apart)
+        if any(edge % least and edge < size for r in pieces for edge in (r.start, r.stop)):
+            raise ValueError(f"{least} numbers share a scale or a byte")
+
+        def of(tensor: torch.Tensor | None, unit: int) -> torch.Tensor | None:
+            if tensor is None or tensor.shape[dim] == 1:
+                return tensor
+            parts = [tensor.narrow(dim, r.start // unit, -(-len(r) // unit)) for r in pieces]
+            return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+
+        rows, columns = self.block
+        if self.scales.shape[dim] == 1:
+            kept = sum(map(len, pieces))
+            rows, columns = (kept, columns) if dim == -2 else (rows, kept)
+        numbers, scales = of(self.numbers, per_item), of(self.scales, unit)
+        assert numbers is not None
+        assert scales is not None
+        zeros, gains = of(self.zeros, unit), of(self.gains, 1)
+        return replace(
+            self, numbers=numbers, scales=scales, block=(rows, columns), zeros=zeros, gains=gains
+        )
+
+    def copied(self) -> Packed:
+        """With memory of its own."""
+        contiguous = torch.contiguous_format
+        copies = {n: t.clone(memory_format=contiguous) for n, t in self.tensors().items()}
+        return replace(self, **copies)
+
+    @staticmethod
+    def joined(parts: Sequence[Packed]) -> Packed | None:
+        """Weights of one input, one below the other; None: they do not fit."""
+        first = parts[0]
+        for part in parts:
+            same = (part.kind, part.apart) == (first.kind, first.apart)
+            same = same and part.block[1] == first.block[1]
+            same = same and part.scales.dtype == first.scales.dtype
+            same = same and part.tensors().keys() == first.tensors().keys()
+            if part.order is not None and first.order is not None:
+                same = same and torch.equal(part.order, first.order)
+            if not same or part.block[0] != first.block[0] or part.shape[-2] % first.block[0]:
+                return None
+        pieces = {
+            name: torch.cat([getattr(part, name) for part in parts], -2)
+            for name in first.tensors()
+            if name != "order"
+        }
+        return replace(first, **pieces)

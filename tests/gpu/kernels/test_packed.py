@@ -1,0 +1,78 @@
+"""Products with weights in four and eight bits against their specification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from epd.engine.kernels import kernels_for
+from epd.engine.kernels.packed import Packed
+from epd.engine.kernels.packed.torch_packed import packed_product
+from tests.gpu.kernels.test_kernels import dtypes, relative
+
+pytestmark = pytest.mark.gpu
+FORMATS = (
+    "blocks", "channels", "int4 in groups", "int4 of channels", "int4 with zeros", "int4 in order",
+    "nvfp4", "mxfp4",
+)  # fmt: skip
+
+
+def made(name: str, size: int, depth: int, device: str) -> Packed:
+    """A weight of a format, of any numbers."""
+    draw = torch.Generator().manual_seed(len(name) + size)
+
+    def scales(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=draw) * 0.05 + 0.01
+
+    def codes(count: int) -> torch.Tensor:
+        return torch.randint(256, (size, count), generator=draw, dtype=torch.uint8)
+
+    groups = depth // 32
+    if name in ("blocks", "channels"):
+        values = torch.randn(size, depth, generator=draw).to(torch.float8_e4m3fn)
+        if name == "channels":
+            weight = Packed("fp8", values, scales(size, 1), (1, depth))
+        else:
+            blocks = scales(-(-size // 128), -(-depth // 128))
+            weight = Packed("fp8", values, blocks, (128, 128))
+    elif name == "nvfp4":
+        gains = scales(size, 1)
+        weight = Packed(
+            "fp4", codes(depth // 2), scales(size, depth // 16).to(torch.float8_e4m3fn), (1, 16),
+            gains=gains,
+        )  # fmt: skip
+    elif name == "mxfp4":
+        powers = torch.randint(120, 130, (size, groups), generator=draw, dtype=torch.uint8)
+        weight = Packed("fp4", codes(depth // 2), powers.view(torch.float8_e8m0fnu), (1, 32))
+    elif name == "int4 of channels":
+        weight = Packed("int4", codes(depth // 2), scales(size, 1).bfloat16(), (1, depth))
+    else:
+        weight = Packed("int4", codes(depth // 2), scales(size, groups).half(), (1, 32))
+        if name == "int4 with zeros":
+            zeros = torch.randint(17, (size, groups), generator=draw, dtype=torch.uint8)
+            weight = replace(weight, zeros=zeros)
+        if name == "int4 in order":
+            weight = replace(weight, order=torch.randperm(depth, generator=draw).int())
+    weight = weight.laid_out()
+    return replace(weight, **{n: t.to(device) for n, t in weight.tensors().items()})
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 65])
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_products(name: str, rows: int, kernel_device: str) -> None:
+    """Few rows and many, in parts and whole, sizes that fill no tile; the same bits every time."""
+    ops = kernels_for("cuda")
+    small = kernel_device == "cpu"
+    sizes = [(48, 96), (200, 640)] if small else [(48, 96), (272, 1152), (9728, 2560)]
+    for dtype, limit in dtypes(kernel_device):
+        for size, depth in sizes:
+            x = torch.randn(rows, depth, dtype=dtype, device=kernel_device)
+            weight = made(name, size, depth, kernel_device)
+            bias = torch.randn(size, dtype=dtype, device=kernel_device) if rows > 1 else None
+            wide = None if bias is None else bias.double()
+            expected = packed_product(x.double(), weight, wide)
+            out = ops.packed_product(x, weight, bias)
+            assert out.dtype == dtype and relative(out, expected) < limit, (size, depth)
+            assert torch.equal(out, ops.packed_product(x, weight, bias))

@@ -1,0 +1,48 @@
+"""A model whose weights stay as they are stored, beside itself with all of them made wide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from epd.config import EngineConfig
+from epd.engine.factory import build_executor, build_language
+from epd.engine.weights.packed_linear import PackedLinear
+from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
+from tests.engine.driver import Driver
+from tests.engine.weights.test_stored import kept_as
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("kind", ["int4", "nvfp4", "awq", "gptq", "blocks", "channels"])
+async def test_logits_are_those_of_what_they_mean(
+    kind: str,
+    graphs: bool,
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A prompt, and a decode behind it."""
+    directory, _ = kept_as(kind, model_dir("qwen3_vl"), tmp_path / "m")
+    config = EngineConfig(
+        device=cuda, dtype="bfloat16", kv_nbytes=16 << 20, cuda_graphs=graphs, dequantize=True
+    )
+    executor = build_executor(config)
+    found = []
+    for kept in (False, True):
+        language = build_language(directory, replace(config, dequantize=not kept), executor, 8)
+        held = [m for m in language.model.modules() if isinstance(m, PackedLinear)]
+        assert bool(held) == kept
+        serving = Driver(directory, None, language)
+        request = await serving.request("r", list(range(3, 40)), max_tokens=2)
+        found += language.logits([request.next_step(4096)])
+        await serving.step([request], 4096)
+        found += language.logits([request.next_step(4096)])
+        serving.release([request])
+    for plain, packed in zip(found[:2], found[2:], strict=True):
+        assert float((packed - plain).norm() / plain.norm()) < 0.05
