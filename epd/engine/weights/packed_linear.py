@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 A decoder's linear layers are changed before anything is read, and get their weights as `Packed`.
-Products are computed in the dtype of their inputs, from the numbers that the weight means in that
-dtype: what transformers computes from the same files, in a quarter of the memory.  A rank of a
+Products are computed in the dtype of their inputs, from the numbers that the weight means.
+transformers computes the same from these files, in several times the memory.  A rank of a
 group keeps some rows or columns of a weight, at the borders of its scales' blocks.
 """
 

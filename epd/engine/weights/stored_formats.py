@@ -14,7 +14,7 @@ them.  `--quantization fp8` makes eight bits of what is read again, with a scale
 32 bits, the first in its lowest bits, each with 8 added to it.  Some of a row's numbers have a
 scale in common: a group of them, or all.  A group can have a zero of its own.  AWQ and GPTQ store
 the transposed weight: AWQ packs outputs, even ones before odd ones, and GPTQ packs inputs.  Where
-the most important inputs were rounded first, each input names its group (`g_idx`): columns are put
+the most important inputs were rounded first, each input names its group (`g_idx`).  Columns are put
 in the order of their groups here, and a product reads its inputs so.
 
 *NVFP4*: two numbers of four bits (e2m1: a sign, two bits of exponent, one of mantissa) share a
