@@ -258,6 +258,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("which encoder an image goes to")] = "affinity"
     prefix_affinity: Annotated[bool, about("prompts go where their beginnings are, if that is not overloaded")] = True
     cluster_key: Annotated[str, about("key file, required between hosts; its holders are members (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""
+    peers: Annotated[Texts, about("gateways over the same instances, such as http://HOST:8000: a request with an Idempotency-Key runs at the one that has its key; a name may have several addresses, and this gateway's", "--peers", "hosts", "URL")] = ()
     transport: Annotated[str, about("how rows and KV move: auto (by pair of instances), or some of the transports that epd doctor names and package.module:factory of your own, with commas", "--transport", "where", "NAMES")] = "auto"
     transport_directory: Annotated[str, about("a directory that instances share, for files; auto: for pairs without another way", "--transport-dir", "where", "DIR")] = ""
     transport_options: Annotated[str, about("a JSON object, for a transport of your own: package.module:factory")] = ""

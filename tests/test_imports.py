@@ -187,7 +187,9 @@ AREAS = {
         ("epd.api", *LEAVES, "epd.frontend", *FILES),
         packages("jinja2", "prometheus_client", "tokenizers", "uvloop") | HTTP,
     ),
-    "epd.api.http": Area((*api("http"), "epd.scheduling.admission"), HTTP),
+    "epd.api.http": Area(
+        (*api("http"), "epd.scheduling.admission"), HTTP | packages("aiohttp", "yarl")
+    ),
     "epd.api.schema": Area(api("schema"), packages("msgspec")),
     "epd.api.asked": Area(
         (*api("asked", "http", "schema"), *FILES), packages("llguidance", "msgspec")

@@ -67,6 +67,7 @@ class ApiServer:
         self._tracer = Tracer()
         self._meter = NO_METER
         self._intake: Intake | None = None
+        self._idempotency: Idempotency | None = None
         self._access = Access(config.access)
         self._reloading: Reloading | None = None
         if config.access.has_files:
@@ -149,6 +150,8 @@ class ApiServer:
             await self._preparer.close()
         if self._intake is not None:
             self._intake.close()
+        if self._idempotency is not None:
+            await self._idempotency.close()
         if self._reloading is not None:
             self._reloading.close()
         await asyncio.gather(self._tracer.close(), self._meter.close())
@@ -238,8 +241,9 @@ class ApiServer:
             lambda: self._access.num_keys,
         )
         self._completions = completions
-        repeats = self._config.idempotency, self._intake, self._answered, self._state.tasks
-        once = Idempotency(*repeats).once
+        tasks, own_port = self._state.tasks, lambda: self.port
+        idempotency = Idempotency(self._config, self._intake, self._answered, tasks, own_port)
+        self._idempotency, once = idempotency, idempotency.once
         facts = self._frontend, self._config, preparer.model_name, self._started_s
         cluster = Rarely("epd.api.watching.cluster:ClusterWatch", *facts)
         tokenizing = Rarely("epd.api.tokenizing:Tokenizing", preparer, self._intake)

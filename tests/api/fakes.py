@@ -295,6 +295,8 @@ async def serving(
     metrics: str = "",
     engine: EngineConfig = EngineConfig(),  # noqa: B008 (frozen)
     idempotency: IdempotencyConfig = IdempotencyConfig(),  # noqa: B008 (frozen)
+    peers: tuple[str, ...] = (),
+    port: int = 0,
     **limits: Any,
 ) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
     """A real server on a free port, over fakes."""
@@ -302,13 +304,14 @@ async def serving(
     preparer = FakePreparer()
     config = GatewayConfig(
         host=host,
-        port=0,
+        port=port,
         limits=Limits(**limits),
         otlp_traces_endpoint=traces,
         otlp_metrics_endpoint=metrics,
         access=access,
         engine=engine,
         idempotency=idempotency,
+        peers=peers,
     )
     server = ApiServer(frontend, config, preparer)
     await server.start()

@@ -23,14 +23,17 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from epd.api.http.body import Body, Intake
 from epd.api.http.errors import ApiError, bad_request
 from epd.api.http.exchange import AsgiMessage, ClientGone, Exchange
 from epd.api.http.identity import tenant_of
 from epd.api.http.recording import Recording
-from epd.config import IdempotencyConfig
+from epd.config import GatewayConfig
+
+if TYPE_CHECKING:
+    from epd.api.http.peers import Peers
 
 NAME = "Idempotency-Key"
 HEADER = NAME.lower().encode()
@@ -92,13 +95,20 @@ class Idempotency:
 
     def __init__(
         self,
-        config: IdempotencyConfig,
+        config: GatewayConfig,
         intake: Intake,
         answered: Callable[[Exchange, Handler], Awaitable[None]],
         tasks: set[asyncio.Task[None]],
+        own_port: Callable[[], int],
     ) -> None:
-        """`answered`: every outcome becomes an answer there; `tasks`: what the server waits for."""
-        self._config = config
+        """`answered`: every outcome becomes an answer there; `tasks`: what the server waits for.
+        Raises ConfigError."""
+        self._config = config.idempotency
+        self._peers: Peers | None = None
+        if config.peers:
+            from epd.api.http.peers import Peers
+
+            self._peers = Peers(config, own_port)
         self._intake = intake
         self._answered = answered
         self._tasks = tasks
@@ -116,6 +126,10 @@ class Idempotency:
 
         return handle
 
+    async def close(self) -> None:
+        if self._peers is not None:
+            await self._peers.close()
+
     async def _serve(self, exchange: Exchange, handler: Handler) -> None:
         """Raises ApiError, ClientGone."""
         key = exchange.headers[HEADER]
@@ -128,6 +142,10 @@ class Idempotency:
         caller, digest = exchange.caller, whole.digest.digest()
         place = caller.share, tenant_of(exchange.headers, "", caller.scope), key
         run = self._runs.get(place)
+        if run is None and self._peers is not None:
+            if await self._peers.serve(f"{place}", exchange, whole.chunks):
+                return
+            run = self._runs.get(place)
         if run is None:
             run = self._begin(place, SharedRun(digest, whole.chunks), exchange, handler)
         elif run.digest != digest:
