@@ -175,6 +175,35 @@ def test_what_belongs_together_agrees(capsys: Captured) -> None:
     assert not re.fullmatch(pattern[1], "eyes-encode-prefill-5d5f8c9b7d-x2x4z")
 
 
+@pytest.mark.parametrize(("flags", "count"), [("", 2), (" --gateways 1", 1), (" --gateways 3", 3)])
+def test_gateways_are_replaced_before_they_end(flags: str, count: int, capsys: Captured) -> None:
+    objects = loaded(PLAIN + flags, capsys)
+    by_name = {(one["kind"], one["metadata"]["name"]): one["spec"] for one in objects}
+    spec = by_name["Deployment", "epd-gateway"]
+    assert spec["replicas"] == count
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert by_name["PodDisruptionBudget", "epd-gateway"]["maxUnavailable"] == 1
+    host, port = vars(parsed(spec["template"]["spec"]))["peers"][0].split("/")[-1].split(":")
+    assert by_name["Service", host]["clusterIP"] == "None" and port == "8000"
+
+
+def test_a_pod_of_instances_drains_before_it_is_asked_to_end(capsys: Captured) -> None:
+    for name, pod in pods(loaded(f"{PLAIN} --drain-timeout 60", capsys)).items():
+        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[0] == ("sleep" if name == "epd-gateway" else "sh")
+        assert pod["terminationGracePeriodSeconds"] >= (75 if name == "epd-gateway" else 80)
+
+
+@pytest.mark.parametrize("sort", ["load_seconds", "requests_waiting"])
+def test_what_waits_is_counted_once_for_all_gateways(sort: str, capsys: Captured) -> None:
+    text = rendered(ALL, capsys)
+    assert (
+        text.count(f"max by (instance) (epd_instance_{sort}")
+        == text.count(f"(epd_instance_{sort}")
+        > 0
+    )
+
+
 def test_only_who_computes_gets_a_gpu(capsys: Captured) -> None:
     found = pods(loaded(ALL, capsys))
     limits = {n: p["containers"][0].get("resources", {}).get("limits") for n, p in found.items()}
@@ -186,7 +215,7 @@ def test_only_who_computes_gets_a_gpu(capsys: Captured) -> None:
 def test_a_file_for_each_object(tmp_path: Path, capsys: Captured) -> None:
     directory = tmp_path / "manifests"
     assert main(["k8s", "render", *PLAIN.split(), "--output", str(directory)]) == 0
-    assert capsys.readouterr().out.startswith("11 files written to ")
+    assert capsys.readouterr().out.startswith("12 files written to ")
     texts = [path.read_text() for path in directory.iterdir()]
     assert all("kubectl create secret generic epd " in text for text in texts)
     written = [yaml.safe_load(text) for text in texts]
@@ -202,7 +231,7 @@ def test_groups_of_other_ranks_are_objects_of_their_own(
     written = [yaml.safe_load(path.read_text()) for path in tmp_path.iterdir()]
     assert text.startswith(f"{len(written)} files written to {tmp_path}: ")
     groups = groups_of(ClusterManifests("epd", topology, "I"))
-    assert len(written) == 5 + 3 * len(groups), "a Deployment, a budget and a scale of each"
+    assert len(written) == 6 + 3 * len(groups), "a Deployment, a budget and a scale of each"
     deployments = [one for one in written if one["kind"] == "Deployment"]
     selectors = [str(one["spec"]["selector"]) for one in deployments]
     assert len(set(selectors)) == 1 + len(groups), "no pod belongs to two"
@@ -253,6 +282,9 @@ def test_text_that_kubernetes_would_expand_stays() -> None:
         ("--topology 1epd --volume rows", "write CLAIM:/PATH"),
         ("--topology 1epd --node-selector gpu", "write LABEL=VALUE"),
         ("--topology 1epd --cpu many", "write a quantity such as 4 or 500m"),
+        ("--topology 1epd --gateways 0", "there is at least one"),
+        ("--topology 1epd --lws --gateways 2", "in its first pod"),
+        ("--topology 1epd --peers http://a", "by the headless Service"),
         ("--topology 1epd --nodes 2", "--nodes is for --pod-per-node and --lws"),
         ("--topology 1epd --lws --scale-by http://p", "drop --lws"),
         ("--topology 1epd --cluster-key k.json", "it comes from the Secret"),

@@ -42,4 +42,4 @@ def test_its_command_lines_are_of_epd_run() -> None:
         assert args.topology and args.listen and vars(args)["cluster_key"]
     (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     assert int(stop_s) > Timing().drain_timeout_s + Timing().move_timeout_s
-    assert f"RestartPreventExitStatus={USAGE}" in text
+    assert f"RestartPreventExitStatus={USAGE}" in text and "\nRestart=on-failure\n" in text

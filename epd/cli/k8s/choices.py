@@ -24,6 +24,7 @@ GIVEN = {  # settings that the manifests decide, and why
     "access.ssl_ca_certs": "let TLS end before the Service",
     "health_when_ready": "the manifests ask /health and /ready for what each tells",
     "cluster_key": "it comes from the Secret",
+    "peers": "gateways find each other by the headless Service",
     "cpus_per_instance": "each pod is one process",
     "engine.cpu_affinity": "each pod has its own CPUs",
 }
@@ -43,6 +44,10 @@ def cluster_of(args: argparse.Namespace) -> ClusterManifests:
         )
     flags = flags_of(args)
     settings = _settings(args)
+    if args.gateways is not None and args.form == "--lws":
+        raise UsageError("--lws has one gateway, in its first pod: drop --gateways")
+    if args.gateways is not None and args.gateways < 1:
+        raise UsageError(f"--gateways {args.gateways}: there is at least one")
     if not settings.port:
         raise UsageError("--port 0: a Service needs to know the port; choose one")
     on_gpu = settings.engine.device != "cpu"
@@ -68,6 +73,7 @@ def cluster_of(args: argparse.Namespace) -> ClusterManifests:
         port=settings.port,
         drain_s=round(settings.timing.drain_timeout_s),
         move_s=round(settings.timing.move_timeout_s),
+        num_gateways=args.gateways or 2,
         scaled=bool(args.scale_by),
         metrics_names=settings.metrics_names,
         mooncake_ports=(settings.mooncake.min_port, settings.mooncake.max_port),

@@ -46,7 +46,7 @@ def groups_of(cluster: ClusterManifests) -> list[tuple[Roles, int, int]]:
 
 def manifests(cluster: ClusterManifests) -> list[Object]:
     """Services, then the gateway, then each group of instances.  Raises ConfigError."""
-    made = [*around(cluster), gateway(cluster)]
+    made = [*around(cluster), gateway(cluster), budget(cluster, "gateway")]
     for roles, ranks, count in groups_of(cluster):
         component = component_of(roles, ranks)
         template = instance_pod(cluster, roles, ranks)
@@ -101,9 +101,10 @@ def gateway(cluster: ClusterManifests, nodes: int = 1) -> Object:
     arguments = ["--role", "gateway", *of_gateway(cluster, nodes)]
     made = container(cluster, arguments, resources=same(*GATEWAY))
     add_gateway(cluster, made)
-    spec: Object = {  # two gateways would share the instances' heartbeats: the old one ends first
-        "replicas": 1,
-        "strategy": {"type": "Recreate"},
+    surge: Object = {"maxSurge": 1, "maxUnavailable": 0}  # it needs no GPU
+    spec: Object = {
+        "replicas": cluster.num_gateways,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
         "selector": {"matchLabels": labels(cluster, "gateway")},
         "template": pod(cluster, "gateway", ROLES, made, grace_s_of_gateway(cluster)),
     }
@@ -114,7 +115,8 @@ def of_gateway(cluster: ClusterManifests, nodes: int) -> list[str]:
     """`nodes`: with a whole topology each."""
     expected = f"expected_instances={nodes * len(cluster.instances())}"
     listen = f"tcp://$(POD_IP):{JOIN_PORT}"
-    return ["--host", "0.0.0.0", "--listen", listen, "--set", expected]
+    peers = f"http://{cluster.name}-join:{cluster.port}"
+    return ["--host", "0.0.0.0", "--listen", listen, "--peers", peers, "--set", expected]
 
 
 def grace_s_of_gateway(cluster: ClusterManifests) -> int:

@@ -44,7 +44,8 @@ def pod_per_node(cluster: ClusterManifests, nodes: int) -> list[Object]:
     """The gateway, and on each node a pod with the whole topology.  Raises ConfigError."""
     joined = _node_pod(cluster, f"{cluster.name}-join")
     made = deployment(cluster, "node", joined, None if cluster.scaled else nodes)
-    return [*around(cluster), gateway(cluster, nodes), made, budget(cluster, "node")]
+    own = [gateway(cluster, nodes), budget(cluster, "gateway")]
+    return [*around(cluster), *own, made, budget(cluster, "node")]
 
 
 def leader_worker_set(cluster: ClusterManifests, nodes: int) -> list[Object]:
@@ -87,7 +88,7 @@ def disaggregated_set(cluster: ClusterManifests) -> list[Object]:
         roles.append({"name": component, "metadata": metadata, "spec": spec})
     api = "disaggregatedset.x-k8s.io/v1"
     made = named(cluster, api, "DisaggregatedSet", "") | {"spec": {"roles": [*roles]}}
-    return [*around(cluster), gateway(cluster), made]
+    return [*around(cluster), gateway(cluster), budget(cluster, "gateway"), made]
 
 
 def _node_pod(cluster: ClusterManifests, address: str) -> Object:

@@ -50,13 +50,18 @@ def _queries(cluster: ClusterManifests, roles: Roles, component: str) -> list[tu
     if cluster.namespace:
         chosen = f'namespace="{cluster.namespace}",{chosen}'
     queries = [
-        (f'sum(epd_instance_load_seconds{{stage="{stage}",{chosen}}})', LOAD_S)
+        (_at_all(f'epd_instance_load_seconds{{stage="{stage}",{chosen}}}'), LOAD_S)
         for stage in ("encode", "prefill")
         if stage in roles
     ]
     if "decode" in roles:
-        queries.append((f"sum(epd_instance_requests_waiting{{{chosen}}})", WAITING))
+        queries.append((_at_all(f"epd_instance_requests_waiting{{{chosen}}}"), WAITING))
     return queries
+
+
+def _at_all(metric: str) -> str:
+    """Each gateway shows every instance."""
+    return f"sum(max by (instance) ({metric}))"
 
 
 def _trigger(query: str, threshold: int, prometheus_url: str) -> Json:

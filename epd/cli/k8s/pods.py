@@ -32,6 +32,7 @@ KEY_FILE = "cluster-key.json"
 MOUNT_DIR = "/etc/epd/secret"  # of the Secret, before its key is copied
 CLAIM_DIR = "/models"
 GRACE_S = 10  # behind the drain, to close
+DRAIN = "kill -TERM 1; while kill -0 1; do sleep 0.2; done"  # a second SIGTERM would cut it short
 LOADING_S = 1800  # until weights are read
 
 
@@ -68,6 +69,7 @@ class ClusterManifests:
     port: int = 8000
     drain_s: int = 30
     move_s: int = 10  # behind the drain of an instance
+    num_gateways: int = 2  # one may end
     scaled: bool = False  # replicas are somebody else's business
     metrics_names: str = "epd"
     mooncake_ports: tuple[int, int] = (15000, 17000)
@@ -153,8 +155,11 @@ def add_gateway(cluster: ClusterManifests, made: Object) -> None:
     made["startupProbe"] = _http("/health", 2, 60)
     made["livenessProbe"] = _http("/health", 10, 3)
     made["readinessProbe"] = _http("/ready", 2, 2)
-    pause = ["sleep", str(cluster.rules.pre_stop_s)]
-    made["lifecycle"] = {"preStop": {"exec": {"command": list(pause)}}}
+    add_pre_stop(made, "sleep", str(cluster.rules.pre_stop_s))
+
+
+def add_pre_stop(made: Object, *command: str) -> None:
+    made["lifecycle"] = {"preStop": {"exec": {"command": list(command)}}}
 
 
 def add_probes(cluster: ClusterManifests, made: Object, count: int, *, supervised: bool) -> None:
@@ -165,6 +170,7 @@ def add_probes(cluster: ClusterManifests, made: Object, count: int, *, supervise
     """
     where = f"{cluster.name}-join:{cluster.port}"
     ask = f'exec epd k8s probe --gateway {where} --pod "$POD_NAME" --instances {count}'
+    add_pre_stop(made, "sh", "-c", DRAIN)
     made["startupProbe"] = _exec(ask, 10, LOADING_S // 10)
     made["livenessProbe"] = _exec(f"{ask} --alive", 20, LOADING_S // 20 if supervised else 3)
     made["readinessProbe"] = _exec(ask, 10, 2)

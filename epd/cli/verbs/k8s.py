@@ -64,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             flag, dest="form", action="store_const", const=flag, default="", help=text
         )
     add("--nodes", type=int, default=1, metavar="N", help="of --pod-per-node and --lws, default 1")
+    add(
+        "--gateways", type=int, metavar="N",
+        help="that serve the API over the same instances (not with --lws), default 2",
+    )  # fmt: skip
     add("--output", default="-", metavar="DIR", help="a file per object there; default -: stdout")
     _add_pods(parser)
     _add_operators(parser)
