@@ -244,12 +244,12 @@ class Actor(BehindGateways):
         return self.peers.get((address.instance_id, address.epoch))
 
     def spans(self, *machines: Machine | None, gateway: str = "") -> tuple[Span, ...]:
-        """The machines' stories in that gateway's time, for the timeline; by default the own."""
+        """The machines' stories, for the timeline of that gateway; by default the own."""
         return tuple(
             Span(
                 machine=machine.table.name,
                 state=entry.target,
-                at_s=entry.at_s + self.offset_s(gateway),
+                at_s=entry.at_s + self.told_offset_s(gateway),
                 key=machine.key,
             )
             for machine in machines

@@ -33,6 +33,12 @@ class BehindGateways:
         """Of the time of that gateway; of the own one, where no gateway is joined."""
         return self.offsets.get(gateway, self.cluster_offset_s)
 
+    def told_offset_s(self, gateway: str = "") -> float:
+        """What is told of the past is by the wall clock.  If that is further from the gateway's
+        time than a message to a busy host is late, it is by the latter."""
+        own_s, its_s = self.clock.wall_s() - self.clock.now_s(), self.offset_s(gateway)
+        return own_s if abs(own_s - its_s) < 10.0 else its_s
+
     def until(self, deadline_s: float, gateway: str) -> float:
         """Seconds from now to a deadline in the time of that gateway."""
         return deadline_s - self.clock.now_s() - self.offset_s(gateway)

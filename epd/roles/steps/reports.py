@@ -34,7 +34,7 @@ class Reports(Component[Request]):
             return
         chunks = self._chunks.setdefault(request.key, [])
         if len(chunks) < MAX_CHUNKS:
-            offset_s = self.actor.offset_s(request.gateway.instance_id)
+            offset_s = self.actor.told_offset_s(request.gateway.instance_id)
             at_s = self.clock.now_s() + offset_s - lasted_s
             chunks.append(
                 Span(

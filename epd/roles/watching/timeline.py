@@ -39,7 +39,8 @@ class Timelines:
         own = [(self._actor.address.instance_id, span) for span in self._actor.spans(machine)]
         spans = sorted([*own, *self._reports.get(machine.key, ())], key=lambda pair: pair[1].at_s)
         start_s = own[0][1].at_s
-        set_s = self._actor.clock.wall_s() - self._actor.cluster_s()  # the wall clock, since
+        clock = self._actor.clock
+        set_s = clock.wall_s() - clock.now_s() - self._actor.told_offset_s()  # since it started
         return [
             TimelineEntry(
                 span.machine,

@@ -225,7 +225,7 @@ def test_chunks_are_noted_for_who_wants_a_timeline_and_so_many() -> None:
         request, other = begin(at, "r", reports=True), begin(at, "s")
         reports.note_chunk(other, 0.1, 4)
         assert reports.live() == {"chunk_logs": 0}
-        now_s = at.actor.cluster_s()
+        now_s = at.actor.clock.wall_s()
         for _ in range(MAX_CHUNKS + 1):
             reports.note_chunk(request, 0.1, 4)
         at.said.clear()
