@@ -34,8 +34,8 @@ class BehindGateways:
         return self.offsets.get(gateway, self.cluster_offset_s)
 
     def told_offset_s(self, gateway: str = "") -> float:
-        """What is told of the past is by the wall clock.  If that is further from the gateway's
-        time than a message to a busy host is late, it is by the latter."""
+        """Of times in reports on the past: they are by the wall clock.  If that is further from
+        the gateway's time than a message to a busy host is late, they are by the latter."""
         own_s, its_s = self.clock.wall_s() - self.clock.now_s(), self.offset_s(gateway)
         return own_s if abs(own_s - its_s) < 10.0 else its_s
 

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Whose connection breaks cannot know whether its request runs, and would pay for it twice.  With a
+A client whose connection breaks does not see whether its request runs, and would pay twice.  With a
 key of its own it may ask again.  The first request of a key is served apart from its connection: by
 an exchange of its own, whose answer is recorded (`recording`).  The connection reads the recording
 as any later one does, so all of them get the same bytes, whichever API is spoken.  When the last of

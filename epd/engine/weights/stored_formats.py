@@ -310,7 +310,7 @@ def _grouped(
                 raise ValueError("groups of columns have several sizes")
             codes = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)[:, order]
             numbers, order = codes[:, 0::2] | codes[:, 1::2] << 4, order.int()
-    return Packed("int4", numbers, scales, block, zeros, order=order)
+    return Packed("int4", numbers.contiguous(), scales, block, zeros, order=order)
 
 
 EIGHT_BITS, FOUR_BITS, NVFP4, MXFP4 = EightBits(), FourBits(), Nvfp4(), Mxfp4()

@@ -99,6 +99,7 @@ async def test_linear_layers_keep_them(
     held = {n: m.weight for n, m in kept.model.named_modules() if isinstance(m, PackedLinear)}
     for name, weight in held.items():
         assert torch.equal(weight.widened(), meanings[f"{name}.weight"]), name
+        assert all(tensor.is_contiguous() for tensor in weight.tensors().values()), name
     entries = read_checkpoint(directory).tensors
     small = [entry for name, entry in entries.items() if any(part in name for part in held)]
     nbytes = sum(entry.data_offsets[1] - entry.data_offsets[0] for entry in small)

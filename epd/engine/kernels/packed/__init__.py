@@ -74,7 +74,8 @@ class Packed:
         if self.kind == "fp8" or self.apart == APART or self.shape[-1] % (2 * APART):
             return self
         low, high = self._codes().unflatten(-1, (-1, 2, APART)).unbind(-2)
-        return replace(self, numbers=(low | high << 4).flatten(-2), apart=APART)
+        numbers = (low | high << 4).flatten(-2).contiguous()
+        return replace(self, numbers=numbers, apart=APART)
 
     def _spread(self, each: torch.Tensor) -> torch.Tensor:
         """What blocks have in common, for each number of them."""
