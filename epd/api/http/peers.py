@@ -1,13 +1,13 @@
 """Which gateway has a request with an Idempotency-Key, and the way there.
 
-Gateways over the same instances know nothing of each other but their addresses.  Each key has an
+Gateways over the same instances have nothing of each other but their addresses.  Each key has an
 order of them by rendezvous hashing, the same at all: the first that answers runs the request.
 Others hand it on as it is, with the client's own API key, which is checked there, and pass on the
 bytes of the answer.  What was handed on bears a header, and goes no further.  A client that sends
 this header has its request run where it came, and gains nothing.
 
 A name may have several addresses, as that of a headless Service, and they come and go.  It is
-looked up again when the last look is `FRESH_S` old.  While gateways know different addresses, one
+looked up again when the last look is `FRESH_S` old.  While gateways have different addresses, one
 key may run at two of them.
 """
 
