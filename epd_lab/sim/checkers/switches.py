@@ -1,7 +1,6 @@
 """Who is to have other roles returns with them, or with its former ones and the reason.
 
-Whoever has roles has the engines for them.  A process that was killed
-meanwhile may have either."""
+Whoever has roles has the engines for them.  A process that was killed meanwhile may have either."""
 
 from __future__ import annotations
 
@@ -36,6 +35,7 @@ class Switches(Checker):
             if config.roles != asked and not config.kept_roles:
                 self.violate(f"{name} was to have the roles {asked}, and has {config.roles}")
             speaks = "prefill" in config.roles or "decode" in config.roles
-            has = one.encode is not None, one.requests is not None
-            if ("encode" in config.roles, speaks) != has:
+            # Prefill with a storage of rows has the role without a tower, too.
+            lacks_tower = "encode" in config.roles and one.encode is None
+            if lacks_tower or speaks != (one.requests is not None):
                 self.violate(f"{name} has the roles {config.roles} without their engines")
