@@ -34,7 +34,9 @@ def entries(epochs: dict[str, int], lost: tuple[str, ...] = ()) -> dict[str, dic
 def test_a_plan_follows_from_its_seed_and_has_everything() -> None:
     plan = faults_of(WISH)
     assert plan == faults_of(WISH) != faults_of(dataclasses.replace(WISH, seed=2))
-    assert {fault.kind for fault in plan} == {*KINDS}
+    two = faults_of(Wish(num_gateways=2))
+    assert {fault.who for fault in two if fault.kind == "gateway"} == {"0", "1"}
+    assert {fault.kind for fault in (*plan, *two)} == {*KINDS}
     assert {fault.who for fault in plan if fault.kind == "kill"} == {m.name for m in MEMBERS}
     assert sum(fault.kind == "kill" for fault in plan) == 90
     ranks = {f.rank for f in faults_of(Wish("2e2pd:tp2")) if f.who.startswith("pd")}

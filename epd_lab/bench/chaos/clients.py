@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,7 @@ class ChaosAnswer:
     said: dict[int, ChaosChoice] = field(default_factory=dict)
     error: str = ""  # its status and code, or how the connection ended
     has_left: bool = False
+    lost_gateway: bool = False  # the connection broke
     request_id: str = ""
 
     @property
@@ -76,9 +78,12 @@ class ChaosAnswer:
 class ChaosClients:
     """All of a run, and their answers."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, seed: int) -> None:
+    def __init__(self, session: aiohttp.ClientSession, urls: Sequence[str], seed: int) -> None:
+        """`urls`: of gateways; who is refused a connection, or loses it, goes to the next."""
         self.answers: list[ChaosAnswer] = []
-        self._session, self._url, self._seed = session, url, seed
+        self.num_moved = 0  # requests that were asked of a further gateway
+        self._session, self._urls, self._seed = session, urls, seed
+        self._at = 0
         self._zero_s = time.monotonic()
 
     def now_s(self) -> float:
@@ -118,13 +123,32 @@ class ChaosClients:
     async def _ask(
         self, question: Question, tenant: str, stream: bool, leave_after: int = 0
     ) -> ChaosAnswer:
-        """To its end, or for so many events."""
+        """To its end, or for so many events; of one gateway after another, until one answers."""
+        headers = {"X-EPD-Tenant": tenant}
+        if len(self._urls) > 1:
+            headers["Idempotency-Key"] = uuid.uuid4().hex
+        self._at += 1
+        for tries in range(len(self._urls)):
+            url = self._urls[(self._at + tries) % len(self._urls)]
+            self.num_moved += tries > 0
+            answer = await self._ask_at(url, question, headers, stream, leave_after)
+            if not answer.lost_gateway:
+                break
+        return answer
+
+    async def _ask_at(
+        self,
+        url: str,
+        question: Question,
+        headers: Mapping[str, str],
+        stream: bool,
+        leave_after: int,
+    ) -> ChaosAnswer:
         import aiohttp
 
-        answer, headers = ChaosAnswer(question.name, self.now_s()), {"X-EPD-Tenant": tenant}
-        body = question.body | {"stream": stream}
+        answer, body = ChaosAnswer(question.name, self.now_s()), question.body | {"stream": stream}
         try:
-            async with self._session.post(self._url + PATH, json=body, headers=headers) as response:
+            async with self._session.post(url + PATH, json=body, headers=headers) as response:
                 if response.status != 200:
                     answer.error = f"{response.status} {_code(await response.text())}"
                 elif stream:
@@ -132,7 +156,7 @@ class ChaosClients:
                 else:
                     answer.take(await response.json(), self.now_s())
         except (aiohttp.ClientError, OSError) as error:
-            answer.error = type(error).__name__
+            answer.error, answer.lost_gateway = type(error).__name__, True
         answer.ended_s = self.now_s()
         return answer
 

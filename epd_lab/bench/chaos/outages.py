@@ -26,8 +26,13 @@ class Outages:
         self._ended: dict[str, int] = {}  # the epoch that was killed
         self._away: frozenset[str] = frozenset()
         self._entries: Entries = {}
+        self.gateways_serve = True  # all of them
         self._times: list[float] = [float("-inf")]
         self._lacking: list[bool] = [False]
+
+    @property
+    def has_two_hosts(self) -> bool:
+        return any(name.startswith("b/") for name in self._members)
 
     @property
     def away(self) -> list[str]:
@@ -80,6 +85,8 @@ class Outages:
 
     def hit_by(self, fault: Fault) -> list[str]:
         """Members; all of host b, if the cable is cut: the gateway is on the other one."""
+        if fault.kind == "gateway":
+            return []
         if fault.kind != "cut":
             return [fault.who]
         return [name for name in self._members if name.startswith("b/")]
@@ -88,6 +95,8 @@ class Outages:
         """Whether each stage that it hits keeps an instance, of those that the topology gives more
         than it hits; and whether who is hit is there."""
         names = self.hit_by(fault)
+        if fault.kind == "gateway":
+            return self.gateways_serve
         if fault.kind != "cut" and names[0] in self._away:
             return False
         for role in self._roles():

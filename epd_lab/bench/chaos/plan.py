@@ -19,6 +19,7 @@ KINDS = {
     "disk": "no byte can be written to a file, nor a file grow: as on a full disk (RLIMIT_FSIZE)",
     "descriptors": "nothing more can be opened (RLIMIT_NOFILE)",
     "cut": "frames of one host, or of both, do not arrive",
+    "gateway": "kill -9 of a gateway, where another serves",
 }
 BETWEEN = ("stop", "stop", "disk", "descriptors")
 SENDERS = ("both", "a", "b")  # what of them is lost in a cut
@@ -35,7 +36,8 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`who`: a member's name, of a cut whose frames are lost; seconds since the load began."""
+    """`who`: a member's name, of a cut whose frames are lost, of a gateway its number; seconds
+    since the load began."""
 
     at_s: float
     kind: str
@@ -61,6 +63,7 @@ class Wish:
     seed: int = 1
     clients: int = 6
     max_pause_s: float = 6.0
+    num_gateways: int = 1
     flags: tuple[str, ...] = ()  # of epd run
 
 
@@ -96,13 +99,20 @@ def faults_of(wish: Wish) -> tuple[Fault, ...]:
     draw = random.Random(f"chaos {wish.seed}")
     members, found = members_of(wish), []
     between = BETWEEN + ("cut",) * (2 if wish.partition else 0)
+    between += ("gateway",) * (2 if wish.num_gateways > 1 else 0)
     for number in range(int(60 * wish.minutes / wish.kill_every_s)):
         at_s = number * wish.kill_every_s
         for kind in ("kill", draw.choice(between)):
             member = draw.choice(members)
-            who = draw.choice(SENDERS) if kind == "cut" else member.name
-            rank = draw.randrange(member.ranks) if kind != "cut" else 0
-            lasts_s = 0.0 if kind == "kill" else round(draw.uniform(*wish.stop_s), 1)
+            who, rank = member.name, 0
+            if kind == "cut":
+                who = draw.choice(SENDERS)
+            elif kind == "gateway":
+                who = str(draw.randrange(wish.num_gateways))
+            else:
+                rank = draw.randrange(member.ranks)
+            is_over = kind in {"kill", "gateway"}
+            lasts_s = 0.0 if is_over else round(draw.uniform(*wish.stop_s), 1)
             found.append(Fault(at_s, kind, who, rank, lasts_s))
             at_s += wish.kill_every_s / 2
     return tuple(found)

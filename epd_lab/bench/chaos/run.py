@@ -55,9 +55,10 @@ def chaos(wish: Wish, kinds: Kinds = (ServingCommand, Command)) -> Run:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="epd-chaos-"))
         made = stack.enter_context(site(wish, Path(directory), kinds))
         asyncio.run(_load(run, made))
-        with contextlib.suppress(ClusterFailed):
-            made.server.check_all_returned()
-        run.in_use = made.server.in_use()
+        for server in made.gateways:
+            with contextlib.suppress(ClusterFailed):
+                server.check_all_returned()
+            run.in_use |= server.in_use()
         run.left_behind = made.stop()
     return run
 
@@ -71,10 +72,11 @@ async def _load(run: Run, made: Site) -> None:
         aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
         asyncio.TaskGroup() as group,
     ):
-        clients = ChaosClients(session, made.server.base_url, wish.seed)
+        urls = [server.base_url for server in made.gateways]
+        clients = ChaosClients(session, urls, wish.seed)
         run.right = await clients.goldens(run.asked, wish.clients)
         print(f"{len(run.right)} right answers; faults begin", file=sys.stderr, flush=True)
-        group.create_task(_watch(session, made.server.base_url, outages, clients, over))
+        group.create_task(_watch(session, urls, outages, clients, over))
         asking = [
             group.create_task(clients.load(number, run.asked, until_s))
             for number in range(wish.clients)
@@ -85,6 +87,7 @@ async def _load(run: Run, made: Site) -> None:
         )
         await asyncio.gather(*asking)
         run.answers, run.lasted_s = clients.answers, clients.now_s()
+        run.num_moved = clients.num_moved
         await _all_there(outages)
         run.away = outages.away
         over.set()
@@ -102,26 +105,37 @@ async def _all_there(outages: Outages) -> None:
 
 async def _watch(
     session: aiohttp.ClientSession,
-    url: str,
+    urls: list[str],
     outages: Outages,
     clients: ChaosClients,
     over: asyncio.Event,
 ) -> None:
-    """What the gateway shows, into the books."""
+    """What a gateway shows, into the books: of several the one that has served for longest."""
+    serving = dict.fromkeys(urls)
     while not over.is_set():
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.get(f"{url}/ready") as response:
-                outages.see(_by_name((await response.json())["instances"]), clients.now_s())
+        shown: Entries | None = None
+        for url in [*serving]:
+            try:
+                async with session.get(f"{url}/ready") as response:
+                    found = _by_name((await response.json())["instances"], outages.has_two_hosts)
+            except (aiohttp.ClientError, TimeoutError):
+                serving.pop(url)
+            else:
+                shown = shown or found
+        outages.gateways_serve = len(serving) == len(urls) or not serving
+        serving |= dict.fromkeys(urls)
+        if shown:
+            outages.see(shown, clients.now_s())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), LOOK_S)
 
 
-def _by_name(entries: list[dict[str, Any]]) -> Entries:
+def _by_name(entries: list[dict[str, Any]], has_two_hosts: bool) -> Entries:
     """As a plan names them: host b's are `b-...-e0` at its gateway."""
     found: dict[str, dict[str, Any]] = {}
     for entry in sorted(entries, key=lambda entry: entry["epoch"]):
         host, _, name = entry["instance"].rpartition("-")
-        found[f"b/{name}" if host else name] = entry
+        found[f"b/{name}" if host and has_two_hosts else name] = entry
     return found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from epd.cli.start.ports import any_free
 from epd_lab.bench.chaos.cluster import Kinds, cluster
 from epd_lab.bench.chaos.hosts import HostCable
 from epd_lab.bench.chaos.outages import Outages
@@ -26,9 +27,9 @@ class Site:
     """What is hit.  With a cable the second command is on host b."""
 
     def __init__(
-        self, server: ServingCommand, commands: list[Command], cable: HostCable | None
+        self, gateways: list[ServingCommand], commands: list[Command], cable: HostCable | None
     ) -> None:
-        self.server, self.commands, self._cable = server, commands, cable
+        self.gateways, self.commands, self._cable = gateways, commands, cable
 
     def strike(self, fault: Fault, pid: int) -> Callable[[], None]:
         """Do it; what it returns undoes it.  `pid`: of the instance, as its host counts."""
@@ -37,13 +38,19 @@ class Site:
             self._cable.cut(*(host for host in self._cable.hosts if host.name == fault.who))
             return self._cable.mend
         with contextlib.suppress(psutil.NoSuchProcess, LookupError):  # it has just ended
+            if fault.kind == "gateway":  # its supervisor starts another
+                children = self.gateways[int(fault.who)].processes()
+                (gateway,) = [p for p in children if "epd.runtime.child" in p.cmdline()]
+                return _strike(gateway, "kill")
             return _strike(self._process(pid, fault), fault.kind)
         return lambda: None
 
     def _process(self, pid: int, fault: Fault) -> psutil.Process:
         """As this host counts."""
-        on_b = fault.who.startswith("b/")
-        found = [p for p in self.commands[on_b].processes() if _inner_pid(p.pid) == pid]
+        commands = self.commands
+        if self._cable is not None:
+            commands = [commands[fault.who.startswith("b/")]]
+        found = [p for c in commands for p in c.processes() if _inner_pid(p.pid) == pid]
         return [*found, *found[0].children()][fault.rank]
 
     def stop(self) -> list[str]:
@@ -79,11 +86,31 @@ def site(wish: Wish, directory: Path, kinds: Kinds) -> Iterator[Site]:
     if wish.partition:
         with cluster(parts_of(wish.topology), directory, *flags, kinds=kinds) as made:
             made.wait_ready(count)
-            yield Site(made.server, [made.server, made.other], made.cable)
+            yield Site([made.server], [made.server, made.other], made.cable)
+        return
+    if wish.num_gateways > 1:
+        with _several_gateways(wish, flags, kinds) as made_site:
+            for server in made_site.gateways:
+                server.wait_healthy(count)
+            yield made_site
         return
     with discarding(kinds[0](wish.topology, *flags)) as server:
         server.wait_healthy(count)
-        yield Site(server, [server], None)
+        yield Site([server], [server], None)
+
+
+@contextlib.contextmanager
+def _several_gateways(wish: Wish, flags: tuple[str, ...], kinds: Kinds) -> Iterator[Site]:
+    """A command for each, and one for the instances, which join all."""
+    endpoints = [f"tcp://127.0.0.1:{any_free('127.0.0.1')}" for _ in range(wish.num_gateways)]
+    with contextlib.ExitStack() as stack:
+        gateways: list[ServingCommand] = []
+        for endpoint in endpoints:
+            own = ("--listen", endpoint, *wish.flags)
+            gateways.append(stack.enter_context(discarding(kinds[0]("gateway", *own))))
+        joining = ("--join", ",".join(endpoints), "--threads", "1")
+        workers = kinds[1]("run", "--topology", wish.topology, *joining, *flags)
+        yield Site(gateways, [*gateways, stack.enter_context(discarding(workers))], None)
 
 
 async def strike_all(
@@ -110,7 +137,7 @@ async def strike_all(
                 break
             late_s = max(late_s, now_s() - fault.at_s)
             names = outages.hit_by(fault)
-            pid = pid_of(names[0])
+            pid = pid_of(names[0]) if names else 0
             outages.hit(names, now_s(), ends=fault.kind == "kill")
             done.append((now_s(), fault))
             print(f"at {now_s():.1f} s: {fault}", file=sys.stderr, flush=True)

@@ -32,6 +32,7 @@ class Run:
     right: dict[str, dict[int, ChaosChoice]] = field(default_factory=dict)
     answers: list[ChaosAnswer] = field(default_factory=list)
     faults: list[tuple[float, Fault]] = field(default_factory=list)
+    num_moved: int = 0  # requests that were asked of a further gateway
     lasted_s: float = 0.0
     in_use: dict[str, float] = field(default_factory=dict)
     away: list[str] = field(default_factory=list)  # at the end, after all patience
@@ -88,6 +89,7 @@ def verdict(run: Run) -> dict[str, Any]:
         "skipped": run.skipped,
         "requests": len(run.answers),
         "answered": len(whole),
+        "asked_of_another_gateway": run.num_moved,
         "left": sum(answer.has_left for answer in run.answers),
         "wrong": len(wrong),
         "replay": [

@@ -15,7 +15,9 @@ and tools. Then clients ask these questions on and on, streamed and whole, some 
 and faults come: kill -9 of any rank every --kill-every seconds, and between two kills a SIGSTOP, a
 full disk (no file can grow) or a limit of open files, each for --stop seconds. With --partition the
 instances are shared between two made hosts (namespaces of this kernel; root), whose cable is cut in
-both ways or one way. A fault waits while it would take the last instance of a stage that has more.
+both ways or one way. With --gateways 2 there are kills of gateways, too, whose clients ask the
+other one again under the same Idempotency-Key. A fault waits while it would take the last instance
+of a stage that has more.
 
 Every answer is compared. The verdict is one JSON object; the exit status is 1 when an answer is
 wrong, a request failed though each stage had an instance (and it met less than four losses; of
@@ -40,6 +42,9 @@ def add_to(kinds: Any) -> None:
     )
     parser.add_argument(
         "--partition", action="store_true", help="two hosts, and cuts of their cable"
+    )
+    parser.add_argument(
+        "--gateways", type=int, default=1, metavar="N", help="that all instances join; default 1"
     )
     parser.add_argument("--clients", type=int, default=6, metavar="N", help="at a time; default 6")
     parser.add_argument(
@@ -78,7 +83,9 @@ def _wish(args: argparse.Namespace) -> Any:
         raise UsageError(f"--stop {args.stop}: above 0, the smaller number first")
     if min(args.minutes, args.kill_every, args.clients, args.max_pause) <= 0:
         raise UsageError("--minutes, --kill-every, --clients and --max-pause: above 0")
+    if args.gateways < 1 or (args.gateways > 1 and args.partition):
+        raise UsageError("--gateways: at least 1, and several without --partition")
     return Wish(
         args.topology, args.minutes, args.kill_every, stop_s, args.partition, args.seed,
-        args.clients, args.max_pause, tuple(args.flags),
+        args.clients, args.max_pause, args.gateways, tuple(args.flags),
     )  # fmt: skip

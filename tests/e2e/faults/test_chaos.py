@@ -25,6 +25,7 @@ WISHES = {
     "hosts": Wish(
         "2e2p2d", 2.0, 10.0, partition=True, max_pause_s=MAX_PAUSE_S, flags=("--transport", "tcp")
     ),
+    "two gateways": Wish("2e2p2d", 1.0, 10.0, max_pause_s=MAX_PAUSE_S, num_gateways=2),
     "ranks": Wish(
         "2e2pd:tp2", 1.0, 10.0, max_pause_s=MAX_PAUSE_S,
         flags=("--set", "timing.group_step_timeout_s=8", "--set", "timing.max_attempts=8"),
@@ -42,6 +43,7 @@ NO_HOSTS = pytest.mark.skipif(bool(unable()), reason=unable())
     [
         "2e2p2d",
         pytest.param("hosts", marks=(LONG, NO_HOSTS)),
+        pytest.param("two gateways", marks=LONG),
         pytest.param("ranks", marks=LONG),
         pytest.param("the only ones", marks=LONG),
     ],
