@@ -20,6 +20,7 @@ from epd.frontend import Generation, PreparedItem, Refused
 from epd.messages import SamplingParams
 from epd.model_files.geometry import image_geometry
 from epd.roles.compose import Engines
+from epd.roles.holding import Holding
 from epd.topology import name_instances, parse_topology
 from epd_lab.bench.servers.figures import Slo, figures, median_of, spread_of
 from epd_lab.bench.servers.openai_load import Sample, send_all
@@ -78,10 +79,8 @@ class PlannedCluster(Cluster):
     def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:
         return instance_config(self._scaled, instance_id, roles, "", "")
 
-    def _engines(
-        self, process: SimProcess, roles: tuple[str, ...]
-    ) -> tuple[Engines, list[SimDevice]]:
-        plan, loop = self._plan, self.world.loop
+    def _holding(self, process: SimProcess) -> tuple[Holding, list[SimDevice]]:
+        plan, loop, roles = self._plan, self.world.loop, self.instances[process.instance_id]
         config = plan.settings.engine
         threads, host = Threads(loop, plan.costs.host.image_threads), plan.costs.host
         device = self.planned[process.instance_id] = PlannedDevice(
@@ -97,7 +96,7 @@ class PlannedCluster(Cluster):
                 config,
                 kv_in_place=(plan.transport or next(iter(plan.costs.hops))) == "cuda",
             )
-        return engines, []
+        return Holding(self._instance_config(process.instance_id, roles), engines), []
 
 
 def _scaled(settings: Settings) -> Settings:

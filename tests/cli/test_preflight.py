@@ -21,8 +21,8 @@ from epd.cli.start.preflight import (
 from epd.config import ConfigError, EngineConfig, InstanceConfig
 from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_vision
-from epd.engine.weights import loading
 from epd.engine.weights.loading import load_stage
+from epd.engine.weights.open_file import OpenFile
 from epd.errors import explain
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.runtime.child import PROGRESS_S, LoadingShare
@@ -207,7 +207,7 @@ def test_a_file_is_not_to_blame_for_a_device_without_room(monkeypatch: pytest.Mo
     def full(*arguments: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(loading, "_stored", full)
+    monkeypatch.setattr(OpenFile, "tensor", full)
     with pytest.raises(torch.OutOfMemoryError):
         build_vision(CHECKPOINT, EngineConfig(threads=1))
 

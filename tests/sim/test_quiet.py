@@ -71,7 +71,8 @@ def test_heartbeats_are_acknowledged_a_few_times_per_loss_and_nobody_joins_again
 def test_a_missed_membership_is_noticed_by_the_next_heartbeat(watched: Watched) -> None:
     node = watched.cluster.node("p0")
     assert node is not None and node.instance is not None
-    node.instance.member.version -= 1
+    (place,) = node.instance.member.places
+    place.version -= 1
     watched.sent.clear()
     watched.run_for(0.5)
     assert watched.sent["Join"] == 1 and watched.sent["Membership"] == 1

@@ -54,7 +54,7 @@ def test_time_outs_are_drawn_and_keep_their_order() -> None:
                 assert any(getattr(t, one) != getattr(t, other) for t in drawn), (one, other)
     assert {*msgspec.structs.asdict(drawn[0])} - {*names} == {
         *("first_token_timeout_s", "token_timeout_s", "request_timeout_s"),
-        *("topology_timeout_s", "group_join_timeout_s", "max_attempts"),
+        *("topology_timeout_s", "group_join_timeout_s", "max_attempts", "max_clock_skew_s"),
     }
 
 

@@ -35,7 +35,10 @@ KEPT: dict[str, tuple[str, ...]] = {
         "LruCache._sizes", "Pool._leased", "PrefixRecord._books",
     ),
     "what instances died of: of so many inputs, for ten minutes": ("Deaths._deaths",),
-    "times that were given to those who were refused: MAX_PROMISES": ("Comebacks._promised",),
+    "times that were given to those who were refused: MAX_PROMISES": (
+        "Comebacks._promised", "Comebacks._counts",
+    ),
+    "ends of places, as of the last look": ("Comebacks._ends_s",),
     "adapters that are loaded: max_loras": ("Adapters._adapters", "Adapters.offered"),
     "memory that is free": ("BlockPool._free", "Pool._free"),
     "tombstones, and claims that may come: the last few thousand": (
