@@ -39,7 +39,8 @@ def asked_of_prometheus() -> tuple[str, str, float]:
     """Name and stage of the series that are added up, and how much each encoder may have."""
     encoders, _ = scaled_objects(ClusterManifests("epd", "1e1pd", "I"), "http://prometheus", MOST)
     (trigger,) = encoders["spec"]["triggers"]
-    found = re.match(r'sum\((\w+)\{stage="(\w+)"', trigger["metadata"]["query"])
+    of_each = r'sum\(max by \(instance\) \((\w+)\{stage="(\w+)"'
+    found = re.match(of_each, trigger["metadata"]["query"])
     assert found is not None and found[1].endswith("_seconds")
     return found[1], found[2], float(trigger["metadata"]["threshold"])
 
