@@ -127,9 +127,9 @@ class ChaosClients:
         headers = {"X-EPD-Tenant": tenant}
         if len(self._urls) > 1:
             headers["Idempotency-Key"] = uuid.uuid4().hex
-        self._at += 1
+        self._at = at = self._at + 1
         for tries in range(len(self._urls)):
-            url = self._urls[(self._at + tries) % len(self._urls)]
+            url = self._urls[(at + tries) % len(self._urls)]
             self.num_moved += tries > 0
             answer = await self._ask_at(url, question, headers, stream, leave_after)
             if not answer.lost_gateway:
