@@ -45,6 +45,7 @@ COMPARES_TIMES = {
     "health.py": "one look at all waits: how long the device has done nothing",
     "links.py": "how long an echo is believed: a doubt (LINK) begins after that",
     "observation.py": "nothing is decided: machines that are in a state for long are told",
+    "registry.py": "whether it is young is asked of it, and nothing follows when it is no more",
     "rooms.py": "a timer for many: which of those behind it are due",
     "signs_of_life.py": "a timer for all requests: whose turn it is",
     "timers.py": "what timers are",

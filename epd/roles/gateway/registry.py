@@ -115,8 +115,12 @@ class Registry(Component[Instance]):
         return [instance for instance in self.instances if instance.takes_work]
 
     def has_known(self, role: str) -> bool:
-        """Whether some instance has this role, or had it and was lost."""
-        return any(role in instance.info.roles for instance in self._instances.values())
+        """Whether some instance has this role, or had it, as far as so young a registry shows."""
+        return self._is_young() or any(role in i.info.roles for i in self._instances.values())
+
+    def _is_young(self) -> bool:
+        """Whether members of the registry before it may still join."""
+        return self.clock.now_s() - self._started_s <= absent_after_s(self._timing)
 
     def transport_between(self, one: Address, other: Address) -> str:
         """`local` within an instance; empty if one of them is not registered any more."""
@@ -148,9 +152,7 @@ class Registry(Component[Instance]):
             self.fire(known, known.asked_for(info))
             if known.present:
                 return
-        age_s = self.clock.now_s() - self._started_s
-        is_late = message.was_member and age_s > absent_after_s(self._timing)
-        if is_late or is_over:
+        if (message.was_member and not self._is_young()) or is_over:
             self._refuse(info, "its peers have given this epoch up; its next life may join", True)
             return
         self._admit(message)

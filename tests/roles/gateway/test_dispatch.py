@@ -88,7 +88,9 @@ def test_rows_that_storage_does_not_have_need_an_encoder_that_there_was(*, known
         assert books.may_come(machine), "of any other thing"
         assert isinstance(books.choose(machine), Unplaceable)
         machine.failures[FailureKind.ABSENT] = 1
-        assert books.may_come(machine) == known
+        assert books.may_come(machine), "encoders of the registry before may not have joined yet"
+        with mock.patch.object(at.whole.registry, "_is_young", return_value=False):
+            assert books.may_come(machine) == known
         chosen = books.choose(machine)
         assert chosen.reason.startswith("the rows of an image are not in the shared storage, and")
 

@@ -305,6 +305,8 @@ def test_what_is_asked_of_the_members() -> None:
         assert registry.transport_between(stranger, p0) == ""
         assert registry.is_present("e0", 1)
         assert not registry.is_present("e0", 2) and not registry.is_present("x", 1)
+        assert registry.has_known("a role of tomorrow"), "members of another registry may join"
+        at.cluster.pass_time(absent_after_s(TIMING) + 0.1)
         assert registry.has_known("encode") and not registry.has_known("a role of tomorrow")
         at.do(registry.on_leave, SimpleNamespace(source="e0", epoch=1, message=Leave()))
         assert not registry.is_present("e0", 1) and registry.has_known("encode")
