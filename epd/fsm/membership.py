@@ -24,9 +24,9 @@ moves that elsewhere. It leaves when nothing is open, or when the time for the m
 A process that is to have other roles drains so; its next life joins with them.
 
 A life that a gateway has declared lost must not go on, because its peers have fenced it: it is over
-at all gateways. EXPELLED ends it, and the next life joins (fault F44): of the same process, once nothing that this one began
-moves a byte any more, else of another one. REJECTED was never a member: it does not fit, or another
-has its name and lives, and its next life would not get further either.
+at all gateways. EXPELLED ends it, and the next life joins (fault F44): of the same process, once
+nothing that this one began moves a byte any more, else of another one. REJECTED was never a member:
+it does not fit, or another has its name and lives, and its next life would not get further either.
 
 Where another has the name and may be dead, the gateway has the newcomer wait: it is AWAITING_NAME
 and asks on. If the other ran on this host and its process is gone, the newcomer's join reports it,

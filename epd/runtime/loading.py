@@ -219,10 +219,8 @@ def _load_vision(
 
 
 def _take_films(config: InstanceConfig, vision: TorchVisionEngine) -> None:
-    encode, alone = (
-        config.encode,
-        config.roles == ("encode",),
-    )  # else a decoder's start holds tokens
+    encode = config.encode
+    alone = config.roles == ("encode",)  # elsewhere a decoder's start would hold tokens up
     takes = encode.film_decoder == "nvdec" or (encode.film_decoder == "auto" and alone)
     vision.take_films(encode.film_device_nbytes if takes else 0)
 

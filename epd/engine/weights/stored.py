@@ -134,8 +134,7 @@ def log_cost(
             logger.info(
                 "%s: %d weights in %s stay so and take %.3f GiB; in %s they would take %.3f"
                 if is_kept
-                else "%s: %d weights in %s, which no product takes where they are, take %.3f GiB "
-                "as stored; they become %s and take %.3f",
+                else "%s: %d weights in %s take %.3f GiB as stored; they become %s and take %.3f",
                 checkpoint.directory, count, kind, narrow / 2**30, word, wide / 2**30,
             )  # fmt: skip
 

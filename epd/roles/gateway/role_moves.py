@@ -39,13 +39,11 @@ class RoleMoves:
         if not all(one.takes_work for one in members):
             return
         waits = predicted_waits(self._dispatcher.candidates(), self._max_running)
-        stations = [
-            RoleLoad(name, one.info.roles, waits[name])
-            for one in members
-            for name in (one.info.address.instance_id,)
-            if not one.info.other_ranks
-        ]
-        move = self._balance.look(self._actor.clock.now_s(), stations)
+        roles = {
+            o.info.address.instance_id: o.info.roles for o in members if not o.info.other_ranks
+        }
+        loads = [RoleLoad(name, own, waits[name]) for name, own in roles.items()]
+        move = self._balance.look(self._actor.clock.now_s(), loads)
         if move is None:
             return
         log = self._actor.log

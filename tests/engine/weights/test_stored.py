@@ -74,7 +74,7 @@ def test_four_bits_are_what_they_mean(
     for name, weight in found.items():
         assert torch.equal(weight, meanings.get(name, plain[name])), name
     (told,) = [r.getMessage() for r in caplog.records if "become float32" in r.getMessage()]
-    assert "21 weights" in told and "no product takes" in told
+    assert "21 weights" in told and "GiB as stored; they become float32 and take" in told
 
 
 def kept_as(kind: str, source: Path, target: Path) -> tuple[Path, Tensors]:

@@ -10,7 +10,6 @@ import pytest
 
 from epd_lab.sim.campaigns.counts import BY_TIME, Counts, count
 
-pytestmark = pytest.mark.long  # a quarter of an hour of many clients
 TOLD = (Path(__file__).parents[3] / "docs" / "happy_path.md").read_text(encoding="utf-8")
 PLACES = {"encode": "e", "prefill": "p", "decode": "d", "gateway": "gateway"}
 SELDOM = 0.02  # a request: what happens now and then, and is another document's

@@ -1,7 +1,8 @@
 """Weights in four and eight bits, in the one form that products read: numbers and their scales.
 
 What publishers store is of this form already, or is turned into it as it is read
-(`weights.stored_formats`), and takes no more memory so.
+(`weights.stored_formats`).  It takes no more memory so, but for zeros, which become bytes, and for
+the one scale of a whole, which each channel has.
 """
 
 from __future__ import annotations
@@ -123,19 +124,11 @@ class Packed:
     @staticmethod
     def joined(parts: Sequence[Packed]) -> Packed | None:
         """Weights of one input, one below the other; None: they do not fit."""
-        first = parts[0]
-        for part in parts:
-            same = (part.kind, part.apart) == (first.kind, first.apart)
-            same = same and part.block[1] == first.block[1]
-            same = same and part.scales.dtype == first.scales.dtype
-            same = same and part.tensors().keys() == first.tensors().keys()
-            if part.order is not None and first.order is not None:
-                same = same and torch.equal(part.order, first.order)
-            if not same or part.block[0] != first.block[0] or part.shape[-2] % first.block[0]:
-                return None
-        pieces = {
-            name: torch.cat([getattr(part, name) for part in parts], -2)
-            for name in first.tensors()
-            if name != "order"
-        }
-        return replace(first, **pieces)
+        first, names = parts[0], set(parts[0].tensors())
+        ways = {(p.kind, p.apart, p.block, p.scales.dtype, *p.tensors()) for p in parts}
+        if len(ways) > 1 or any(part.shape[-2] % first.block[0] for part in parts):
+            return None
+        if not all(p.order is None or torch.equal(p.order, first.order) for p in parts):
+            return None
+        each = {name: [part.tensors()[name] for part in parts] for name in names - {"order"}}
+        return replace(first, **{name: torch.cat(tensors, -2) for name, tensors in each.items()})

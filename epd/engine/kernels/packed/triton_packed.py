@@ -10,8 +10,8 @@ bits lie as far apart as a tile is wide (`Packed.laid_out`).  So a tile of bytes
 and inputs are read as they lie.  Where one scale is for all columns of a tile, the product's sum
 is multiplied by it.  Where there are more of them, each number is.
 
-Of many rows the time goes into the product.  The weight is made wide in memory once, which adds a
-few percent to it, and torch multiplies."""
+Of many rows the time goes into the product.  The weight is made wide in memory once, which took a
+fifth to two fifths more time than bf16's product of 2,048 rows, and torch multiplies."""
 
 from __future__ import annotations
 
