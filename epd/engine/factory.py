@@ -32,7 +32,7 @@ from epd.engine.language.sampler import Draft
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.image_pixels import MAX_PIXELS
-from epd.engine.weights.loading import DTYPES, Takers, load_stage
+from epd.engine.weights.loading import DTYPES, Homes, Takers, load_stage
 from epd.later import later
 from epd.messages import KvLayout, SamplingParams
 from epd.model_files.checkpoint import ModelError, read_checkpoint
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from epd.engine.language.lora import Bank
 
 logger = logging.getLogger(__name__)
+_host_tables = later("epd.engine.weights.host_rows:exchange")
 _tower_bank = later("epd.engine.vision.lora:bank_of")
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
 Loaded = tuple[ModelAdapter, Any, Forward]  # of a language stage: weights, and what runs them
@@ -238,7 +239,7 @@ def _log_memory(config: EngineConfig, engine: TorchLanguageEngine, streams: Devi
     pool, step = engine.pool, config.max_step_tokens
     log_table(
         config.device,
-        held_nbytes(engine.model),
+        held_nbytes(engine.model, "cuda"),
         pool.nbytes,
         pool.num_blocks * pool.layout.block_size,
         step,
@@ -310,6 +311,10 @@ def _load(
         fp8.check(config.device, dtype)
         return fp8.exchange(model, adapter.language_model(model).layers, dtype)
 
+    def hosted(model: torch.nn.Module) -> Homes:
+        on_host = config.per_layer_embeddings == "host" and stage == "language"
+        return _host_tables(model, adapter, config.device) if on_host else {}
+
     def keeping(model: torch.nn.Module) -> torch.nn.Module | None:
         if config.dequantize or stage != "language":
             return None
@@ -317,17 +322,10 @@ def _load(
         return layers
 
     return load_stage(
-        adapter,
-        stage,
-        dtype,
-        config.device,
-        config.load_format,
-        allow_unused=config.allow_unused_tensors,
-        progress=progress,
-        shard=shard,
-        exchange=exchange,
-        keeping=keeping,
-    )
+        adapter, stage, dtype, config.device, config.load_format,
+        allow_unused=config.allow_unused_tensors, progress=progress, shard=shard,
+        exchange=exchange, keeping=keeping, hosted=hosted,
+    )  # fmt: skip
 
 
 def _forward(

@@ -93,6 +93,9 @@ class Family:
     # Ranges of its own: the range that each is, where config.json is so, and else nothing.
     ranges: Mapping[str, tuple[str, Callable[[Settings], bool]]] = field(default_factory=dict)
 
+    # The module with a row for every layer, of each token, where a model has one.
+    per_layer_embeddings: str = ""
+
     def __post_init__(self) -> None:
         if bool(self.vision) != bool(self.images):
             raise ValueError("a vision part and what images become go together")

@@ -7,7 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from msgspec.structs import replace
 
+from epd.config import EngineConfig
+from epd.engine.device.memory_plan import held_nbytes
+from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language.forward import FusedForward
 from epd.layouts import PASSED
 from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
@@ -45,6 +50,40 @@ async def test_an_answer_over_many_windows_equals_generate(
         assert await serving.run(requests, chunk) == [golden, golden, seen]
         assert requests[0].blocks.count(PASSED) >= 4
         serving.release(requests)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+async def test_embeddings_of_layers_lie_in_host_memory(
+    graphs: bool,
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    """Read by ids that the device has sampled; the device holds so much less."""
+    directory, base = model_dir("gemma4"), EngineConfig(
+        device=cuda, dtype="float32", kv_nbytes=32 << 20, threads=2, cuda_graphs=graphs
+    )  # fmt: skip
+    config = replace(base, per_layer_embeddings="host")
+    executor = build_executor(config)
+    plain = held_nbytes(build_language(directory, base, executor, 16).model, "cuda")
+    language = build_language(directory, config, executor, 16)
+    table = language.model.model.language_model.embed_tokens_per_layer.weight
+    assert table.is_pinned() and held_nbytes(language.model, "cpu") == table.nbytes
+    assert held_nbytes(language.model, "cuda") == plain - table.nbytes
+    serving = Driver(directory, build_vision(directory, config, executor), language)
+    golden = [reference_generate(directory, *case, 10) for case in (LONG, PROMPT)]
+    for chunk in (7, 4096):
+        requests = [
+            await serving.request(str(i), *case, max_tokens=10)
+            for i, case in enumerate((LONG, PROMPT))
+        ]
+        assert await serving.run(requests, chunk) == golden
+        serving.release(requests)
+    torch.cuda.synchronize()
+    table.data.neg_()  # which captured steps read, too
+    requests = [await serving.request("r", *LONG, max_tokens=10)]
+    assert await serving.run(requests, 4096) != golden[:1]
+    serving.release(requests)
+    await executor.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

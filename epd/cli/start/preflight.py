@@ -17,7 +17,7 @@ from epd.config import ConfigError, EngineConfig, InstanceConfig
 from epd.engine.weights.stored import PLAIN
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_header, weight_files
-from epd.model_files.config_sizes import Counts, Sizes, counted
+from epd.model_files.config_sizes import Counts, Sizes, counted, parameters
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
 from epd.runtime.loading import backends_of
 from epd.scheduling.slots import receive_pool
@@ -39,6 +39,8 @@ def check_host(instances: Sequence[InstanceConfig], *, in_one: bool = False) -> 
     for instance in instances:
         for device in (instance.engine.device, *instance.rank_devices):
             by_device["cpu" if device == "cpu" else f"cuda:{_index(device)}"].append(instance)
+            if device != "cpu" and _hosted_nbytes(instance):
+                by_device["cpu"].append(instance)
     for device, there in by_device.items():
         if device == "cpu":
             total, share = memory_nbytes(), 1.0
@@ -89,10 +91,10 @@ def check_memory(
     would take what is free."""
     needs: defaultdict[str, int] = defaultdict(int)
     for instance in instances:  # several times, if several of its ranks are there
-        needs[instance.instance_id] += _needed(instance)
+        needs[instance.instance_id] += _needed(instance, device)
     if (rest := total_nbytes * share - (needed := sum(needs.values()))) >= 0:
         greedy = {i.instance_id for i in instances if _speaks(i) and not i.engine.kv_nbytes}
-        if len(greedy) > 1:
+        if len(greedy) > 1 and device != "cpu":
             raise ConfigError(
                 f"{' and '.join(sorted(greedy))} share {device}, where one KV pool would take all "
                 "that is free: name more devices (--device cuda:0,cuda:1), or give each pool a "
@@ -153,8 +155,24 @@ def _speaks(instance: InstanceConfig) -> bool:
     return "prefill" in instance.roles or "decode" in instance.roles
 
 
-def _needed(instance: InstanceConfig) -> int:
+def _hosted_nbytes(instance: InstanceConfig) -> int:
+    """Of embeddings that a rank has in the memory of its host, whatever its device is."""
+    engine, directory = instance.engine, Path(instance.model_dir)
+    if engine.per_layer_embeddings == "device" or not _speaks(instance):
+        return 0
+    config = read_config(directory)
+    family = family_of(directory, config)
+    held = parameters(family, Sizes(directory / "config.json", config, family))
+    shape = held.get(f"{family.per_layer_embeddings}.weight", (0,))
+    return prod(shape) * DTYPE_NBYTES[engine.dtype]
+
+
+def _needed(instance: InstanceConfig, device: str) -> int:
+    """Of this kind of device, by one rank."""
     engine = instance.engine
+    hosted = 0 if engine.device == "cpu" else _hosted_nbytes(instance)
+    if hosted and device == "cpu":
+        return hosted
     speaks = _speaks(instance)
     num_ranks = instance.num_ranks
     nbytes = engine.kv_nbytes if speaks else 0
@@ -168,6 +186,7 @@ def _needed(instance: InstanceConfig) -> int:
         found = dict(weights_nbytes(directory, number_nbytes))
         if engine.quantization:  # most of them: it must not be more than they can come to
             found["language"] //= number_nbytes
+    found["language"] = max(0, found["language"] - hosted)
     return nbytes + sum(found[stage] // num_ranks for stage, is_held in stages.items() if is_held)
 
 

@@ -64,9 +64,10 @@ def kv_plan(config: EngineConfig, layout: KvLayout, later_nbytes: int = 0) -> Kv
     return KvPlan(num_blocks, min(num_blocks, config.kv_landing_nbytes // layout.block_nbytes))
 
 
-def held_nbytes(model: torch.nn.Module) -> int:
-    """What its parameters take; those that share memory, such as a tied head, count once."""
-    each = (parameter.untyped_storage() for parameter in model.parameters())
+def held_nbytes(model: torch.nn.Module, kind: str = "") -> int:
+    """What its parameters take, or those on this kind of device; those that share memory, such as a
+    tied head, count once."""
+    each = (p.untyped_storage() for p in model.parameters() if kind in ("", p.device.type))
     return sum({memory.data_ptr(): memory.nbytes() for memory in each}.values())
 
 

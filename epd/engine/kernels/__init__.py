@@ -19,7 +19,7 @@ __all__ = ["Kernels", "kernels_for"]
 logger = logging.getLogger(__name__)
 
 FILES = {  # of the specification, on CUDA, and by the library
-    ("torch_ops", "triton_ops"): "gate_heads norm rope_and_store rotate_pair silu_mul",
+    ("torch_ops", "triton_ops"): "gate_heads gather_rows norm rope_and_store rotate_pair silu_mul",
     ("torch_ops", "triton_attention", "fast.prompts"): "attend",
     ("torch_ops", "triton_segments", "fast.segments"): "attend_segments list_segments",
     ("torch_ops", "triton_few"): "product_of_few",

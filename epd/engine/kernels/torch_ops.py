@@ -36,6 +36,13 @@ def product_of_few(
     return functional.linear(x, weight, bias)
 
 
+def gather_rows(table: torch.Tensor, ids: torch.Tensor, factor: float) -> torch.Tensor:
+    """`[..., W]`, on the device of ids `[...]`: rows of table `[N, W]` times `factor`.
+
+    The table may lie in pinned memory of the host, and ids on the device alone."""
+    return functional.embedding(ids, table) * factor
+
+
 def norm(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -22,6 +22,30 @@ from epd.engine.kernels.triton_paged import pointers, strides
 if TYPE_CHECKING:
     from epd.engine.language.kv_pool import KvLayer
 
+GATHERED_NBYTES = 2048  # of a row, by one program
+
+
+@triton.jit
+def _gather_rows(table, ids, out, factor, width, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    row = tl.load(ids + token).to(tl.int64) * width
+    value = tl.load(table + row + at, mask=inside, other=0.0)
+    scaled = (value.to(tl.float32) * factor).to(value.dtype)
+    tl.store(out + token * width + at, scaled, mask=inside)
+
+
+def gather_rows(table: torch.Tensor, ids: torch.Tensor, factor: float) -> torch.Tensor:
+    """A pinned table has one address for both sides.  Each thread reads 16 bytes, and all of a
+    row's programs wait for the bus at once."""
+    width, block = table.shape[1], GATHERED_NBYTES // table.itemsize
+    out = torch.empty(*ids.shape, width, dtype=table.dtype, device=ids.device)
+    _gather_rows[(ids.numel(), triton.cdiv(width, block))](
+        table, ids.contiguous(), out, factor, width, BLOCK=block, num_warps=4
+    )
+    return out
+
 
 @triton.jit
 def _norm(

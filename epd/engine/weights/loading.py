@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from epd.groups.device.tensor_parallel import Cut
 
 Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
+# By a parameter's name, what makes its memory (as `torch.empty`), where it is not the device's.
+Homes = Mapping[str, Callable[..., torch.Tensor]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _building = threading.Lock()
 LARGE_NBYTES = 64 << 20
@@ -155,23 +158,25 @@ def load_stage(
     shard: Shard = WHOLE,
     exchange: Callable[[nn.Module], Takers] = lambda model: {},
     keeping: Callable[[nn.Module], nn.Module | None] = lambda model: None,
+    hosted: Callable[[nn.Module], Homes] = lambda model: {},
 ) -> nn.Module:
     """The model with the weights of one stage, in eval mode; what belongs to the other is None.
 
     `load_format` "dummy" makes weights on the device instead of reading them.  `shard`: a rank
     reads only what it keeps.  `exchange`: of modules on meta, before anything is read.  `keeping`:
-    of a model, the part whose linear layers keep weights as they are stored.  Raises what
-    `plan_stage` raises, and ModelError where a file cannot be read.
+    of a model, the part whose linear layers keep weights as they are stored.  `hosted`: of a model,
+    what lies elsewhere than on the device.  Raises what `plan_stage` raises, and ModelError where a
+    file cannot be read.
     """
     dummy = load_format == "dummy"
     plan = plan_stage(adapter, stage, dummy=dummy, allow_unused=allow_unused, shard=shard)
     model, wanted = plan.model, plan.wanted
     joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
     cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
-    takers = exchange(model)
+    takers, homes = exchange(model), hosted(model)
     keepers = _keepers(adapter, plan, keeping(model), takers, device)
     if dummy:
-        state = _dummies(wanted, cuts, takers, dtype, device)
+        state = _dummies(wanted, cuts, takers, homes, dtype, device)
     else:
 
         def told(done: int, total: int) -> None:
@@ -181,7 +186,8 @@ def load_stage(
         kept = {piece.stored for name in keepers for piece in plan.sources[name]}
         costs = sorted(kept), sorted(stored - kept)
         stored_weights.log_cost(adapter.checkpoint, *costs, dtype)
-        state = _read(adapter, plan.sources, wanted, cuts, takers, keepers, dtype, device, told)
+        ways = takers, keepers, homes
+        state = _read(adapter, plan.sources, wanted, cuts, *ways, dtype, device, told)
     for name, source in plan.tied.items():
         # Where both are stored the weights decide, as in transformers: some heads were trained on.
         if name not in state or torch.equal(state[name], state[source]):
@@ -246,6 +252,7 @@ def _read(
     cuts: Mapping[str, Cut],
     takers: Takers,
     keepers: Mapping[str, Keeper],
+    homes: Homes,
     dtype: torch.dtype,
     device: str,
     progress: Callable[[int, int], None],
@@ -274,7 +281,8 @@ def _read(
                     if name not in state:
                         kept = like if cut is None else cut.of(like)
                         kind = _dtype_of(like, dtype)
-                        state[name] = torch.empty(kept.shape, dtype=kind, device=device)
+                        make = homes.get(name, partial(torch.empty, device=device))
+                        state[name] = make(kept.shape, dtype=kind)
                     place = piece.of(state[name])
                     place.copy_(file.tensor(name, piece, like, cut, dtype))
                     done += place.nbytes
@@ -309,12 +317,13 @@ def _dummies(
     wanted: Mapping[str, torch.Tensor],
     cuts: Mapping[str, Cut],
     takers: Takers,
+    homes: Homes,
     dtype: torch.dtype,
     device: str,
 ) -> dict[str, torch.Tensor]:
     """What is not kept as it is made, is made in one place, so that torch's allocator is left no
     holes."""
-    passing = cuts.keys() | takers.keys()
+    passing = cuts.keys() | takers.keys() | homes.keys()
     largest = max((like.numel() for n, like in wanted.items() if n in passing), default=0)
     place = torch.empty(largest, dtype=dtype, device=device)
     state: dict[str, torch.Tensor] = {}
@@ -325,7 +334,8 @@ def _dummies(
             if name in takers:
                 _give(kept, takers[name])
             else:
-                state[name] = kept.clone()
+                make = homes.get(name, partial(torch.empty, device=device))
+                state[name] = make(kept.shape, dtype=dtype).copy_(kept)
         else:
             own = torch.empty(like.shape, dtype=_dtype_of(like, dtype), device=device)
             state[name] = _dummy(name, own)

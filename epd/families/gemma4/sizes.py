@@ -253,6 +253,7 @@ FAMILIES = {
                "patch": 16, "positions_along": 10240},
         text_types=("gemma4_text",),
         is_tied=True,
+        per_layer_embeddings=f"{_TEXT}.embed_tokens_per_layer",
         plain=_plain,
         fault=_fault,
         ranges={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from epd.engine.kernels import Kernels, kernels_for
 from epd.engine.kernels.eight_bits import FP8
 from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, shape_of, view
 from epd.engine.language.kv_pool import KvPart, KvPool, layer_nbytes
+from epd.engine.weights.host_rows import HostEmbedding
 from epd.messages import KvLayout
 from tests.gpu.conftest import INTERPRETED
 
@@ -52,6 +54,23 @@ def test_norm_and_gate(kernel_device: str) -> None:
         for gelu in (False, True):
             expected = SPECIFIED.silu_mul(x.double(), gelu=gelu)
             assert relative(ops.silu_mul(x, gelu=gelu), expected) < limit
+
+
+def test_rows_of_a_table_in_host_memory(kernel_device: str) -> None:
+    """Pinned, and read by ids that are on the device; rounded once, as the specification does."""
+    ops = kernels_for("cuda")
+    for dtype, _ in dtypes(kernel_device):
+        plain = SimpleNamespace(weight=None, scalar_embed_scale=256**0.5)
+        hosted = HostEmbedding(plain, kernel_device)
+        table = hosted.make(torch.Size((90, 1300)), dtype).copy_(torch.randn(90, 1300))
+        ids = torch.tensor([[3, 89], [0, 3]], dtype=torch.int32)
+        found = ops.gather_rows(table, ids.to(kernel_device), 16.3)
+        assert torch.equal(found.cpu(), SPECIFIED.gather_rows(table, ids, 16.3))
+        assert found.shape == (2, 2, 1300)
+        hosted.weight = torch.nn.Parameter(table, requires_grad=False)
+        if kernel_device == "cuda":
+            assert table.is_pinned() and found.is_cuda
+            assert torch.equal(hosted(ids.to(kernel_device)).cpu(), table[ids.long()] * 16)
 
 
 def test_rows_of_eight_bits(kernel_device: str) -> None:

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -71,12 +71,15 @@ def batch(language: LanguageEngine, contexts: Sequence[int], number: int) -> lis
 
 
 async def steps(
-    language: LanguageEngine, contexts: Sequence[int], count: int
+    language: Any,
+    contexts: Sequence[int],
+    count: int,
+    make: Callable[[Any, Sequence[int], int], list[StepSequence]] = batch,
 ) -> tuple[float, float]:
     """Milliseconds from one to the next, and of the device."""
     waiting: list[asyncio.Future[Any]] = []
     ends_s, took_s = [], []
-    for one in [batch(language, contexts, number) for number in range(count)]:
+    for one in [make(language, contexts, number) for number in range(count)]:
         waiting.append(asyncio.ensure_future(language.step(one)))
         await asyncio.sleep(0)
         if len(waiting) > AHEAD:
