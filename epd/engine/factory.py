@@ -24,11 +24,12 @@ from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8
 from epd.engine.language import attention, few_rows
 from epd.engine.language.engine import TorchLanguageEngine
-from epd.engine.language.forward import Forward, FusedForward, SeamForward
+from epd.engine.language.forward import Forward, FusedForward
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.logit_rules import SampleRequest
 from epd.engine.language.row_splice import RowSplicer
 from epd.engine.language.sampler import Draft
+from epd.engine.language.seam import SeamForward
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.image_pixels import MAX_PIXELS
@@ -175,6 +176,8 @@ def build_language(
         smallest = KvPool(layout, 1, kv_dtype, device)
         forward = _forward(adapter, model, smallest, dtype, executor.streams)
         forward.bank = bank
+        if engine_config.speculative.method and isinstance(forward, FusedForward):
+            forward.expect_drafts(max_running)
     else:
         _, model, forward = loaded
         forward.begin_anew()
@@ -278,10 +281,6 @@ def _check_layout(layout: KvLayout, config: EngineConfig) -> None:
     if not layout.tensors:
         return
     names = " and ".join(tensor.name for tensor in layout.tensors)
-    if config.speculative.num_speculative_tokens:
-        raise ConfigError(
-            f"{names} states cannot take rejected draft tokens back; leave --speculative-config out"
-        )
     logger.info(
         "each sequence has %s states in %d blocks of its own; copies of them are kept where they "
         "save %d tokens, for prompts with the same beginning (engine.prefix_caching)",

@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from epd.config import EngineConfig
+from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from tests.engine.driver import Driver
 from tests.engine.tiny_models import EMBEDDED, SECOND_SIZES, VISION_FAMILIES, cached_model
 
 torch.set_num_threads(1)
-CONFIG = EngineConfig(threads=1, kv_nbytes=4 << 20)
+CONFIG = EngineConfig(threads=1, kv_nbytes=4 << 20, speculative=SpeculativeConfig("ngram", 4, 1, 3))
 
 
 @pytest.fixture(scope="session")

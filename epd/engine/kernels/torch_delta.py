@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 A layer's projection gives queries, keys and values, which pass a short convolution and then the
 delta rule.  Of each sequence the convolution's last inputs and the rule's matrices are kept.  A
-sequence that begins in this step reads neither.  Sequences with one token come first.
+sequence that begins in this step reads neither.  Sequences with one token come first.  Who is
+`deferred` reads its states, and writes none.
 
 The rule.  A head keeps a matrix S `[key_dim, value_dim]`.  A token with key k, value v, decay
 exp(g) and strength b changes it to `S' = exp(g) S + k b (v - k (exp(g) S))`: what the key recalls
@@ -79,13 +80,14 @@ def convolve(
         window = torch.cat([before, rows[:ones, None]], 1)
         out[:ones] = _convolved(window, taps)[:, 0]
         kept.write(layer, tables, window[:, 1:])
-    for here, table, has_begun in _chunks(batch):
+    for here, table, has_begun, is_deferred in _chunks(batch):
         before = rows.new_zeros(last, rows.shape[1])
         if has_begun:
             before = kept.read(layer, table)[0].to(rows.dtype)
         window = torch.cat([before, rows[here]])[None]
         out[here] = _convolved(window, taps)[0]
-        kept.write(layer, table, window[:, window.shape[1] - last :])
+        if not is_deferred:
+            kept.write(layer, table, window[:, window.shape[1] - last :])
     return out
 
 
@@ -109,11 +111,12 @@ def recall(
         answers, after = step(_tokens(mixed[:ones], strengths[:ones], heads), before)
         out[:ones] = _gated(answers, gates[:ones], heads)
         kept.write(layer, tables, after)
-    for here, table, has_begun in _chunks(batch):
+    for here, table, has_begun, is_deferred in _chunks(batch):
         before = kept.read(layer, table)[0] if has_begun else None
         answers, after = chunk(_tokens(mixed[here], strengths[here], heads), before)
         out[here] = _gated(answers, gates[here], heads)
-        kept.write(layer, table, after[None])
+        if not is_deferred:
+            kept.write(layer, table, after[None])
     return out
 
 
@@ -123,14 +126,16 @@ def _ones(batch: FlatBatch) -> tuple[int, torch.Tensor]:
     return count, batch.states[:count].long()
 
 
-def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool]]:
-    """Of sequences with several tokens: their places, state blocks, and whether tokens come
-    before."""
+def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool, bool]]:
+    """Of sequences with several tokens: their places, state blocks, whether tokens come before,
+    and whether their states are written later."""
     cu_q, lengths = batch.cu_q.tolist(), batch.seq_lens.tolist()
+    deferred = batch.deferred.tolist() or [0] * len(lengths)
     for i in range(int(batch.decodes), len(lengths)):
-        if cu_q[i] < cu_q[i + 1]:
+        if cu_q[i] < cu_q[i + 1] and deferred[i] < 2:
             has_begun = lengths[i] > cu_q[i + 1] - cu_q[i]
-            yield slice(cu_q[i], cu_q[i + 1]), batch.states[i][None].long(), has_begun
+            here = slice(cu_q[i], cu_q[i + 1])
+            yield here, batch.states[i][None].long(), has_begun, bool(deferred[i])
 
 
 def _begun(kept: torch.Tensor, has_begun: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,16 @@ def strengths_of(  # noqa: ANN201
     return tl.where(known, beta, 0.0), tl.where(known, tl.load(rate) * step, 0.0)
 
 
+@triton.jit
+def count_of(cu_q, deferred, sequence, DEFERS: tl.constexpr):  # noqa: ANN201
+    """Where a sequence's tokens begin in the row, and how many they are; of nobody's, none."""
+    begin = tl.load(cu_q + sequence)
+    count = tl.load(cu_q + sequence + 1) - begin
+    if DEFERS:
+        count = tl.where(tl.load(deferred + sequence) == 2, 0, count)
+    return begin, count
+
+
 def places(kept: SequenceTensor, batch: FlatBatch) -> dict[str, int]:
     return {
         "NUM_BLOCKS": batch.states.shape[1],

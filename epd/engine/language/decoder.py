@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
+from epd.engine.language.drafts.replay import Replays
 from epd.engine.language.experts import Mixture
 from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvPool
@@ -50,6 +51,7 @@ class Decoder(Protocol):
 
     can_be_captured: bool
     captures_prompts: bool
+    replays: Sequence[Replays]  # its mixers with states of sequences
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """`[T, H]`, which may be written, of tokens `[T]`."""
@@ -80,6 +82,9 @@ class FusedDecoder:
         self.can_be_captured = True  # no module of unknown inside
         self._layers = [self._fuse(layer) for layer in stack.layers]
         self.captures_prompts = not any(layer.mixer.reads_chunks for layer in self._layers)
+        self.replays: Sequence[Replays] = [
+            one.mixer for one in self._layers if isinstance(one.mixer, Replays)
+        ]
 
     @staticmethod
     def fits(stack: Any, family: MixerFamily) -> bool:

@@ -20,9 +20,7 @@ the forward of this step queued already, so that the device does not.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -46,12 +44,12 @@ from epd.engine.base import (
     verify,
 )
 from epd.engine.device.executor import Deferred, DeviceExecutor
-from epd.engine.device.slices import HUNG_S
 from epd.engine.device.stopwatch import Stopwatch
+from epd.engine.language.drafts.replay import num_held
 from epd.engine.language.forward import Forward
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.logit_rules import Bits, SampleRequest
-from epd.engine.language.sampler import Draft, SentTokens
+from epd.engine.language.sampler import Draft, Sampled, SentTokens
 from epd.engine.language.step_check import StepCheck
 from epd.engine.sharding import WHOLE, Shard
 from epd.messages import TokenLogprobs
@@ -108,7 +106,7 @@ class TorchLanguageEngine(WithBank):
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
         self._dtype = dtype
         self._lift: RowLift | None = None
-        self._last = _Sampled()
+        self._last = Sampled()
 
     @property
     def pool(self) -> KvPool:
@@ -240,7 +238,7 @@ class TorchLanguageEngine(WithBank):
     def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
         watch = Stopwatch(on_gpu=not self.kv_in_place)
         outcomes: list[Outcome] = []
-        last, self._last = self._last, _Sampled()  # a step that raises has sampled nothing
+        last, self._last = self._last, Sampled()  # a step that raises has sampled nothing
         for sequence in batch:
             fault = self._check.fault(sequence, last.rows)
             outcomes.append(StepFailure(fault) if fault else None)
@@ -255,6 +253,7 @@ class TorchLanguageEngine(WithBank):
                     if asked:
                         draft = self._draft(logits, [batch[i] for i in asked], last)
                         self.forward.keep(draft.tokens)
+                        self._settle(draft, [batch[i] for i in asked])
             except Exception as error:
                 raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
         watch.stop()
@@ -273,7 +272,7 @@ class TorchLanguageEngine(WithBank):
         return Deferred(finish)
 
     def _draft(
-        self, logits: torch.Tensor, batch: Sequence[StepSequence], last: _Sampled
+        self, logits: torch.Tensor, batch: Sequence[StepSequence], last: Sampled
     ) -> Draft | SentTokens:
         """Of the sequences that sample.  Those with drafts are not in `last` for the next step:
         which of their tokens is the last is open.  The first rank draws and sends the tokens to the
@@ -286,7 +285,7 @@ class TorchLanguageEngine(WithBank):
             count += 1 + sequence.num_drafts
         broadcast = self._shard.collectives.broadcast
         if self._shard.rank:
-            self._last = _Sampled(rows)
+            self._last = Sampled(rows)
             return SentTokens(
                 broadcast(torch.empty(count, dtype=torch.int64, device=logits.device))
             )
@@ -294,8 +293,25 @@ class TorchLanguageEngine(WithBank):
         draft = Draft(logits, requests, last.draft.tokens if last.draft is not None else None)
         broadcast(draft.tokens)
         is_asked = any(request.allowed is not None for request in requests)
-        self._last = _Sampled(rows, draft, self._executor.here() if is_asked else None)
+        self._last = Sampled(rows, draft, self._executor.here() if is_asked else None)
         return draft
+
+    def _settle(self, draft: Draft | SentTokens, batch: Sequence[StepSequence]) -> None:
+        """States of those with drafts are written when it is known which hold."""
+        drafted, row = [], 0
+        for sequence in batch:
+            if sequence.num_drafts:
+                drafted.append((row, sequence))
+            row += 1 + sequence.num_drafts
+        if not (drafted and self.kv_layout.tensors):
+            return
+        if isinstance(draft, Draft):
+            drafts = [(row, sequence.drafts) for row, sequence in drafted]
+            held = num_held(draft.tokens, draft.is_sound(), drafts)
+        else:
+            held = draft.tokens.new_empty(len(drafted), dtype=torch.int32)
+        self._shard.collectives.broadcast(held)
+        self.forward.replay([sequence for _, sequence in drafted], held)
 
     def _logits(
         self, batch: Sequence[StepSequence], sampled: Mapping[str, int] = MappingProxyType({})
@@ -327,7 +343,7 @@ class TorchLanguageEngine(WithBank):
         finally:
             self.forward.pool = pool
 
-    def _requests(self, sequence: StepSequence, last: _Sampled) -> Iterator[SampleRequest]:
+    def _requests(self, sequence: StepSequence, last: Sampled) -> Iterator[SampleRequest]:
         """One for each row of logits; its output is the sequence's and the drafts before it."""
         params, drafts = sequence.sample, sequence.drafts
         assert params is not None
@@ -341,7 +357,7 @@ class TorchLanguageEngine(WithBank):
             yield SampleRequest(params, index, sequence.prompt_ids, said, allowed, pending)
 
     def _allowed(
-        self, sequence: StepSequence, said: Sequence[int], last: _Sampled, pending: int
+        self, sequence: StepSequence, said: Sequence[int], last: Sampled, pending: int
     ) -> Bits:
         """The tokens that a grammar admits behind `said`; waits for the token that is on its
         way."""
@@ -351,26 +367,6 @@ class TorchLanguageEngine(WithBank):
             said = [*said, last.token(pending)]
         ends = params.stop_token_ids
         return self._grammars.allowed(sequence.request_id, params.grammar, said, ends)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """What the step before samples."""
-
-    rows: Mapping[str, int] = field(default_factory=dict)  # by request
-    draft: Draft | None = None
-    passed: threading.Event | None = None  # the device has come so far; where there is a grammar
-
-    def token(self, row: int) -> int:
-        """Waits for it: the device has this step's kernels meanwhile.  Raises ValueError."""
-        assert self.draft is not None
-        assert self.passed is not None
-        if not self.passed.wait(HUNG_S):
-            raise EngineError(f"the device has not ended a step in {HUNG_S:.0f} s")
-        token = self.draft.token(row)
-        if token < 0:
-            raise ValueError("the step before has failed")
-        return token
 
 
 def _with_prompt(outcome: Outcome, prompt: tuple[TokenLogprobs, ...]) -> Outcome:

@@ -1,8 +1,7 @@
-"""From a batch of sequences to logits: through transformers' own code, or as few kernels.
+"""From a batch of sequences to logits, as few kernels.
 
-`SeamForward` runs a stack without states of sequences on any device: transformers' layers, with
-paged attention behind its seam.  `FusedForward` runs stacks that fit `FusedDecoder` and, on CUDA,
-replays captured graphs where a step fits one.
+`FusedForward` runs stacks that fit `FusedDecoder` and, on CUDA, replays captured graphs where a
+step fits one.  Others run through transformers' own code (`seam`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import torch
 
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
-from epd.engine.language import attention
-from epd.engine.language.attention import Extent
+from epd.engine.language.drafts.replay import of_held
 from epd.engine.language.flat_batch import (
     FlatBatch,
     FlatSequence,
@@ -64,80 +62,15 @@ class Forward(Protocol):
     def keep(self, tokens: torch.Tensor) -> None:
         """The tokens that this step samples, for the next one to read."""
 
+    def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
+        """Of the sequences of this step that have drafts, `held` tokens count, int32 `[n]`: their
+        states are those behind these."""
+
     def begin_anew(self) -> None:
         """Hold nothing of the pool any more, for another one is to come."""
 
 
-class SeamForward:
-    """transformers' decoder stack over the paged attention seam."""
-
-    def __init__(
-        self,
-        model: Any,
-        stack: Any,
-        pool: KvPool,
-        splicer: RowSplicer | None,
-        *,
-        multi_axis: bool,
-    ) -> None:
-        self.pool = pool
-        self.bank: Bank | None = None
-        self._head: Head = model.lm_head
-        self._stack = stack
-        self._splicer = splicer
-        self._multi_axis = multi_axis
-        self._device = stack.embed_tokens.weight.device
-        self._sampled: list[int] = []
-        attention.register()
-
-    def keep(self, tokens: torch.Tensor) -> None:
-        self._sampled = tokens.tolist()
-
-    def begin_anew(self) -> None:
-        self.pool = self.pool.like(1)
-
-    def __call__(
-        self, batch: Sequence[StepSequence], sources: Sequence[int]
-    ) -> tuple[torch.Tensor, list[Scores]]:
-        if self.bank is not None:
-            self.bank.begin(batch)
-        extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
-        self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
-        known = [
-            s.token_ids if row < 0 else [self._sampled[row]]
-            for s, row in zip(batch, sources, strict=True)
-        ]
-        ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in known])
-        embeds = self._stack.embed_tokens(torch.from_numpy(ids).to(self._device))
-        added = self._splicer.splice(embeds, batch) if self._splicer is not None else []
-        output = self._stack(
-            inputs_embeds=embeds[None],
-            position_ids=self._positions(batch),
-            past_key_values=None,
-            use_cache=False,
-            paged=attention.plan(extents, self.pool),
-            **_deepstack(added, embeds),
-        )
-        ends: list[int] = (np.cumsum([extent.count for extent in extents]) - 1).tolist()
-        wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
-        hidden = output.last_hidden_state[0]
-        return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
-
-    def _positions(self, batch: Sequence[StepSequence]) -> torch.Tensor:
-        """int64 `[3, 1, T]`, or `[1, T]` for linear positions."""
-        axes: list[np.ndarray[Any, Any]] = []
-        for sequence in batch:
-            if sequence.positions is None:
-                first = sequence.start + sequence.rope_delta
-                line = np.arange(first, first + len(sequence.token_ids))
-                axes.append(np.broadcast_to(line, (3, len(line))))
-            else:
-                axes.append(np.asarray(sequence.positions, dtype=np.int64))
-        positions = torch.from_numpy(np.concatenate(axes, axis=1)).to(self._device)
-        return positions[:, None] if self._multi_axis else positions[:1]
-
-
-def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[int]:
+def sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[int]:
     """Where in the row of tokens the step samples; `ends`: each sequence's last token."""
     return [
         place
@@ -147,7 +80,7 @@ def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[
     ]
 
 
-def _scores(
+def scores_of(
     head: Head, hidden: torch.Tensor, batch: Sequence[StepSequence], ends: Sequence[int]
 ) -> list[Scores]:
     """`hidden`: of all tokens of the step; `ends`: each sequence's last token."""
@@ -160,18 +93,6 @@ def _scores(
             rows = hidden[start : start + len(sequence.scoring.targets)]
             scores.append(Scores(head, rows, sequence.scoring))
     return scores
-
-
-def _deepstack(added: list[AddedRows], embeds: torch.Tensor) -> dict[str, Any]:
-    """The arguments under which transformers takes deepstack rows, if there are any."""
-    if not added:
-        return {}
-    visual = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
-    added = sorted(added, key=lambda addition: addition.at)
-    for addition in added:
-        visual[0, addition.at : addition.at + addition.rows.shape[1]] = True
-    levels = torch.cat([addition.rows for addition in added], dim=1)
-    return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(levels)}
 
 
 class FusedForward:
@@ -206,6 +127,20 @@ class FusedForward:
         self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
         self._tables: dict[int, tuple[Any, tuple[Ints, ...]]] = {}
         self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
+        self._max_replayed = 0  # tokens of a step
+
+    def expect_drafts(self, num_tokens: int) -> None:
+        """Of sequences with drafts, as many in a step."""
+        if self._decoder.replays:
+            self._max_replayed = num_tokens
+        for mixer in self._decoder.replays:
+            mixer.expect_drafts(num_tokens)
+
+    def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
+        if self._decoder.replays:
+            flat = of_held([self._flat(s, -1) for s in batch], held, self._tile_size)
+            for mixer in self._decoder.replays:
+                mixer.replay(flat, self.pool)
 
     def begin_anew(self) -> None:
         self.pool, self.graphs, self.prompt_graphs = self.pool.like(1), None, None
@@ -237,6 +172,7 @@ class FusedForward:
                         states,
                         self._at_once(True),
                         num_others,
+                        self._max_replayed,
                         adapters=self.bank is not None,
                     ),
                     size,
@@ -280,15 +216,17 @@ class FusedForward:
         place = {i: at for at, i in enumerate(order)}
         ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
         ends = [ends[place[i]] for i in range(len(batch))]
-        wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
-        return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
+        wanted = to_device(sampled_places(batch, ends), torch.int64, self._device)
+        return self._head(hidden[wanted]), scores_of(self._head, hidden, batch, ends)
 
     def _hidden(
         self, parts: list[FlatSequence], batch: list[StepSequence], *, adapters: int
     ) -> torch.Tensor:
         counts = [len(part.ids) for part in parts]
+        more = {"adapters": adapters}
+        more["num_replayed"] = sum(len(part.ids) for part in parts if part.is_deferred)
         if self.prompt_graphs is not None:
-            needed = shape_of(counts, self._tile_size)._replace(adapters=adapters)
+            needed = shape_of(counts, self._tile_size)._replace(**more)
             flat = self.prompt_graphs.fill(parts, needed)
             if flat is not None:
                 embeds = self._embeds(flat)
@@ -296,7 +234,7 @@ class FusedForward:
                 return self.prompt_graphs.replay(flat, embeds, added, self._parts_told())
         num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
         room = shape_of(counts, self._tile_size, num_states, at_once)
-        room = room._replace(num_others=len(self._others), adapters=adapters)
+        room = room._replace(num_others=len(self._others), **more)
         data, shape = pack(parts, self._block_size, self._tile_size, room, self._others)
         ints, chunks = upload(data, self._device), chunks_of(parts)
         flat = view(ints, shape, self._tile_size, chunks, self._others)
@@ -378,6 +316,7 @@ class FusedForward:
             tuple(others),
             pictures_of(sequence) if self._sees_both_ways else (),
             self.bank.place(sequence) if self.bank is not None else -1,
+            bool(sequence.num_drafts and first),
         )
 
     @property

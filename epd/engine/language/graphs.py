@@ -227,6 +227,7 @@ class GraphRooms:
         num_state_blocks: int = 0,
         at_once: int = 1,
         num_others: int = 0,
+        num_replayed: int = 0,
         *,
         adapters: bool = False,
     ) -> None:
@@ -236,7 +237,7 @@ class GraphRooms:
         self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
-        self._of_all = num_state_blocks, at_once, num_others
+        self._of_all = num_state_blocks, at_once, num_others, 0, num_replayed
         self._adapters = adapters
 
     def __iter__(self) -> Iterator[BatchShape]:

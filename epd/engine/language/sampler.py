@@ -16,12 +16,15 @@ A row of logits that is not finite fails its own sequence and no other.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from epd.engine.base import StepFailure
+from epd.engine.base import EngineError, StepFailure
 from epd.engine.device.copies import to_device, to_host
+from epd.engine.device.slices import HUNG_S
 from epd.engine.language.logit_rules import NOTHING_LEFT, LogitRules, SampleRequest
 from epd.engine.language.token_draw import draw, filtered, likeliest
 from epd.messages import SamplingParams, TokenLogprobs
@@ -75,8 +78,15 @@ class Draft:
         if rules:
             said = wanted.gather(1, self.tokens[:, None])[:, 0]
             chosen = torch.where(said.isneginf() & (chosen >= 0), NONE_LEFT, chosen)
-        self._chosen = to_host(chosen)
+        self._marked, self._chosen = chosen, to_host(chosen)
         self._logprobs = _Logprobs(logits, self.tokens, asked) if asked else None
+
+    def is_sound(self) -> torch.Tensor:
+        """bool `[n]` on the device: which rows have not failed."""
+        sound = self._marked >= 0
+        if self._faults:
+            sound[to_device(list(self._faults), torch.int64, sound.device)] = False
+        return sound
 
     def token(self, row: int) -> int:
         """The token of a row, below 0 if it failed; once the device has passed this draft's end."""
@@ -111,6 +121,26 @@ class SentTokens:
     def finish(self) -> Callable[[int], TokenLogprobs | StepFailure]:
         chosen: list[int] = self._chosen.tolist()
         return lambda row: TokenLogprobs(chosen[row], 0.0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the step before samples."""
+
+    rows: Mapping[str, int] = field(default_factory=dict)  # by request
+    draft: Draft | None = None
+    passed: threading.Event | None = None  # the device has come so far; where there is a grammar
+
+    def token(self, row: int) -> int:
+        """Waits for it: the device has this step's kernels meanwhile.  Raises ValueError."""
+        assert self.draft is not None
+        assert self.passed is not None
+        if not self.passed.wait(HUNG_S):
+            raise EngineError(f"the device has not ended a step in {HUNG_S:.0f} s")
+        token = self.draft.token(row)
+        if token < 0:
+            raise ValueError("the step before has failed")
+        return token
 
 
 def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:

@@ -39,8 +39,6 @@ class StepCheck:
             return f"{total} tokens where the model takes {self.max_context}"
         if len(table) < blocks:
             return f"{len(table)} KV blocks where {total} tokens need {blocks}"
-        if sequence.num_drafts and self.num_state_blocks:
-            return "draft tokens, which a state that they change would keep"
         if sequence.adapter and (self.bank is None or sequence.adapter not in self.bank.held):
             return "its adapter is not held here"
         copied = all(0 <= b < self.num_blocks for pair in sequence.copies for b in pair)

@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import gelu
 
 from epd.engine.kernels.routing import Routed, Routing
+from epd.engine.language.drafts.replay import Replays
 from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvLayer, KvPool
 from epd.engine.language.mixers import Norm
@@ -40,6 +41,7 @@ class Rows(NamedTuple):
 
 class Gemma4Decoder:
     can_be_captured = captures_prompts = True
+    replays: Sequence[Replays] = ()
 
     def __init__(
         self, stack: Foreign, kernels: Foreign, rows_of: Sequence[int], absent: Sequence[int]

@@ -7,7 +7,8 @@ and the matrices of the delta rule.  All projections of a layer's input are one 
 the convolution, the delta rule, which norms and gates what it answers, and the output's product.  A
 sequence with one token in a step changes its state in one pass over it.  The tokens of a chunk are
 computed a span at a time, from the state behind the chunk before it.  Both change states where they
-lie.  The first token of a sequence reads no state, so a block needs no clearing."""
+lie; with drafts that is done when it is known which of them hold (`drafts/replay.py`).  The first
+token of a sequence reads no state, so a block needs no clearing."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ import torch
 
 from epd.engine.kernels.eight_bits import Scaled
 from epd.engine.kernels.torch_delta import Heads
+from epd.engine.language.flat_batch import FlatBatch
+from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.mixers import NormOf, Step
 from epd.engine.language.products import Foreign, side_by_side
 from epd.engine.weights.fp8 import Fp8Linear
@@ -41,6 +44,7 @@ class GatedDeltaNet:
         self._parts = [net.conv_dim, net.conv_dim + net.value_dim]
         self._taps = net.conv1d.weight[:, 0].t().contiguous()
         self._output = net.out_proj
+        self._kept: list[torch.Tensor] = []  # of tokens that are replayed: inputs, strengths
         self._heads = Heads(
             net.num_k_heads,
             net.num_v_heads,
@@ -63,8 +67,22 @@ class GatedDeltaNet:
         rows, gates, strengths = self._inputs(x).tensor_split(self._parts, -1)
         if self._strengths is not None:
             strengths = self._strengths(x)
+        if count := len(batch.replayed):
+            for part, kept in zip((rows, strengths), self._kept, strict=True):
+                torch.index_select(part, 0, batch.replayed, out=kept[:count])
         mixed = ops.convolve(rows, self._taps, inputs, self._index, batch)
         told = gates, strengths, self._heads
         answers = ops.recall(mixed, *told, matrices, self._index, batch)
         out: torch.Tensor = self._output(answers)
         return out
+
+    def expect_drafts(self, num_tokens: int) -> None:
+        like, sizes = self._taps, (self._taps.shape[1], 2 * self._heads.num_values)
+        self._kept = [like.new_empty(num_tokens, size) for size in sizes]
+
+    def replay(self, held: FlatBatch, pool: KvPool) -> None:
+        ops, (rows, strengths) = self._kernels, self._kept
+        inputs, matrices = pool.sequence_tensors()
+        mixed = ops.convolve(rows, self._taps, inputs, self._index, held)
+        gates = torch.zeros_like(mixed[:, : self._heads.values])  # of answers that nobody reads
+        ops.recall(mixed, gates, strengths, self._heads, matrices, self._index, held)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from epd.config import EngineConfig
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drills.drill import Drill
+from epd_lab.sim.drills.scheduling import DRAFTING
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.workload import Workload
@@ -38,6 +39,14 @@ STATE_DRILLS: tuple[Drill, ...] = (
         work=Workload(40, image_share=0.2, max_images=1, max_tokens=50, spread_s=0.5),
         settings=Settings(has_state=True, num_blocks=36), fires=("state_given_up",),
         mutants=("who_begins_reads_the_state_that_was_there",), calm=NO_STATE,
+    ),
+    Drill(
+        "drafts-with-states", ("F63", "F24"), topology="1e1p2d",
+        work=Workload(24, num_words=3, image_share=0.4, spread_s=1.0, max_tokens=40),
+        settings=Settings(has_state=True, num_blocks=48, engine=DRAFTING),
+        faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
+        fires=("draft_accepted", "draft_rejected", "state_moved", "GENERATION:MIGRATING>PLACED"),
+        mutants=("a_rejected_draft_is_said", "a_rejected_draft_keeps_its_place"), calm=NO_STATE,
     ),
     Drill(
         "kill-decode-with-states", ("F63", "F20"), topology="1e1p2d", work=LONG, settings=STATE,

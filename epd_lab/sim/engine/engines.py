@@ -323,7 +323,8 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv, Adapting):
         records = self._records(sequence, prefix)
         self._store(sequence, records, last_layer=NUM_LAYERS - 1)
         kv = prefix + b"".join(records)
-        self._advance(sequence, prefix, kv[len(prefix) :])
+        if not sequence.num_drafts:
+            self._advance(sequence, prefix, kv[len(prefix) :])
         params, prompt = sequence.sample, _scores(sequence, records)
         if params is None:
             return ChunkScores(prompt) if prompt else None
@@ -338,7 +339,12 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv, Adapting):
                 return StepFailure(str(error), by_rules=True)
             return token.with_prompt(prompt) if prompt else token
 
-        return verify(sequence.drafts, sample) if sequence.num_drafts else sample(0)
+        if not sequence.num_drafts:
+            return sample(0)
+        said = verify(sequence.drafts, sample)
+        if isinstance(said, tuple):
+            self._advance(sequence, prefix, kv[len(prefix) :][: len(said) * RECORD_NBYTES])
+        return said
 
     def _records(self, sequence: StepSequence, prefix: bytes) -> list[bytes]:
         """Of the chunk's tokens."""

@@ -73,7 +73,8 @@ class HashStates(SimOwnMemory):
         self._state_heads = heads
 
     def _advance(self, sequence: StepSequence, prefix: bytes, new: bytes) -> None:
-        """Its state, by the tokens of the chunk: from what is in its blocks, right or wrong."""
+        """Its state, by the tokens of the chunk that hold: from what is in its blocks, right or
+        wrong."""
         for place, head in enumerate(self._state_heads):
             stored = self._hash_at(sequence.block_table, place)
             before = bytes(stored) if sequence.start else b""
@@ -81,8 +82,6 @@ class HashStates(SimOwnMemory):
                 block = sequence.block_table[place // _PER_BLOCK]
                 text = f"{sequence.request_id}: the state of another text, or of another head"
                 self.found(f"{text} than {head}, in block {block}")
-            if sequence.num_drafts:
-                self.found(f"{sequence.request_id}: a state that drafts have changed")
             stored[:] = golden.state(before, new, head)
 
     async def fetch_state(

@@ -212,7 +212,7 @@ def _draw_settings(random: KeyedRandom) -> Settings:
         hedge_after_s=0.01 if is_eager else settings.prefill.hedge_after_s,
         min_measured_loads=1 if is_eager else settings.prefill.min_measured_loads,
     )
-    has_state = not _num_drafts(random) and random.chance(0.3, "a state")
+    has_state = random.chance(0.3, "a state")
     num_blocks = random.pick((24, 40, 64), "blocks")
     num_state_blocks = golden.NUM_STATE_BLOCKS * has_state
     lands = random.chance(0.2, "lands in front of the pool")

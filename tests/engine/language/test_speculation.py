@@ -16,7 +16,7 @@ from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver, Request
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import SLOWEST, cases
-from tests.engine.tiny_models import FAMILIES, WITH_STATES
+from tests.engine.tiny_models import FAMILIES
 from tests.model_files.test_grammar import JSON
 
 NEW_TOKENS = 10
@@ -33,9 +33,7 @@ def oracle(answer: Sequence[int], wrong: Callable[[int], bool]) -> Callable[[lis
     return draft
 
 
-@pytest.mark.parametrize(
-    "family", [*(f for f in FAMILIES if f not in (*WITH_STATES, "idefics3")), SLOWEST]
-)
+@pytest.mark.parametrize("family", [*(f for f in FAMILIES if f != "idefics3"), SLOWEST])
 async def test_greedy_equals_generate_whatever_is_drafted(
     family: str, driver: Callable[[str], Driver]
 ) -> None:

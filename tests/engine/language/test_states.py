@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
+from epd.engine.base import StepFailure, verify
 from epd.engine.kernels import torch_delta
 from epd.engine.kernels.torch_delta import DeltaTokens
+from epd.engine.language.drafts.replay import num_held
+from epd.messages import TokenLogprobs
 from tests.engine.conftest import chat
 from tests.engine.driver import Driver, Request
 
@@ -66,15 +71,83 @@ async def test_a_used_block_is_as_good_as_a_new_one(driver: Callable[[str], Driv
     serving.release([request])
 
 
-async def test_draft_tokens_fail_alone(driver: Callable[[str], Driver]) -> None:
+@pytest.mark.parametrize("num_right", [0, 1, 2, 4])
+async def test_a_state_is_that_of_the_tokens_that_hold(
+    num_right: int, driver: Callable[[str], Driver]
+) -> None:
+    """After each step, of a sequence whose drafts are wrong from some place on, beside others:
+    what lies in its blocks is what plain steps leave there."""
     serving = driver(FAMILY)
-    request = await serving.request("r", chat("hello"))
-    await serving.step([request], 4096)
-    sequence = request.next_step(1)
-    sequence.token_ids, sequence.num_drafts = [*sequence.token_ids, 5], 1
-    result = await serving.language.step([sequence])
-    assert "draft tokens" in str(result.outcomes[0])
-    serving.release([request])
+    plain = await serving.request("plain", chat("hello"), max_tokens=24, stop_token_ids=())
+    states = {}
+    while not plain.finished:
+        await serving.step([plain], 4096)
+        states[plain.computed] = torch.cat(tensors_of(serving, plain))
+    serving.release([plain])
+    made = [
+        await serving.request(name, chat("hello"), max_tokens=24, stop_token_ids=())
+        for name in ("one", "other")
+    ]
+    for request in made:
+        request.draft = spoilt(plain.output_ids, num_right)
+    bare = await serving.request("bare", chat("a longer question than that"), max_tokens=9)
+    while not made[0].finished:
+        await serving.step([bare, *made] if not bare.finished else made, 4096)
+        for request in made:
+            found = torch.cat(tensors_of(serving, request))
+            torch.testing.assert_close(found, states[request.computed], atol=1e-4, rtol=1e-3)
+    assert made[0].num_steps <= 1 + -(-23 // (1 + num_right))
+    assert made[0].output_ids == made[1].output_ids == plain.output_ids
+    serving.release([*made, bare])
+
+
+def tensors_of(serving: Driver, request: Request) -> list[torch.Tensor]:
+    layout = serving.language.kv_layout
+    table = torch.tensor([request.blocks[: layout.num_state_blocks]])
+    kept = zip(serving.language.pool.sequence_tensors(), layout.tensors, strict=True)
+    return [
+        one.read(layer, table).float().flatten()
+        for one, tensor in kept
+        for layer in range(tensor.num_layers)
+    ]
+
+
+def spoilt(answer: list[int], num_right: int) -> Callable[[list[int]], list[int]]:
+    """Four drafts, of which so many are right."""
+
+    def draft(output: list[int]) -> list[int]:
+        right = answer[len(output) : len(output) + 4]
+        return [t if at < num_right else t ^ 1 for at, t in enumerate(right)]
+
+    return draft
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_as_many_hold_as_are_said(rank: int) -> None:
+    """Found on the device as by `verify`, with rows that failed among them."""
+    draws = random.Random(rank)
+    for _ in range(200):
+        drafts = [[draws.randrange(3) for _ in range(draws.randint(1, 4))] for _ in range(3)]
+        tokens, rows = [7] * rank, []
+        for one in drafts:
+            rows.append((len(tokens), one))
+            right = [t if draws.random() < 0.8 else draws.randrange(3) for t in one]
+            tokens += [*right, draws.randrange(3)]
+        sound = [draws.random() < 0.9 for _ in tokens]
+        for first, _ in rows:
+            sound[first] = True  # or the whole sequence fails
+        held = num_held(torch.tensor(tokens), torch.tensor(sound), rows)
+        for (first, one), count in zip(rows, held.tolist(), strict=True):
+            said = verify(one, partial(outcome, tokens, sound, first))
+            assert isinstance(said, tuple)
+            assert count == len(said)
+
+
+def outcome(
+    tokens: list[int], sound: list[bool], first: int, at: int
+) -> TokenLogprobs | StepFailure:
+    row = first + at
+    return TokenLogprobs(tokens[row], 0.0) if sound[row] else StepFailure("not finite")
 
 
 def test_spans_equal_the_recurrence() -> None:

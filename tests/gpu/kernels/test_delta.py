@@ -11,6 +11,7 @@ import torch
 
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.torch_delta import Heads
+from epd.engine.language.drafts.replay import of_held
 from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, view
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.state_kinds import PagedRows, layout_of, sequence_tensor
@@ -46,7 +47,7 @@ def make_pool(heads: Heads, dtype: torch.dtype, device: str, num_sequences: int)
 
 
 def make_batch(
-    extents: Sequence[tuple[int, int]], pool: KvPool, padded: int
+    extents: Sequence[tuple[int, int]], pool: KvPool, padded: int, drafted: Sequence[int] = ()
 ) -> tuple[FlatBatch, list[int]]:
     """And the blocks that are a sequence's."""
     size = pool.layout.num_state_blocks
@@ -54,12 +55,13 @@ def make_batch(
     sequences = [
         FlatSequence(
             [0] * count, start, np.arange(20, dtype=np.int32), start,
-            state=np.array(free[i * size : (i + 1) * size], np.int32),
+            state=np.array(free[i * size : (i + 1) * size], np.int32), is_deferred=i in drafted,
         )
         for i, (start, count) in enumerate(extents)
     ]  # fmt: skip
     _, exact = pack(sequences, BLOCK, TILE)
-    room = BatchShape(*(n + padded for n in exact[:4]), size)
+    replayed = (exact.num_replayed + padded) * bool(drafted)
+    room = BatchShape(*(n + padded for n in exact[:4]), size, num_replayed=replayed)
     data, _ = pack(sequences, BLOCK, TILE, room)
     batch = view(torch.from_numpy(data).to(pool.tensor.device), room, TILE)
     for tensor in pool.sequence_tensors():
@@ -100,6 +102,68 @@ def test_states_are_read_and_written_in_place(padded: int, alike: bool, kernel_d
             assert relative(one[:known], right[:known]) < 3 * limit, dtype
         assert not found[0][1][known:].any()
         _check_states(pool, other, before, batch, owned, 5 * limit)
+
+
+def test_states_are_those_of_the_drafts_that_hold(kernel_device: str) -> None:
+    """A step with drafts answers as any and writes no state of theirs; what is replayed then
+    leaves what a chunk of the tokens that hold would have left."""
+    extents, held = [(40, 1), (33, 5), (0, 200), (9, 3), (70, 4)], [1, 3, 2]
+    drafted = [1, 3, 4]
+    for (dtype, limit), sizes in zip(dtypes(kernel_device), SIZES[kernel_device], strict=False):
+        heads = make_heads(sizes, dtype, kernel_device)
+        pool = make_pool(heads, dtype, kernel_device, len(extents))
+        batch, owned = make_batch(extents, pool, 3, drafted)
+        assert batch.replayed[:12].tolist() == [*range(1, 6), *range(206, 213)]
+        plain, _ = make_batch(extents, pool.like(pool.num_blocks), 3)
+        short = [(start, count) for start, count in extents]
+        for i, count in zip(drafted, held, strict=True):
+            short[i] = (extents[i][0], count)
+        fewer, _ = make_batch(short, pool.like(pool.num_blocks), 3)
+        channels = 2 * heads.num_keys * heads.key_dim + heads.values
+        whole = torch.randn(
+            len(batch.ids), channels + heads.values + 2 * heads.num_values, device=kernel_device
+        ).to(dtype)
+        taps = torch.randn(INPUTS, channels, device=kernel_device).to(dtype)
+        parts = [channels, channels + heads.values]
+        ops, other, expected = kernels_for("cuda"), *(pool.like(pool.num_blocks) for _ in range(2))
+        for copy in (other, expected):
+            copy.memory.copy_(pool.memory)
+        found = []
+        for kernels, kept, flat in ((ops, pool, batch), (SPECIFIED, other, plain)):
+            rows, gates, strengths = whole.tensor_split(parts, -1)
+            inputs, matrices = kept.sequence_tensors()
+            mixed = kernels.convolve(rows, taps, inputs, 1, flat)
+            found.append(kernels.recall(mixed, gates, strengths, heads, matrices, 1, flat))
+        known = sum(count for _, count in extents)
+        assert relative(found[0][:known], found[1][:known]) < 3 * limit, dtype
+        rows, _, strengths = whole[batch.replayed.long()].tensor_split(parts, -1)
+        size = pool.layout.num_state_blocks
+        flat = of_held(
+            [
+                FlatSequence(
+                    [0] * extents[i][1], extents[i][0], np.zeros(0, np.int32), 0,
+                    state=np.array(owned[i * size : (i + 1) * size], np.int32),
+                )
+                for i in drafted
+            ],
+            torch.tensor(held, dtype=torch.int32, device=kernel_device),
+            TILE,
+        )  # fmt: skip
+        inputs, matrices = pool.sequence_tensors()
+        mixed = ops.convolve(rows, taps, inputs, 1, flat)
+        gates = torch.zeros_like(mixed[:, : heads.values])
+        ops.recall(mixed, gates, strengths, heads, matrices, 1, flat)
+        ends = np.cumsum([count for _, count in extents])
+        index = [
+            int(end) - extents[i][1] + at for i, end in enumerate(ends) for at in range(short[i][1])
+        ]
+        rows, gates, strengths = whole[index].tensor_split(parts, -1)
+        inputs, matrices = expected.sequence_tensors()
+        mixed = SPECIFIED.convolve(rows, taps, inputs, 1, fewer)
+        SPECIFIED.recall(mixed, gates, strengths, heads, matrices, 1, fewer)
+        tables = batch.states[batch.states[:, 0] >= 0].long()
+        for one, right in zip(pool.sequence_tensors(), expected.sequence_tensors(), strict=True):
+            assert relative(one.read(1, tables), right.read(1, tables)) < 5 * limit
 
 
 def _check_states(

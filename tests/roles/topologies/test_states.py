@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -162,11 +162,52 @@ async def test_who_gives_way_begins_again(
         assert total(cluster, "preemptions") >= 1
 
 
+class Drafts:
+    """What follows in texts that are known, every third token spoilt."""
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        self._texts = texts
+
+    def draft(
+        self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int, limit: int
+    ) -> tuple[int, ...]:
+        text = [*tokens(0, num_tokens)]
+        (known,) = (t for t in self._texts if list(t[:num_tokens]) == text)
+        drafts = known[num_tokens : num_tokens + limit]
+        return tuple(t ^ ((num_tokens + at) % 3 == 0) for at, t in enumerate(drafts))
+
+
+@pytest.mark.parametrize(
+    ("topology", "has_few"),
+    [("1e1p1d", False), ("1epd", True), pytest.param("1e1pd", False, marks=pytest.mark.long)],
+)
+async def test_drafts_change_no_token(
+    topology: str, has_few: bool, shared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, over used blocks and snapshots; with few blocks requests give way while they draft."""
+    model_dir = shared["model_dir"]
+    asked = [
+        await question("one two three one two three one two", max_tokens=40, model_dir=model_dir),
+        await question("abababababab", max_tokens=40, model_dir=model_dir),
+        await question("why?", max_tokens=40, model_dir=model_dir),
+    ]
+    texts = [[*one.generation.token_ids, *one.token_ids] for one in asked]
+    monkeypatch.setattr("epd.roles.steps.speculation._lookup", lambda *_: Drafts(texts))
+    settings = {
+        "speculative": SpeculativeConfig("ngram", 4, 1, 3),
+        "kv_nbytes": (max(map(len, texts)) * 2 // 16 + 4 if has_few else 96) * BLOCK_NBYTES,
+        "max_chunk_tokens": 16,
+        "async_scheduling": True,
+    }
+    async with serving(shared, topology, **settings) as cluster:
+        for _ in range(2):
+            await ask_all(cluster, asked)
+        drafted = total(cluster, "spec_decode_num_draft_tokens")
+        assert 0 < total(cluster, "spec_decode_num_accepted_tokens") < drafted
+        assert bool(total(cluster, "preemptions")) is has_few
+
+
 def test_what_would_compute_wrongly_is_refused_by_name(shared: dict[str, Any]) -> None:
-    speculative = SpeculativeConfig("ngram", 4, 1, 3)
-    drafting = msgspec.structs.replace(SMALL, speculative=speculative)
-    with pytest.raises(ConfigError, match=r"cannot take rejected draft tokens back"):
-        build_language(shared["model_dir"], drafting, shared["executor"])
     tiny = msgspec.structs.replace(SMALL, kv_nbytes=2 * BLOCK_NBYTES)
     with pytest.raises(ConfigError, match=r"3 KV blocks that a sequence has at least"):
         build_language(shared["model_dir"], tiny, shared["executor"])
