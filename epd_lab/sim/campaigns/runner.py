@@ -39,7 +39,7 @@ class SimJob:
             return drills.by_name(self.name).calmed().plan(self.seed)
         if self.kind == "check":
             return search.nth_kill(self.name, self.seed)
-        return plans.draw_plan(self.seed, groups=True, varied=True)
+        return plans.draw_plan(self.seed, groups=True, varied=True, operated=True)
 
     def title(self) -> str:
         """What the run is called: in file names of reports too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.checkers.waiters import overlooked
+from epd_lab.sim.wedges import wedged
 
 
 class WakeUps(Checker):
@@ -21,7 +22,7 @@ class WakeUps(Checker):
 
     def _look(self) -> None:
         for node in self.context.cluster.living():
-            if node.process.stalled or node.actor.closing:
+            if node.process.stalled or node.actor.closing or wedged(node.instance):
                 continue
             for text in overlooked(node):
                 told = f"{node.process.name}: {text}"

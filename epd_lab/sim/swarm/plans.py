@@ -21,8 +21,8 @@ from epd_lab.sim.planes.network import Conditions
 from epd_lab.sim.planes.storage import DiskConditions
 from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.run import Plan
+from epd_lab.sim.swarm import operations, times
 from epd_lab.sim.swarm import ranks as swarm_ranks
-from epd_lab.sim.swarm import times
 from epd_lab.sim.wishes import LOOKING_BACK, MIXED
 from epd_lab.sim.workload import GRIDS, UNEVEN, Workload
 
@@ -35,6 +35,7 @@ KINDS = (
 )  # fmt: skip
 UNDECLARED = ("raise", "raise_late", "corrupt", "haunt", "haunt", "lose_thread", "jump", "sleep")
 ENDS = ("kill", "lose_device", "lose_thread")  # an instance, as does the end of a rank
+GATEWAYS = (GATEWAY, operations.SECOND)
 CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "stall": ("deadline", "lost", "transfer"),
     "hang": ("deadline", "lost", "transfer"),
@@ -43,6 +44,8 @@ CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "slow": ("deadline", "lost", "transfer"),
     "haunt": ("deadline", "lost", "transfer", "unavailable"),
     "sleep": ("deadline", "lost", "transfer", "unavailable"),
+    "wedge": ("deadline", "lost", "transfer"),
+    "freeze": ("deadline", "lost", "transfer"),
     "lose_thread": ("engine", "unavailable"),
     "raise": ("engine", "transfer"),
     "raise_late": ("engine", "transfer"),
@@ -50,7 +53,10 @@ CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "oom": ("engine",),
     "poison": ("poison", "lost", "unavailable"),
 }
-SILENCES = (*ENDS, "stall", "partition", "block", "mute", "haunt", "sleep")  # an instance is lost
+SILENCES = (  # an instance is lost
+    *ENDS, "stall", "partition", "block", "mute", "haunt", "sleep", "hang", "wedge", "freeze",
+)  # fmt: skip
+LEAVES = ("kill", "stall", "partition", "block", "drain", "ask_drain", "lose_device", "hang")
 DIVIDES = ("hang", "oom", "raise", "raise_late")  # a group, of which one rank fails or hangs
 POINTS = (
     "MESSAGE:EncodeRequest", "MESSAGE:PrefillRequest", "MESSAGE:Grant", "MESSAGE:Commit",
@@ -101,12 +107,12 @@ def excuse(
         target, _, rank = fault.target.partition(".")
         num_ends += bool(rank) or fault.kind in ENDS
         num_lost += bool(rank) or fault.kind in silences
-        if rank or fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
+        if rank or fault.kind in (*LEAVES, "wedge", "freeze"):
             if target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
             if len(faults) > 1:
                 kinds.add("unavailable")
-        if fault.kind in ("kill", "haunt") and (fault.target == GATEWAY or fault.point):
+        if fault.kind in ("kill", "haunt") and (fault.target in GATEWAYS or fault.point):
             kinds.add("gateway")
             refusals = True
         if fault.kind == "mute" and (GATEWAY in (fault.target, fault.other) or fault.point):
@@ -136,9 +142,11 @@ def _single_points(topology: str) -> set[str]:
     return single
 
 
-def draw_plan(seed: int, *, groups: bool = False, varied: bool = False) -> Plan:
+def draw_plan(
+    seed: int, *, groups: bool = False, varied: bool = False, operated: bool = False
+) -> Plan:
     """`groups`: some have groups of ranks; `varied`: time-outs and the sizes of images are drawn,
-    too.  Without, plans are what they were before there was that."""
+    too; `operated`: `operations`.  Without, plans are what they were before there was that."""
     random = KeyedRandom(seed, "swarm")
     topology = random.pick(TOPOLOGIES, "topology")
     work = _draw_workload(random)
@@ -164,6 +172,12 @@ def draw_plan(seed: int, *, groups: bool = False, varied: bool = False) -> Plan:
         if ranks.chance(0.7, "a fault"):
             points = swarm_ranks.STATE_POINTS if settings.has_state else swarm_ranks.POINTS
             faults += (swarm_ranks.draw_rank_fault(ranks, topology, points),)
+    if operated:
+        operator = random.stream("operator")
+        faults += operations.draw(operator, names, _single_points(topology))
+        if operator.chance(0.3, "two gateways"):
+            settings = replace(settings, num_gateways=2)
+            faults += (operations.cut(operator, names),) * operator.chance(0.7, "one is cut")
     may_fail = excuse(topology, faults, conditions, data)
     if random.chance(0.1, "blocks for few"):
         num_blocks = 12 + golden.NUM_STATE_BLOCKS * settings.has_state
