@@ -155,8 +155,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         outgoing = self.find(message.room)
         if outgoing is None:  # the grant is faster than the request
             peer = Address(message.region.instance_id, message.region.epoch, "")
-            # Nobody would tell of its loss again, or its deadline cannot be read yet.
-            if self.actor.is_lost(peer) or not self.actor.knows_time_of(message.gateway):
+            if not self.actor.knows_time_of(message.gateway):  # its deadline cannot be read yet
                 return
             if self._num_unasked() >= MAX_UNASKED:
                 self.actor.counters["grants_not_asked_for"] += 1
@@ -171,7 +170,8 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
 
     def _await_request(self, outgoing: Outgoing, grant: Grant) -> None:
         """In that time a link is opened anew, or its peer given up.  A grant that was held up for
-        longer than a tombstone stands opens a room that is over: nobody will ask for it."""
+        longer than a tombstone stands, or whose peer is lost, opens a room that is over: nobody
+        will ask for it."""
 
         def give_up() -> None:
             self.actor.counters["grants_not_asked_for"] += 1

@@ -202,13 +202,12 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         work=Workload(60, image_share=0.5, num_images=60, spread_s=4.0),
         settings=Settings(timing=SHORT_TOMBSTONES, placement="fixed"),
         faults=(Fault("haunt", "p0", duration_s=0.4, factor=1.0),), fires=("former KvOffer",),
-        mutants=("grants_of_the_lost_open_rooms",), must_fire=0.7,
+        must_fire=0.7,
     ),
     Drill(
         "messages-of-a-former-decode", ("F20", "F44", "F58"), topology="1e1p2d",
         work=Workload(60, max_tokens=24, spread_s=4.0), settings=Settings(timing=SHORT_TOMBSTONES),
         faults=(Fault("haunt", "d0", duration_s=0.7, factor=1.0),), fires=("former Grant",),
-        mutants=("grants_of_the_lost_open_rooms",),
     ),
     Drill(
         "messages-of-a-former-gateway", ("F35", "F44", "F58"), topology="2e1p2d",
@@ -239,7 +238,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         work=Workload(40, image_share=1.0, num_images=40, spread_s=4.0),
         settings=Settings(timing=SHORT_TOMBSTONES),
         faults=(Fault("haunt", "p0", duration_s=0.4, factor=1.0, call="Grant"),),
-        fires=("former Grant",), mutants=("grants_of_the_lost_open_rooms",), to_s=1.5,
+        fires=("former Grant",), to_s=1.5,
     ),
     Drill(
         "near-and-far", ("F6", "F7"), topology="1e2p1d",

@@ -337,18 +337,6 @@ def messages_count_whoever_said_them() -> Planted:
 
 
 @mutant
-def grants_of_the_lost_open_rooms() -> Planted:
-    """F42, F58: a grant of an instance that was given up opens a room that nobody will close."""
-    on_grant = OutgoingRooms.on_grant
-
-    def any_grant(self: OutgoingRooms, received: Received) -> None:
-        with patched(self.actor, "is_lost", lambda address: False):
-            on_grant(self, received)
-
-    return patched(OutgoingRooms, "on_grant", any_grant)
-
-
-@mutant
 def who_comes_late_is_welcome() -> Planted:
     """F7, F35: a new gateway welcomes a life that its peers have given up and fenced meanwhile."""
     on_join = Registry.on_join
