@@ -31,7 +31,9 @@ class PackedLinear(nn.Module):
 
     def take(self, weight: Packed) -> None:
         """Its tensors are parameters, since memory is counted by these."""
-        self.weight = weight = weight.laid_out()
+        if weight.numbers.is_cuda:
+            weight = weight.laid_out()
+        self.weight = weight
         for name, tensor in weight.tensors().items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 

@@ -10,12 +10,13 @@ import torch
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.packed import Packed
 from epd.engine.kernels.packed.torch_packed import packed_product
+from epd.engine.kernels.packed.triton_packed import widened
 from tests.gpu.kernels.test_kernels import dtypes, relative
 
 pytestmark = pytest.mark.gpu
 FORMATS = (
     "blocks", "channels", "int4 in groups", "int4 of channels", "int4 with zeros", "int4 in order",
-    "nvfp4", "mxfp4",
+    "nvfp4", "mxfp4", "int4 in groups of 64", "int4 in groups of 128", "int4 with zeros of 128",
 )  # fmt: skip
 
 
@@ -29,7 +30,8 @@ def made(name: str, size: int, depth: int, device: str) -> Packed:
     def codes(count: int) -> torch.Tensor:
         return torch.randint(256, (size, count), generator=draw, dtype=torch.uint8)
 
-    groups = depth // 32
+    across = next((n for n in (64, 128) if name.endswith(str(n)) and depth % n == 0), 32)
+    groups = depth // across
     if name in ("blocks", "channels"):
         values = torch.randn(size, depth, generator=draw).to(torch.float8_e4m3fn)
         if name == "channels":
@@ -49,8 +51,8 @@ def made(name: str, size: int, depth: int, device: str) -> Packed:
     elif name == "int4 of channels":
         weight = Packed("int4", codes(depth // 2), scales(size, 1).bfloat16(), (1, depth))
     else:
-        weight = Packed("int4", codes(depth // 2), scales(size, groups).half(), (1, 32))
-        if name == "int4 with zeros":
+        weight = Packed("int4", codes(depth // 2), scales(size, groups).half(), (1, across))
+        if "zeros" in name:
             zeros = torch.randint(17, (size, groups), generator=draw, dtype=torch.uint8)
             weight = replace(weight, zeros=zeros)
         if name == "int4 in order":
@@ -59,13 +61,24 @@ def made(name: str, size: int, depth: int, device: str) -> Packed:
     return replace(weight, **{n: t.to(device) for n, t in weight.tensors().items()})
 
 
+def test_tiles_are_what_they_were_made_of(kernel_device: str) -> None:
+    for name in FORMATS:
+        size, depth = (128, 256) if kernel_device == "cpu" else (256, 1152)
+        weight = made(name, size, depth, kernel_device)
+        assert weight.tiled == (weight.kind != "fp8")
+        wide = widened(weight, torch.float32)
+        if weight.order is not None:
+            wide = torch.empty_like(wide).index_copy_(-1, weight.order.long(), wide)
+        assert relative(wide, weight.widened()) < 1e-6, name
+
+
 @pytest.mark.parametrize("rows", [1, 7, 64, 65])
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_products(name: str, rows: int, kernel_device: str) -> None:
     """Few rows and many, in parts and whole, sizes that fill no tile; the same bits every time."""
     ops = kernels_for("cuda")
     small = kernel_device == "cpu"
-    sizes = [(48, 96), (200, 640)] if small else [(48, 96), (272, 1152), (9728, 2560)]
+    sizes = [(48, 96), (192, 640)] if small else [(48, 96), (320, 1152), (9728, 2560)]
     for dtype, limit in dtypes(kernel_device):
         for size, depth in sizes:
             x = torch.randn(rows, depth, dtype=dtype, device=kernel_device)

@@ -13,10 +13,13 @@ from typing import Literal
 
 import torch
 
+from epd.engine.kernels.packed import tiles
+
 Kind = Literal["fp8", "int4", "fp4"]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same below zero
 MIDDLE = 8  # the integer of four bits that means zero, where none is stored
-APART = 64  # columns between the two numbers of a byte, where products of few rows read them
+_OWN = 64  # columns with a scale in common, of which fewer are one thread's
+_LARGEST = 135  # of the exponents that are scales of tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,13 @@ class Packed:
     """A weight `[..., out, in]`; its numbers times its scales, times its gains."""
 
     kind: Kind
-    numbers: torch.Tensor  # e4m3, or uint8 of two numbers each, the lower half of earlier columns
+    numbers: torch.Tensor  # e4m3, or uint8 of two numbers each, the lower half of the earlier
     scales: torch.Tensor  # [..., blocks of rows, blocks of columns]
     block: tuple[int, int]  # rows and columns that have a scale in common; the last may have fewer
     zeros: torch.Tensor | None = None  # uint8, as the scales: the number that means zero
     gains: torch.Tensor | None = None  # float32 [..., out, 1]
     order: torch.Tensor | None = None  # int32 [in]: which input each column is for
-    apart: int = 1  # columns from a byte's first number to its second
+    tiled: bool = False  # numbers of four bits lie as `laid_out` puts them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,16 +70,28 @@ class Packed:
 
     def _codes(self) -> torch.Tensor:
         """uint8 `[..., out, in]`: of four bits, in the order of columns."""
-        pairs = self.numbers.unflatten(-1, (-1, self.apart))
-        return torch.stack((pairs & 15, pairs >> 4), -2).flatten(-3)
+        if self.tiled:
+            return tiles.codes_of(self.numbers, self.kind, own=self.own)
+        return torch.stack((self.numbers & 15, self.numbers >> 4), -1).flatten(-2)
+
+    @property
+    def own(self) -> bool:
+        """Whether a thread that multiplies tiles has columns side by side."""
+        return self.block[1] < _OWN and self.block[1] < self.shape[-1]
 
     def laid_out(self) -> Packed:
-        """As products of few rows read it, if columns allow for that."""
-        if self.kind == "fp8" or self.apart == APART or self.shape[-1] % (2 * APART):
+        """In tiles, if its sizes and scales allow for that."""
+        (rows, columns), across = self.shape[-2:], self.block[1]
+        fits = across in (16, 32) if self.own else across % _OWN == 0 or across >= columns
+        if self.kind == "fp8" or self.tiled or rows % tiles.ROWS or columns % tiles.COLUMNS:
             return self
-        low, high = self._codes().unflatten(-1, (-1, 2, APART)).unbind(-2)
-        numbers = (low | high << 4).flatten(-2).contiguous()
-        return replace(self, numbers=numbers, apart=APART)
+        if self.scales.dtype == torch.float8_e8m0fnu:
+            fits = fits and int(self.scales.view(torch.uint8).max()) <= _LARGEST
+        if not fits or (self.kind == "fp4" and not self.own):
+            return self
+        return replace(
+            self, numbers=tiles.tiled(self._codes(), self.kind, own=self.own), tiled=True
+        )
 
     def _spread(self, each: torch.Tensor) -> torch.Tensor:
         """What blocks have in common, for each number of them."""
@@ -90,10 +105,10 @@ class Packed:
         ValueError where a piece cuts a block, or where columns have an order of their own."""
         size = self.shape[dim]
         unit = self.block[dim] if self.scales.shape[dim] > 1 else 1
-        if dim == -1 and self.order is not None:
+        if dim == -1 and (self.order is not None or self.tiled):
             raise ValueError("its columns have an order of their own")
         per_item = 2 if dim == -1 and self.kind != "fp8" else 1
-        least = max(unit, per_item * self.apart)
+        least = max(unit, tiles.ROWS if self.tiled else per_item)
         if any(edge % least and edge < size for r in pieces for edge in (r.start, r.stop)):
             raise ValueError(f"{least} numbers share a scale or a byte")
 
@@ -125,7 +140,7 @@ class Packed:
     def joined(parts: Sequence[Packed]) -> Packed | None:
         """Weights of one input, one below the other; None: they do not fit."""
         first, names = parts[0], set(parts[0].tensors())
-        ways = {(p.kind, p.apart, p.block, p.scales.dtype, *p.tensors()) for p in parts}
+        ways = {(p.kind, p.tiled, p.block, p.scales.dtype, *p.tensors()) for p in parts}
         if len(ways) > 1 or any(part.shape[-2] % first.block[0] for part in parts):
             return None
         if not all(p.order is None or torch.equal(p.order, first.order) for p in parts):
