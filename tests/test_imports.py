@@ -256,6 +256,8 @@ AREAS = {
     "epd_lab.plan": Area(("epd", "epd_lab"), packages("msgspec")),
     "epd.cli": Area(("epd",), None),
     "epd.runtime": Area(("epd",), None),
+    "epd.vllm": Area(("epd",), packages("aiohttp", "msgspec", "torch")),
+    "epd.vllm.connector": Area(("epd",), packages("msgspec", "torch", "vllm")),
     "epd": Area(("epd.cli",)),
 }
 

@@ -72,6 +72,7 @@ class Engines:
     epoch: int = 0  # that they know
     attention: str = ""  # what computes that of prompts and towers
     films: str = ""  # what decodes them
+    kind: type[Instance] | None = None  # that is made of them, if not the usual one
 
     @property
     def num_ranks(self) -> int:

@@ -221,7 +221,8 @@ async def _open_instance(
     logger.info("offers %s (transport %s)", names, config.transport)
     place = this_host_id(), os.getpid()
     try:
-        return Instance(ports, config, engines, gateways, fingerprint, *place)
+        kind = engines.kind or Instance
+        return kind(ports, config, engines, gateways, fingerprint, *place)
     except BaseException:
         await transfers.close()
         raise

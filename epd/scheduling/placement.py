@@ -15,7 +15,8 @@ an encoder; where there is no encoder it is asked for any image.
 A pair of instances without a link, which one of them has reported, is taken only if there is no
 other.  The rest of the cluster may reach both, so neither is passed over as such.
 
-A group of ranks decodes what it prefills: its KV is in as many parts, which do not move.
+An instance that takes rows and has no layout of KV (a vLLM server) decodes what it prefills, and
+nothing else: its KV does not move.
 
 The records of rows and prefixes may be stale.  That costs their computing, never an answer: only
 candidates are chosen, and the image always travels with its request.
@@ -187,7 +188,7 @@ def place(
     prefills = [p for p in prefills if all(_reached(p, them) for them in needed)] or prefills
     prefills = [c for c in prefills if c.instance_id == at] or prefills
     prefill = prefills[0] if len(prefills) == 1 else rule.prefill(prefills, decodes)
-    decodes = _reached(prefill, decodes) or decodes
+    decodes = _decoding(prefill, _reached(prefill, decodes) or decodes)
     decode = decodes[0] if len(decodes) == 1 else rule.decode(prefill, decodes)
     encoders = _reached(prefill, encoders) or encoders
     finder = prefill if finds and prefill.info.finds_rows else None
@@ -232,6 +233,17 @@ def _reached(prefill: Candidate, others: list[Candidate]) -> list[Candidate]:
         for c in others
         if c.instance_id not in silent and prefill.instance_id not in c.load.silent_peers
     ]
+
+
+def _keeps_kv(one: Candidate) -> bool:
+    return one.info.kv_layout is None and one.info.num_slots > 0
+
+
+def _decoding(prefill: Candidate, decodes: list[Candidate]) -> list[Candidate]:
+    """Those to which KV of this one can go."""
+    if _keeps_kv(prefill):
+        return [prefill]
+    return [c for c in decodes if not _keeps_kv(c)] or decodes
 
 
 def busyness(candidate: Candidate) -> tuple[int, int, str]:

@@ -89,6 +89,17 @@ def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptio
     return _plan(named, ranks, settings, placing, log, with_gateway=not placing.join)
 
 
+def plan_encoders(text: str, settings: Settings, placing: Placing, log: LogOptions) -> StartPlan:
+    """A process per encoder, and a gateway unless one is joined; somebody else computes prompts and
+    answers.  Raises what `_plan` raises."""
+    groups = text and parse_groups(text, settings.engine.tensor_parallel_size, whole=False)
+    if not groups or any(roles != ("encode",) for roles, _ in groups):
+        raise ConfigError("--for goes with encoders alone: --role encode, or --topology 2e")
+    named = [(placing.named(name), roles) for name, roles in name_instances([g[0] for g in groups])]
+    ranks = [num_ranks for _, num_ranks in groups]
+    return _plan(named, ranks, settings, placing, log, with_gateway=not placing.join)
+
+
 def plan_role(
     text: str, instance_id: str, settings: Settings, placing: Placing, log: LogOptions
 ) -> StartPlan:

@@ -83,6 +83,14 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_what(parser)
+    options.add_place_flags(parser, port="")
+    options.add_settings(parser, "watch", "for what watches it")
+    _add_net(parser)
+    _add_rest(parser)
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to start (one of the three)")
     what.add_argument(
         "--role", metavar="ROLES", help="gateway, all, or some of encode+prefill+decode"
@@ -93,14 +101,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks of instance NAME, whose leader is on another host (--ranks-elsewhere); one for "
         "each --device. They wait for the leader, and for its next life when it ends",
     )  # fmt: skip
+    what.add_argument(
+        "--for", dest="peer", default="", choices=("vllm",), metavar="vllm",
+        help="with --role encode or a topology such as 2e: encoders and a gateway of vLLM servers, "
+        "which compute prompts and answers; prints how to start one (docs/vllm.md)",
+    )  # fmt: skip
     what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
     what.add_argument(
         "--id-prefix", default="", metavar="NAME",
         help="what names of instances begin with; default with --join: this host's name (and its "
         "address, and a number from its second command on)",
     )  # fmt: skip
-    options.add_place_flags(parser, port="")
-    options.add_settings(parser, "watch", "for what watches it")
+
+
+def _add_net(parser: argparse.ArgumentParser) -> None:
     net = options.add_settings(parser, "hosts", "between hosts")
     net.add_argument(
         "--join", default="", metavar="ENDPOINT",
@@ -122,6 +136,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where these ask for their places, at the address of --listen; default 7001",
     )  # fmt: skip
     net.add_argument("--new-key", metavar="FILE", help="write a new key file and exit")
+
+
+def _add_rest(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("connectors, as vLLM spells them")
     for hop, text in (("ec", "rows, from encode to prefill"), ("kv", "KV, from prefill to decode")):
         group.add_argument(
@@ -152,6 +169,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with ExitStack() as held:
         plan = make_plan(args, held)
+        if args.peer:
+            from epd.runtime import lines
+            from epd.vllm.command import serve_command
+
+            lines.say(f"for prompts and answers start:\n  {serve_command(plan)}")
+            args.role = ""
         from epd.cli.start.supervisor import run_role, run_topology
 
         return run_role(plan) if args.role else run_topology(plan)
@@ -162,7 +185,7 @@ def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
 
     `held`: what is there as long as that."""
     from epd.cli.parser import UsageError
-    from epd.cli.start.plan import plan_rank, plan_role, plan_topology
+    from epd.cli.start.plan import plan_encoders, plan_rank, plan_role, plan_topology
 
     if sum(map(bool, (args.role, args.topology, args.rank_of))) != 1:
         raise UsageError(
@@ -183,6 +206,9 @@ def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
         from epd.transport.bus.curve import ClusterKey
 
         ClusterKey.load(settings.cluster_key)
+    if args.peer:
+        text = "1e" if args.role == "encode" else args.topology or ""
+        return plan_encoders(text, settings, placing, log)
     if args.rank_of:
         return plan_rank(args.rank_of, settings, placing, log)
     if args.topology:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from epd.fsm.kernel import Event
 from epd.fsm.request import Do, LeaseEnded, LeaseRevoked, Request
 from epd.roles.base import Actor, Component, performs
-from epd.roles.steps.requests import Requests
+from epd.roles.steps.attempts import Attempts
 
 MAX_SHARE = 0.5
 
@@ -20,7 +20,7 @@ MAX_SHARE = 0.5
 class HeldPrompts(Component[Request]):
     """The oldest first."""
 
-    def __init__(self, actor: Actor, requests: Requests) -> None:
+    def __init__(self, actor: Actor, requests: Attempts) -> None:
         super().__init__(actor)
         self._requests = requests
         self._max_blocks = int(requests.pool.size * MAX_SHARE)

@@ -9,6 +9,7 @@ too, the hand-over is a row of the table and no bytes move.
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
@@ -39,11 +40,17 @@ from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.incoming import IncomingRooms
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.prefill.held_prompts import HeldPrompts
-from epd.roles.prefill.kv_producer import KvProducer
+from epd.roles.steps.attempts import Attempts
 from epd.roles.steps.record import rank_of
-from epd.roles.steps.requests import Requests
 from epd.roles.steps.step import layouts_of
 from epd.transport.base import Received
+
+
+class LeavingKv(Protocol):
+    """KV that leaves this instance."""
+
+    def find(self, request: Request) -> Machine | None:
+        """The transfer of its KV."""
 
 
 class PrefillRole(Component[Request]):
@@ -52,9 +59,9 @@ class PrefillRole(Component[Request]):
     def __init__(
         self,
         actor: Actor,
-        kv: KvProducer,
+        kv: LeavingKv,
         incoming: IncomingRooms,
-        requests: Requests,
+        requests: Attempts,
         embeddings: Embeddings | None,
         config: PrefillConfig,
     ) -> None:

@@ -12,8 +12,7 @@ of a step: each outcome is an event of its own.  What enters when, and what give
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from epd.config import EngineConfig, Timing
@@ -25,44 +24,28 @@ from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
 from epd.groups.asks import OtherRanks
 from epd.groups.kv import KvRanks
-from epd.keys import attempt_key
-from epd.messages import (
-    AbortRequest,
-    Address,
-    RequestAborted,
-    RequestAccepted,
-    RequestFailed,
-    RequestInquiry,
-)
-from epd.roles.base import Actor, Component, performs, receives
+from epd.roles.base import Actor, performs
+from epd.roles.steps.attempts import Attempts
 from epd.roles.steps.blame import blaming
 from epd.roles.steps.bounds import bounds_of, too_many
 from epd.roles.steps.contents import Contents
 from epd.roles.steps.moves import Moves
 from epd.roles.steps.outcomes import Outcomes
 from epd.roles.steps.prompt_scores import PromptScores, is_scored
-from epd.roles.steps.record import Positions, Record
-from epd.roles.steps.reports import Reports
-from epd.roles.steps.signs_of_life import SignsOfLife
 from epd.roles.steps.speculation import Speculation
 from epd.roles.steps.step import sequence_of, uncut
 from epd.roles.steps.step_loop import Part, Plan, StepLoop
-from epd.roles.steps.token_outbox import TokenOutbox
 from epd.scheduling.batching import BatchScheduler
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.kv_order import moved
-from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
-from epd.transport.base import Received
 
 Reserved = Callable[[Request, BlocksLeased], None]
 MAX_TOMBSTONES = 4096
 
 
-class Requests(Component[Request]):
+class Requests(Attempts):
     """Owns the batch and the blocks; `Batch` for the step loop."""
-
-    fires = Request
 
     def __init__(
         self,
@@ -73,22 +56,17 @@ class Requests(Component[Request]):
         max_running: int,
         ranks: OtherRanks | None = None,
     ) -> None:
-        super().__init__(actor)
-        self.engine = engine
-        self.pool = BlockPool(engine.num_blocks)
+        pool = BlockPool(engine.num_blocks)
+        super().__init__(actor, engine, timing, pool, engine.kv_layout.block_size)
         self.kv = KvRanks(engine, actor.ports.transfers, ranks)
         actor.ports.transfers.guard(self.kv.own.region)
-        self._timing, self._rows = timing, engine.kv_layout.rows
-        self._alive = SignsOfLife(actor, timing, self._tell_alive)
+        self._rows = engine.kv_layout.rows
         self.cost = StepCost(
             actor.clock.now_s,
             config.max_itl_impact,
             config.max_quantum_ms / 1e3,
             config.min_step_tokens,
         )
-        self.totals = Counter[str]()  # since the start, for metrics
-        self._requests: dict[str, Request] = {}
-        self._records: dict[str, Record] = {}  # of them
         self._speculation = Speculation(config.speculative, self.totals, self._records)
         self._bounds = bounds_of(config, engine.row_contract, max_running)
         self._scheduler = BatchScheduler[Request](
@@ -100,18 +78,12 @@ class Requests(Component[Request]):
             self._speculation.drafts_of if self._speculation.is_on else None,
             uncut if self._bounds.max_uncut_tokens else None,
         )
-        self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
-        self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
-        self._outbox = TokenOutbox(actor)
-        self._suspects: dict[str, Request] = {}  # of them, those that an instance died of
         self.loop = StepLoop(actor, engine, self, self.cost, runs_ahead=config.async_scheduling)
         self.on_reserved: Reserved = lambda request, leased: None
         self.caching = config.prefix_caching
         self._has_states = bool(engine.kv_layout.tensors)
         self._scores, self._contents = PromptScores(), Contents(self, engine.kv_layout)
         self._outcomes = Outcomes(self._scores, self._contents, self._speculation)
-        self.reports = Reports(actor)
-        self.extend(self.reports)
         self.extend(Moves(actor, self, self._contents, self._outbox))
 
     def live(self) -> dict[str, int]:
@@ -131,51 +103,8 @@ class Requests(Component[Request]):
         there."""
         return self.caching and not self._has_states
 
-    def get(self, key: str) -> Request | None:
-        return self._requests.get(key)
-
-    def __len__(self) -> int:
-        """Those that are at work; the held ones have a bound of their own."""
-        return len(self._requests) - self.num_held
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(tuple(self._requests.values()))
-
-    def has_ended(self, key: str) -> bool:
-        """A late copy of an ended request, or one whose abort came first and wins (F42)."""
-        return key in self._ended
-
-    def _bury(self, key: str, *, ended_here: bool = True) -> None:
-        self._ended[key] = ended_here
-        if len(self._ended) > MAX_TOMBSTONES:
-            del self._ended[next(iter(self._ended))]
-
-    def record(self, request: Request) -> Record:
-        """Of one that has not ended."""
-        return self._records[request.key]
-
-    def open(self, request: Request, positions: Positions = None) -> None:
-        """`positions`: of its prompt's tokens, if not linear."""
-        message, block_size = request.message, self.engine.kv_layout.block_size
-        self._requests[request.key] = request
-        keys = PrefixKeys(block_size, message.items, message.scope, message.adapter)
-        self._records[request.key] = Record(keys, positions)
-        if message.is_suspect:
-            self._suspects[request.key] = request
-        left_s = self.actor.until(request.deadline_s, request.gateway.instance_id)
-        self.arm(request, left_s, request_fsm.DeadlinePassed())
-        self._alive.opened(request.key)
-
-    def _tell_alive(self, key: str) -> None:
-        request = self._requests[key]
-        if request.ended_for_client:
-            return
-        num_sent = self._records[key].num_sent
-        if request.decode_here and num_sent < len(request.output):
-            self._tell_tokens(request)
-        elif not num_sent or self._scheduler.waits(request.key):
-            here = RequestAccepted(request_id=request.request_id, attempt=request.attempt)
-            self.actor.send(request.gateway, here)
+    def waits(self, key: str) -> bool:
+        return self._scheduler.waits(key)
 
     def moved(self, num_tokens: int) -> Sequence[int]:
         """Blocks of a prompt that go to who decodes it, by their place, without its state."""
@@ -221,32 +150,6 @@ class Requests(Component[Request]):
                 self.on_reserved(request, BlocksLeased(blocks, num_held, held, ahead))
             else:
                 self.fire(request, request_fsm.Scheduled(blocks, num_cached, found, kept, ahead))
-
-    # --- messages ---------------------------------------------------------------------------------
-
-    @receives(AbortRequest)
-    def on_abort(self, received: Received) -> None:
-        message: AbortRequest = received.message
-        key = attempt_key(message.request_id, message.attempt)
-        if (request := self._requests.get(key)) is not None:
-            self.fire(request, request_fsm.AbortReceived())
-            return
-        self._bury(key)
-        told = RequestAborted(request_id=message.request_id, attempt=message.attempt)
-        self.actor.send(received.source, told)
-
-    @receives(RequestInquiry)
-    def on_inquiry(self, received: Received) -> None:
-        request_id, attempt = received.message.request_id, received.message.attempt
-        request = self._requests.get(key := attempt_key(request_id, attempt))
-        has_ended = request.ended_for_client if request is not None else self._ended.get(key, False)
-        if has_ended:
-            self.actor.counters["last_message_lost"] += 1
-            failure = Failure(FailureKind.LOST, "its last message was lost")
-            told = RequestFailed(request_id=request_id, attempt=attempt, failure=failure)
-            self.actor.send(received.source, told)
-        elif request is not None:
-            self._tell_alive(key)  # or what says so by itself was lost, again and again
 
     # --- the step loop ----------------------------------------------------------------------------
 
@@ -365,36 +268,6 @@ class Requests(Component[Request]):
         self._contents.note_passed(request, self._records[request.key], event.passed)
         self.return_blocks(tuple(event.passed.values()))
 
-    @performs(Do.EMIT_TOKENS)
-    def emit_tokens(self, request: Request, event: Event) -> None:
-        if not self._records[request.key].holds_tokens(request):
-            self._tell_tokens(request)
-
-    def _tell_tokens(self, request: Request) -> None:
-        self._outbox.put(request, self._records[request.key])
-
-    @performs(Do.ARM_GRACE)
-    def arm_grace(self, request: Request, event: Event) -> None:
-        self.arm(request, self._timing.abort_timeout_s, request_fsm.GraceEnded())
-
-    @performs(Do.REPORT_HANG)
-    def report_hang(self, request: Request, event: Event) -> None:
-        self.actor.counters["device_hangs"] += 1
-        self.actor.log.warning("an aborted request still waits for its step", request=request.key)
-
     def ended(self, machine: Request) -> None:
-        if self._requests.pop(machine.key, None) is not None:
-            del self._records[machine.key]
-            goes_on = not (machine.decode_here or machine.finish_reason or machine.failure)
-            self._bury(machine.key, ended_here=not goes_on)
-            self.actor.times.note_stages(machine)
-            self.reports.forget(machine)
-            self._scores.forget(machine.key)
-            self._alive.closed(machine.key)
-            self._suspects.pop(machine.key, None)
-
-    def peer_lost(self, peer: Address) -> None:
-        """A gateway that is gone has left its requests behind."""
-        for request in self:
-            if (its := request.gateway).instance_id == peer.instance_id and its.epoch == peer.epoch:
-                self.post(request, request_fsm.AbortReceived())
+        super().ended(machine)
+        self._scores.forget(machine.key)

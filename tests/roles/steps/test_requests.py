@@ -27,6 +27,7 @@ from epd.messages import (
     TokenLogprobs,
     Tokens,
 )
+from epd.roles.steps import attempts as roles_attempts
 from epd.roles.steps import requests as roles_requests
 from epd.roles.steps.record import PRIORITY_S, TOKEN_S
 from epd.roles.steps.speculation import Speculation
@@ -100,7 +101,7 @@ def test_who_is_called_off_ends() -> None:
 
 
 def test_tombstones_are_bounded_and_the_oldest_goes() -> None:
-    with requests() as at, mock.patch.object(roles_requests, "MAX_TOMBSTONES", 2):
+    with requests() as at, mock.patch.object(roles_attempts, "MAX_TOMBSTONES", 2):
         for name in "abc":
             abort(at, name)
         assert [at.role.has_ended(f"{name}/1") for name in "abc"] == [False, True, True]

@@ -1,0 +1,156 @@
+"""The encoder cache connector that vLLM loads by name: rows of our encoders in its cache.
+
+    vllm serve MODEL --enable-scale-out --ec-transfer-config '{"ec_connector": "EpdECConnector",
+      "ec_connector_module_path": "epd.vllm.connector", "ec_role": "ec_consumer",
+      "ec_connector_extra_config": {"url": "http://127.0.0.1:8100"}}'
+
+The scheduler's object owns the instance (`instance.py`) and makes promises (`halves.py`). A
+worker's object puts rows into the engine's cache.  Nothing else of this project imports vLLM.
+
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from vllm.distributed.ec_transfer.ec_connector.base import (
+    ECConnectorBase,
+    ECConnectorMetadata,
+    ECConnectorRole,
+)
+
+from epd.config import ConfigError
+from epd.vllm.halves import SchedulerHalf, load
+from epd.vllm.instance import InstanceThread, ServerEngine, contract_of, plan
+from epd.vllm.server import EngineServer, Grid
+from epd.vllm.shelf import Shelf
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+
+class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `ec_connector_extra_config` may have."""
+
+    url: str  # of this very server
+    run: str = ""  # flags of `epd run` for the instance: --port or --join, --transport, ...
+    defer_s: float = 30.0  # that a request waits for rows that are on their way
+    encodes: bool = False  # whether pictures without rows are the engine's own work
+    model: str = ""  # as encoders and gateway read it, if not from the same directory
+
+
+class Orders(ECConnectorMetadata):
+    """For the workers, of one step: rows by identifier."""
+
+    def __init__(self, rows: dict[str, torch.Tensor]) -> None:
+        self.rows = rows
+
+
+class EpdECConnector(ECConnectorBase):
+    def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config, role)
+        extra = _checked(vllm_config)
+        self._half: SchedulerHalf | None = None
+        self._thread: InstanceThread | None = None
+        if role is ECConnectorRole.SCHEDULER:
+            self._begin(vllm_config, extra)
+
+    def _begin(self, vllm_config: VllmConfig, extra: Extra) -> None:
+        model = vllm_config.model_config
+        directory = extra.model or model.model
+        dtype = str(model.dtype).removeprefix("torch.")
+        config = plan(extra.run, directory, dtype)
+        contract = contract_of(config)
+        shelf, server = Shelf(contract), EngineServer(extra.url, encode_grid)
+        engine = ServerEngine(contract, model.max_model_len, shelf, server)
+        self._half = SchedulerHalf(shelf, time.monotonic, extra.defer_s, encodes=extra.encodes)
+        self._thread = InstanceThread(config, engine)
+
+    @property
+    def half(self) -> SchedulerHalf:
+        assert self._half is not None  # or it is a worker's
+        return self._half
+
+    def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+
+    # --- the scheduler's --------------------------------------------------------------------------
+
+    def has_cache_item(self, identifier: str) -> bool:
+        return self.half.has(identifier)
+
+    def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
+        return self.half.ensure(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request, index: int) -> None:
+        self.half.allocated(request.mm_features[index].identifier)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Orders:
+        return Orders(self.half.orders())
+
+    def take_unavailable_requests(self) -> set[str]:
+        return self.half.take_lost()
+
+    def request_finished(self, request: Request) -> tuple[bool, dict[str, object] | None]:
+        self.half.finished(request.request_id)
+        return False, None
+
+    # --- a worker's -------------------------------------------------------------------------------
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: object) -> None:
+        from vllm.platforms import current_platform
+
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, Orders)
+        load(orders.rows, encoder_cache, torch.device(current_platform.device_type))
+
+    def save_caches(
+        self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: object
+    ) -> None:
+        """It is no producer."""
+
+
+def encode_grid(grid: Grid) -> str:
+    """A picture's metadata as `/inference/v1/generate` reads it: `image_grid_thw`, no pixels."""
+    from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import encode_mm_kwargs_item
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+    )
+
+    field = MultiModalBatchedField(keep_on_cpu=True)
+    element = MultiModalFieldElem(data=torch.tensor(grid), field=field)
+    encoded: str = encode_mm_kwargs_item(MultiModalKwargsItem({"image_grid_thw": element}))
+    return encoded
+
+
+def _checked(vllm_config: VllmConfig) -> Extra:
+    """The extra configuration.  Raises ConfigError where this connector cannot serve."""
+    if not hasattr(ECConnectorBase, "take_unavailable_requests"):
+        raise ConfigError(
+            "EpdECConnector needs vLLM 0.30 or later: an earlier one cannot fail one request "
+            "alone, so rows that do not come would end its engine"
+        )
+    transfer, parallel = vllm_config.ec_transfer_config, vllm_config.parallel_config
+    if transfer.ec_role != "ec_consumer":
+        raise ConfigError(
+            f"ec_role is {transfer.ec_role!r}: encoders here are `epd run --role encode --for "
+            "vllm`, so write ec_consumer"
+        )
+    try:
+        extra = msgspec.convert(transfer.ec_connector_extra_config or {}, Extra)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"ec_connector_extra_config: {error}; `url` is the address of this server, "
+            "http://127.0.0.1:PORT with the port of `vllm serve`"
+        ) from None
+    if parallel.data_parallel_size > 1:
+        raise ConfigError("one instance has one engine: drop --data-parallel-size, start several")
+    return extra

@@ -1,0 +1,176 @@
+"""A vLLM server as an instance of prefill and decode: its roles, on a thread of the engine's own.
+
+The instance joins gateways as any other does, gets rows from encoders into its receive pool, and
+has its lives by `serve_instance`.  It computes with the vLLM server whose process it lives in. It
+asks that by HTTP, and the rows lie on the shelf, where the connector finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from epd.config import InstanceConfig
+from epd.engine.base import LanguageEngine, MediaLayout, RopePositions
+from epd.errors import explain
+from epd.groups.asks import OtherRanks
+from epd.roles.compose import Engines, Instance
+from epd.runtime.worker import Ending, serve_instance
+from epd.vllm.requests import PrefillHere, ServerRequests, ShelvedRows
+from epd.vllm.server import EngineServer
+from epd.vllm.shelf import Shelf
+
+if TYPE_CHECKING:
+    from epd.messages import RowContract
+
+RETRY_S = 5.0  # between lives of an instance that a gateway refused
+LOOK_S = 0.5  # for a server that is starting
+JOIN_S = 5.0  # for the thread's end
+GRID_FAMILIES = "epd.families.qwen"  # vLLM needs `image_grid_thw` of a picture, and no more
+ALL_ROWS = 1 << 30  # tokens that may be computed before the images are here: vLLM waits for all
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ServerEngine:
+    """What the roles here ask of a `LanguageEngine`; the rest of that is vLLM's own business."""
+
+    row_contract: RowContract
+    max_context: int
+    shelf: Shelf
+    server: EngineServer
+    adapters: tuple[str, ...] = ()
+    kv_layout: None = None
+    num_blocks: int = 0
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        """vLLM has its own."""
+        return RopePositions(None)
+
+
+class ServerInstance(Instance):
+    def _add_language(self, engine: LanguageEngine, ranks: OtherRanks | None) -> None:
+        own = cast("ServerEngine", engine)
+        actor, config = self.actor, self.config
+        timing = config.timing
+        attempts = ServerRequests(actor, engine, timing, own.server, own.max_context)
+        own.shelf.clear()
+        self.embeddings = rows = ShelvedRows(
+            actor,
+            self.incoming,
+            own.row_contract,
+            config.prefill,
+            timing,
+            self.links.is_given_up,
+            lambda landed: landed,
+        )
+        rows.shelf = own.shelf
+        late = msgspec.structs.replace(config.prefill, min_early_tokens=ALL_ROWS)
+        self.prefill = PrefillHere(actor, attempts, self.incoming, attempts, rows, late)
+
+
+def plan(flags: str, model: str, dtype: str) -> InstanceConfig:
+    """The configuration of an instance, by the flags of `epd run`.  Raises ConfigError, ModelError,
+    TransportError or UsageError."""
+    from epd.cli.main import parser_of
+    from epd.cli.verbs.run import make_plan
+
+    given = ["--role", "prefill+decode", "--model", model, "--dtype", dtype, *shlex.split(flags)]
+    with ExitStack() as held:
+        (config,) = make_plan(parser_of("run").parse(given), held).instances
+    return config
+
+
+def contract_of(config: InstanceConfig) -> RowContract:
+    """Of rows as this model's encoders make them.  Raises ModelError."""
+    from epd.engine.adapter import adapter_for
+    from epd.engine.weights.loading import DTYPES
+    from epd.families.registry import ADAPTERS
+    from epd.model_files.checkpoint import ModelError, read_checkpoint
+
+    adapter = adapter_for(checkpoint := read_checkpoint(config.model_dir, weights=False))
+    if not (adapter.has_vision and ADAPTERS[checkpoint.model_type].startswith(GRID_FAMILIES)):
+        raise ModelError(
+            f"{config.model_dir} is a {checkpoint.model_type!r} model; rows go to vLLM for models "
+            "whose pictures are described by a grid alone: Qwen2-VL and its descendants"
+        )
+    return adapter.row_contract(DTYPES[config.engine.dtype])
+
+
+class InstanceThread:
+    """Begins when it is made; ends with `close`, or with its process."""
+
+    def __init__(self, config: InstanceConfig, engine: ServerEngine) -> None:
+        self._config, self._engine = config, engine
+        self._is_closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = Ending()
+        self._thread = threading.Thread(target=self._run, name="epd", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closing = True
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(lambda: self._ending.at_once(0))
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = self._engine.server
+        await server.open()
+        try:
+            await self._until_up()
+            while not self._is_closing:
+                self._ending = Ending()
+                await self._live()
+                if not self._is_closing:
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            await server.close()
+
+    async def _until_up(self) -> None:
+        """The API server starts behind the engine, in whose process this is."""
+        while not self._is_closing:
+            try:
+                await self._engine.server.probe()
+            except (OSError, TimeoutError):
+                await asyncio.sleep(LOOK_S)
+            else:
+                return
+
+    async def _live(self) -> None:
+        from epd.model_files.fingerprint import model_fingerprint
+
+        config, engine = self._config, self._engine
+
+        async def rest() -> bool:
+            return True  # what a life has asked the server ends with its connections
+
+        engines = Engines(
+            language=cast("LanguageEngine", engine),
+            probe=engine.server.probe,
+            rest=rest,
+            kind=ServerInstance,
+        )
+        fingerprint = model_fingerprint(config.model_dir, config.engine.quantization)
+        try:
+            await serve_instance(config, engines, fingerprint, self._ending, _tell)
+        except Exception as error:
+            logger.warning("the instance beside vLLM ended: %s", explain(error)[1])
+
+
+def _tell(state: str, detail: str) -> None:
+    at = logging.WARNING if state in {"refused", "expelled", "device lost"} else logging.INFO
+    logger.log(at, "%s %s", state, detail)

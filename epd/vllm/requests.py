@@ -1,0 +1,171 @@
+"""Attempts that a vLLM server computes: REQUEST over one HTTP answer each.
+
+Theory of operation
+-------------------
+The table is that of every instance.  A request enters the "batch" when all its rows are here; from
+then on a step of it is under way until the HTTP answer has ended, for as long does vLLM read what
+belongs to it.  Each token ends a step and begins the next one.  So an abort in the middle of an
+answer waits for the end of the answer, as it waits for a step on a device (F6): the connection is
+closed, and its end is an event.
+
+What decodes elsewhere cannot come up: `PrefillHere` refuses it, and placement does not ask.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+from epd.config import Timing
+from epd.engine.base import LanguageEngine
+from epd.failure import Failure, FailureKind
+from epd.fsm.embedding import Embedding
+from epd.fsm.kernel import Event
+from epd.fsm.request import (
+    Do,
+    LastTokenSampled,
+    Request,
+    Scheduled,
+    StepFailed,
+    StepLaunched,
+    StepReturned,
+)
+from epd.messages import MoveRequest, PrefillRequest, RequestFailed
+from epd.roles.base import Actor, performs, receives
+from epd.roles.prefill.embeddings import Embeddings
+from epd.roles.prefill.role import PrefillRole
+from epd.roles.steps.attempts import Attempts
+from epd.roles.steps.step import token_event
+from epd.scheduling.block_pool import BlockPool
+from epd.transport.base import Received
+from epd.vllm.server import EngineServer, ServerAnswer, ServerChoice, objection_to
+from epd.vllm.shelf import Shelf
+
+NO_BLOCKS = 1  # a pool that nothing is taken from: blocks are vLLM's
+
+
+class ServerRequests(Attempts):
+    """Of one instance; `max_tokens`: of a prompt and its answer."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        engine: LanguageEngine,
+        timing: Timing,
+        server: EngineServer,
+        max_tokens: int,
+    ) -> None:
+        super().__init__(actor, engine, timing, BlockPool(NO_BLOCKS), 1)
+        self._server = server
+        self._max_tokens = max_tokens
+        self._answers: dict[str, ServerAnswer] = {}
+
+    def live(self) -> dict[str, int]:
+        return {"requests": len(self), "answers": len(self._answers)}
+
+    @property
+    def can_hold(self) -> bool:
+        return False
+
+    def objection(self, num_tokens: int, where: str = "the instance") -> Failure | None:
+        if num_tokens <= self._max_tokens:
+            return None
+        limit = f"{where} takes {self._max_tokens} (--max-model-len of vLLM)"
+        return Failure(FailureKind.CAPACITY, f"{num_tokens} tokens are asked for, and {limit}")
+
+    def waits(self, key: str) -> bool:
+        """vLLM tells of no queue: what has yielded nothing for long may be in one."""
+        return key in self._answers
+
+    def find(self, request: Request) -> None:
+        """No KV leaves."""
+
+    @receives(MoveRequest)
+    def on_move_request(self, received: Received) -> None:
+        move: MoveRequest = received.message
+        failure = Failure(FailureKind.AWAY, "KV of a vLLM server does not move")
+        failed = RequestFailed(request_id=move.request_id, attempt=move.attempt, failure=failure)
+        self.actor.send(received.source, failed)
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    @performs(Do.ENQUEUE)
+    def enqueue(self, request: Request, event: Event) -> None:
+        message = request.message
+        assert isinstance(message, PrefillRequest)  # no KV is offered here
+        put = partial(self.actor.mailbox.put, request.key, self._take, request)
+        answer = self._server.answer(self._server.body_of(message), put)
+        self._answers[request.key] = answer
+        self.post(request, Scheduled(()))
+        self.post(request, StepLaunched(len(request.prompt), ahead=False))
+        self.actor.spawn(f"answer {request.key}", answer.read(), partial(self._over, request))
+
+    def _take(self, request: Request, chunk: ServerChoice) -> None:
+        tokens = chunk.tokens()
+        for number, token in enumerate(tokens, 1):
+            if request.ended_for_client:
+                return
+            is_last = number == len(tokens) and chunk.finish_reason == "length"
+            event = token_event(request, [token], decoding=bool(request.output))
+            if is_last and not isinstance(event, LastTokenSampled):
+                event = LastTokenSampled(token, "length")  # as much as the server takes
+            self.fire(request, event)
+            if not request.ended_for_client:
+                self.fire(request, StepLaunched(1, ahead=False))
+
+    def _over(self, request: Request, failure: Failure) -> None:
+        del self._answers[request.key]
+        if not request.terminal:
+            ended = request.ended_for_client
+            self.fire(request, StepReturned() if ended else StepFailed(failure))
+
+    def fired(self, machine: Request, event: Event) -> None:
+        super().fired(machine, event)
+        if machine.ended_for_client and (answer := self._answers.get(machine.key)) is not None:
+            answer.close()
+
+    # --- effects without work ---------------------------------------------------------------------
+
+    @performs(Do.EXTEND, Do.DEQUEUE, Do.START_DECODING, Do.WITHDRAW_OFFER, Do.RELEASE_BLOCKS)
+    def leave_to_server(self, request: Request, event: Event) -> None:
+        """Its queue, its batch and its blocks are vLLM's."""
+
+    @performs(
+        *(Do.OFFER_KV, Do.PUSH_KV, Do.HAND_OVER_KV, Do.MOVE_KV, Do.BEQUEATH, Do.REFUSE_MOVE),
+        *(Do.RESERVE_BLOCKS, Do.CANCEL_TRANSFER, Do.RETURN_PASSED),
+    )
+    def refuse(self, request: Request, event: Event) -> None:
+        raise AssertionError(f"{request.key}: no KV comes to a vLLM server, or leaves it")
+
+
+class PrefillHere(PrefillRole):
+    """Takes prompts whose answers are decoded here, too."""
+
+    def _refusal(self, message: PrefillRequest) -> Failure | None:
+        if refusal := super()._refusal(message):
+            return refusal
+        if not self.actor.is_self(message.decode):
+            where = message.decode.instance_id
+            return Failure(FailureKind.AWAY, f"KV of a vLLM server does not go to {where}")
+        if reason := objection_to(message.sampling, message.items):
+            return Failure(FailureKind.CAPACITY, reason)
+        return None
+
+
+class ShelvedRows(Embeddings):
+    """Rows that are here are on the shelf, for as long as EMBEDDING keeps them."""
+
+    shelf: Shelf
+
+    def fired(self, machine: Embedding, event: Event) -> None:
+        super().fired(machine, event)
+        is_settled = machine.at_rest or machine.terminal
+        (self.shelf.settle if is_settled else self.shelf.expect)(machine.key)
+
+    def keep_rows(self, embedding: Embedding, event: Event) -> None:
+        super().keep_rows(embedding, event)
+        self.shelf.put(embedding.key, cast("list[memoryview]", embedding.rows))
+
+    def release_rows(self, embedding: Embedding, event: Event) -> None:
+        self.shelf.drop(embedding.key)
+        super().release_rows(embedding, event)

@@ -1,0 +1,65 @@
+"""The HTTP side of a vLLM server, without a model: each token is the one before it plus one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+from epd.vllm.server import PATH
+
+
+class FakeServer:
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.num_open = 0
+        self.url = ""
+        self.status = 200
+        self.stops_after = 1 << 30  # tokens: the answer ends there, without an end
+        self.pause_s = 0.0
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        if self.status != 200:
+            return web.json_response({"error": {"message": "no"}}, status=self.status)
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        self.num_open += 1
+        try:
+            most = body["sampling_params"]["max_tokens"]
+            for count in range(1, min(most, self.stops_after) + 1):
+                await asyncio.sleep(self.pause_s)
+                reason = "length" if count == most else None
+                choice = {"token_ids": [body["token_ids"][-1] + count], "finish_reason": reason}
+                event = json.dumps({"choices": [choice]})
+                await answer.write(f"data: {event}\n\n".encode())
+        finally:
+            self.num_open -= 1
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def fake_server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    app = web.Application()
+    app.router.add_get("/health", fake._health)
+    app.router.add_post(PATH, fake._generate)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert site._server is not None
+    host, port = site._server.sockets[0].getsockname()[:2]
+    fake.url = f"http://{host}:{port}"
+    try:
+        yield fake
+    finally:
+        await runner.cleanup()

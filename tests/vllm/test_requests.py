@@ -1,0 +1,163 @@
+"""A gateway and an instance that a vLLM server computes for: the server's HTTP side is a fake, all
+else is real.  What vLLM itself does is asked in tests/with_vllm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from epd.config import GatewayConfig, InstanceConfig
+from epd.frontend import Generation, GenerationError, Leave
+from epd.messages import RowContract, SamplingParams
+from epd.roles.compose import Engines, Gateway
+from epd.runtime.front import _within
+from epd.runtime.worker import make_ports
+from epd.transport.bus.local import LocalBus, LocalBusHub
+from epd.transport.local import LocalMemory
+from epd.vllm.instance import ServerEngine, ServerInstance
+from epd.vllm.server import EngineServer, objection_to, refusal, sampling_of
+from epd.vllm.shelf import Shelf
+from tests.vllm.fake_server import FakeServer, fake_server
+
+CONTRACT = RowContract(hidden=4, row_width=4, num_deepstack=0, dtype="float32", row_nbytes=16)
+ROLES = ("prefill", "decode")
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Cluster:
+    gateway: Gateway
+    instance: ServerInstance
+    server: FakeServer
+
+    async def ask(self, max_tokens: int = 4, **sampling: Any) -> list[int] | GenerationError:
+        """Tokens of the answer to 7, 8, 9."""
+        stream = self.gateway.role.admit()
+        params = SamplingParams(max_tokens=max_tokens, **sampling)
+        self.gateway.role.start_generation(stream, Generation((7, 8, 9), (), params))
+        tokens: list[int] = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for update in stream:
+                if update.error is not None:
+                    return update.error
+                tokens += update.token_ids
+        return tokens
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.gateway.is_busy() or self.instance.is_busy() or self.server.num_open:
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def cluster() -> AsyncIterator[Cluster]:
+    hub, memory = LocalBusHub(), LocalMemory()
+    async with fake_server() as fake:
+        gateway_ports = make_ports(
+            LocalBus(hub, "gateway", 1), _within("gateway", 1, memory, "never")
+        )
+        gateway = Gateway(gateway_ports, GatewayConfig(), "f")
+        server = EngineServer(fake.url, lambda grid: "grid")
+        await server.open()
+        engine = ServerEngine(CONTRACT, 64, Shelf(CONTRACT), server)
+        ports = make_ports(LocalBus(hub, "pd", 1), _within("pd", 1, memory, "auto"))
+        config = InstanceConfig(instance_id="pd", roles=ROLES)
+        engines = Engines(language=cast("Any", engine), probe=server.probe)
+        at = [gateway.actor.address]
+        instance = ServerInstance(ports, config, engines, at, "f", "host", 1)
+        gateway.start()
+        await instance.test()
+        instance.start()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not gateway.role.ready().stages.get("decode"):
+                    await asyncio.sleep(0.01)
+            yield Cluster(gateway, instance, fake)
+        finally:
+            await instance.close()
+            await gateway.close()
+            await server.close()
+
+
+async def test_tokens_come_as_the_server_makes_them_and_end_by_our_own_rule() -> None:
+    async with cluster() as at:
+        assert await at.ask() == [10, 11, 12, 13]
+        assert await at.ask(max_tokens=1) == [10]
+        assert await at.ask(stop_token_ids=(11,)) == [10, 11], "the rest is not read"
+        await at.settle()
+        sampling = at.server.bodies[0]["sampling_params"]
+        assert sampling["max_tokens"] == 4 and sampling["ignore_eos"] and "seed" not in sampling
+
+
+async def test_many_at_once() -> None:
+    async with cluster() as at:
+        answers = await asyncio.gather(*(at.ask(max_tokens=n) for n in range(1, 33)))
+        assert answers == [[*range(10, 10 + n)] for n in range(1, 33)]
+        await at.settle()
+
+
+async def test_a_client_that_leaves_ends_the_servers_work() -> None:
+    async with cluster() as at:
+        at.server.pause_s = 0.2
+        stream = at.gateway.role.admit()
+        params = SamplingParams(max_tokens=50)
+        at.gateway.role.start_generation(stream, Generation((7,), (), params))
+        async with asyncio.timeout(PATIENCE_S):
+            async for _ in stream:
+                break
+        assert at.server.num_open == 1
+        stream.cancel(Leave.GONE, "")
+        await at.settle()
+
+
+async def test_a_server_that_ends_an_answer_too_early_is_asked_again_from_there() -> None:
+    """The tokens so far are at the end of the next prompt."""
+    async with cluster() as at:
+        at.server.stops_after = 2
+        assert await at.ask(max_tokens=4) == [10, 11, 12, 13]
+        first, second = at.server.bodies
+        assert second["token_ids"] == [*first["token_ids"], 10, 11]
+        assert second["sampling_params"]["max_tokens"] == 2
+        await at.settle()
+
+
+async def test_what_the_server_refuses_is_the_clients_own_error() -> None:
+    async with cluster() as at:
+        at.server.status = 400
+        error = await at.ask()
+        assert isinstance(error, GenerationError) and error.status == 400
+        assert len(at.server.bodies) == 1, "nobody asks again"
+        await at.settle()
+
+
+async def test_what_a_server_cannot_be_asked_for_never_goes_there() -> None:
+    async with cluster() as at:
+        error = await at.ask(bad_words=((1,),))
+        assert isinstance(error, GenerationError) and error.status == 400
+        assert "bad_words" in error.message and not at.server.bodies
+        error = await at.ask(max_tokens=62)
+        assert isinstance(error, GenerationError) and "--max-model-len" in error.message
+
+
+def test_a_continued_answer_asks_for_what_is_left_of_it() -> None:
+    params = sampling_of(SamplingParams(max_tokens=9, min_tokens=3, temperature=1.0, seed=5), 2)
+    assert (params["max_tokens"], params["min_tokens"], params["seed"]) == (7, 1, 5)
+
+
+@pytest.mark.parametrize(("status", "retryable"), [(400, False), (500, True), (503, True)])
+def test_what_a_status_means(status: int, retryable: bool) -> None:
+    assert refusal(status, "why").retryable is retryable and "why" in refusal(status, "why").reason
+
+
+def test_a_server_without_the_route_is_named() -> None:
+    assert "--enable-scale-out" in refusal(403, "").reason
+
+
+def test_plain_sampling_has_no_objection() -> None:
+    assert objection_to(SamplingParams(max_tokens=1, temperature=1.0, top_k=3), ()) == ""
+    assert "grammar" in objection_to(SamplingParams(max_tokens=1, grammar="x"), ())

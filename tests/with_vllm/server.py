@@ -1,0 +1,77 @@
+"""A vLLM server on the CPU, with the connector; and a copy of the bundled model that it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, ClassVar
+
+from epd.cli.configure.model_check import bundled_model
+from epd.cli.start.ports import any_free
+from epd.vllm.command import transfer_config
+from epd_lab.bench.chaos.process import Command, wait_for
+
+START_S = 600.0  # alone about 30 s
+SITE = Path(__file__).parent / "cpu"
+ROOT = SITE.parent.parent.parent
+DTYPE = "bfloat16"
+
+
+def model_for_vllm(directory: Path) -> Path:
+    """vLLM looks for the language model's architecture by a name that config.json need not have."""
+    copy = directory / "tiny"
+    shutil.copytree(bundled_model(), copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["architectures"] = ["Qwen3ForCausalLM"]
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+class VllmServer(Command):
+    program: ClassVar[tuple[str, ...]] = ("-m", "vllm.entrypoints.cli.main", "serve")
+
+    def __init__(self, model: Path, flags: str, **extra: Any) -> None:
+        """`flags` and `extra` are the connector's."""
+        port = any_free("127.0.0.1")
+        self.url = f"http://127.0.0.1:{port}"
+        config = transfer_config(self.url, flags)
+        config["ec_connector_extra_config"] |= extra  # type: ignore[operator]
+        arguments = (
+            *(str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
+            *("--port", str(port), "--dtype", DTYPE, "--max-model-len", "1024"),
+            *("--enforce-eager", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.1"),
+            *("--limit-mm-per-prompt", '{"image": 16, "video": 0}', "--enable-scale-out"),
+            *("--ec-transfer-config", json.dumps(config)),
+        )
+        super().__init__(*arguments)
+
+    def environment(self, program: tuple[str, ...]) -> dict[str, str]:
+        return {
+            "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+
+    def get(self, path: str) -> int:
+        """Its status; 0: nobody answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10.0) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+        except OSError:
+            return 0
+
+    def wait_up(self) -> VllmServer:
+        def is_up() -> bool:
+            assert self.process.poll() is None, self.text[-4000:]
+            return self.get("/health") == 200
+
+        wait_for(is_up, START_S, "vLLM is up")
+        return self

@@ -1,0 +1,266 @@
+"""Encoders of this project in front of an unpatched vLLM: one server, and encoders in turn.
+
+What is right is vLLM's own answer: the same server encodes with its own tower where it is asked
+directly (`encodes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from epd.cli.start.ports import any_free
+from epd.tiny import SAMPLES
+from epd.tiny.samples import read_index
+from epd.vllm.server import PATH
+from epd_lab.bench.chaos.process import READY_S, Command, ServingCommand, wait_for
+from tests.e2e.client import Body, data_url, png, question
+from tests.with_vllm.server import DTYPE, VllmServer, model_for_vllm
+
+pytestmark = pytest.mark.timeout(1200)
+
+LETTERS = "ABCDEFGHKLMNPRSTUVWXYZ23456789"
+SAYS = "What does the image say?"
+AT_ONCE = 8
+ANSWER_S = 60.0
+
+
+def painted(count: int, seed: int) -> list[str]:
+    """Pictures of five letters each, which no other seed has."""
+    rng, urls = random.Random(seed), []
+    for _ in range(count):
+        image = Image.new("RGB", (96, 64), "white")
+        text = "".join(rng.choice(LETTERS) for _ in range(5))
+        font = ImageFont.load_default(20)
+        ImageDraw.Draw(image).text((10, 20), text, fill="black", font=font)
+        urls.append(png(image))
+    return urls
+
+
+def bodies(count: int, seed: int) -> list[Body]:
+    """Of the samples, of one picture each, and of one that comes twice."""
+    those = [
+        question(one.question, *(data_url((SAMPLES / name).read_bytes()) for name in one.images))
+        for one in read_index()
+    ]
+    (twice,) = painted(1, seed + 1000)
+    those.append(question(SAYS, twice, twice))
+    those.append(question("Hello"))
+    those += [question(SAYS, url) for url in painted(count - len(those), seed)]
+    return [{**body, "model": "tiny", "max_tokens": 24, "temperature": 0} for body in those]
+
+
+async def ask(url: str, body: Body, path: str = "/v1/chat/completions") -> tuple[int, Any]:
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.post(url + path, json=body) as answer,
+    ):
+        text = await answer.text()
+        if answer.status != 200:
+            return answer.status, text
+        return 200, json.loads(text)
+
+
+def said(answer: tuple[int, Any]) -> str:
+    status, body = answer
+    return body["choices"][0]["message"]["content"] if status == 200 else f"{status}: {body[:300]}"
+
+
+async def ask_all(url: str, those: list[Body], at_once: int = AT_ONCE) -> list[str]:
+    places = asyncio.Semaphore(at_once)
+
+    async def one(body: Body) -> str:
+        async with places:
+            return said(await ask(url, body))
+
+    return await asyncio.gather(*(one(body) for body in those))
+
+
+@dataclass
+class Cluster:
+    gateway: ServingCommand
+    vllm: VllmServer
+    model: Path
+    endpoint: str
+
+    def encoders(self, topology: str, transport: str) -> contextlib.AbstractContextManager[Command]:
+        """Beside the gateway, until the end of the block; ready then."""
+        return self._encoders(topology, transport)
+
+    @contextlib.contextmanager
+    def _encoders(self, topology: str, transport: str) -> Iterator[Command]:
+        count = int(topology.removesuffix("e"))
+        flags = ("--join", self.endpoint, "--transport", transport, "--id-prefix", "test")
+        model = ("--model", str(self.model), "--dtype", DTYPE, "--threads", "1")
+        command = Command("run", "--topology", topology, *flags, *model)
+        try:
+            wait_for(lambda: len(self.serving()) == count, READY_S, "encoders serve")
+            yield command
+            command.stop()
+            wait_for(lambda: not self.serving(), READY_S, "they are gone")
+        finally:
+            command.discard()
+
+    def serving(self) -> list[str]:
+        known = self.gateway.instances().items()
+        return [n for n, one in known if one["state"] == "HEALTHY" and "encode" in one["roles"]]
+
+    def num_encoded(self) -> float:
+        metrics = self.gateway.metrics().items()
+        return sum(value for name, value in metrics if name.startswith("epd_encodes_total"))
+
+    def ask_all(self, those: list[Body], at_once: int = AT_ONCE) -> list[str]:
+        return asyncio.run(ask_all(self.gateway.base_url, those, at_once))
+
+    def own(self, those: list[Body]) -> list[str]:
+        """vLLM's own answers, by its own tower."""
+        return asyncio.run(ask_all(self.vllm.url, those))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = model_for_vllm(tmp_path_factory.mktemp("model"))
+    endpoint = f"tcp://127.0.0.1:{any_free('127.0.0.1')}"
+    gateway = ServingCommand("gateway", "--listen", endpoint, model=model)
+    run_dir = gateway.run_dir.parent / f"{gateway.run_dir.name}-pd"
+    vllm = VllmServer(model, f"--join {endpoint} --id pd --run-dir {run_dir}", encodes=True)
+    try:
+        vllm.wait_up()
+        joined = lambda: "pd" in gateway.instances()  # noqa: E731
+        wait_for(joined, READY_S, "vLLM has joined")
+        yield Cluster(gateway, vllm, model, endpoint)
+        assert vllm.get("/health") == 200, vllm.text[-4000:]
+    finally:
+        print(vllm.text[-3000:], gateway.text[-3000:])
+        vllm.discard()
+        gateway.discard()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_answers_are_vllms_own(cluster: Cluster, transport: str) -> None:
+    those = bodies(100, seed=len(transport))
+    wanted = cluster.own(those)
+    assert not [text for text in wanted if text[:3].isdigit() and ":" in text[:5]], wanted
+    with cluster.encoders("2e", transport):
+        before = cluster.num_encoded()
+        found = cluster.ask_all(those)
+        assert cluster.num_encoded() > before, "vLLM got no pixels"
+        of_pair = cluster.gateway.instances()["pd"]["transports"]
+        assert {of_pair[name] for name in cluster.serving()} == {transport}
+    wrong = [(a, b) for a, b in zip(found, wanted, strict=True) if a != b]
+    assert not wrong, wrong[:5]
+
+
+def test_sixty_pictures_at_once_are_encoded_once_each(cluster: Cluster) -> None:
+    those = [{**body, "model": "tiny"} for body in (question(SAYS, u) for u in painted(60, 7))]
+    with cluster.encoders("2e", "shm"):
+        before = cluster.num_encoded()
+        first = cluster.ask_all(those, at_once=60)
+        wait_for(lambda: cluster.num_encoded() == before + 60, 5.0, "each once")
+        again = cluster.ask_all(those[:10] * 2, at_once=20)
+        assert again == first[:10] * 2 and cluster.num_encoded() == before + 60
+    assert first == cluster.own(those)
+
+
+async def under_load(
+    url: str, those: list[Body], act: Callable[[], Coroutine[None, None, None]]
+) -> list[str]:
+    """`act` after a third of them."""
+    answers: list[str] = []
+
+    async def one(body: Body) -> None:
+        answers.append(said(await ask(url, body)))
+
+    async def some(part: list[Body]) -> None:
+        for body in part:
+            await one(body)
+
+    async def at_a_third() -> None:
+        while len(answers) < len(those) / 3:
+            await asyncio.sleep(0.01)
+        await act()
+
+    parts = [those[start::6] for start in range(6)]
+    await asyncio.gather(at_a_third(), *(some(part) for part in parts))
+    return answers
+
+
+def test_of_two_encoders_one_is_killed_and_nothing_is_lost(cluster: Cluster) -> None:
+    those = [{**question(SAYS, url), "model": "tiny"} for url in painted(120, 11)]
+    with cluster.encoders("2e", "shm"):
+        pid = cluster.gateway.pid(cluster.serving()[0])
+
+        async def kill() -> None:
+            os.kill(pid, signal.SIGKILL)
+
+        answers = asyncio.run(under_load(cluster.gateway.base_url, those, kill))
+        assert len(answers) == 120
+        assert not [text for text in answers if text[:1] in "45" and ": " in text], answers
+        wait_for(lambda: len(cluster.serving()) == 2, READY_S, "it is back")
+
+
+def test_the_only_encoder_is_killed_and_comes_back(cluster: Cluster) -> None:
+    """One clear error within the deadline, text goes on, and vLLM is not restarted."""
+    these = [{**question(SAYS, url), "model": "tiny"} for url in painted(4, 13)]
+    with contextlib.ExitStack() as first:
+        command = first.enter_context(contextlib.closing(_Killed(cluster)))
+        assert command.serves(these[0])
+    status, error = asyncio.run(ask(cluster.gateway.base_url, these[1]))
+    assert status == 503 and "encode" in error, (status, error)
+    text = {**question("Hello"), "model": "tiny", "max_tokens": 8}
+    assert asyncio.run(ask(cluster.gateway.base_url, text))[0] == 200
+    with cluster.encoders("1e", "shm"):
+        assert cluster.ask_all(these) == cluster.own(these)
+
+
+class _Killed:
+    """An encoder whose supervisor and process are killed at the end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._block = cluster.encoders("1e", "shm")
+        self._command = self._block.__enter__()
+
+    def serves(self, body: Body) -> bool:
+        return asyncio.run(ask(self._cluster.gateway.base_url, body))[0] == 200
+
+    def close(self) -> None:
+        self._command.discard()
+        wait_for(lambda: not self._cluster.serving(), READY_S, "it is lost")
+
+
+@pytest.mark.parametrize("kind", ["unknown", "too_many"])
+def test_no_direct_request_ends_the_engine(cluster: Cluster, kind: str) -> None:
+    """Metadata without rows, and a grid of more rows than lie there: 500, and it goes on."""
+    from epd.vllm.connector import encode_grid
+
+    grid = encode_grid((1, 4, 6) if kind == "unknown" else (1, 40, 60))
+    length = 6 if kind == "unknown" else 600
+    image = {"offset": 1, "length": length}
+    body = {
+        "token_ids": [1, *[2] * length, 3],
+        "features": {
+            "mm_hashes": {"image": ["0" * 64]},
+            "mm_placeholders": {"image": [image]},
+            "kwargs_data": {"image": [None]},
+            "mm_metadata": {"image": [grid]},
+        },
+        "ec_transfer_params": {"any": {}},
+        "sampling_params": {"max_tokens": 2},
+    }
+    counts = Counter(asyncio.run(ask(cluster.vllm.url, body, PATH))[0] for _ in range(3))
+    assert counts == {500: 3} and cluster.vllm.get("/health") == 200
