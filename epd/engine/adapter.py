@@ -55,6 +55,7 @@ class ModelAdapter:
     # Whether each product of the tower has rows of the images in their order, as many of each as
     # its share of the patches: so adapters may change it.
     adapts_tower: ClassVar[bool] = False
+    has_drafts = False  # the checkpoint's layer for drafts is part of the language stage
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
@@ -87,7 +88,14 @@ class ModelAdapter:
     def build(self) -> Any:
         """The transformers model, attention chosen; the caller decides where parameters live."""
         module = importlib.import_module(f"transformers.models.{self.modelling}")
-        return getattr(module, self.class_name)(self.config)
+        model = getattr(module, self.class_name)(self.config)
+        if self.has_drafts:
+            model.mtp = self.draft_layer(module)
+        return model
+
+    def draft_layer(self, modelling: Any) -> nn.Module:
+        """As `DraftLayer` takes it, of classes of this module of transformers."""
+        raise ModelError(f"{self.model_type} has no layer for drafts; use the method ngram")
 
     @property
     def has_vision(self) -> bool:

@@ -218,6 +218,8 @@ class StepSequence:
     prompt_ids: Sequence[int] = ()  # repetition penalty reads them
     output_ids: Sequence[int] = ()  # said so far and known here: penalties and grammars read them
     num_drafts: int = 0  # the last of `token_ids` are drafts: each is sampled behind, too
+    num_wanted: int = 0  # drafts to be made for the step behind it, where the model has a layer
+    next_id: int = -1  # the token behind the chunk, where that is known
     scoring: Scoring | None = None  # of a prompt's chunk
     copies: Sequence[tuple[int, int]] = ()  # blocks, from and to, before anything of the step runs
     adapter: str = ""  # digest of the adapter that changes the model for it; empty: none
@@ -257,6 +259,7 @@ class StepResult(NamedTuple):
 
     outcomes: list[Outcome]
     elapsed_s: float = 0.0
+    drafts: Mapping[int, Sequence[int]] = {}  # of what follows, by place in the batch
 
 
 def verify(

@@ -207,6 +207,7 @@ def build_language(
 
 def _language_adapter(model_dir: Path | str, config: EngineConfig) -> ModelAdapter:
     adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
+    adapter.has_drafts = config.speculative.method == "mtp"
     attention.register()
     _check_step(adapter, config)
     return adapter
@@ -216,8 +217,11 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
     """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
 
     Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
-    layers = adapter.language_model(model).layers
+    layers: Any = adapter.language_model(model).layers
     few_rows.exchange(layers)
+    if adapter.has_drafts:
+        few_rows.exchange(model.mtp.layers)
+        layers = [*layers, *model.mtp.layers]
     if adapter.routing is not None:
         from epd.engine.language import experts
 
@@ -348,15 +352,15 @@ def _forward(
     if device.type == "cuda" or not seam_knows:
         decoder = adapter.decoder(stack, kernels_for(device.type))
         if decoder is not None:
-            return FusedForward(
-                model,
-                stack,
-                decoder,
-                pool,
-                splicer,
-                multi_axis=multi_axis,
+            fused = FusedForward(
+                model, stack, decoder, pool, splicer, multi_axis=multi_axis,
                 sees_both_ways=bool(adapter.max_uncut),
-            )
+            )  # fmt: skip
+            if adapter.has_drafts:
+                from epd.engine.language.drafts.layer import DraftLayer
+
+                fused.draft_layer = DraftLayer(model, stack, kernels_for(device.type), adapter)
+            return fused
     if not seam_knows:
         raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")
     if device.type == "cuda":

@@ -197,7 +197,8 @@ def test_speculative_config_reads_as_vllm_does(given: str, lookup: tuple[int, in
         ('{"method":"ngram","num_speculative_token":4}', "did you mean num_speculative_tokens?"),
         ('{"model":"ngram","num_speculative_tokens":4}', "it takes method, num_speculative_tokens"),
         ('{"num_speculative_tokens":4}', "names no method"),
-        ('{"method":"eagle","num_speculative_tokens":4}', "must be one of ngram"),
+        ('{"method":"eagle","num_speculative_tokens":4}', "must be one of ngram, mtp"),
+        ('{"method":"qwen3_next_mtp"}', "num_speculative_tokens is missing"),
         ('{"method":"ngram"}', "num_speculative_tokens is missing"),
         ('{"method":"ngram","num_speculative_tokens":"4"}', "must be a whole number"),
         ('{"method":"ngram","num_speculative_tokens":-4}', "may not be negative"),
@@ -211,6 +212,13 @@ def test_speculative_config_reads_as_vllm_does(given: str, lookup: tuple[int, in
 def test_a_wrong_speculative_config_says_what_to_do(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         speculative(text)
+
+
+@pytest.mark.parametrize("name", ["mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
+@pytest.mark.parametrize("number", [0, 3])
+def test_drafts_by_the_models_layer_have_vllms_names(name: str, number: int) -> None:
+    found = speculative(f'{{"method":"{name}","num_speculative_tokens":{number}}}')
+    assert (found["method"], found["num_speculative_tokens"]) == ("mtp", number)
 
 
 def test_a_part_of_it_alone_needs_the_method() -> None:

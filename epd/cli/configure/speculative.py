@@ -19,6 +19,7 @@ EXAMPLE = (
 )
 PREFIX = "engine.speculative."
 DEFAULT_LOOKUP = 5
+MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp")  # vLLM's, by family
 
 
 def read_flag(text: str) -> dict[str, Any]:
@@ -32,6 +33,8 @@ def read_flag(text: str) -> dict[str, Any]:
             raise ConfigError(f"{FLAG}: {name} is not a key of it{hint}")
     if not found.get("method"):
         raise ConfigError(f"{FLAG} names no method; write {EXAMPLE}")
+    if found["method"] in MTP_NAMES:
+        found["method"] = "mtp"
     return {PREFIX + name: value for name, value in found.items() if value is not None}
 
 
@@ -42,11 +45,15 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
         if any(given.values()):
             raise ConfigError(f"{PREFIX}{next(iter(given))} needs {PREFIX}method, such as ngram")
         return dict(values)
-    if not given.get("num_speculative_tokens"):
+    if not (number := given.get("num_speculative_tokens")) and (
+        number is None or given["method"] != "mtp"  # with 0 it holds the layer's KV for others
+    ):
         raise ConfigError(
             f"{PREFIX}num_speculative_tokens is missing: say how many tokens a step may draft, "
             "such as 4"
         )
+    if given["method"] != "ngram":
+        return dict(values)
     low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
     low, high = low or high or DEFAULT_LOOKUP, high or low or DEFAULT_LOOKUP
     if low > high:

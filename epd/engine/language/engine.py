@@ -43,6 +43,7 @@ from epd.engine.base import (
     StepSequence,
     verify,
 )
+from epd.engine.device.copies import to_host
 from epd.engine.device.executor import Deferred, DeviceExecutor
 from epd.engine.device.stopwatch import Stopwatch
 from epd.engine.language.drafts.replay import num_held
@@ -246,6 +247,7 @@ class TorchLanguageEngine(WithBank):
         asked = [i for i in good if batch[i].sample is not None]
         draft: Draft | SentTokens | None = None
         scores: list[Scores] = []
+        held = proposed = None
         if good:
             try:
                 with torch.inference_mode():
@@ -253,7 +255,10 @@ class TorchLanguageEngine(WithBank):
                     if asked:
                         draft = self._draft(logits, [batch[i] for i in asked], last)
                         self.forward.keep(draft.tokens)
-                        self._settle(draft, [batch[i] for i in asked])
+                        held = self._settle(draft, [batch[i] for i in asked])
+                    tokens = draft.tokens if draft is not None else logits.argmax(-1)  # none
+                    made = self.forward.propose([batch[i] for i in good], tokens, held)
+                    proposed = to_host(made) if made is not None else None
             except Exception as error:
                 raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
         watch.stop()
@@ -267,7 +272,10 @@ class TorchLanguageEngine(WithBank):
             scored = [i for i in good if batch[i].scoring is not None]
             for i, found in zip(scored, scores, strict=True):
                 outcomes[i] = _with_prompt(outcomes[i], found.finish())
-            return StepResult(outcomes, watch.elapsed_s())
+            wishing = [i for i in asked if batch[i].num_wanted]
+            drafts = proposed.tolist() if proposed is not None else []
+            made = {i: ids[: batch[i].num_wanted] for i, ids in zip(wishing, drafts, strict=False)}
+            return StepResult(outcomes, watch.elapsed_s(), made)
 
         return Deferred(finish)
 
@@ -296,15 +304,18 @@ class TorchLanguageEngine(WithBank):
         self._last = Sampled(rows, draft, self._executor.here() if is_asked else None)
         return draft
 
-    def _settle(self, draft: Draft | SentTokens, batch: Sequence[StepSequence]) -> None:
-        """States of those with drafts are written when it is known which hold."""
+    def _settle(
+        self, draft: Draft | SentTokens, batch: Sequence[StepSequence]
+    ) -> torch.Tensor | None:
+        """States of those with drafts are written when it is known which hold.  Gives of how many
+        tokens each holds, int32, where anything on the device asks."""
         drafted, row = [], 0
         for sequence in batch:
             if sequence.num_drafts:
                 drafted.append((row, sequence))
             row += 1 + sequence.num_drafts
         if not (drafted and self.kv_layout.tensors):
-            return
+            return None
         if isinstance(draft, Draft):
             drafts = [(row, sequence.drafts) for row, sequence in drafted]
             held = num_held(draft.tokens, draft.is_sound(), drafts)
@@ -312,6 +323,7 @@ class TorchLanguageEngine(WithBank):
             held = draft.tokens.new_empty(len(drafted), dtype=torch.int32)
         self._shard.collectives.broadcast(held)
         self.forward.replay([sequence for _, sequence in drafted], held)
+        return held
 
     def _logits(
         self, batch: Sequence[StepSequence], sampled: Mapping[str, int] = MappingProxyType({})

@@ -16,6 +16,7 @@ import torch
 
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
+from epd.engine.language.drafts.made import Made
 from epd.engine.language.drafts.replay import of_held
 from epd.engine.language.flat_batch import (
     FlatBatch,
@@ -32,6 +33,7 @@ from epd.engine.language.row_splice import RowSplicer, pictures_of
 
 if TYPE_CHECKING:
     from epd.engine.language.decoder import Decoder
+    from epd.engine.language.drafts.layer import DraftLayer
     from epd.engine.language.graphs import DecodeGraphs, PartsRecorder, PromptGraphs
     from epd.engine.language.lora import Bank
     from epd.engine.language.row_splice import AddedRows
@@ -65,6 +67,12 @@ class Forward(Protocol):
     def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
         """Of the sequences of this step that have drafts, `held` tokens count, int32 `[n]`: their
         states are those behind these."""
+
+    def propose(
+        self, batch: Sequence[StepSequence], tokens: torch.Tensor, held: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Behind a step that has sampled `tokens`: drafts of those that want some, int64
+        `[n, most wanted]`, where the model has a layer for them.  `held`: as for `replay`."""
 
     def begin_anew(self) -> None:
         """Hold nothing of the pool any more, for another one is to come."""
@@ -128,6 +136,8 @@ class FusedForward:
         self._tables: dict[int, tuple[Any, tuple[Ints, ...]]] = {}
         self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
         self._max_replayed = 0  # tokens of a step
+        self.draft_layer: DraftLayer | None = None
+        self._made: Made | None = None  # of the last step, where there is one
 
     def expect_drafts(self, num_tokens: int) -> None:
         """Of sequences with drafts, as many in a step."""
@@ -135,6 +145,17 @@ class FusedForward:
             self._max_replayed = num_tokens
         for mixer in self._decoder.replays:
             mixer.expect_drafts(num_tokens)
+
+    def propose(
+        self, batch: Sequence[StepSequence], tokens: torch.Tensor, held: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        made, self._made = self._made, None
+        if self.draft_layer is None or made is None:
+            return None
+        pairs = [(s, self._flat(s, -1)) for s in batch]
+        return self.draft_layer.propose(
+            made, pairs, tokens, held, self.pool, multi_axis=self._multi_axis
+        )
 
     def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
         if self._decoder.replays:
@@ -181,6 +202,8 @@ class FusedForward:
                     record,
                     self._others,
                 )
+            if self.draft_layer is not None:
+                return  # it follows hidden states, which those of decodes alone do not give
             self.graphs = DecodeGraphs(
                 lambda flat: self._head(self._layers(self._embeds(flat), flat, ())),
                 self._device,
@@ -212,16 +235,21 @@ class FusedForward:
             logits = self.graphs.replay(parts, adapters=adapters)
             if logits is not None:
                 return logits, []
-        hidden = self._hidden(parts, ordered, adapters=int(adapters))
+        flat, embeds, hidden = self._hidden(parts, ordered, adapters=int(adapters))
         place = {i: at for at, i in enumerate(order)}
         ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
         ends = [ends[place[i]] for i in range(len(batch))]
-        wanted = to_device(sampled_places(batch, ends), torch.int64, self._device)
+        sampled = sampled_places(batch, ends)
+        if self.draft_layer is not None:
+            self._made = Made(flat, embeds, hidden, ends, sampled)
+        wanted = to_device(sampled, torch.int64, self._device)
         return self._head(hidden[wanted]), scores_of(self._head, hidden, batch, ends)
 
     def _hidden(
         self, parts: list[FlatSequence], batch: list[StepSequence], *, adapters: int
-    ) -> torch.Tensor:
+    ) -> tuple[FlatBatch, torch.Tensor, torch.Tensor]:
+        """The batch on the device, what the first layer read (where the draft layer reads it, too),
+        and hidden states."""
         counts = [len(part.ids) for part in parts]
         more = {"adapters": adapters}
         more["num_replayed"] = sum(len(part.ids) for part in parts if part.is_deferred)
@@ -231,7 +259,8 @@ class FusedForward:
             if flat is not None:
                 embeds = self._embeds(flat)
                 added = self._splice(embeds, batch)
-                return self.prompt_graphs.replay(flat, embeds, added, self._parts_told())
+                told = self._parts_told()
+                return flat, embeds, self.prompt_graphs.replay(flat, embeds, added, told)
         num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
         room = shape_of(counts, self._tile_size, num_states, at_once)
         room = room._replace(num_others=len(self._others), **more)
@@ -239,7 +268,9 @@ class FusedForward:
         ints, chunks = upload(data, self._device), chunks_of(parts)
         flat = view(ints, shape, self._tile_size, chunks, self._others)
         embeds = self._embeds(flat)
-        return self._layers(embeds, flat, self._splice(embeds, batch))
+        added = self._splice(embeds, batch)
+        first = embeds if self.draft_layer is None else embeds.clone()
+        return flat, first, self._layers(embeds, flat, added)
 
     def _embeds(self, flat: FlatBatch) -> torch.Tensor:
         known = self._sampled[flat.sources.clamp(min=0)]

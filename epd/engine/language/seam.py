@@ -54,6 +54,11 @@ class SeamForward:
     def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
         """There are no states."""
 
+    def propose(
+        self, batch: Sequence[StepSequence], tokens: torch.Tensor, held: torch.Tensor | None
+    ) -> None:
+        """There is no layer for drafts."""
+
     def begin_anew(self) -> None:
         self.pool = self.pool.like(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +39,19 @@ class Qwen3_5(Qwen3VL):
     tp_plan = LAYERS | _DELTA  # transformers would gather what these layers give
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
-        return super().paged_rows(shard).of(len(self._layers("full_attention")))
+        return super().paged_rows(shard).of(len(self._layers("full_attention")) + self.has_drafts)
+
+    def draft_layer(self, modelling: Any) -> nn.Module:
+        text = copy.deepcopy(self.text_config)
+        text.layer_types, size = ["full_attention"], int(text.hidden_size)
+        kind = self.class_name.removesuffix("ForConditionalGeneration")
+        layer, norm = (getattr(modelling, kind + name) for name in ("DecoderLayer", "RMSNorm"))
+        module = nn.Module()
+        module.fc = nn.Linear(2 * size, size, bias=False)
+        module.layers = nn.ModuleList([layer(text, 0)])
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            setattr(module, name, norm(size, eps=text.rms_norm_eps))
+        return module
 
     @property
     def mixers(self) -> Sequence[type[Mixer]]:
@@ -77,6 +90,8 @@ class Qwen3_5(Qwen3VL):
             layers[at].self_attn.layer_idx = index
         for index, at in enumerate(self._layers("linear_attention")):
             layers[at].linear_attn.layer_idx = index
+        if self.has_drafts:  # its rows lie behind those of the others
+            model.mtp.layers[0].self_attn.layer_idx = len(self._layers("full_attention"))
 
     def fused_norm(self, module: Any) -> Norm:
         return zero_centred_norm(module)

@@ -74,7 +74,9 @@ class TensorParallel:
         self._num_kv_heads = adapter.num_kv_heads
         self._vocabulary = int(text.vocab_size)
         self._delta = adapter.delta_heads
-        self._plan: dict[str, str] = {**(getattr(model, "_tp_plan", None) or {}), **adapter.tp_plan}
+        plan: dict[str, str] = {**(getattr(model, "_tp_plan", None) or {}), **adapter.tp_plan}
+        of_drafts = {re.sub(r"^.*\.layers\.", "mtp.layers.", n): how for n, how in plan.items()}
+        self._plan = of_drafts | plan
 
     def drop_added_twice(self) -> None:
         """What is added to a sum over the ranks is added by the first of them."""

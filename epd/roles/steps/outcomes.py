@@ -39,4 +39,5 @@ class Outcomes:
         self._contents.publish(request, record, request.num_tokens)
         if part.decoding and part.count > 1:
             self._speculation.verified(record, part.count - 1, said)
+        record.proposed = request.num_tokens + len(said), part.drafts
         return token_event(request, said, decoding=part.decoding)

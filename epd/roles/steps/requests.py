@@ -197,9 +197,9 @@ class Requests(Attempts):
         return could
 
     def sequence(self, request: Request, count: int, *, decoding: bool) -> StepSequence:
-        record = self._records[request.key]
+        record, wanted = self._records[request.key], self._speculation.wanted(request)
         drafts = record.drafts[: count - 1] if decoding else ()
-        return sequence_of(request, record, count - len(drafts), drafts)
+        return sequence_of(request, record, count - len(drafts), drafts, wanted)
 
     def launched(self, request: Request, count: int, *, ahead: bool) -> None:
         self.fire(request, request_fsm.StepLaunched(count, ahead))

@@ -3,7 +3,8 @@
 Where steps run ahead of their results, the last token of a text is not here while the next step is
 planned, and drafts need it. So a text that repeats itself already, and will have more than one
 draft, waits a step for it; the others run ahead. A request that waited in vain has lost one step.
-The tokens after a sequence with drafts come only when the drafts are verified.
+The tokens after a sequence with drafts come only when the drafts are verified.  Drafts of the
+model's own layer come with a step's tokens, so who wants some waits for each of its steps.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Speculation:
         """
         if request.num_left < 0:  # its drafts are under way
             return False
+        if self._config.method == "mtp":
+            return self._proposed(request, record) and has_room
         if record.lookup is None:
             placeholders = {request.prompt[item.offset] for item in request.message.items}
             shortest, longest = self._config.prompt_lookup_min, self._config.prompt_lookup_max
@@ -68,6 +71,19 @@ class Speculation:
         drafts = record.lookup.draft(request.tokens, request.num_tokens, limit)
         record.drafts = () if on_its_way else drafts
         return bool(on_its_way) and has_room and len(drafts) > 1
+
+    def wanted(self, request: Request) -> int:
+        """Drafts that its next step is to make, for the one behind it."""
+        if self._config.method != "mtp" or not request.decode_here:
+            return 0
+        left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
+        return max(0, min(self._config.num_speculative_tokens, left - 2))
+
+    def _proposed(self, request: Request, record: Record) -> bool:
+        """Those that came with its last token are its drafts; True: they are under way."""
+        behind, drafts = record.proposed
+        record.drafts = () if behind != request.num_tokens or request.num_coming else drafts
+        return bool(request.num_coming and self.wanted(request))
 
     def verified(self, record: Record, count: int, said: Sequence[TokenLogprobs]) -> None:
         """A step has computed the first `count` drafts, and sampled the tokens `said`."""

@@ -18,7 +18,7 @@ from epd.roles.steps.record import Record
 
 
 def sequence_of(
-    request: Request, record: Record, count: int, drafts: Sequence[int] = ()
+    request: Request, record: Record, count: int, drafts: Sequence[int] = (), num_wanted: int = 0
 ) -> StepSequence:
     """Its next `count` tokens, then `drafts`; one that the step under way samples is PENDING."""
     start = request.num_computed + request.num_under_way
@@ -42,6 +42,8 @@ def sequence_of(
         prompt_ids=request.prompt[:first_output] if looks_back else (),
         output_ids=record.said_of(request) if looks_back else (),
         num_drafts=len(drafts),
+        num_wanted=num_wanted,
+        next_id=request.tokens(stop, stop + 1)[0] if stop < request.num_tokens else -1,
         scoring=scoring_of(request, start, stop),
         copies=_copies(request, start),
         adapter=request.message.adapter,

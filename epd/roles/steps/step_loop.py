@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -79,6 +79,7 @@ class Part:
     request: Request
     count: int
     decoding: bool
+    drafts: Sequence[int] = ()  # of what follows, once the step is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,9 @@ class StepLoop:
         try:
             result = step.result.result()
             settled = list(zip(step.parts, result.outcomes, strict=True))
+            for place, drafts in result.drafts.items():
+                part, outcome = settled[place]
+                settled[place] = replace(part, drafts=drafts), outcome
         except Exception as error:
             if not isinstance(error, RankLost):  # with which this instance ends, as it should
                 self._actor.fault("step", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from epd.config import EngineConfig
+from epd.config import EngineConfig, SpeculativeConfig
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drills.drill import Drill
 from epd_lab.sim.drills.scheduling import DRAFTING
@@ -15,6 +15,7 @@ from epd_lab.sim.workload import Workload
 
 STATE = Settings(has_state=True, num_blocks=128)
 WHOLE = EngineConfig(max_step_tokens=96, max_chunk_tokens=96, async_scheduling=True)
+BY_LAYER = EngineConfig(async_scheduling=True, speculative=SpeculativeConfig("mtp", 3))
 BITS = EngineConfig(max_step_tokens=16, max_chunk_tokens=8)
 NO_STATE: dict[str, object] = {"settings.has_state": False}
 AGAIN = Workload(30, image_share=0.5, num_texts=3, num_images=8, max_text=60, spread_s=2.0)
@@ -44,6 +45,14 @@ STATE_DRILLS: tuple[Drill, ...] = (
         "drafts-with-states", ("F63", "F24"), topology="1e1p2d",
         work=Workload(24, num_words=3, image_share=0.4, spread_s=1.0, max_tokens=40),
         settings=Settings(has_state=True, num_blocks=48, engine=DRAFTING),
+        faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
+        fires=("draft_accepted", "draft_rejected", "state_moved", "GENERATION:MIGRATING>PLACED"),
+        mutants=("a_rejected_draft_is_said", "a_rejected_draft_keeps_its_place"), calm=NO_STATE,
+    ),
+    Drill(
+        "drafts-of-a-layer", ("F6", "F63"), topology="1e1p2d",
+        work=Workload(24, num_words=3, image_share=0.4, spread_s=1.0, max_tokens=40),
+        settings=Settings(has_state=True, num_blocks=48, engine=BY_LAYER),
         faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
         fires=("draft_accepted", "draft_rejected", "state_moved", "GENERATION:MIGRATING>PLACED"),
         mutants=("a_rejected_draft_is_said", "a_rejected_draft_keeps_its_place"), calm=NO_STATE,

@@ -287,9 +287,13 @@ class SimLanguageEngine(HashStates, KvRecords, LandedKv, Adapting):
             else self._run(sequence, prefix)
             for sequence, prefix in zip(known, prefixes, strict=True)
         ]
-        for sequence, outcome in zip(batch, outcomes, strict=True):
+        drafts: dict[int, list[int]] = {}
+        for place, (sequence, outcome) in enumerate(zip(batch, outcomes, strict=True)):
             now.note(sequence, outcome)
-        return StepResult(outcomes, self.device.elapsed_s)
+            last = outcome[-1] if isinstance(outcome, tuple) else outcome
+            if sequence.num_wanted and isinstance(last, TokenLogprobs):
+                drafts[place] = [last.token_id] * sequence.num_wanted  # as good as any
+        return StepResult(outcomes, self.device.elapsed_s, drafts)
 
     def _run(self, sequence: StepSequence, prefix: bytes) -> Outcome:
         self.poison.meet_in_step(self.device.process, sequence)

@@ -18,6 +18,7 @@ from epd.messages import TokenLogprobs
 from epd.shares import most, owners
 from tests.engine.adapters import make_adapter
 from tests.engine.conftest import chat, drawn_image
+from tests.engine.draft_models import make_drafting
 from tests.engine.language.test_lora import KINDS, merged
 from tests.engine.language.test_speculation import HARD
 from tests.engine.reference import reference_generate, reference_logits
@@ -102,11 +103,22 @@ def test_greedy_equals_generate(name: str, ranks: Ranks, model: Callable[[str], 
 def test_states_are_shared_out_by_heads(
     name: str, size: int, chunk: int, ranks: Ranks, model: Callable[[str], Path]
 ) -> None:
-    """Chunks that cut images beside decodes; heads that cannot be shared out evenly."""
+    """Chunks that cut images beside decodes; heads that cannot be shared out evenly; drafts."""
     directory = model(name)
     expected = golden(directory, name)
-    found = ranks.run(size, ranks_cases.answers, directory, cases(name), chunk)
+    found = ranks.run(size, ranks_cases.answers, directory, cases(name), chunk, expected[1:])
     assert found == [expected] * size
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.long)])
+def test_ranks_draft_by_the_models_layer(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    """All the same, as one process does; and answers are transformers'."""
+    directory = make_drafting(name, tmp_path, agreeing=name == "qwen3_5")
+    expected = golden(directory, name)
+    alone = ranks.run(1, ranks_cases.drafted, directory, cases(name))
+    assert alone[0][0] == expected
+    found = ranks.run(2, ranks_cases.drafted, directory, cases(name))
+    assert found == alone * 2
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -1,0 +1,123 @@
+"""Made checkpoints with a layer for drafts, and what transformers' own modules draft with it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from epd.config import EngineConfig, SpeculativeConfig
+from epd.engine.adapter import ModelAdapter, adapter_for
+from epd.engine.base import StepSequence
+from epd.model_files.checkpoint import read_checkpoint
+from tests.engine.driver import Driver, Request
+from tests.engine.reference import reference_model
+from tests.engine.tiny_models import make_model
+
+COUNT = 3
+DRAFTING = EngineConfig(threads=1, kv_nbytes=4 << 20, speculative=SpeculativeConfig("mtp", COUNT))
+OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
+
+
+class Drafting(Driver):
+    """Whose requests are drafted by what the step before proposed."""
+
+    agrees: bool
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.proposed: dict[str, list[int]] = {}
+        self.made: dict[str, list[list[int]]] = {}
+
+    async def step(self, requests: list[Request], chunk: int) -> None:  # type: ignore[override]
+        active = [request for request in requests if not request.finished]
+        batch = [self._wishing(request, request.next_step(chunk)) for request in active]
+        result = await self.language.step(batch)
+        for i, (request, sequence) in enumerate(zip(active, batch, strict=True)):
+            outcome = result.outcomes[i]
+            request.num_steps += 1
+            said = outcome if isinstance(outcome, tuple) else (outcome,) if outcome else ()
+            for token in said:
+                if not request.finished:
+                    request.output.append(token)  # type: ignore[arg-type]
+            plain = len(sequence.token_ids) - sequence.num_drafts
+            request.computed += plain if not sequence.num_drafts else len(said)
+            drafts = list(result.drafts.get(i, ()))
+            request.draft = lambda output, drafts=drafts: drafts  # type: ignore[misc]
+            self.proposed[request.name] = drafts
+            self.made.setdefault(request.name, []).append(drafts)
+
+    def _wishing(self, request: Request, sequence: StepSequence) -> StepSequence:
+        stop = sequence.start + len(sequence.token_ids)
+        following = request.token_ids[stop] if stop < len(request.token_ids) else -1
+        return replace(sequence, num_wanted=COUNT, next_id=following)
+
+
+def make_drafting(family: str, directory: Path, *, agreeing: bool) -> Path:
+    """A checkpoint of this family with `mtp.*`.  `agreeing`: what comes next depends on the last
+    token more than on anything, and the layer knows that, so most drafts are right."""
+    make_model(family, directory)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        module = draft_module(adapter_for(read_checkpoint(directory)))
+        for parameter in module.parameters():
+            scale = 0.1 if parameter.ndim == 1 else 0.15
+            parameter.data = torch.randn_like(parameter) * scale
+    if agreeing:
+        size = module.fc.out_features
+        module.fc.weight.data = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+        module.pre_fc_norm_embedding.weight.data.zero_()
+        module.norm.weight.data = tensors["model.language_model.norm.weight"].clone()
+    tensors |= {f"mtp.{name}": t.contiguous() for name, t in module.state_dict().items()}
+    if agreeing:
+        for name, tensor in tensors.items():
+            if name.endswith(OUTPUTS) and "visual" not in name:
+                tensors[name] = tensor * (0.02 if name.startswith("mtp.") else 0.17)
+    save_file(tensors, path, {"format": "pt"})
+    return directory
+
+
+def draft_module(adapter: ModelAdapter) -> Any:
+    modelling = importlib.import_module(f"transformers.models.{adapter.modelling}")
+    return adapter.draft_layer(modelling)
+
+
+@cache
+def _drafter(model_dir: Path) -> Any:
+    module = draft_module(adapter_for(read_checkpoint(model_dir)))
+    stored = load_file(model_dir / "model.safetensors")
+    own = {name.removeprefix("mtp."): t for name, t in stored.items() if name.startswith("mtp.")}
+    module.load_state_dict(own)
+    return module.eval()
+
+
+@torch.no_grad()
+def reference_drafts(model_dir: Path, token_ids: Sequence[int], count: int) -> list[int]:
+    """Of a text without images, of which all but the last token are computed."""
+    model, module = reference_model(model_dir), _drafter(model_dir)
+    stack: nn.Module = model.model.language_model
+    ids = torch.tensor([list(token_ids)])
+    known = model.model(input_ids=ids[:, :-1]).last_hidden_state[0]
+    embeds = stack.embed_tokens(ids[0, 1:])
+    drafts: list[int] = []
+    for _ in range(count):
+        pair = module.pre_fc_norm_embedding(embeds), module.pre_fc_norm_hidden(known)
+        x = module.fc(torch.cat(pair, -1))[None]
+        places = torch.arange(x.shape[1])[None, None].expand(3, 1, -1)
+        turned = stack.rotary_emb(x, places)
+        found = module.layers[0](x, position_embeddings=turned, attention_mask=None)
+        found = found[0] if isinstance(found, tuple) else found
+        hidden = module.norm(found)[0, -1:]
+        drafts.append(int(model.lm_head(hidden).argmax()))
+        embeds = torch.cat([embeds, stack.embed_tokens(torch.tensor(drafts[-1:]))])
+        known = torch.cat([known, hidden])
+    return drafts

@@ -1,0 +1,73 @@
+"""Drafts by the checkpoint's own layer: they are what transformers' modules draft, and never change
+an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.model_files.checkpoint import ModelError
+from tests.engine.conftest import chat, drawn_image
+from tests.engine.draft_models import COUNT, DRAFTING, Drafting, make_drafting, reference_drafts
+from tests.engine.reference import reference_generate
+from tests.engine.tiny_models import EMBEDDED, make_model
+
+CONFIG = DRAFTING
+
+
+@pytest.fixture(scope="module")
+def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafting:
+    family, agreeing = request.param
+    directory = make_drafting(family, tmp_path_factory.mktemp(family), agreeing=agreeing)
+    executor = build_executor(CONFIG)
+    vision = build_vision(directory, CONFIG, executor)
+    driver = Drafting(directory, vision, build_language(directory, CONFIG, executor))
+    driver.agrees = agreeing
+    return driver
+
+
+FORMS = [("qwen3_5", False), ("qwen3_5", True), ("qwen3_5_moe", False)]
+every_form = pytest.mark.parametrize("serving", FORMS, indirect=True)
+
+
+@every_form
+async def test_drafts_are_those_of_transformers(serving: Drafting) -> None:
+    """Behind each step: of chunks, of a token alone, and behind drafts that hold or do not."""
+    texts = ("hello there, and so on and so on", "another question")
+    asked = [await serving.request(t, chat(t), max_tokens=14, stop_token_ids=()) for t in texts]
+    compared = 0
+    while not all(request.finished for request in asked):
+        await serving.step(asked, 16)
+        for request in asked:
+            drafts = serving.proposed[request.name]
+            if request.output and drafts:
+                text = [*request.token_ids, *request.output_ids]
+                assert drafts == reference_drafts(serving.model_dir, text, COUNT)
+                compared += 1
+    assert compared >= 6
+    serving.release(asked)
+
+
+@every_form
+async def test_greedy_equals_generate(serving: Drafting) -> None:
+    """Texts and images; where the layer knows the model, in fewer steps."""
+    cases = [(chat("hello there"), []), (chat((1, "what?")), [drawn_image(1, 64, 64)])]
+    golden = [reference_generate(serving.model_dir, *case, 24) for case in cases]
+    asked = [await serving.request(str(i), *case, max_tokens=24) for i, case in enumerate(cases)]
+    answers = await serving.run(asked, 16)
+    assert answers == golden
+    steps = sum(r.num_steps - -(-len(r.token_ids) // 16) + 1 for r in asked)
+    tokens = sum(map(len, answers))
+    if serving.agrees:
+        assert steps < 0.7 * tokens
+    serving.release(asked)
+
+
+def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
+    executor = build_executor(CONFIG)
+    with pytest.raises(ModelError, match="has no layer for drafts; use the method ngram"):
+        build_language(EMBEDDED, CONFIG, executor)
+    with pytest.raises(ModelError, match=r"lacks mtp\.fc\.weight"):
+        build_language(make_model("qwen3_5", tmp_path), CONFIG, executor)

@@ -1,0 +1,102 @@
+"""Whole topologies whose checkpoint drafts by a layer of its own: tokens are transformers'."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from epd.config import EngineConfig, SpeculativeConfig
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.roles.compose import Engines
+from tests.engine.draft_models import make_drafting
+from tests.roles.topologies.cluster import Cluster
+from tests.roles.topologies.golden import Question, answer, assert_exact, question
+from tests.roles.topologies.test_exactness import EVERY, total
+
+BLOCK_NBYTES = 3 * 4096
+MTP = SpeculativeConfig("mtp", 3)
+CONFIG = EngineConfig(kv_nbytes=96 * BLOCK_NBYTES, threads=1, speculative=MTP, max_chunk_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    model_dir = make_drafting("qwen3_5", tmp_path_factory.mktemp("drafting"), agreeing=True)
+    executor = build_executor(CONFIG)
+    vision = build_vision(model_dir, CONFIG, executor)
+    return {"executor": executor, "vision": vision, "model_dir": model_dir}
+
+
+@pytest.fixture(scope="module")
+def asked(shared: dict[str, Any]) -> list[Question]:
+    model_dir: Path = shared["model_dir"]
+
+    async def ask() -> list[Question]:
+        return [
+            await question("one two three", max_tokens=30, model_dir=model_dir),
+            await question("what?", 1, max_tokens=20, model_dir=model_dir),
+            await question("hello", max_tokens=1, model_dir=model_dir),
+            await question("why?", max_tokens=3, model_dir=model_dir),
+        ]
+
+    return asyncio.run(ask())
+
+
+def cluster_of(shared: dict[str, Any], topology: str, **settings: Any) -> Cluster:
+    cluster = Cluster()
+    for name, *roles in EVERY[topology]:
+        config = msgspec.structs.replace(CONFIG, **settings)
+        if roles == ["decode"] and settings.get("speculative") is not None:
+            config = msgspec.structs.replace(config, speculative=settings["speculative"])
+        engines = Engines(vision=shared["vision"] if "encode" in roles else None)
+        if "prefill" in roles or "decode" in roles:
+            engines.language = build_language(shared["model_dir"], config, shared["executor"])
+            assert engines.language.kv_layout.block_nbytes == BLOCK_NBYTES
+        cluster.add(name, tuple(roles), engines, engine=config)
+    return cluster
+
+
+async def ask_all(cluster: Cluster, asked: list[Question]) -> None:
+    said = await asyncio.gather(*(answer(cluster.gateway, one) for one in asked))
+    for tokens, one in zip(said, asked, strict=True):
+        assert_exact(tokens, one)
+
+
+@pytest.mark.parametrize(
+    ("topology", "ahead", "has_few"),
+    [
+        ("1e1p1d", False, False),
+        ("1epd", True, True),
+        pytest.param("1e1pd", True, False, marks=pytest.mark.long),
+    ],
+)
+async def test_drafts_change_no_token(
+    topology: str, ahead: bool, has_few: bool, shared: dict[str, Any], asked: list[Question]
+) -> None:
+    """Twice, over used blocks and cached beginnings; with few blocks requests give way."""
+    most = max(len(one.generation.token_ids) + len(one.token_ids) for one in asked)
+    num_blocks = most // 16 + 8 if has_few else 96
+    cluster = cluster_of(
+        shared, topology, async_scheduling=ahead, kv_nbytes=num_blocks * BLOCK_NBYTES
+    )
+    async with cluster.running():
+        for _ in range(2):
+            await ask_all(cluster, asked)
+        await cluster.settle()
+    drafted = total(cluster, "spec_decode_num_draft_tokens")
+    accepted = total(cluster, "spec_decode_num_accepted_tokens")
+    assert 0.3 * drafted < accepted < drafted, (accepted, drafted)
+
+
+async def test_a_decode_that_drafts_nothing_takes_what_a_prefill_with_drafts_sends(
+    shared: dict[str, Any], asked: list[Question]
+) -> None:
+    """It has the layer, so its KV has the layout of all, and no drafts are made."""
+    cluster = cluster_of(shared, "1e1p1d", speculative=SpeculativeConfig("mtp", 0))
+    async with cluster.running():
+        await ask_all(cluster, asked)
+        await cluster.settle()
+    assert total(cluster, "spec_decode_num_draft_tokens") == 0
