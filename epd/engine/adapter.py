@@ -93,7 +93,7 @@ class ModelAdapter:
             model.mtp = self.draft_layer(module)
         return model
 
-    def draft_layer(self, modelling: Any) -> nn.Module:
+    def draft_layer(self, modelling: Foreign) -> nn.Module:
         """As `DraftLayer` takes it, of classes of this module of transformers."""
         raise ModelError(f"{self.model_type} has no layer for drafts; use the method ngram")
 

@@ -217,15 +217,13 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
     """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
 
     Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
-    layers: Any = adapter.language_model(model).layers
-    few_rows.exchange(layers)
-    if adapter.has_drafts:
-        few_rows.exchange(model.mtp.layers)
-        layers = [*layers, *model.mtp.layers]
-    if adapter.routing is not None:
-        from epd.engine.language import experts
+    parts = [adapter.language_model(model), *([model.mtp] if adapter.has_drafts else [])]
+    for part in parts:
+        few_rows.exchange(part.layers)
+        if adapter.routing is not None:
+            from epd.engine.language import experts
 
-        experts.adopt(layers, adapter.routing)
+            experts.adopt(part.layers, adapter.routing)
     bank, parallel = None, None
     if shard.size > 1:
         from epd.groups.device.tensor_parallel import TensorParallel

@@ -41,7 +41,7 @@ class Qwen3_5(Qwen3VL):
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
         return super().paged_rows(shard).of(len(self._layers("full_attention")) + self.has_drafts)
 
-    def draft_layer(self, modelling: Any) -> nn.Module:
+    def draft_layer(self, modelling: Foreign) -> nn.Module:
         text = copy.deepcopy(self.text_config)
         text.layer_types, size = ["full_attention"], int(text.hidden_size)
         kind = self.class_name.removesuffix("ForConditionalGeneration")

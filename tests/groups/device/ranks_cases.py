@@ -33,7 +33,6 @@ from epd.groups.device.shared_tower import kind_of
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.model_files.lora import read_adapter
 from tests.engine.conftest import CONFIG, chat
-from tests.engine.draft_models import DRAFTING, Drafting
 from tests.engine.driver import Driver, Request, expand, png
 from tests.engine.language.test_decoder import fuse
 from tests.engine.language.test_lora import ask_all, serving
@@ -86,21 +85,6 @@ def answers(
         said = await there.run(requests, chunk)
         there.release(requests)
         return said
-
-    return asyncio.run(play())
-
-
-def drafted(
-    shard: Shard, directory: Path, cases: Sequence[Case]
-) -> tuple[list[list[int]], dict[str, list[list[int]]]]:
-    """Answers, and all drafts of the model's own layer."""
-
-    async def play() -> tuple[list[list[int]], dict[str, list[list[int]]]]:
-        there = _serving(directory, shard, DRAFTING, fused=False)
-        making = Drafting(directory, there.vision, there.language)
-        requests = [await making.request(str(i), *case, **LIMIT) for i, case in enumerate(cases)]
-        said = await making.run(requests, 13)
-        return said, making.made
 
     return asyncio.run(play())
 

@@ -24,6 +24,7 @@ from tests.engine.language.test_speculation import HARD
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.tiny_models import EMBEDDED, make_model
 from tests.groups.device import ranks_cases
+from tests.groups.device.draft_cases import drafted
 from tests.groups.device.ranks import SIZES, Ranks
 
 UNEVEN = {"num_key_value_heads": 3, "head_dim": 16, "vocab_size": 275, "intermediate_size": 97}
@@ -115,9 +116,9 @@ def test_ranks_draft_by_the_models_layer(name: str, ranks: Ranks, tmp_path: Path
     """All the same, as one process does; and answers are transformers'."""
     directory = make_drafting(name, tmp_path, agreeing=name == "qwen3_5")
     expected = golden(directory, name)
-    alone = ranks.run(1, ranks_cases.drafted, directory, cases(name))
+    alone = ranks.run(1, drafted, directory, cases(name))
     assert alone[0][0] == expected
-    found = ranks.run(2, ranks_cases.drafted, directory, cases(name))
+    found = ranks.run(2, drafted, directory, cases(name))
     assert found == alone * 2
 
 
