@@ -264,7 +264,7 @@ def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> None:
         for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
             with mock.patch.object(roles_requests, "sequence_of") as made:
                 at.role.sequence(request, 3, decoding=decoding)
-            made.assert_called_once_with(request, record, known, drafts)
+            made.assert_called_once_with(request, record, known, drafts, 0)
 
 
 def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
