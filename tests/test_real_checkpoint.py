@@ -41,7 +41,7 @@ def test_what_is_damaged_or_half_made_is_made_again(
         sums = f"{checkpoint.file_sum(part / 'config.json')}  config.json\n"
         (part / checkpoint.SUMS).write_text(sums)
 
-    monkeypatch.setattr(checkpoint, "_install", install)
+    monkeypatch.setattr(checkpoint, "_install_model", install)
     monkeypatch.setattr(checkpoint, "_convert", convert)
     (tmp_path / "weights").write_text("weights")
     monkeypatch.setattr(checkpoint, "GGUF_SHA256", checkpoint.file_sum(tmp_path / "weights"))

@@ -19,7 +19,7 @@ from epd.config import ConfigError, EngineConfig
 from epd.engine.adapter import ModelAdapter, adapter_for
 from epd.engine.base import KvMemory, Progress, StepSequence, no_progress
 from epd.engine.device.executor import DeviceExecutor
-from epd.engine.device.memory_plan import held_nbytes, kv_plan, log_table
+from epd.engine.device.memory_plan import held_nbytes, kv_plan, linear_nbytes, log_table
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8
 from epd.engine.language import attention, few_rows
@@ -33,7 +33,8 @@ from epd.engine.language.seam import SeamForward
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.vision.engine import TorchVisionEngine
 from epd.engine.vision.image_pixels import MAX_PIXELS
-from epd.engine.weights.loading import DTYPES, Homes, Takers, load_stage
+from epd.engine.weights.dummies import Homes, Takers
+from epd.engine.weights.loading import DTYPES, load_stage
 from epd.later import later
 from epd.messages import KvLayout, SamplingParams
 from epd.model_files.checkpoint import ModelError, read_checkpoint
@@ -187,7 +188,8 @@ def build_language(
         if vision is not None:
             vision.touch()
     row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
-    plan = kv_plan(engine_config, layout, later_nbytes(row_nbytes) if on_gpu else 0)
+    wide = linear_nbytes(adapter.language_model(model).layers)
+    plan = kv_plan(engine_config, layout, later_nbytes(row_nbytes) if on_gpu else 0, wide)
     num_blocks = shard.least(plan.num_blocks, device)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device, kv_memory if on_gpu else None)
     landing = max(1, shard.least(plan.num_landing_blocks, device)) if has_landing else 1
@@ -319,13 +321,12 @@ def _load(
     def keeping(model: torch.nn.Module) -> torch.nn.Module | None:
         if config.dequantize or stage != "language":
             return None
-        layers: torch.nn.Module = adapter.language_model(model).layers
-        return layers
+        return adapter.language_model(model).layers  # type: ignore[no-any-return]
 
     return load_stage(
         adapter, stage, dtype, config.device, config.load_format,
         allow_unused=config.allow_unused_tensors, progress=progress, shard=shard,
-        exchange=exchange, keeping=keeping, hosted=hosted,
+        exchange=exchange, keeping=keeping, may_widen=config.dequantize, hosted=hosted,
     )  # fmt: skip
 
 

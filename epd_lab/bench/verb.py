@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure.options import size
-from epd_lab.bench.verbs import accuracy, chaos, gpu, isolation, peer, probe, reuse, serve
+from epd_lab.bench.verbs import accuracy, chaos, formats, gpu, isolation, peer, probe, reuse, serve
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -28,6 +28,7 @@ EXAMPLES = (
     ("epd bench peer a=URL b=URL --save peer.json", "servers on one card, each loaded alone"),
     ("epd bench accuracy questions.jsonl 1epd 1e1p1d", "right answers of two topologies"),
     ("epd bench probe --device cuda", "models of true size, by few of their layers; minutes"),
+    ("epd bench formats --device cuda --only 8b", "weights in 16, 8 and 4 bits; three minutes"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accuracy.add_to(kinds)
     gpu.add_to(kinds)
     probe.add_to(kinds)
+    formats.add_to(kinds)
     reuse.add_to(kinds)
     isolation.add_to(kinds)
     chaos.add_to(kinds)
@@ -105,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         return gpu.run(args)
     if args.what == "probe":
         return probe.run(args)
+    if args.what == "formats":
+        return formats.run(args)
     if args.what == "reuse":
         return reuse.run(args)
     if args.what == "isolation":

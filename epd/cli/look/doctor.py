@@ -31,6 +31,7 @@ from epd.cli.start.ports import any_free, is_free
 from epd.cli.start.preflight import memory_nbytes
 from epd.cli.start.rundir import base_dir, cluster_dir
 from epd.config import ConfigError, EngineConfig
+from epd.engine.weights import stored as stored_weights
 from epd.model_files.checkpoint import weight_files
 from epd.model_files.geometry import images_of
 from epd.scheduling.slots import POOL_ROWS
@@ -327,7 +328,9 @@ def check_checkpoint(name: str, model: str) -> Check:
     takes = "text" if images is None else "text, images" + ", videos" * (images.video is not None)
     gigabytes = sum(path.stat().st_size for path in weight_files(directory)) / 1e9
     detail = f"{where}, {checkpoint.model_type}, takes {takes}, {len(checkpoint.tensors)} tensors"
-    detail += f", {gigabytes:.3g} GB"
+    few = stored_weights.sizes(checkpoint, checkpoint.tensors)
+    told = [f"{nbytes / 1e9:.3g} in {name}" for name, nbytes in few.items()]
+    detail += f", {gigabytes:.3g} GB" + (f" ({', '.join(told)})" if told else "")
     return Check(name, ok=True, detail=detail)
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, prod
 from pathlib import Path
 
 from epd.config import ConfigError, EngineConfig, InstanceConfig
+from epd.engine.weights import stored as stored_weights
 from epd.engine.weights.stored import PLAIN
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_header, weight_files
@@ -24,6 +26,7 @@ from epd.scheduling.slots import receive_pool
 from epd.transport.shm.segment import DIRECTORY, free_nbytes
 
 GIB, MIB = 1 << 30, 1 << 20
+FORMATS = {"eight bits (--quantization fp8)": 1.0, "four bits": 0.5625}  # bytes, with scales
 VISION_NAMES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
 DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -113,7 +116,17 @@ def check_memory(
     raise ConfigError(
         f"{device} has {total_nbytes * share / GIB:.1f} GiB{of} to give, and weights and KV pools "
         f"take {needed / GIB:.1f} GiB ({each}): {remedy}"
+        f"{_fitting(device, instances, total_nbytes * share)}"
     )
+
+
+def _fitting(device: str, instances: Sequence[InstanceConfig], most_nbytes: float) -> str:
+    """A clause with the first format of layers in which all have room; empty: none."""
+    for name, number_nbytes in FORMATS.items():
+        needed = sum(_needed(instance, device, number_nbytes) for instance in instances)
+        if needed <= most_nbytes:
+            return f"; with its layers in {name} it would take {needed / GIB:.1f} GiB and fit"
+    return ""
 
 
 def check_shared_memory(instances: Sequence[InstanceConfig], directory: str = DIRECTORY) -> None:
@@ -167,8 +180,9 @@ def _hosted_nbytes(instance: InstanceConfig) -> int:
     return prod(shape) * DTYPE_NBYTES[engine.dtype]
 
 
-def _needed(instance: InstanceConfig, device: str) -> int:
-    """Of this kind of device, by one rank."""
+def _needed(instance: InstanceConfig, device: str, layer_nbytes: float = 0) -> int:
+    """Of this kind of device, by one rank.  `layer_nbytes`: of each number of layers, if they had
+    another format."""
     engine = instance.engine
     hosted = 0 if engine.device == "cpu" else _hosted_nbytes(instance)
     if hosted and device == "cpu":
@@ -179,8 +193,8 @@ def _needed(instance: InstanceConfig, device: str) -> int:
     stages = {"vision": "encode" in instance.roles, "language": speaks}
     number_nbytes = DTYPE_NBYTES[engine.dtype]
     directory = Path(instance.model_dir)
-    if engine.load_format == "dummy":
-        counts = computed_nbytes(directory, engine)
+    if layer_nbytes or engine.load_format == "dummy":
+        counts = computed_nbytes(directory, engine, layer_nbytes)
         found = {"vision": counts.tower, "language": counts.language}
     else:
         found = dict(weights_nbytes(directory, number_nbytes))
@@ -190,12 +204,16 @@ def _needed(instance: InstanceConfig, device: str) -> int:
     return nbytes + sum(found[stage] // num_ranks for stage, is_held in stages.items() if is_held)
 
 
-def computed_nbytes(directory: Path, engine: EngineConfig) -> Counts:
-    """Of weights by config.json alone, as loaded.  Raises ModelError."""
+def computed_nbytes(directory: Path, engine: EngineConfig, layer_nbytes: float = 0) -> Counts:
+    """Of weights by config.json alone, as loaded; from below where it names fewer bits.  Raises
+    ModelError."""
     config = read_config(directory)
     family = family_of(directory, config)
     counts = counted(family, Sizes(directory / "config.json", config, family))
-    return counts.nbytes(DTYPE_NBYTES[engine.dtype], engine.quantization)
+    found = counts.nbytes(DTYPE_NBYTES[engine.dtype], engine.quantization)
+    if not engine.dequantize:
+        layer_nbytes = layer_nbytes or stored_weights.least_nbytes(config)
+    return replace(found, layers=ceil(counts.layers * layer_nbytes)) if layer_nbytes else found
 
 
 def weights_nbytes(directory: Path, dtype_nbytes: int) -> Mapping[str, int]:

@@ -16,9 +16,11 @@ import logging
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from epd.config import ConfigError, EngineConfig
 from epd.messages import KvLayout
+from epd.model_files.config_sizes import PRODUCTS
 
 logger = logging.getLogger(__name__)
 # Captured graphs, workspaces of libraries, fragments, and sums of decodes' parts: some MiB, however
@@ -33,12 +35,15 @@ class KvPlan(NamedTuple):
     num_landing_blocks: int
 
 
-def kv_plan(config: EngineConfig, layout: KvLayout, later_nbytes: int = 0) -> KvPlan:
+def kv_plan(
+    config: EngineConfig, layout: KvLayout, later_nbytes: int = 0, wide_nbytes: int = 0
+) -> KvPlan:
     """Blocks of the KV pool, and of the host's memory in which KV arrives.  Raises ConfigError when
     no token has room.
 
     With `kv_nbytes` 0, to be asked when everything else is in place but `later_nbytes`: mirrors,
-    which the data plane will take of the device, and decoders of films.
+    which the data plane will take of the device, and decoders of films.  `wide_nbytes`: of linear
+    layers that could have fewer bits.
     """
     nbytes = config.kv_nbytes
     if not nbytes:
@@ -52,9 +57,8 @@ def kv_plan(config: EngineConfig, layout: KvLayout, later_nbytes: int = 0) -> Kv
             "raise it"
             if config.kv_nbytes
             else "raise --gpu-memory-utilization, lower engine.max_step_tokens, "
-            "encode.max_batch_patches or --encoder-cache-device-nbytes, halve the weights of "
-            "linear layers with --quantization fp8, or share the model out with "
-            "--tensor-parallel-size"
+            "encode.max_batch_patches or --encoder-cache-device-nbytes, share the model out with "
+            f"--tensor-parallel-size{_fitting(least_nbytes - nbytes, wide_nbytes)}"
         )
         raise ConfigError(
             f"engine.kv_nbytes is {max(nbytes, 0)}, less than the {least_nbytes} bytes of "
@@ -62,6 +66,23 @@ def kv_plan(config: EngineConfig, layout: KvLayout, later_nbytes: int = 0) -> Kv
         )
     num_blocks = nbytes // layout.block_nbytes
     return KvPlan(num_blocks, min(num_blocks, config.kv_landing_nbytes // layout.block_nbytes))
+
+
+def _fitting(lacking_nbytes: int, wide_nbytes: int) -> str:
+    """A clause with the first format of linear layers that would leave so much; empty: none."""
+    for name, share in (("eight bits (--quantization fp8)", 0.5), ("four bits", 0.28)):
+        if (left := wide_nbytes * (1 - share)) >= lacking_nbytes:
+            return (
+                f", or take its linear layers in {name}, which leaves {left / 2**30:.1f} GiB more"
+            )
+    return ""
+
+
+def linear_nbytes(layers: torch.nn.Module) -> int:
+    """Of the products of a decoder's layers that are in 16 or 32 bits."""
+    named = layers.named_modules()
+    plain = [m for n, m in named if isinstance(m, nn.Linear) and n.rpartition(".")[2] in PRODUCTS]
+    return sum(module.weight.nbytes for module in plain)
 
 
 def held_nbytes(model: torch.nn.Module, kind: str = "") -> int:

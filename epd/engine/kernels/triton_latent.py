@@ -3,8 +3,9 @@
 Theory of operation
 -------------------
 *Decodes* read latent rows where they lie.  All heads share a row, so a program takes many heads as
-the rows of its products, and the same tile of rows is key and value.  Parts of sequences are those
-of the batch (`triton_parts`).
+the rows of its products, and the same tile of rows is key and value.  Rows of eight bits have a
+scale each, for latent and key together; scores, and then weights, are multiplied by it.  Parts of
+sequences are those of the batch (`triton_parts`).
 
 *Prompts* attend, in tiles of queries of one head, to keys and values that were expanded for all
 queries of their chunk.  The key's last part stays in the latent row, which all heads share.  Keys
@@ -19,7 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels import triton_device
+from epd.engine.kernels import eight_bits, triton_device
+from epd.engine.kernels.triton_paged import RAISED, scales_at
 from epd.engine.kernels.triton_paged import rows as rows_at
 from epd.engine.kernels.triton_parts import join, leave, part_at, room_for_sums
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["attend_expanded", "attend_latent", "store_latent", "turn_queries"]
 LOG2E = 1.4426950408889634
+LARGEST = tl.constexpr(eight_bits.LARGEST)
+INVERSE = tl.constexpr(1 / eight_bits.LARGEST)
+SMALLEST = tl.constexpr(eight_bits.SMALLEST_MAXIMUM)
 
 
 @triton.jit
@@ -43,32 +48,28 @@ def _normed(place, gain, eps, at, inside, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _turn(
-    place, target, cos, sin, token, stored, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+def _turned(
+    place, cos, sin, token, inside, at, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Rows at `place` (a column), turned, to `target`, where `stored`."""
-    at = tl.arange(0, BLOCK)[None, :]
+    """The two halves of rows at `place` (a column), turned, as they are stored."""
     low_at, high_at = at, at + HALF
     if INTERLEAVED:
         low_at, high_at = 2 * at, 2 * at + 1
-    inside = (at < HALF) & stored
     low = tl.load(place + low_at, mask=inside, other=0.0)
     high = tl.load(place + high_at, mask=inside, other=0.0)
     a, b = low.to(tl.float32), high.to(tl.float32)
     angle = token * 2 * HALF + at
     c = tl.load(cos + angle, mask=at < HALF, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=at < HALF, other=0.0).to(tl.float32)
-    tl.store(target + at, (a * c - b * s).to(low.dtype), mask=inside)
-    tl.store(target + at + HALF, (b * c + a * s).to(low.dtype), mask=inside)
+    return (a * c - b * s).to(low.dtype), (b * c + a * s).to(low.dtype)
 
 
 @triton.jit
 def _store_latent(
-    rows, rank_gain, gain, cos, sin, slots, ranks, pool, rank_eps, eps, stride,
-    NUM_RANKS: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_L: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    rows, rank_gain, gain, cos, sin, slots, ranks, pool, scales, rank_eps, eps, stride,
+    scale_stride, NUM_RANKS: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row = rows + token * (NUM_RANKS + LATENT + 2 * HALF)
@@ -77,14 +78,30 @@ def _store_latent(
         ranked = _normed(row, rank_gain, rank_eps, q, q < NUM_RANKS, NUM_RANKS)
         tl.store(ranks + token * NUM_RANKS + q, ranked, mask=q < NUM_RANKS)
     else:
-        slot = tl.load(slots + token).to(tl.int64)
+        slot = tl.load(slots + token).to(tl.int64)  # what pads has none
         block = slot // BLOCK_SIZE
         target = pool + rows_at(block, slot, 0, stride, 1, LATENT + 2 * HALF, BLOCK_SIZE)
-        c = tl.arange(0, BLOCK_L)
+        c, h = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_HALF)
         latent = _normed(row + NUM_RANKS, gain, eps, c, c < LATENT, LATENT)
-        tl.store(target + c, latent, mask=(c < LATENT) & (slot >= 0))  # what pads has no slot
         key = row + NUM_RANKS + LATENT
-        _turn(key, target + LATENT, cos, sin, token, slot >= 0, HALF, BLOCK_HALF, INTERLEAVED)
+        low, high = _turned(key, cos, sin, token, h < HALF, h, HALF, INTERLEAVED)
+        if FP8:
+            latent, low, high = latent.to(tl.float32), low.to(tl.float32), high.to(tl.float32)
+            halves = tl.maximum(tl.max(tl.abs(low), axis=0), tl.max(tl.abs(high), axis=0))
+            most = tl.maximum(tl.max(tl.abs(latent), axis=0), halves)
+            scale = tl.maximum(most, SMALLEST) * INVERSE
+            place = scales + block * scale_stride + slot % BLOCK_SIZE
+            tl.store(place, scale, mask=slot >= 0)
+            latent, low, high = _eighth(latent, scale), _eighth(low, scale), _eighth(high, scale)
+        tl.store(target + c, latent, mask=(c < LATENT) & (slot >= 0))
+        stored = (h < HALF) & (slot >= 0)
+        tl.store(target + LATENT + h, low, mask=stored)
+        tl.store(target + LATENT + HALF + h, high, mask=stored)
+
+
+@triton.jit
+def _eighth(x, scale):
+    return tl.clamp(x * (1.0 / scale), -LARGEST, LARGEST).to(tl.float8e4nv)
 
 
 def store_latent(
@@ -100,14 +117,20 @@ def store_latent(
     (rank_gain, rank_eps), (gain, eps) = norms
     num_ranks, num_latent, half = len(rank_gain), len(gain), cos.shape[1] // 2
     ranks = rows.new_empty(len(rows), num_ranks)
+    scales, scale_stride = _scales(pool)
     _store_latent[(len(rows), 2)](
-        rows, rank_gain, gain, cos, sin, slots, ranks, pool.numbers, rank_eps, eps,
-        pool.numbers.stride(0), NUM_RANKS=num_ranks, LATENT=num_latent, HALF=half,
+        rows, rank_gain, gain, cos, sin, slots, ranks, pool.numbers, scales, rank_eps, eps,
+        pool.numbers.stride(0), scale_stride, NUM_RANKS=num_ranks, LATENT=num_latent, HALF=half,
         BLOCK_Q=triton.next_power_of_2(num_ranks), BLOCK_L=triton.next_power_of_2(num_latent),
         BLOCK_HALF=triton.next_power_of_2(half), BLOCK_SIZE=pool.numbers.shape[1],
-        INTERLEAVED=interleaved, num_warps=4,
+        INTERLEAVED=interleaved, FP8=pool.scales is not None, num_warps=4,
     )  # fmt: skip
     return ranks
+
+
+def _scales(pool: KvPart) -> tuple[torch.Tensor, int]:
+    """Of eight bits, and from block to block; where there are none, anything."""
+    return (pool.numbers, 0) if pool.scales is None else (pool.scales, pool.scales.stride(0))
 
 
 @triton.jit
@@ -119,8 +142,12 @@ def _turn_queries(
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)[:, None]
     row = token * NUM_HEADS + head
     place = query + row * HEAD_DIM + HEAD_DIM - 2 * HALF
-    stored = head < NUM_HEADS
-    _turn(place, out + row * 2 * HALF, cos, sin, token, stored, HALF, BLOCK_HALF, INTERLEAVED)
+    at = tl.arange(0, BLOCK_HALF)[None, :]
+    stored = (at < HALF) & (head < NUM_HEADS)
+    low, high = _turned(place, cos, sin, token, stored, at, HALF, INTERLEAVED)
+    target = out + row * 2 * HALF + at
+    tl.store(target, low, mask=stored)
+    tl.store(target + HALF, high, mask=stored)
 
 
 def turn_queries(
@@ -145,10 +172,10 @@ def _product(a, b, total, EXACT: tl.constexpr):
 
 @triton.jit
 def _decode(
-    query, turned, pool, parts, indptr, indices, out, totals, stats, scale, token_stride,
-    head_stride, stride, NUM_HEADS: tl.constexpr, BLOCK_H: tl.constexpr, LATENT: tl.constexpr,
-    BLOCK_L: tl.constexpr, TURNED: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, EXACT: tl.constexpr,
+    query, turned, pool, scales, parts, indptr, indices, out, totals, stats, scale, token_stride,
+    head_stride, stride, scale_stride, NUM_HEADS: tl.constexpr, BLOCK_H: tl.constexpr,
+    LATENT: tl.constexpr, BLOCK_L: tl.constexpr, TURNED: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     sequence, begin, end, place = part_at(parts, tl.program_id(1))
     if sequence < 0:
@@ -176,16 +203,25 @@ def _decode(
         latent = tl.load(row + c[None, :], mask=seen, other=0.0)
         seen = ok[:, None] & (t < TURNED)[None, :]
         key = tl.load(row + LATENT + t[None, :], mask=seen, other=0.0)
+        if FP8:
+            latent, key = latent.to(q.dtype), key.to(q.dtype)
         score = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
         score = _product(q, tl.trans(latent), score, EXACT)
         score = _product(q_turned, tl.trans(key), score, EXACT) * scale
+        if FP8:
+            own = scales_at(scales, block, position, 0, scale_stride, ok, BLOCK_SIZE)
+            score = score * own[None, :]
         score = tl.where(ok[None, :], score, float("-inf"))
         above = tl.maximum(top, tl.max(score, axis=1))
         p = tl.exp2(score - above[:, None])
         shrink = tl.exp2(top - above)
         weight = weight * shrink + tl.sum(p, axis=1)
+        if FP8:
+            p = p * (own * RAISED)[None, :]
         total = _product(p, latent, total * shrink[:, None], EXACT)
         top = above
+    if FP8:
+        total = total / RAISED
     leave(
         total, top, weight, place, head, inside, out, row_of * LATENT + c[None, :], mask, totals,
         stats, NUM_HEADS, BLOCK_L,
@@ -219,13 +255,14 @@ def attend_latent(
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     block_l = max(16, triton.next_power_of_2(num_latent))
     sums = room_for_sums(query, batch, block_l)
+    scales, scale_stride = _scales(pool)
     _decode[(triton.cdiv(num_heads, tiling.heads), batch.shape.num_parts)](
-        query, turned, pool.numbers, batch.parts, batch.indptr, batch.indices, out, *sums,
-        scaling * LOG2E, query.stride(0), query.stride(1), pool.numbers.stride(0),
+        query, turned, pool.numbers, scales, batch.parts, batch.indptr, batch.indices, out, *sums,
+        scaling * LOG2E, query.stride(0), query.stride(1), pool.numbers.stride(0), scale_stride,
         NUM_HEADS=num_heads, BLOCK_H=tiling.heads, LATENT=num_latent, BLOCK_L=block_l,
         TURNED=turned.shape[2], BLOCK_T=max(16, triton.next_power_of_2(turned.shape[2])),
         BLOCK_SIZE=pool.numbers.shape[1], BLOCK_N=tiling.rows, EXACT=query.dtype == torch.float32,
-        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        FP8=pool.scales is not None, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     join(sums, batch, out)
     return out

@@ -116,12 +116,11 @@ def check_kv(device: str, dtype: torch.dtype) -> None:
 
 
 def check_rows(rows: PagedRows, model_type: str, device: str) -> None:
-    """Raises ConfigError where rows have one part, or several shapes on a GPU."""
-    if rows.num_parts == 1 or (rows.kinds and device.startswith("cuda")):
-        kept = "rows of several shapes" if rows.kinds else "latent rows"
+    """Raises ConfigError where rows have several shapes on a GPU."""
+    if rows.kinds and device.startswith("cuda"):
         raise ConfigError(
-            f"--kv-cache-dtype fp8 is for keys and values (on a GPU of one shape), and "
-            f"{model_type} keeps {kept}; leave it out"
+            "--kv-cache-dtype fp8 is for rows of one shape on a GPU, and "
+            f"{model_type} keeps rows of several; leave it out"
         )
 
 

@@ -26,7 +26,7 @@ from epd.engine.kernels import kernels_for
 if TYPE_CHECKING:
     from epd.engine.adapter import ModelAdapter
     from epd.engine.language.products import Foreign
-    from epd.engine.weights.loading import Homes
+    from epd.engine.weights.dummies import Homes
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ was saved, and that would answer without a word of warning.
 from __future__ import annotations
 
 import threading
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,9 +29,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from epd.engine.base import Progress, Taker, no_progress
+from epd.engine.base import Progress, no_progress
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.weights import stored as stored_weights
+from epd.engine.weights.dummies import Homes, Takers, check, dtype_of, dummies, give
 from epd.engine.weights.open_file import OpenFile
 from epd.engine.weights.pieces import Sources, StoredPiece, missing, sources_of
 from epd.model_files.checkpoint import ModelError
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from epd.engine.weights.packed_linear import Keeper
     from epd.groups.device.tensor_parallel import Cut
 
-Takers = Mapping[str, Taker]  # by a parameter's name, of its tensor, as soon as it is there
-# By a parameter's name, what makes its memory (as `torch.empty`), where it is not the device's.
-Homes = Mapping[str, Callable[..., torch.Tensor]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _building = threading.Lock()
 LARGE_NBYTES = 64 << 20
@@ -158,15 +155,17 @@ def load_stage(
     shard: Shard = WHOLE,
     exchange: Callable[[nn.Module], Takers] = lambda model: {},
     keeping: Callable[[nn.Module], nn.Module | None] = lambda model: None,
+    may_widen: bool = True,
     hosted: Callable[[nn.Module], Homes] = lambda model: {},
 ) -> nn.Module:
     """The model with the weights of one stage, in eval mode; what belongs to the other is None.
 
     `load_format` "dummy" makes weights on the device instead of reading them.  `shard`: a rank
     reads only what it keeps.  `exchange`: of modules on meta, before anything is read.  `keeping`:
-    of a model, the part whose linear layers keep weights as they are stored.  `hosted`: of a model,
-    what lies elsewhere than on the device.  Raises what `plan_stage` raises, and ModelError where a
-    file cannot be read.
+    of a model, the part whose linear layers keep weights as they are stored.  `may_widen`: other
+    weights in few bits take `dtype`.  `hosted`: of a model, what lies elsewhere than on the device.
+    Raises what `plan_stage` raises, and ModelError where a file cannot be read, or where a weight
+    would become wide and may not.
     """
     dummy = load_format == "dummy"
     plan = plan_stage(adapter, stage, dummy=dummy, allow_unused=allow_unused, shard=shard)
@@ -174,9 +173,12 @@ def load_stage(
     joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
     cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
     takers, homes = exchange(model), hosted(model)
-    keepers = _keepers(adapter, plan, keeping(model), takers, device)
+    keepers = _keepers(adapter, plan, keeping(model), takers, device, dummy=dummy)
     if dummy:
-        state = _dummies(wanted, cuts, takers, homes, dtype, device)
+        if not may_widen:
+            check(adapter.checkpoint.config, wanted.keys() - keepers.keys() - takers.keys())
+        ways = takers, keepers, homes
+        state = dummies(adapter.checkpoint.config, wanted, cuts, *ways, dtype, device)
     else:
 
         def told(done: int, total: int) -> None:
@@ -184,8 +186,9 @@ def load_stage(
 
         stored = {piece.stored for name in wanted for piece in plan.sources[name]}
         kept = {piece.stored for name in keepers for piece in plan.sources[name]}
-        costs = sorted(kept), sorted(stored - kept)
-        stored_weights.log_cost(adapter.checkpoint, *costs, dtype)
+        passing = {piece.stored for name in takers for piece in plan.sources[name]}
+        costs = sorted(kept), sorted(stored - kept - passing)
+        stored_weights.settle(adapter.checkpoint, *costs, dtype, may_widen=may_widen)
         ways = takers, keepers, homes
         state = _read(adapter, plan.sources, wanted, cuts, *ways, dtype, device, told)
     for name, source in plan.tied.items():
@@ -205,16 +208,27 @@ def load_stage(
 
 
 def _keepers(
-    adapter: ModelAdapter, plan: StagePlan, part: nn.Module | None, takers: Takers, device: str
+    adapter: ModelAdapter,
+    plan: StagePlan,
+    part: nn.Module | None,
+    takers: Takers,
+    device: str,
+    *,
+    dummy: bool,
 ) -> dict[str, Keeper]:
     """Of whole weights in few bits, by a parameter's name, what they are given to as stored."""
     fp8 = device == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
-    small = {
-        name
-        for name in plan.wanted.keys() - takers.keys()
-        if [(p.expert, p.num_parts) for p in plan.sources.get(name, ())] == [(-1, 1)]
-        and stored_weights.stays(adapter.checkpoint, plan.sources[name][0].stored, fp8=fp8)
-    }
+    checkpoint = adapter.checkpoint
+
+    def stays(name: str) -> bool:
+        if dummy:
+            bits = stored_weights.format_of(checkpoint.config, name)
+            return bits is not None and (fp8 or not bits.has_fp8)
+        pieces = plan.sources.get(name, ())
+        is_whole = [(p.expert, p.num_parts) for p in pieces] == [(-1, 1)]
+        return is_whole and stored_weights.stays(checkpoint, pieces[0].stored, fp8=fp8)
+
+    small = {name for name in plan.wanted.keys() - takers.keys() if stays(name)}
     if part is None or not small:
         return {}
     from epd.engine.weights import packed_linear
@@ -257,7 +271,7 @@ def _read(
     device: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, torch.Tensor]:
-    """The tensors, file by file, in the dtype of `_dtype_of`.  Raises ModelError."""
+    """The tensors, file by file, in the dtype of `dtype_of`.  Raises ModelError."""
     from safetensors import safe_open
 
     checkpoint = adapter.checkpoint
@@ -280,7 +294,7 @@ def _read(
                         continue
                     if name not in state:
                         kept = like if cut is None else cut.of(like)
-                        kind = _dtype_of(like, dtype)
+                        kind = dtype_of(like, dtype)
                         make = homes.get(name, partial(torch.empty, device=device))
                         state[name] = make(kept.shape, dtype=kind)
                     place = piece.of(state[name])
@@ -289,7 +303,7 @@ def _read(
                     progress(done, total)
                     if name in takers:
                         del place
-                        _give(state.pop(name), takers[name])
+                        give(state.pop(name), takers[name])
         except (MemoryError, torch.OutOfMemoryError, ModelError):  # the file is as it should be
             raise
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
@@ -297,54 +311,6 @@ def _read(
     return state
 
 
-def _dtype_of(like: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Buffers, which are not on meta, stay in the dtype that the model gives them."""
-    return dtype if like.is_floating_point() and like.is_meta else like.dtype
-
-
 def _nbytes(like: torch.Tensor, dtype: torch.dtype, cut: Cut | None) -> int:
     kept = like if cut is None else cut.of(like)
-    return kept.numel() * _dtype_of(like, dtype).itemsize
-
-
-def _give(tensor: torch.Tensor, taker: Taker) -> None:
-    taker(tensor)
-    del tensor
-    torch.cuda.empty_cache()  # or what comes next would be put into pieces of it
-
-
-def _dummies(
-    wanted: Mapping[str, torch.Tensor],
-    cuts: Mapping[str, Cut],
-    takers: Takers,
-    homes: Homes,
-    dtype: torch.dtype,
-    device: str,
-) -> dict[str, torch.Tensor]:
-    """What is not kept as it is made, is made in one place, so that torch's allocator is left no
-    holes."""
-    passing = cuts.keys() | takers.keys() | homes.keys()
-    largest = max((like.numel() for n, like in wanted.items() if n in passing), default=0)
-    place = torch.empty(largest, dtype=dtype, device=device)
-    state: dict[str, torch.Tensor] = {}
-    for name, like in wanted.items():
-        if name in passing:
-            whole = _dummy(name, place[: like.numel()].view(like.shape))
-            kept = cuts[name].of(whole) if name in cuts else whole
-            if name in takers:
-                _give(kept, takers[name])
-            else:
-                make = homes.get(name, partial(torch.empty, device=device))
-                state[name] = make(kept.shape, dtype=dtype).copy_(kept)
-        else:
-            own = torch.empty(like.shape, dtype=_dtype_of(like, dtype), device=device)
-            state[name] = _dummy(name, own)
-    return state
-
-
-def _dummy(name: str, out: torch.Tensor) -> torch.Tensor:
-    """Random weights, the same in every process: norms of one, no biases, the rest N(0, 0.02)."""
-    if not out.is_floating_point() or out.ndim < 2:
-        return out.fill_(1.0 if name.endswith("weight") else 0.0)
-    generator = torch.Generator(out.device).manual_seed(zlib.crc32(name.encode()))
-    return out.normal_(0.0, 0.02, generator=generator)
+    return kept.numel() * dtype_of(like, dtype).itemsize

@@ -51,15 +51,7 @@ class OpenFile:
         """A weight, or this rank's part of it, as it is stored.  Raises ModelError."""
         packed = stored_weights.read(self.adapter.checkpoint, piece.stored, self._whole)
         assert packed is not None  # as was looked at before
-        if cut is None:
-            return packed
-        try:
-            return packed.narrowed(cut.dim - 2, cut.kept).copied()
-        except ValueError as error:
-            raise ModelError(
-                f"{name} cannot be shared out to so many ranks as it is stored: {error}; use "
-                "fewer, or --dequantize"
-            ) from error
+        return packed if cut is None else of_rank(name, packed, cut)
 
     def _whole(self, stored: str) -> torch.Tensor:
         """Of this file or another, on the device."""
@@ -70,3 +62,14 @@ class OpenFile:
             return self.reader.get_tensor(stored).to(self.device)  # type: ignore[no-any-return]
         with safe_open(file, framework="pt") as elsewhere:
             return elsewhere.get_tensor(stored).to(self.device)  # type: ignore[no-any-return]
+
+
+def of_rank(name: str, packed: Packed, cut: Cut) -> Packed:
+    """A rank's part of a weight.  Raises ModelError."""
+    try:
+        return packed.narrowed(cut.dim - 2, cut.kept).copied()
+    except ValueError as error:
+        raise ModelError(
+            f"{name} cannot be shared out to so many ranks as it is stored: {error}; use "
+            "fewer, or --dequantize"
+        ) from error

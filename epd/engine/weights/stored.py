@@ -4,8 +4,9 @@ Theory of operation
 -------------------
 config.json names a format, and a tensor's stored dtype shows whether it has it: e4m3 with scales,
 or numbers of four bits that share a word or a byte (`stored_formats`).  Linear layers of a decoder
-keep them so (`packed_linear`).  Elsewhere a weight becomes what it means, in the dtype that is
-computed with; loading logs what that costs.  What config.json does not name is refused, and so is a
+keep them so (`packed_linear`).  Elsewhere a weight would become what it means, in the dtype that is
+computed with, and take several times the memory: that is refused, unless `--dequantize` is given.
+Loading logs the memory of each format.  What config.json does not name is refused, and so is a
 weight whose scales are missing or do not fit: read in another way it would give wrong answers.
 
 Scales of inputs and of the KV cache are not needed: they are found as inputs come.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -115,28 +117,68 @@ def stays(checkpoint: Checkpoint, stored: str, *, fp8: bool) -> bool:
     return bits is not None and (fp8 or not bits.has_fp8)
 
 
-def log_cost(
-    checkpoint: Checkpoint, kept: Iterable[str], widened: Iterable[str], dtype: torch.dtype
+def settle(
+    checkpoint: Checkpoint,
+    kept: Iterable[str],
+    widened: Iterable[str],
+    dtype: torch.dtype,
+    *,
+    may_widen: bool,
 ) -> None:
-    """How many whole weights stay as they are stored, how many do not, and their memory."""
+    """Log the memory of whole weights by their format, as stored and as they become.  Raises
+    ModelError where some would become wide, and may not."""
+    word = str(dtype).removeprefix("torch.")
     for names, is_kept in ((kept, True), (widened, False)):
-        sizes: dict[str, tuple[int, int, int]] = {}
+        each: dict[str, list[str]] = {}
         for name in names:
-            bits = _bits_of(checkpoint, name)
-            if bits is not None:
-                shape = checkpoint.tensors[name].shape
-                count, narrow, wide = sizes.get(bits.name, (0, 0, 0))
-                narrow += math.prod(shape) * bits.item_nbytes
-                wide += math.prod(bits.shape_of(shape)) * dtype.itemsize
-                sizes[bits.name] = count + 1, narrow, wide
-        for kind, (count, narrow, wide) in sizes.items():
-            word = str(dtype).removeprefix("torch.")
+            if (bits := _bits_of(checkpoint, name)) is not None:
+                each.setdefault(bits.name, []).append(name)
+        for kind, found in each.items():
+            narrow = sizes(checkpoint, found)[kind] / 2**30
+            shapes = [shape_of(checkpoint, name) for name in found]
+            wide = sum(map(math.prod, shapes)) * dtype.itemsize / 2**30
+            if not is_kept and not may_widen:
+                raise ModelError(
+                    f"{checkpoint.directory}: {len(found)} weights in {kind} ({found[0]}) cannot "
+                    f"stay so here: in {word} they would take {wide:.3f} GiB, not {narrow:.3f}; "
+                    "use a checkpoint that leaves them in 16 bits, or let them with --dequantize"
+                )
             logger.info(
                 "%s: %d weights in %s stay so and take %.3f GiB; in %s they would take %.3f"
                 if is_kept
                 else "%s: %d weights in %s take %.3f GiB as stored; they become %s and take %.3f",
-                checkpoint.directory, count, kind, narrow / 2**30, word, wide / 2**30,
+                checkpoint.directory, len(found), kind, narrow, word, wide,
             )  # fmt: skip
+
+
+def sizes(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, int]:
+    """Bytes by format of tensors in few bits, with all that lies beside them."""
+    found: dict[str, int] = {}
+    tensors = checkpoint.tensors
+    for name in names:
+        bits = _bits_of(checkpoint, name)
+        if bits is not None:
+            stem = name.removesuffix(bits.suffix)
+            parts = {name, *(stem + suffix for suffix in (*_BESIDE, *_BESIDE_WORDS))}
+            ends = (tensors[part].data_offsets for part in parts if part in tensors)
+            found[bits.name] = found.get(bits.name, 0) + sum(end - begin for begin, end in ends)
+    return found
+
+
+def format_of(config: Settings, name: str) -> Bits | None:
+    """The format that config.json names for a weight of a linear layer; None: it stays as it is."""
+    settings, module = settings_of(config), name.removesuffix(".weight")
+    for left in settings.get("ignore") or settings.get("modules_to_not_convert") or ():
+        if re.match(left[3:], module) if left.startswith("re:") else left in module:
+            return None
+    return next(iter(_named(settings)), None)
+
+
+def least_nbytes(config: Settings) -> float:
+    """Of a number of a layer, in the formats that config.json names; 0: it names none."""
+    return min(
+        (bits.item_nbytes / bits.per_item for bits in _named(settings_of(config))), default=0
+    )
 
 
 def _bits_of(checkpoint: Checkpoint, stored: str) -> Bits | None:

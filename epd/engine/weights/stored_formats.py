@@ -44,6 +44,12 @@ def settings_of(config: Settings) -> Settings:
     return found or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
+def _weights(config: Settings) -> list[Settings]:
+    """Of each group of layers that compressed-tensors names."""
+    groups = settings_of(config).get("config_groups") or {}
+    return [group.get("weights") or {} for group in groups.values()]
+
+
 class Bits(ABC):
     dtype: str  # of the stored tensor
     name: str
@@ -57,6 +63,13 @@ class Bits(ABC):
         return (
             (*stored[:-1], self.per_item * stored[-1]) if self.per_item > 1 and stored else stored
         )
+
+    @abstractmethod
+    def block_of(self, config: Settings, columns: int) -> tuple[int, int]:
+        """Rows and columns that have a scale in common, where config.json alone is there."""
+
+    def has_zeros(self, config: Settings) -> bool:
+        return False
 
     @abstractmethod
     def fault(self, checkpoint: Checkpoint, stored: str) -> str:
@@ -105,13 +118,30 @@ class EightBits(Bits):
     def _scale_name(self, tensors: Mapping[str, TensorEntry], stored: str) -> str | None:
         return next((stored + s for s in self._SUFFIXES if stored + s in tensors), None)
 
+    def block_of(self, config: Settings, columns: int) -> tuple[int, int]:
+        rows, across = self._block(config) or (1, columns)
+        return rows, across
+
     def _block(self, config: Settings) -> tuple[int, ...]:
-        return tuple(settings_of(config).get("weight_block_size") or ())
+        found = [settings_of(config).get("weight_block_size")]
+        found += [its.get("block_structure") for its in _weights(config)]
+        return tuple(next(filter(None, found), ()))
 
 
-class FourBits(Bits):
+class Integers(Bits):
+    def block_of(self, config: Settings, columns: int) -> tuple[int, int]:
+        settings = settings_of(config)
+        found = [settings.get("group_size"), settings.get("q_group_size")]
+        found += [its.get("group_size") for its in _weights(config)]
+        return 1, next((size for size in found if size and size > 0), columns)
+
+
+class FourBits(Integers):
     dtype, name, item_nbytes, per_item = "I32", "integers of four bits", 4, 8
     suffix = "_packed"
+
+    def has_zeros(self, config: Settings) -> bool:
+        return any(its.get("symmetric") is False for its in _weights(config))
 
     @staticmethod
     def is_read(group: Settings) -> bool:
@@ -152,10 +182,13 @@ class FourBits(Bits):
         return _grouped(numbers, scales, zeros, index)
 
 
-class _Transposed(Bits):
+class _Transposed(Integers):
     """Packed as `[in, out]`."""
 
     dtype, item_nbytes, per_item, suffix = "I32", 4, 8, ".qweight"
+
+    def has_zeros(self, config: Settings) -> bool:
+        return True
 
     def fault(self, checkpoint: Checkpoint, stored: str) -> str:
         weight, tensors = stored.removesuffix("qweight"), checkpoint.tensors
@@ -223,6 +256,9 @@ class FloatFour(Bits):
     dtype, item_nbytes, per_item = "U8", 1, 2
     _GROUP: int
     _SCALES: tuple[str, ...]
+
+    def block_of(self, config: Settings, columns: int) -> tuple[int, int]:
+        return 1, self._GROUP
 
     def fault(self, checkpoint: Checkpoint, stored: str) -> str:
         tensors, weight = checkpoint.tensors, stored.removesuffix("_packed")

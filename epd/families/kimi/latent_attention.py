@@ -124,7 +124,8 @@ class LatentAttention:
     def _expansions(self, pool: KvPart, batch: FlatBatch) -> Iterator[Expanded]:
         """Keys and values for all chunks, some chunks and some heads at a time."""
         num_heads, width, latent = self._factors.shape
-        block_size, row_nbytes = pool.numbers.shape[1], pool.width * pool.numbers.itemsize
+        dtype = self._factors.dtype
+        block_size, row_nbytes = pool.numbers.shape[1], pool.width * dtype.itemsize
         lengths = [_padded(chunk, block_size) for chunk in batch.chunks]
         end = len(batch.indices)
         first = end - sum(lengths) // block_size
@@ -133,7 +134,7 @@ class LatentAttention:
             count = sum(lengths[group.start : group.stop])
             blocks = batch.indices[first : first + count // block_size]
             first += count // block_size
-            rows = pool.read(blocks, pool.numbers.dtype).flatten(0, 2)
+            rows = pool.read(blocks, dtype).flatten(0, 2)
             _clear_between(rows, chunks, block_size)
             sequences = range(chunks[0].sequence, chunks[-1].sequence + 1)
             at_once = max(1, EXPANDED_NBYTES // (count * width * rows.itemsize))

@@ -21,7 +21,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -58,14 +58,25 @@ PRELOADED = ["epd_lab.bench.costs.probe", "epd.engine.factory", "transformers.mo
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What is timed: steps of so many decodes, prompts of so many tokens, an image or none."""
+
+    decodes: tuple[int, ...]
+    prompts: tuple[int, ...]
+    sees: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
-    """One model.  `size`: of `shape`; empty: `directory`.  `layers`: rising numbers of them."""
+    """One model.  `size`: of `shape`; empty: `directory`.  `layers`: rising numbers of them.
+    `stored`: its quantization_config; None: it has none, or that of `directory`."""
 
     name: str
     layers: tuple[int, ...]
     size: str = ""
     directory: Path = Path()
     quantization: str = ""
+    stored: Mapping[str, Any] | None = None
 
 
 PROBES = (
@@ -78,9 +89,12 @@ PROBES = (
 )
 
 
-def run(probes: Sequence[Probe], settings: Settings, limit_s: float) -> Iterator[dict[str, Any]]:
+def run(
+    probes: Sequence[Probe], settings: Settings, limit_s: float, asked: Asked | None = None
+) -> Iterator[dict[str, Any]]:
     """A row of each probe and number of layers, as soon as it is there: `figures`, or `failed`, a
-    sentence.  `limit_s`: of each, after which it is ended."""
+    sentence.  `limit_s`: of each, after which it is ended.  `asked`: by default all."""
+    asked = asked or Asked(DECODES, PROMPTS)
     os.environ.update(NVML_ANSWERS)
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -90,6 +104,7 @@ def run(probes: Sequence[Probe], settings: Settings, limit_s: float) -> Iterator
             directory = probe.directory
             if probe.size:
                 directory = shape.write(place / probe.size, tiny.CHECKPOINT, probe.size)
+                shape.store(directory, probe.stored)
             config = read_config(directory)
             sizes = Sizes(directory / "config.json", config, family_of(directory, config))
             # All are refused, or none, before the first is measured.
@@ -101,9 +116,10 @@ def run(probes: Sequence[Probe], settings: Settings, limit_s: float) -> Iterator
                     max_quantum_ms=0.0,
                 )  # fmt: skip
                 of_layers = msgspec.structs.replace(settings, model_dir=str(layers), engine=engine)
-                whole = str(directory) if number == probe.layers[-1] else ""
+                sees = asked.sees and number == probe.layers[-1]
+                whole = str(directory) if sees else ""
                 began_s = time.perf_counter()
-                found = _in_process(context, of_layers, whole, limit_s)
+                found = _in_process(context, of_layers, whole, limit_s, asked)
                 yield {
                     "model": probe.name,
                     "whole": sizes("layers"),
@@ -114,10 +130,12 @@ def run(probes: Sequence[Probe], settings: Settings, limit_s: float) -> Iterator
                 }
 
 
-def _in_process(context: Any, settings: Settings, whole: str, limit_s: float) -> dict[str, Any]:
+def _in_process(
+    context: Any, settings: Settings, whole: str, limit_s: float, asked: Asked
+) -> dict[str, Any]:
     """Its end gives the device back."""
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, settings, whole), daemon=True)
+    process = context.Process(target=_child, args=(sender, settings, whole, asked), daemon=True)
     process.start()
     sender.close()
     found: dict[str, Any] = {"figures": {}}
@@ -137,13 +155,13 @@ def _in_process(context: Any, settings: Settings, whole: str, limit_s: float) ->
     return found
 
 
-def _child(sender: Connection, settings: Settings, whole: str) -> None:
+def _child(sender: Connection, settings: Settings, whole: str, asked: Asked) -> None:
     def tell(found: dict[str, Any]) -> None:
         sender.send_bytes(json.dumps(found).encode())
 
     figures = Told(tell)
     try:
-        asyncio.run(_measure(settings, whole, figures))
+        asyncio.run(_measure(settings, whole, figures, asked))
     except Exception as error:
         tell({"failed": f"{type(error).__name__}: {error}"})
     sender.close()
@@ -161,7 +179,7 @@ class Told(dict[str, float]):
         self._tell({"figures": self})
 
 
-async def _measure(settings: Settings, whole: str, found: Told) -> None:
+async def _measure(settings: Settings, whole: str, found: Told, asked: Asked) -> None:
     """`whole`: the directory with all levels of the tower, which is timed too; empty: it is not."""
     from epd.engine.factory import build_executor
 
@@ -170,7 +188,7 @@ async def _measure(settings: Settings, whole: str, found: Told) -> None:
         if whole:
             await _of_tower(settings, whole, executor, found)
             gc.collect()
-        await _of_language(settings, executor, found)
+        await _of_language(settings, executor, found, asked)
     finally:
         await executor.close()
 
@@ -193,14 +211,16 @@ async def _of_tower(settings: Settings, whole: str, executor: DeviceExecutor, fo
     found["tower_workspace_nbytes"] = _most_nbytes() - at_rest_nbytes
 
 
-async def _of_language(settings: Settings, executor: DeviceExecutor, found: Told) -> None:
+async def _of_language(
+    settings: Settings, executor: DeviceExecutor, found: Told, asked: Asked
+) -> None:
     import torch
 
     from epd.engine.device.memory_plan import RESERVE_NBYTES, SMALL_POOL, held_nbytes
     from epd.engine.factory import build_language
 
     engine, directory = settings.engine, Path(settings.model_dir)
-    language = build_language(directory, engine, executor, max(DECODES))
+    language = build_language(directory, engine, executor, max(asked.decodes))
     pool, layout = language.pool, language.kv_layout
     if language.kv_in_place:
         language.attach_kv(memoryview(bytearray(pool.nbytes)))
@@ -229,10 +249,10 @@ async def _of_language(settings: Settings, executor: DeviceExecutor, found: Told
         return await step_costs.step_ms(language, decodes, CONTEXT, before=sleep)
 
     at_rest_nbytes = _at_rest_nbytes()
-    for decodes in DECODES:
+    for decodes in asked.decodes:
         found[f"decode_{decodes}_ms"] = await step_ms(decodes)
     chunk = min(engine.max_step_tokens, engine.max_chunk_tokens)
-    for tokens in PROMPTS:
+    for tokens in asked.prompts:
         parts = [(min(chunk, tokens - at), at) for at in range(0, tokens, chunk)]
         found[f"prefill_{tokens}_ms"] = sum([await step_ms(0, part) for part in parts])
     found["workspace_nbytes"] = _most_nbytes() - at_rest_nbytes

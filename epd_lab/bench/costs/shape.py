@@ -4,9 +4,9 @@ Speed depends on shapes, not on values, so `--load-format dummy` (random weights
 device) measures a model that need not be downloaded.  The shapes are those of Qwen3-VL-4B, -8B and
 -32B-Instruct, and of its mixtures of experts, 30B-A3B and 235B-A22B (their published config.json).
 Those of Qwen3.5-4B and -9B are from transformers' defaults, public scripts and counts of
-parameters.  For Qwen3.6-35B-A3B and Kimi-K2.5, tests/model_files/published_checkpoints.py has the
-sources; for PaddleOCR-VL, published_paddle.py beside it.  The layers of Qwen2.5-72B are those of a
-Qwen3-VL; 16 dense layers have the sizes of Kimi-K2.5's.  Words come from the bundled model's
+parameters.  For Qwen3.6-27B, -35B-A3B and Kimi-K2.5, published_checkpoints.py of tests/model_files
+has the sources; for PaddleOCR-VL, published_paddle.py beside it.  Layers of Qwen2.5-72B are those
+of a Qwen3-VL; 16 dense layers have the sizes of Kimi-K2.5's.  Words come from the bundled model's
 tokenizer, filled up to the vocabulary, so that every token has a text.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,14 @@ _HYBRID_TEXT = {
         "mrope_section": [11, 11, 10], "mrope_interleaved": True,
     },
 }  # fmt: skip
+_LARGE_HYBRID_TEXT = _HYBRID_TEXT | {
+    "hidden_size": 5120,
+    "intermediate_size": 17_408,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 24,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
+    "linear_num_value_heads": 48,
+}
 _HYBRID_VISION = {
     "model_type": "qwen3_5", "depth": 27, "hidden_size": 1152, "hidden_act": "gelu_pytorch_tanh",
     "intermediate_size": 4304, "out_hidden_size": 4096, "deepstack_visual_indexes": None,
@@ -191,6 +200,7 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "72b": (_HUGE_TEXT, _HUGE_VISION, {}),
     "qwen3.5-4b": (_SMALL_HYBRID_TEXT, _SMALL_HYBRID_VISION, _HYBRID),
     "qwen3.5-9b": (_HYBRID_TEXT, _HYBRID_VISION, _HYBRID),
+    "qwen3.6-27b": (_LARGE_HYBRID_TEXT, _HYBRID_VISION | {"out_hidden_size": 5120}, _HYBRID),
     "qwen3.6-35b-a3b": (_SPARSE_HYBRID_TEXT, _SPARSE_HYBRID_VISION, _SPARSE_HYBRID),
     "kimi-k2.5": (_SPARSE_LATENT_TEXT, _LATENT_VISION, _LATENT),
     "paddleocr-vl": (_PAGES_TEXT, _PAGES_VISION, _PAGES),
@@ -244,6 +254,13 @@ def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
     }
     _write(directory / "config.json", config | special | whole)
     return directory
+
+
+def store(directory: Path, settings: Mapping[str, Any] | None) -> None:
+    """Let its weights be stored in the way that this quantization_config names; None: none."""
+    if settings is not None:
+        config = json.loads((directory / "config.json").read_text())
+        _write(directory / "config.json", config | {"quantization_config": settings})
 
 
 def is_mixture(directory: Path) -> bool:

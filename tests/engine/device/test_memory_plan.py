@@ -22,10 +22,12 @@ LAYOUT = KvLayout(
 CONFIG = EngineConfig(device="cuda", kv_nbytes=0, kv_landing_nbytes=2 * GIB)
 
 
-def plan(free: int, later_nbytes: int = 0, config: EngineConfig = CONFIG) -> KvPlan:
+def plan(
+    free: int, later_nbytes: int = 0, config: EngineConfig = CONFIG, wide_nbytes: int = 0
+) -> KvPlan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
-        return kv_plan(config, LAYOUT, later_nbytes)
+        return kv_plan(config, LAYOUT, later_nbytes, wide_nbytes)
 
 
 @given(free=st.integers(11 * GIB, 80 * GIB), later_nbytes=st.integers(0, GIB // 2))
@@ -53,6 +55,19 @@ def test_a_pool_that_is_asked_for_is_what_is_asked_for() -> None:
 def test_no_room_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="--encoder-cache-device-nbytes"):
         plan(10 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("wide_nbytes", "told"),
+    [
+        (GIB, "--tensor-parallel-size$"),
+        (3 * GIB, r"or take its linear layers in four bits, which leaves 2\.2 GiB more$"),
+        (16 * GIB, r"in eight bits \(--quantization fp8\), which leaves 8\.0 GiB more$"),
+    ],
+)
+def test_a_format_that_would_leave_room_is_named(wide_nbytes: int, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan(8 * GIB, wide_nbytes=wide_nbytes)
 
 
 @pytest.mark.parametrize(

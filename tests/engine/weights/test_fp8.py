@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from PIL import Image
 from torch import nn
 
-from epd.config import ConfigError, EngineConfig
+from epd.config import EngineConfig
 from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.kernels import kernels_for
@@ -256,11 +256,14 @@ async def test_kv_in_eight_bits(family: str, model_dir: Callable[[str], Path]) -
     assert same >= len(texts[0]) - 1  # a number in the middle of two steps may go to either
 
 
-@pytest.mark.parametrize("family", ["gemma4", pytest.param("gemma4_moe", marks=pytest.mark.long)])
-async def test_kv_of_several_kinds_in_eight_bits(
+@pytest.mark.parametrize(
+    "family", ["kimi_k25", "gemma4", pytest.param("gemma4_moe", marks=pytest.mark.long)]
+)
+async def test_other_rows_in_eight_bits(
     family: str, model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a pool of float32 says when rows that are put into it are rounded; in chunks, too."""
+    """Latent rows, and those of several kinds: what a pool of float32 says when rows that are put
+    into it are rounded; in chunks, too."""
     directory = model_dir(family)
     config = EngineConfig(threads=1, kv_nbytes=16 << 20, kv_cache_dtype="fp8")
     executor = build_executor(config)
@@ -296,12 +299,6 @@ async def test_kv_of_several_kinds_in_eight_bits(
             said += await eight.run([request], chunk)
             eight.release([request])
         assert said[0] == said[1]
-
-
-def test_latent_rows_are_not_kept_in_eight_bits(model_dir: Callable[[str], Path]) -> None:
-    config = EngineConfig(threads=1, kv_nbytes=16 << 20, kv_cache_dtype="fp8")
-    with pytest.raises(ConfigError, match="kimi_k25 keeps latent rows"):
-        build_language(model_dir("kimi_k25"), config)
 
 
 def test_a_tower_stays_as_it_is() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from epd.engine.kernels import kernels_for
+from epd.engine.kernels.eight_bits import FP8
 from epd.engine.kernels.torch_latent import Expanded
 from epd.engine.language.flat_batch import (
     BatchShape,
@@ -93,6 +94,18 @@ def fill(pool: KvPool, batch: FlatBatch) -> None:
             place.copy_(torch.randn(place.shape, device=place.device))
 
 
+def fill_eight_bits(pool: KvPool, batch: FlatBatch) -> None:
+    """The same in eight bits; some rows are a thousand times as large."""
+    indptr, part = batch.indptr.tolist(), pool.latent(1)
+    for i, length in enumerate(batch.seq_lens.tolist()):
+        places = torch.arange(length, device=batch.indices.device)
+        blocks = batch.indices[indptr[i] : indptr[i + 1]].long()[places // BLOCK]
+        rows = torch.randn(length, 1, part.width, device=places.device)
+        part.write(
+            blocks, places % BLOCK, rows * torch.where(places % 7 == 3, 1e3, 1.0)[:, None, None]
+        )
+
+
 def wide(pool: KvPool) -> KvPool:
     """In float64."""
     layout = pool.layout
@@ -101,7 +114,11 @@ def wide(pool: KvPool) -> KvPool:
     other = KvPool(
         layout_of(rows, (), torch.float64, BLOCK, 1), pool.num_blocks, torch.float64, device
     )
-    other.tensor.copy_(pool.tensor)
+    if pool.scales is None:
+        other.tensor.copy_(pool.tensor)
+    else:
+        blocks = torch.arange(pool.num_blocks, device=device)
+        other.latent(1).numbers.copy_(pool.latent(1).read(blocks, torch.float64))
     return other
 
 
@@ -131,6 +148,54 @@ def test_rows_are_normed_turned_and_stored(interleaved: bool, kernel_device: str
                 assert not pool.tensor[:, 0].any(), "the other layer is untouched"
             for one, right in zip(found, expected, strict=True):
                 assert relative(one, right) < 2 * limit
+
+
+def test_rows_are_stored_in_eight_bits(kernel_device: str) -> None:
+    """To the number as torch stores them, with a scale for each; what pads is written nowhere."""
+    slots = torch.tensor([35, 2, 3, -1, 90, 17], dtype=torch.int32, device=kernel_device)
+    for sizes in SIZES[kernel_device]:
+        make = lambda *shape: torch.randn(*shape, device=kernel_device)  # noqa: E731
+        rows = make(6, sizes.ranks + sizes.latent + sizes.turned)
+        rows[2] *= 1e4
+        norms = Norm(make(sizes.ranks), 1e-6), Norm(make(sizes.latent), 1e-5)
+        cos, sin = make(2, 6, sizes.turned // 2).repeat(1, 1, 2)
+        found = []
+        for kernels in (kernels_for("cuda"), SPECIFIED):
+            pool = make_pool(sizes, FP8, kernel_device, 8)
+            pool.memory.zero_()
+            part = pool.latent(1)
+            kernels.store_latent(rows, norms, cos, sin, slots=slots, pool=part, interleaved=True)
+            assert part.scales is not None and int((part.scales > 0).sum()) == 5
+            found.append(part.read(torch.arange(8, device=kernel_device), torch.float32))
+            assert not pool.tensor[:, 0].view(torch.uint8).any(), "the other layer is untouched"
+        # A number between two of e4m3 may fall to either side.
+        assert relative(*found) < 0.01
+        assert float((found[0] != found[1]).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("at_once", [1, 9, 132])
+@pytest.mark.parametrize("padded", [0, 5])
+def test_decodes_of_eight_bits(padded: int, at_once: int, kernel_device: str) -> None:
+    """Of rows with very different scales."""
+    ops = kernels_for("cuda")
+    extents = [(start, 1) for start in UNEVEN[kernel_device]]
+    for sizes in SIZES[kernel_device]:
+        for dtype, limit in dtypes(kernel_device):
+            if kernel_device == "cuda" and dtype == torch.float32:
+                continue  # is refused there
+            batch, num_blocks = make_batch(extents, kernel_device, at_once, padded)
+            pool = make_pool(sizes, FP8, kernel_device, num_blocks)
+            fill_eight_bits(pool, batch)
+            query = torch.randn(sizes.heads, len(batch.ids), sizes.latent, device=kernel_device)
+            query = query.to(dtype).transpose(0, 1)
+            turned = torch.randn(*query.shape[:2], sizes.turned, device=kernel_device).to(dtype)
+            scale = 1e-2 * (sizes.latent + sizes.turned) ** -0.5
+            found = ops.attend_latent(query, turned, pool.latent(1), batch, scale)
+            expected = SPECIFIED.attend_latent(
+                query.double(), turned.double(), wide(pool).latent(1), batch, scale
+            )
+            assert relative(found, expected) < 2 * limit, (sizes, dtype)
+            assert not found[len(extents) :].any()
 
 
 @pytest.mark.parametrize("at_once", [1, 9, 132])

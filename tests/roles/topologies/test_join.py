@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from epd.messages import TransportOffer
 from epd.roles.compose import Engines, Instance
@@ -43,15 +44,17 @@ async def close(cluster: Cluster) -> None:
     await cluster.gateway.close()
 
 
-async def test_another_block_size_is_refused_with_both_layouts() -> None:
+@pytest.mark.parametrize("other", [{"block_size": 32}, {"dtype": "float8_e4m3fn"}])
+async def test_another_layout_is_refused_with_both(other: dict[str, Any]) -> None:
     cluster = Cluster()
     cluster.gateway.start()
     prefill = cluster.add("p0", ("prefill",), language(), engine=SMALL)
-    decode = cluster.add("d0", ("decode",), language(block_size=32), engine=SMALL)
+    decode = cluster.add("d0", ("decode",), language(**other), engine=SMALL)
     assert await answer_to(cluster, prefill) == "welcome"
     reason = await answer_to(cluster, decode)
     assert "kv_layout differs: p0" in reason
-    assert "block_size=16" in reason and "block_size=32" in reason
+    for layout in (LAYOUT, msgspec.structs.replace(LAYOUT, **other)):
+        assert all(f"{name}={getattr(layout, name)!r}" in reason for name in other)
     assert [i.info.address.instance_id for i in cluster.gateway.registry.instances] == ["p0"]
     await close(cluster)
 
