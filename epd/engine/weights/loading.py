@@ -224,7 +224,7 @@ def _keepers(
         if dummy:
             bits = stored_weights.format_of(checkpoint.config, name)
             return bits is not None and (fp8 or not bits.has_fp8)
-        pieces = plan.sources.get(name, ())
+        pieces = plan.sources.get(name) or []
         is_whole = [(p.expert, p.num_parts) for p in pieces] == [(-1, 1)]
         return is_whole and stored_weights.stays(checkpoint, pieces[0].stored, fp8=fp8)
 
