@@ -32,6 +32,11 @@ EXAMPLES = (
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 
+ALONE = {  # verbs that have a module of their own
+    "accuracy": accuracy, "chaos": chaos, "formats": formats, "gpu": gpu, "peer": peer,
+    "probe": probe, "reuse": reuse, "serve": serve,
+}  # fmt: skip
+
 GATEWAY = """the gateway, the bus and the roles with engines that make tokens without a model,
 against an echo by the same HTTP server: requests and streamed tokens per second, added latency,
 and the state machines' share of the CPU time"""
@@ -95,22 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
     if getattr(args, "repeats", 1) < 1:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
-    if args.what == "accuracy":
-        return accuracy.run(args)
-    if args.what == "chaos":
-        return chaos.run(args)
-    if args.what == "serve":
-        return serve.run(args)
-    if args.what == "peer":
-        return peer.run(args)
-    if args.what == "gpu":
-        return gpu.run(args)
-    if args.what == "probe":
-        return probe.run(args)
-    if args.what == "formats":
-        return formats.run(args)
-    if args.what == "reuse":
-        return reuse.run(args)
+    if (alone := ALONE.get(args.what)) is not None:
+        return int(alone.run(args))
     if args.what == "isolation":
         return isolation.run_isolation(args)
     if args.what == "overlap":
