@@ -71,6 +71,7 @@ def _projections(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 def _compressed(kind: str, source: Path, target: Path) -> Any:
     from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig
@@ -87,6 +88,8 @@ def _compressed(kind: str, source: Path, target: Path) -> Any:
     compressor.compress_model(model)
     model.save_pretrained(target)
     compressor.update_config(str(target))
+    # It would round numbers of e2m1 times their scales to bfloat16, whatever is asked for.
+    unpack_fp4_from_uint8.__defaults__ = (torch.float32,)
     wide = CompressedTensorsConfig(dequantize=True)
     options = {"quantization_config": wide, "dtype": torch.float32}
     return AutoModelForCausalLM.from_pretrained(target, **options).eval()

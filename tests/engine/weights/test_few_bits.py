@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import safetensors
 import torch
 
+from epd.cli.look.doctor import check_checkpoint
 from epd.config import EngineConfig
 from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_executor, build_language, build_vision
@@ -59,6 +61,22 @@ def test_a_tower_that_would_become_wide_is_refused(
     with pytest.raises(ModelError, match=r"1 weights in eight bits \(model.visual.*cannot stay"):
         build(build_vision, directory)
     build(build_vision, directory, dequantize=True)
+
+
+def test_bytes_of_each_format_are_told(
+    model_dir: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At start, and by `epd doctor`, with scales."""
+    directory, _ = packed("int4", model_dir("qwen3_vl"), tmp_path / "m")
+    tensors = read_checkpoint(directory).tensors
+    small = [t for n, t in tensors.items() if "_packed" in n or "_scale" in n or "_shape" in n]
+    nbytes = sum(t.data_offsets[1] - t.data_offsets[0] for t in small)
+    found = check_checkpoint("model", str(directory))
+    assert f"({nbytes / 1e9:.3g} in integers of four bits)" in found.detail
+    with caplog.at_level(logging.INFO):
+        build(build_language, directory)
+    told = f"21 weights in integers of four bits stay so and take {nbytes / 2**30:.3f} GiB"
+    assert any(told in record.getMessage() for record in caplog.records)
 
 
 def test_blocks_of_compressed_tensors(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
