@@ -70,8 +70,8 @@ def test_memory_is_as_computed_and_steps_take_time(
     told: list[Any] = []
     found = probe.Told(told.append)
     directory = cached_model(family)
-    asked = probe.Asked(probe.DECODES, probe.PROMPTS)
-    asyncio.run(probe._measure(small_settings(directory), str(directory), found, asked))
+    timed = probe.Timings(probe.DECODES, probe.PROMPTS)
+    asyncio.run(probe._measure(small_settings(directory), str(directory), found, timed))
     biases = 0.001  # of a router, which are no parameters
     assert found["weights_nbytes"] == pytest.approx(found["computed_nbytes"], rel=biases)
     assert found["tower_nbytes"] == found["tower_computed_nbytes"]

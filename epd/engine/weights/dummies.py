@@ -1,7 +1,7 @@
 """Weights of no checkpoint: random, on the device, in the format that config.json names.
 
-Linear layers of a decoder get numbers of four or eight bits where a quantization_config is there,
-so a model takes the memory, and its products the time, that its files would.
+Where a quantization_config is there, linear layers of a decoder get numbers of four or eight bits.
+They take the memory and the time that weights of files would.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from epd_lab.bench.costs.probe import Asked, Probe
+from epd_lab.bench.costs.probe import Timings, Probe
 from epd_lab.bench.costs.probe_table import Line
 from epd_lab.diagrams.page import markdown_table
 
-ASKED = Asked(decodes=(1, 8, 64), prompts=(2048,), sees=False)
+TIMED = Timings(decodes=(1, 8, 64), prompts=(2048,), sees=False)
 PLAIN = "bfloat16"
 _COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*visual.*"]}
 
@@ -78,8 +78,8 @@ def rows(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"model": model, "format": kind, "failed": failed or "half of it is measured"}
             continue
         line = Line(pair[0], pair[-1])
-        names = [f"decode_{n}_ms" for n in ASKED.decodes]
-        names += [f"prefill_{n}_ms" for n in ASKED.prompts]
+        names = [f"decode_{n}_ms" for n in TIMED.decodes]
+        names += [f"prefill_{n}_ms" for n in TIMED.prompts]
         whole = {name: line.whole(name) for name in ("weights_nbytes", *names)}
         yield {"model": model, "format": kind, **whole}
 
@@ -93,9 +93,9 @@ def table(report: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any], plain: Mapping[str, Any] | None) -> list[str]:
     if "failed" in row:
         return [row["model"], row["format"], row["failed"], *[""] * (len(HEADER) - 3)]
-    names = [f"decode_{n}_ms" for n in ASKED.decodes]
-    speeds = [f"{1e3 * n / row[name]:.0f}" for n, name in zip(ASKED.decodes, names, strict=True)]
+    names = [f"decode_{n}_ms" for n in TIMED.decodes]
+    speeds = [f"{1e3 * n / row[name]:.0f}" for n, name in zip(TIMED.decodes, names, strict=True)]
     shares = [f"{row[name] / plain[name]:.2f}" for name in names] if plain is not None else []
-    prompt = f"{row[f'prefill_{ASKED.prompts[0]}_ms']:.0f}"
+    prompt = f"{row[f'prefill_{TIMED.prompts[0]}_ms']:.0f}"
     gib = f"{row['weights_nbytes'] / 2**30:.1f}"
     return [row["model"], row["format"], gib, *speeds, " / ".join(shares), prompt]

@@ -58,7 +58,7 @@ PRELOADED = ["epd_lab.bench.costs.probe", "epd.engine.factory", "transformers.mo
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Timings:
     """What is timed: steps of so many decodes, prompts of so many tokens, an image or none."""
 
     decodes: tuple[int, ...]
@@ -90,11 +90,11 @@ PROBES = (
 
 
 def run(
-    probes: Sequence[Probe], settings: Settings, limit_s: float, asked: Asked | None = None
+    probes: Sequence[Probe], settings: Settings, limit_s: float, timed: Timings | None = None
 ) -> Iterator[dict[str, Any]]:
     """A row of each probe and number of layers, as soon as it is there: `figures`, or `failed`, a
-    sentence.  `limit_s`: of each, after which it is ended.  `asked`: by default all."""
-    asked = asked or Asked(DECODES, PROMPTS)
+    sentence.  `limit_s`: of each, after which it is ended.  `timed`: by default all."""
+    timed = timed or Timings(DECODES, PROMPTS)
     os.environ.update(NVML_ANSWERS)
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -116,10 +116,10 @@ def run(
                     max_quantum_ms=0.0,
                 )  # fmt: skip
                 of_layers = msgspec.structs.replace(settings, model_dir=str(layers), engine=engine)
-                sees = asked.sees and number == probe.layers[-1]
+                sees = timed.sees and number == probe.layers[-1]
                 whole = str(directory) if sees else ""
                 began_s = time.perf_counter()
-                found = _in_process(context, of_layers, whole, limit_s, asked)
+                found = _in_process(context, of_layers, whole, limit_s, timed)
                 yield {
                     "model": probe.name,
                     "whole": sizes("layers"),
@@ -131,11 +131,11 @@ def run(
 
 
 def _in_process(
-    context: Any, settings: Settings, whole: str, limit_s: float, asked: Asked
+    context: Any, settings: Settings, whole: str, limit_s: float, timed: Timings
 ) -> dict[str, Any]:
     """Its end gives the device back."""
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, settings, whole, asked), daemon=True)
+    process = context.Process(target=_child, args=(sender, settings, whole, timed), daemon=True)
     process.start()
     sender.close()
     found: dict[str, Any] = {"figures": {}}
@@ -155,13 +155,13 @@ def _in_process(
     return found
 
 
-def _child(sender: Connection, settings: Settings, whole: str, asked: Asked) -> None:
+def _child(sender: Connection, settings: Settings, whole: str, timed: Timings) -> None:
     def tell(found: dict[str, Any]) -> None:
         sender.send_bytes(json.dumps(found).encode())
 
     figures = Told(tell)
     try:
-        asyncio.run(_measure(settings, whole, figures, asked))
+        asyncio.run(_measure(settings, whole, figures, timed))
     except Exception as error:
         tell({"failed": f"{type(error).__name__}: {error}"})
     sender.close()
@@ -179,7 +179,7 @@ class Told(dict[str, float]):
         self._tell({"figures": self})
 
 
-async def _measure(settings: Settings, whole: str, found: Told, asked: Asked) -> None:
+async def _measure(settings: Settings, whole: str, found: Told, timed: Timings) -> None:
     """`whole`: the directory with all levels of the tower, which is timed too; empty: it is not."""
     from epd.engine.factory import build_executor
 
@@ -188,7 +188,7 @@ async def _measure(settings: Settings, whole: str, found: Told, asked: Asked) ->
         if whole:
             await _of_tower(settings, whole, executor, found)
             gc.collect()
-        await _of_language(settings, executor, found, asked)
+        await _of_language(settings, executor, found, timed)
     finally:
         await executor.close()
 
@@ -212,7 +212,7 @@ async def _of_tower(settings: Settings, whole: str, executor: DeviceExecutor, fo
 
 
 async def _of_language(
-    settings: Settings, executor: DeviceExecutor, found: Told, asked: Asked
+    settings: Settings, executor: DeviceExecutor, found: Told, timed: Timings
 ) -> None:
     import torch
 
@@ -220,7 +220,7 @@ async def _of_language(
     from epd.engine.factory import build_language
 
     engine, directory = settings.engine, Path(settings.model_dir)
-    language = build_language(directory, engine, executor, max(asked.decodes))
+    language = build_language(directory, engine, executor, max(timed.decodes))
     pool, layout = language.pool, language.kv_layout
     if language.kv_in_place:
         language.attach_kv(memoryview(bytearray(pool.nbytes)))
@@ -249,10 +249,10 @@ async def _of_language(
         return await step_costs.step_ms(language, decodes, CONTEXT, before=sleep)
 
     at_rest_nbytes = _at_rest_nbytes()
-    for decodes in asked.decodes:
+    for decodes in timed.decodes:
         found[f"decode_{decodes}_ms"] = await step_ms(decodes)
     chunk = min(engine.max_step_tokens, engine.max_chunk_tokens)
-    for tokens in asked.prompts:
+    for tokens in timed.prompts:
         parts = [(min(chunk, tokens - at), at) for at in range(0, tokens, chunk)]
         found[f"prefill_{tokens}_ms"] = sum([await step_ms(0, part) for part in parts])
     found["workspace_nbytes"] = _most_nbytes() - at_rest_nbytes

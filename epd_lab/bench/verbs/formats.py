@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         "rows": [],
     }
     found = formats.probes(models, kinds)
-    for row in probe.run(found, settings, args.limit_s, formats.ASKED):
+    for row in probe.run(found, settings, args.limit_s, formats.TIMED):
         report["rows"].append(row)
         print(probe_table.line(row), flush=True)
         report["whole"] = list(formats.rows(report))
