@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from epd_lab.bench.costs.probe import Timings, Probe
+from epd_lab.bench.costs.probe import Probe, Timings
 from epd_lab.bench.costs.probe_table import Line
 from epd_lab.diagrams.page import markdown_table
 
