@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from epd.groups.device.tensor_parallel import Cut
 
 
+MOST_RANKS = 8  # of one host
+
+
 @dataclass(frozen=True, slots=True)
 class OpenFile:
     reader: Any  # of safetensors
@@ -65,11 +68,24 @@ class OpenFile:
 
 
 def of_rank(name: str, packed: Packed, cut: Cut) -> Packed:
-    """A rank's part of a weight.  Raises ModelError."""
+    """A rank's part of a weight.  Raises ModelError with the numbers of ranks that it has borders
+    for."""
+    dim = cut.dim - 2
     try:
-        return packed.narrowed(cut.dim - 2, cut.kept).copied()
+        return packed.narrowed(dim, cut.kept).copied()
     except ValueError as error:
+        sizes = [str(n) for n in range(2, MOST_RANKS + 1) if _is_shared_by(n, packed, dim)]
+        remedy = f"use {' or '.join(sizes)} ranks" if sizes else "use one rank"
         raise ModelError(
-            f"{name} cannot be shared out to so many ranks as it is stored: {error}; use "
-            "fewer, or --dequantize"
+            f"{name} cannot be shared out to so many ranks as it is stored: {error}; {remedy}, or "
+            "--dequantize"
         ) from error
+
+
+def _is_shared_by(num_ranks: int, packed: Packed, dim: int) -> bool:
+    size = packed.shape[dim]
+    try:
+        packed.narrowed(dim, [range(size // num_ranks)])
+    except ValueError:
+        return False
+    return size % num_ranks == 0

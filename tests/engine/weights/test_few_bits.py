@@ -18,9 +18,12 @@ from epd.cli.look.doctor import check_checkpoint
 from epd.config import EngineConfig
 from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.kernels.packed import Packed
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights.loading import load_stage
+from epd.engine.weights.open_file import of_rank
 from epd.engine.weights.packed_linear import PackedLinear
+from epd.groups.device.tensor_parallel import Cut
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from tests.engine.weights.packings import WAYS
 from tests.engine.weights.test_loading import edit_weights
@@ -204,3 +207,15 @@ def test_one_tensor_at_a_time_is_read(
         e.data_offsets[1] - e.data_offsets[0] for e in adapter.checkpoint.tensors.values()
     )
     assert len(peaks) > 40 and 0 < max(peaks) <= 2 * largest
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"), [(512, "use 2 or 4 ranks, or --dequantize"), (256 + 128, "use 3 ranks")]
+)
+def test_numbers_of_ranks_that_would_do_are_told(columns: int, told: str) -> None:
+    """Groups of 128 columns have a scale in common."""
+    numbers = torch.zeros(64, columns // 2, dtype=torch.uint8)
+    weight = Packed("int4", numbers, torch.ones(64, columns // 128), (1, 128))
+    with pytest.raises(ModelError, match=f"down cannot be shared out.*128 numbers.*{told}"):
+        of_rank("down", weight, Cut(1, (range(columns // 8),)))
+    assert of_rank("down", weight, Cut(1, (range(128),))).shape == (64, 128)
