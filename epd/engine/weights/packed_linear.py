@@ -17,9 +17,14 @@ from torch import nn
 
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.packed import Packed
-from epd.engine.language.few_rows import linears
+from epd.model_files.config_sizes import PRODUCTS
 
 Keeper = Callable[[Packed], None]
+# Called by their rows alone.  A latent's factors and the inputs that forget are read as matrices.
+CALLED = PRODUCTS | frozenset(
+    "gate_up_proj q_a_proj q_b_proj kv_a_proj_with_mqa per_layer_input_gate "
+    "per_layer_projection".split()
+)
 
 
 class PackedLinear(nn.Module):
@@ -77,9 +82,9 @@ def exchange(layers: nn.Module, prefix: str, names: Iterable[str]) -> dict[str, 
     weight's name, what it is given to."""
     keepers: dict[str, Keeper] = {}
     wanted = frozenset(names)
-    for path, plain in linears(layers):
-        name = f"{prefix}.{path}.weight"
-        if name in wanted:
+    for path, plain in list(layers.named_modules()):
+        name, kind = f"{prefix}.{path}.weight", path.rpartition(".")[2]
+        if name in wanted and type(plain) is nn.Linear and kind in CALLED:
             layer = PackedLinear(plain.out_features, plain.in_features, plain.bias)
             layers.set_submodule(path, layer)
             keepers[name] = layer.take

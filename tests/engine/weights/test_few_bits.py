@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import weakref
 from collections.abc import Callable
@@ -22,9 +23,11 @@ from epd.engine.kernels.packed import Packed
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights.loading import load_stage
 from epd.engine.weights.open_file import of_rank
-from epd.engine.weights.packed_linear import PackedLinear
+from epd.engine.weights.packed_linear import CALLED, PackedLinear
 from epd.groups.device.tensor_parallel import Cut
 from epd.model_files.checkpoint import ModelError, read_checkpoint
+from epd.model_files.config_sizes import PRODUCTS
+from tests.engine.driver import Driver
 from tests.engine.weights.packings import WAYS
 from tests.engine.weights.test_loading import edit_weights
 from tests.engine.weights.test_stored import kept_as, one_by_one, packed
@@ -80,6 +83,36 @@ def test_bytes_of_each_format_are_told(
         build(build_language, directory)
     told = f"21 weights in integers of four bits stay so and take {nbytes / 2**30:.3f} GiB"
     assert any(told in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(("family", "more"), [("glm4v", 1), ("kimi_k25", 3), ("gemma4", 2)])
+async def test_all_that_layers_only_call_is_kept(
+    family: str, more: int, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Products that some families have beside the usual ones; logits are those of wide weights."""
+    way, settings = EIGHT["channels"]
+    directory = stored(model_dir(family), tmp_path / "m", lambda n, w: {n: w}, settings)
+    names = "|".join(CALLED)
+    named = re.compile(rf"language_model\.(model\.)?\w+\.\d+\.(\w+\.)?({names})\.weight$")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if named.search(name)]:
+            tensors.update(way(name, tensors[name]))
+
+    edit_weights(directory, change)
+    kept, wide = (build(build_language, directory, dequantize=it) for it in (False, True))
+    held = {n.rpartition(".")[2] for n, m in kept.model.named_modules() if is_packed(m)}
+    assert len(held - PRODUCTS) == more
+    found = []
+    for language in (kept, wide):
+        serving = Driver(directory, None, language)
+        request = await serving.request("r", list(range(3, 40)), max_tokens=1)
+        found += language.logits([request.next_step(4096)])
+    assert float((found[1] - found[0]).norm() / found[1].norm()) < 1e-4
+
+
+def is_packed(module: torch.nn.Module) -> bool:
+    return isinstance(module, PackedLinear)
 
 
 def test_blocks_of_compressed_tensors(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
