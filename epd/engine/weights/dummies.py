@@ -75,7 +75,7 @@ def dummies(
         if name in keepers:
             bits = stored_weights.format_of(config, name)
             assert bits is not None  # or it would have no keeper
-            made = _packed(name, bits, config, like.shape, device)
+            made = packed(name, bits, config, like.shape, device)
             keepers[name](of_rank(name, made, cuts[name]) if name in cuts else made)
         elif name in passing:
             whole = _dummy(name, place[: like.numel()].view(like.shape))
@@ -102,9 +102,9 @@ def _dummy(name: str, out: torch.Tensor) -> torch.Tensor:
     return out.normal_(0.0, SPREAD, generator=_drawn(name, out.device))
 
 
-def _packed(name: str, bits: Bits, config: Settings, shape: torch.Size, device: str) -> Packed:
-    """A weight `[out, in]` of finite numbers, with scales of one size.  Raises ModelError."""
-    rows, columns = shape
+def packed(name: str, bits: Bits, config: Settings, shape: torch.Size, device: str) -> Packed:
+    """A weight `[..., out, in]` of finite numbers, with scales of one size.  Raises ModelError."""
+    *several, rows, columns = shape
     draw = _drawn(name, device)
     block = bits.block_of(config, columns)
     if bits is not EIGHT_BITS and columns % block[1]:
@@ -112,19 +112,19 @@ def _packed(name: str, bits: Bits, config: Settings, shape: torch.Size, device: 
             f"{name} has {columns} columns, which groups of {block[1]} do not divide; change "
             "group_size in config.json"
         )
-    of_scales = -(-rows // block[0]), -(-columns // block[1])
+    of_scales = (*several, -(-rows // block[0]), -(-columns // block[1]))
     if bits is EIGHT_BITS:
         values = torch.empty(shape, dtype=torch.bfloat16, device=device)
         numbers = values.normal_(generator=draw).to(torch.float8_e4m3fn)
         return Packed("fp8", numbers, torch.full(of_scales, SPREAD, device=device), block)
     numbers = torch.randint(
-        256, (rows, columns // 2), generator=draw, device=device, dtype=torch.uint8
+        256, (*several, rows, columns // 2), generator=draw, device=device, dtype=torch.uint8
     )
     if bits is MXFP4:
         powers = torch.full(of_scales, POWER, dtype=torch.uint8, device=device)
         return Packed("fp4", numbers, powers.view(torch.float8_e8m0fnu), block)
     if bits is NVFP4:
-        gains = torch.full((rows, 1), SPREAD / OF_E2M1, device=device)
+        gains = torch.full((*several, rows, 1), SPREAD / OF_E2M1, device=device)
         ones = torch.ones(of_scales, device=device).to(torch.float8_e4m3fn)
         return Packed("fp4", numbers, ones, block, gains=gains)
     scales = torch.full(of_scales, SPREAD / OF_INTEGERS, dtype=torch.bfloat16, device=device)

@@ -120,7 +120,7 @@ def check_rows(rows: PagedRows, model_type: str, device: str) -> None:
     if rows.kinds and device.startswith("cuda"):
         raise ConfigError(
             "--kv-cache-dtype fp8 is for rows of one shape on a GPU, and "
-            f"{model_type} keeps rows of several; leave it out"
+            f"{model_type} keeps rows of several shapes; leave it out"
         )
 
 

@@ -21,9 +21,11 @@ from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.kernels.packed import Packed
 from epd.engine.sharding import WHOLE, Collectives, Shard
+from epd.engine.weights import dummies
 from epd.engine.weights.loading import load_stage
 from epd.engine.weights.open_file import of_rank
 from epd.engine.weights.packed_linear import CALLED, PackedLinear
+from epd.engine.weights.stored import format_of
 from epd.groups.device.tensor_parallel import Cut
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.model_files.config_sizes import PRODUCTS
@@ -171,6 +173,16 @@ def test_what_config_json_leaves_out_is_made_wide(
     assert sum(isinstance(m, PackedLinear) for m in model.modules()) == 21 - 3 - 1
     model = build(build_language, directory, load_format="dummy", dequantize=True).model
     assert not any(isinstance(m, PackedLinear) for m in model.modules())
+
+
+@pytest.mark.parametrize("kind", [*WAYS, *EIGHT])
+def test_several_matrices_are_made_at_once(kind: str) -> None:
+    config = {"quantization_config": (WAYS | EIGHT)[kind][1]}
+    bits = format_of(config, "layers.0.mlp.up_proj.weight")
+    assert bits is not None
+    made = dummies.packed("experts", bits, config, torch.Size((3, 64, 128)), "cpu")
+    assert made.shape == (3, 64, 128) and made.nbytes < 3 * 64 * 128 * 1.6
+    assert 0.01 < float(made.widened().std()) < 0.04
 
 
 @pytest.mark.parametrize("rank", [0, 1])
