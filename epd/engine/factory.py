@@ -163,7 +163,7 @@ def build_language(
     executor = executor or build_executor(engine_config)
     adapter = loaded[0] if loaded else _language_adapter(model_dir, engine_config)
     device = engine_config.device
-    kv_dtype = _kv_dtype(adapter, engine_config, dtype)
+    kv_dtype = _kv_dtype(engine_config, dtype)
     layout = adapter.kv_layout(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
@@ -255,14 +255,13 @@ def _log_memory(config: EngineConfig, engine: TorchLanguageEngine, streams: Devi
     )
 
 
-def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     """Of paged rows.  Raises ConfigError."""
     if config.kv_cache_dtype != "fp8":
         return dtype
     from epd.engine.weights import fp8
 
     fp8.check_kv(config.device, dtype)
-    fp8.check_rows(adapter.paged_rows(), adapter.model_type, config.device)
     return FP8
 
 

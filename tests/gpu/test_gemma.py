@@ -3,8 +3,10 @@ to transformers in bfloat16.  What it shares with other families is in `test_eng
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +21,18 @@ from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
 from tests.engine.driver import Driver
 from tests.engine.language.test_gemma import LONG, PROMPT
 from tests.engine.reference import reference_generate
-from tests.engine.tiny_models import OF_GEMMA, is_known
-from tests.gpu.gemma_kl import measured
+from tests.engine.tiny_models import OF_GEMMA, is_known, make_model
+from tests.gpu.gemma_kl import (
+    BEHIND,
+    SPREAD,
+    TEXT,
+    Prompt,
+    behind,
+    measured,
+    nats,
+    prompts,
+    soften,
+)
 from tests.gpu.test_engine import gpu_driver  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.gpu
@@ -84,6 +96,55 @@ async def test_embeddings_of_layers_lie_in_host_memory(
     assert await serving.run(requests, 4096) != golden[:1]
     serving.release(requests)
     await executor.close()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_kv_in_eight_bits_is_that_of_the_cpu(
+    family: str,
+    graphs: bool,
+    cuda: str,
+    tmp_path: Path,
+) -> None:
+    """Heads of 256 and 512, windows and what sees everything: logits behind prompts with pictures
+    and behind decodes that read what was stored.  Rounding sends some tokens of a mixture to other
+    experts."""
+    directory = tmp_path / family
+    make_model(family, directory, TEXT[family] | {"initializer_range": SPREAD})
+    soften(directory)
+    ways: tuple[tuple[str, Any, Any], ...] = (
+        (cuda, "float16", "fp8"),
+        ("cpu", "float32", "fp8"),
+        (cuda, "float16", "auto"),
+    )
+    found = []
+    for device, dtype, kind in ways:
+        config = EngineConfig(
+            device=device, dtype=dtype, kv_nbytes=64 << 20, threads=2, cuda_graphs=graphs,
+            kv_cache_dtype=kind,
+        )  # fmt: skip
+        executor = build_executor(config)
+        vision = build_vision(directory, config, executor)
+        serving = Driver(directory, vision, build_language(directory, config, executor, 8))
+        found.append([await in_steps(serving, prompt) for prompt in prompts(6)])
+        await executor.close()
+    ours, expected, plain = found
+    near, cost = (sum(nats(expected, one)) / len(expected) for one in (ours, plain))
+    print(f"\n{family}: {near:.2e} nats from the CPU, and {cost:.2e} without eight bits")
+    assert near < (0.5 if family == "gemma4" else 2) * cost
+
+
+async def in_steps(serving: Driver, prompt: Prompt) -> torch.Tensor:
+    """Behind a prompt, then behind each token of some decodes."""
+    request = await serving.request("r", *prompt, max_tokens=BEHIND + 1)
+    step = request.next_step(1 << 20)
+    said = [serving.language.logits([step])]
+    end = step.start + len(step.token_ids)
+    for at, token in enumerate(behind(BEHIND), end):
+        one = dataclasses.replace(step, token_ids=[token], start=at, spans=[], positions=None)
+        said.append(serving.language.logits([one]))
+    serving.release([request])
+    return torch.cat(said).double().log_softmax(-1).cpu()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -31,6 +31,7 @@ from tests.e2e.streams import (
 from tests.e2e.test_exactness import burst
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.engine.tiny_models import is_known
 from tests.gpu.test_kill import DRIVER_NBYTES, FREED_WITHIN_S, in_use
 
 pytestmark = [pytest.mark.gpu, pytest.mark.two_gpus, pytest.mark.timeout(400)]
@@ -131,6 +132,33 @@ async def test_states_go_between_groups(topology: str, alone: list[list[bytes]])
     with serving(topology, model=directory_of("qwen3_5"), **TWO) as server:
         for seed in range(2):
             assert await burst(server, "qwen3_5", goldens("qwen3_5"), seed) == []
+        server.check_all_returned()
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("gemma4", {}),
+        ("gemma4", {"engine__cuda_graphs": False, "engine__per_layer_embeddings": "host"}),
+        ("gemma4_moe", {}),
+        ("gemma4_moe", {"engine__cuda_graphs": False}),
+    ],
+    ids=["E model", "E model, not captured, from the host", "mixture", "mixture, not captured"],
+)
+@pytest.mark.parametrize("topology", ["1e1p:tp2,1d:tp2", "1epd:tp2"])
+async def test_blocks_of_several_shapes_in_groups(
+    topology: str, family: str, more: dict[str, Any], two_gpus: None
+) -> None:
+    """Gemma's windows and full layers, ranks with heads of each; twice, so that prefixes are
+    found."""
+    if not is_known(family):
+        pytest.skip("not known here")
+    lap = Laps(f"{topology} {family}")
+    with serving(topology, model=directory_of(family), **TWO | more) as server:
+        lap("starts in")
+        for seed in range(2):
+            assert await burst(server, family, goldens(family), seed) == []
+        lap("two bursts in")
         server.check_all_returned()
 
 

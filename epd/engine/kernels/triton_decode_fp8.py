@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from epd.engine.kernels import triton_device
 from epd.engine.kernels.triton_paged import RAISED, pointers, rows, scales_at, strides
 from epd.engine.kernels.triton_parts import PartSums, leave, part_at
 
@@ -30,7 +31,16 @@ if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
     from epd.engine.language.kv_pool import KvLayer
 
-BLOCK_N, NUM_WARPS, STAGES = 64, 2, 5  # the best that was measured on an H200
+BLOCK_N, NUM_WARPS, STAGES = 64, 2, 5  # the best that was measured on an H200, of heads of 128
+
+
+def _tiling(device: torch.device, block_d: int) -> tuple[int, int, int]:
+    """Keys of a tile, warps and stages: as many bytes of wide heads, and sums in registers."""
+    if block_d <= 128:
+        return BLOCK_N, NUM_WARPS, STAGES
+    if block_d <= 256:
+        return BLOCK_N // 2, NUM_WARPS, STAGES
+    return BLOCK_N // 2, 2 * NUM_WARPS, STAGES - triton_device.is_small(device)
 
 
 @triton.jit
@@ -121,11 +131,12 @@ def decode_fp8(
     keys, values, *scales = pointers(layer)
     stride, scale_stride = strides(layer)
     block_size, num_kv_heads, head_dim = keys.shape[1:]
-    group = query.shape[1] // num_kv_heads
+    group, block_d = query.shape[1] // num_kv_heads, sums.totals.shape[2]
+    block_n, num_warps, stages = _tiling(query.device, block_d)
     _decode[(num_kv_heads, batch.shape.num_parts)](
         query, keys, values.view(torch.int16), *scales, batch.parts, batch.indptr, batch.indices,
         out, *sums, scale, stride, stride // 2, scale_stride, NUM_HEADS=query.shape[1],
         NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_G=max(8, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim, BLOCK_D=sums.totals.shape[2], BLOCK_SIZE=block_size, BLOCK_N=BLOCK_N,
-        STAGES=STAGES, num_warps=NUM_WARPS,
+        HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size, BLOCK_N=block_n,
+        STAGES=stages, num_warps=num_warps,
     )  # fmt: skip

@@ -28,7 +28,6 @@ from epd.engine.base import Taker
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.eight_bits import FP8, Scaled, scaled
 from epd.engine.language.few_rows import linears
-from epd.engine.language.state_kinds import PagedRows
 
 logger = logging.getLogger(__name__)
 MULTIPLE = 16  # of both sizes of a weight: what the device's product takes
@@ -113,15 +112,6 @@ def check_kv(device: str, dtype: torch.dtype) -> None:
             "--kv-cache-dtype fp8 computes in 16 bits on a GPU; give --dtype bfloat16 or float16"
         )
     _check_numbers(device, "fp8 numbers; leave --kv-cache-dtype out")
-
-
-def check_rows(rows: PagedRows, model_type: str, device: str) -> None:
-    """Raises ConfigError where rows have several shapes on a GPU."""
-    if rows.kinds and device.startswith("cuda"):
-        raise ConfigError(
-            "--kv-cache-dtype fp8 is for rows of one shape on a GPU, and "
-            f"{model_type} keeps rows of several shapes; leave it out"
-        )
 
 
 def _check_numbers(device: str, lacks: str) -> None:

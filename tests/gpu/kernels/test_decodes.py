@@ -77,7 +77,8 @@ def test_decodes_over_eight_bits(kernel_device: str, monkeypatch: pytest.MonkeyP
     if kernel_device == "cpu":  # the interpreter has no assembly
         monkeypatch.setattr(triton_decode_fp8, "_pairs", plain_pairs)
     extents = [(length - 1, 1) for length in (1, 64, 65, 200, 500)]
-    for (heads, kv_heads, dim), at_once in (((4, 2, 64), 1), ((6, 2, 80), 4), ((8, 1, 128), 66)):
+    sizes = (4, 2, 64), (6, 2, 80), (8, 1, 128), (8, 2, 256), (8, 2, 512), (12, 1, 512)
+    for (heads, kv_heads, dim), at_once in zip(sizes, (1, 4, 66, 4, 1, 4), strict=True):
         batch, num_blocks = make_batch(extents, kernel_device, 64, 3, at_once)
         pool = make_pool(FP8, kv_heads, dim, kernel_device, num_blocks)
         fill_eight_bits(pool, batch)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from epd.engine.kernels import Kernels, kernels_for
+from epd.engine.kernels.eight_bits import FP8
 from epd.engine.kernels.torch_ops import attend as specified
 from epd.engine.language.flat_batch import (
     BatchShape,
@@ -25,7 +26,7 @@ from epd.engine.language.flat_batch import (
 from epd.engine.language.kv_pool import KvPool, layer_nbytes
 from epd.layouts import RowKind
 from epd.messages import KvLayout
-from tests.gpu.kernels.test_kernels import dtypes, relative
+from tests.gpu.kernels.test_kernels import dtypes, fill_eight_bits, relative, short_dtypes
 
 SPECIFIED = kernels_for("cpu")
 FIRST, SECOND = 40, 16  # tokens in a block of each kind
@@ -157,6 +158,76 @@ def test_heads_of_512_that_see_everything(
         found = attention.attend(query, pool.layer(0), batch, 1 / 16)
         expected = specified(query.double(), wide.layer(0), batch, 1 / 16)
         assert relative(found, expected) < limit, dtype
+
+
+@pytest.fixture
+def pairs(kernel_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter has no assembly."""
+    if kernel_device == "cpu":
+        decodes = pytest.importorskip("tests.gpu.kernels.test_decodes")
+        monkeypatch.setattr(decodes.triton_decode_fp8, "_pairs", decodes.plain_pairs)
+
+
+@pytest.mark.parametrize("padded", [0, 10])
+@pytest.mark.parametrize(
+    ("window", "heads", "kv_heads", "dim"),
+    [(1, 4, 1, 32), (24, 8, 4, 64), (24, 8, 2, 256), (24, 4, 1, 512), (512, 16, 8, 256)],
+)
+def test_windows_over_eight_bits(
+    window: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    padded: int,
+    kernel_device: str,
+    attention: Kernels,
+    pairs: None,
+) -> None:
+    """Nothing is lost beyond what was when they were stored; NaN elsewhere, in scales too."""
+    small = kernel_device == "cpu"
+    if small and (window == 512 or padded):
+        pytest.skip("the interpreter is slow")
+    extents = SMALL if small else LARGE
+    for dtype, limit in short_dtypes(kernel_device):
+        batch, num_blocks = batch_of(extents, window, 32 if small else 128, kernel_device, padded)
+        pool = pool_of(FP8, kind(kv_heads, dim, window), num_blocks, kernel_device)
+        fill_eight_bits(pool, batch, 0, 0)
+        query = torch.randn(len(batch.ids), heads, dim, dtype=dtype, device=kernel_device)
+        found = attention.attend(query, pool.layer(0), batch, dim**-0.5)
+        expected = specified(query.double(), pool.layer(0), batch, dim**-0.5)
+        known = sum(count for _, count, _ in extents)
+        assert relative(found[:known], expected[:known]) < max(limit, 2e-3), dtype
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 1), (16, 2)])
+def test_heads_of_512_in_eight_bits(
+    heads: int,
+    kv_heads: int,
+    kernel_device: str,
+    attention: Kernels,
+    pairs: None,
+) -> None:
+    """That see everything, in blocks of 40 tokens; decodes in parts, beside prompts."""
+    small = kernel_device == "cpu"
+    if small and heads > 4:
+        pytest.skip("the interpreter is slow")
+    extents = [(start, count) for start, count, _ in (SMALL if small else LARGE)]
+    tables, num_blocks = tables_of([(*extent, []) for extent in extents], FIRST, 0)
+    sequences = [
+        FlatSequence([0] * n, start, table, start)
+        for (start, n), table in zip(extents, tables, strict=True)
+    ]
+    for dtype, limit in short_dtypes(kernel_device):
+        tile = 64 if small else 128
+        room = shape_of([n for _, n in extents], tile)._replace(at_once=20)
+        data, shape = pack(sequences, FIRST, tile, room)
+        batch = view(torch.from_numpy(data).to(kernel_device), shape, tile)
+        pool = pool_of(FP8, kind(kv_heads, 512, 0), num_blocks, kernel_device)
+        fill_eight_bits(pool, batch, 0)
+        query = torch.randn(len(batch.ids), heads, 512, dtype=dtype, device=kernel_device)
+        found = attention.attend(query, pool.layer(0), batch, 1 / 16)
+        expected = specified(query.double(), pool.layer(0), batch, 1 / 16)
+        assert relative(found, expected) < max(limit, 2e-3), dtype
 
 
 def test_the_specification_sees_what_a_mask_admits() -> None:

@@ -1,0 +1,104 @@
+"""Lives of one process on a GPU: other roles under load, and a cut from the gateway.
+
+Weights stay where they are: the process is the same, and how long it took is printed.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.operating.test_lifecycle import (
+    ANSWER,
+    LOST_SOON,
+    RECEIPT,
+    DiscardingAll,
+    all_joined,
+    ask,
+    content,
+)
+from tests.e2e.operating.test_roles import ROLES, switch
+from tests.e2e.server import READY_S, SLOW, Command, Server, serving, wait_for
+from tests.e2e.streams import PATIENT, all_have_said, ask_during, check_same_afterwards, questions
+from tests.gpu.test_kill import DRIVER_NBYTES, in_use
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+SETTINGS: dict[str, Any] = {
+    "engine__device": "cuda:0", "engine__dtype": "float32", "engine__kv_nbytes": "256MiB",
+    "engine__kv_landing_nbytes": "64MiB", "engine__max_captured_tokens": 512,
+    "encode__cache_device_nbytes": "256MiB", "encode__cache_host_nbytes": "256MiB",
+    "decode__max_running": 16,
+}  # fmt: skip
+BACK_WITHIN_S = 15.0  # with steps that are captured anew
+
+
+async def test_roles_change_under_load(cuda: str) -> None:
+    """To fewer, to the others and back, while streams are read; what the process held of the GPU
+    for its former roles is free then."""
+    with serving("2epd", **SETTINGS, **PATIENT) as server:
+        wait_for(lambda: len(server.instances()) == 2, READY_S, "both are there")
+        before = server.instances()["epd1"]
+        held = 0
+        for number, roles in enumerate((("prefill", "decode"), ("encode",), ROLES, ROLES[1:])):
+            bodies = questions(60 + number, 6, 56, 300)
+            took_s: list[float] = []
+
+            def change(roles: Sequence[str] = roles, took_s: list[float] = took_s) -> None:
+                began_s = time.monotonic()
+                assert switch(server, "epd1", roles)["roles"] == [*roles]
+                took_s.append(time.monotonic() - began_s)
+
+            replies = await ask_during(server, bodies, change, all_have_said)
+            assert await check_same_afterwards(server, bodies, replies) == {"answered": 6}
+            assert server.instances()["epd1"]["pid"] == before["pid"]
+            assert took_s[0] < BACK_WITHIN_S * SLOW
+            print(f"{'+'.join(roles)}: {took_s[0]:.2f} s, {in_use()[0] >> 20} MiB in use")
+            if number == 0:
+                held = in_use()[0]
+        assert in_use()[0] < held + DRIVER_NBYTES
+        server.check_all_returned()
+
+
+def worker(server: Server, role: str, name: str) -> Command:
+    """`epd run --role` by hand, on the GPU."""
+    flags = [f"{key.replace('__', '.')}={value}" for key, value in SETTINGS.items()]
+    settings = [part for flag in flags for part in ("--set", flag)]
+    arguments = ["run", "--role", role, "--id", name, *server.placing(), *settings]
+    return Command(*arguments, run_dir=server.run_dir)
+
+
+def test_a_cut_costs_no_weights(cuda: str) -> None:
+    """An instance that stood still until it was expelled: a new life of the same process.  What
+    waited for it is answered."""
+    with DiscardingAll() as started:
+        server = started(Server("gateway", *LOST_SOON))
+        began_s = time.monotonic()
+        commands = [started(worker(server, "prefill+decode", "alone"))]
+        commands.append(started(worker(server, "encode", "eye")))
+        wait_for(lambda: all_joined(server), READY_S, "everybody has joined")
+        print(f"they joined after {time.monotonic() - began_s:.2f} s")
+        assert content(ask(server, RECEIPT)) == ANSWER
+        for name in ("alone", "eye"):
+            before = server.instances()[name]
+            stopped = psutil.Process(int(before["pid"]))
+            stopped.suspend()
+            lost = lambda name=name: server.instances()[name]["state"] == "LOST"  # noqa: E731
+            wait_for(lost, READY_S, f"{name} is lost")
+            stopped.resume()
+            resumed_s = time.monotonic()
+            wait_for(lambda: server.get("/ready")[0] == 200, READY_S, "it has joined again")
+            took_s = time.monotonic() - resumed_s
+            print(f"{name} served again after {took_s:.2f} s")
+            assert took_s < BACK_WITHIN_S * SLOW
+            after = server.instances()[name]
+            assert after["epoch"] > before["epoch"] and after["pid"] == before["pid"]
+            assert content(ask(server, RECEIPT)) == ANSWER
+        for command in (*commands, server):
+            command.send(signal.SIGTERM)
+            assert command.wait() == 0, command.text
+        server.check_nothing_left()
