@@ -61,6 +61,7 @@ class RowKind(Record):
     head_dim: Positive
     window: Count = 0  # tokens behind which its rows are not seen; 0: all are
     block_size: Positive = 1  # tokens in a block
+    all_kv_heads: Count = 0  # of all ranks
 
 
 PASSED = -1  # in a table, in place of a block behind its window, which has another owner
@@ -243,8 +244,8 @@ class KvLayout(Record):
     def whole(self) -> KvLayout:
         """The layout at an instance of one rank: equal where KV can be exchanged. The ends of a
         room count its bytes, however their ranks share them. Of several kinds: by groups that share
-        heads alike."""
-        if not self.ranks or self.kinds:
+        heads alike, or whose ranks have all heads."""
+        if not self.ranks or any(k.num_kv_heads != k.all_kv_heads for k in self.kinds):
             return msgspec.structs.replace(self, most_state_blocks=0)
         num_heads = max(share.stop for share in self.shares)
         return msgspec.structs.replace(

@@ -48,6 +48,7 @@ ARRANGEMENTS = [
         for family in dict.fromkeys((*SEVERAL, *OF_GLM, *SECOND_SIZES))
     ),
     *(("1e1p:tp2,1d:tp2", family, "auto") for family in OF_GEMMA),
+    *((topology, "gemma4", "auto") for topology in ("1e1p:tp2,1d", "1e1p1d:tp2")),
     *(("1e1p1d", "embedded", transport) for transport in ("tcp", "file", "mooncake", "nixl")),
 ]
 

@@ -145,7 +145,7 @@ async def test_states_go_between_groups(topology: str, alone: list[list[bytes]])
     ],
     ids=["E model", "E model, not captured, from the host", "mixture", "mixture, not captured"],
 )
-@pytest.mark.parametrize("topology", ["1e1p:tp2,1d:tp2", "1epd:tp2"])
+@pytest.mark.parametrize("topology", ["1e1p:tp2,1d:tp2", "1epd:tp2", "1e1p:tp2,1d"])
 async def test_blocks_of_several_shapes_in_groups(
     topology: str, family: str, more: dict[str, Any], two_gpus: None
 ) -> None:
@@ -153,6 +153,8 @@ async def test_blocks_of_several_shapes_in_groups(
     found."""
     if not is_known(family):
         pytest.skip("not known here")
+    if family == "gemma4_moe" and topology == "1e1p:tp2,1d":
+        pytest.skip("its ranks have a part of the heads each, which are not moved one by one")
     lap = Laps(f"{topology} {family}")
     with serving(topology, model=directory_of(family), **TWO | more) as server:
         lap("starts in")

@@ -86,7 +86,11 @@ class Gemma4(ModelAdapter):
             layers.setdefault((window, heads, width), []).append(index)
         kinds = tuple(
             RowKind(
-                layers=tuple(found), num_kv_heads=-(-heads // size), head_dim=width, window=window
+                layers=tuple(found),
+                num_kv_heads=-(-heads // size),
+                head_dim=width,
+                window=window,
+                all_kv_heads=heads,
             )
             for (window, heads, width), found in sorted(layers.items())
         )

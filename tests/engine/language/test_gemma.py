@@ -135,6 +135,21 @@ def test_what_is_not_computed_is_refused(model_dir: Callable[[str], Path]) -> No
     factory._check_step(adapter, few)  # an E model, which sees pictures one way
 
 
+@pytest.mark.parametrize(("family", "are_equal"), [("gemma4", True), ("gemma4_moe", False)])
+def test_kv_goes_between_groups_whose_ranks_have_all_heads(
+    family: str, are_equal: bool, model_dir: Callable[[str], Path]
+) -> None:
+    """Block by block; a part of one kind's heads is not taken out of blocks of several shapes.
+    Four ranks have two heads twice, and are no group of two."""
+    adapter: Any = adapter_for(read_checkpoint(model_dir(family)), attention.NAME)
+    groups = [
+        adapter.kv_layout(torch.float32, 16, shard=Shard(0, n, Collectives())) for n in (2, 4)
+    ]
+    alone, two, four = adapter.kv_layout(torch.float32, 16), *groups
+    assert (two.whole == four.whole) == (alone.whole == two.whole) == are_equal
+    assert adapter.kv_layout(torch.float32, 16, shard=Shard(1, 2, Collectives())).whole == two.whole
+
+
 def test_what_hears_and_what_no_layer_reads_is_left_aside(
     model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
