@@ -165,7 +165,10 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         "two-hundred-at-once", ("F4", "F18", "F39"),
         work=Workload(200, spread_s=0.01, image_share=1.0, num_images=40, max_tokens=4),
-        settings=Settings(limits=Limits(max_open_requests=48), encode=EncodeConfig(64, 64, 2048)),
+        settings=Settings(
+            limits=Limits(max_open_requests=48),
+            encode=EncodeConfig(64, 64, cache_device_nbytes=2048),
+        ),
         may_fail=Excuse(frozenset({"busy"}), refusals=True),
         why="admission is bounded: the rest is refused at once",
         fires=("GENERATION:RECEIVED>REJECTED",), calm={"work.num_requests": 20},

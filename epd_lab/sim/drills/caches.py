@@ -35,7 +35,8 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         "cache-events-repeated", ("F16",), topology="2e1p1d",
         work=Workload(50, image_share=1.0, num_images=8, spread_s=2.0),
         network=Conditions(duplication=0.5, late_copy_s=1.0),
-        settings=Settings(encode=EncodeConfig(64, 64, 256)), fires=("duplicated",),
+        settings=Settings(encode=EncodeConfig(64, 64, cache_device_nbytes=256)),
+        fires=("duplicated",),
         mutants=("cache_events_apply_twice",), calm={"network.duplication": 0.0},
     ),
     Drill(

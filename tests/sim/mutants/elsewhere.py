@@ -13,6 +13,7 @@ from epd.messages import Address, RoomWanted
 from epd.roles.gateway.dispatch import Dispatcher
 from epd.roles.gateway.elsewhere import Elsewhere
 from epd.roles.gateway.offers import Image, Offers
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill.embeddings import Embeddings
 from epd.scheduling.hedging import HedgeBudget
 from epd.transport.base import Received
@@ -125,7 +126,8 @@ def hedges_have_no_budget() -> Planted:
 
 @mutant
 def a_rival_ends_the_offer() -> Planted:
-    """F62: what is late is the offer itself, and it is not repeated (swarm 46000044)."""
+    """F62: what is late is the offer itself, and it is not repeated (swarm 46000044); nor has the
+    room that its grant opened a bound."""
 
     hedge = Offers.hedge
 
@@ -134,7 +136,8 @@ def a_rival_ends_the_offer() -> Planted:
         self._offers[machine.key].untaken = {further.request.room: None}
         return further
 
-    return patched(Offers, "hedge", only_rival)
+    unbound = patched(OutgoingRooms, "_await_request", lambda *_: None)
+    return several(patched(Offers, "hedge", only_rival), unbound)
 
 
 @mutant
