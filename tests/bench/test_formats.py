@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from epd import tiny
 from epd.cli.main import main
 from epd.engine.weights import stored
 from epd.model_files.checkpoint import read_config
-from epd_lab.bench.costs import formats, shape
+from epd_lab.bench.costs import formats, probe, shape
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
@@ -44,6 +45,18 @@ def test_whole_models_beside_bfloat16() -> None:
     assert "| A | bfloat16 | 10.0 | 50 | 400 | 3200 | 1.00 / 1.00 / 1.00 | 20 |" in table
     assert "| A | NVFP4 | 10.0 | 100 | 800 | 6400 | 0.50 / 0.50 / 0.50 | 10 |" in table
     assert "| B | NVFP4 | cannot be kept |" in table and "| B | MXFP4 | half of it" in table
+
+
+def test_a_report_is_of_the_device_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what takes too long is a row of it."""
+    monkeypatch.setattr(probe, "PRELOADED", [])
+    where = ["--device", "cpu", "--limit-s", "0", "--save", str(tmp_path / "a.json")]
+    assert main(["bench", "formats", "--only", "VL-8B", "--format", "NVFP4", *where]) == 1
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert report["card"] == "cpu" and len(report["rows"]) == 2
+    assert report["whole"][0]["failed"] == "not done within 0 s"
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:

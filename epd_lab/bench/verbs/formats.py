@@ -33,6 +33,10 @@ def add_to(kinds: Any) -> None:
         "--limit-s", type=float, default=60.0, metavar="S",
         help="for a format and a number of layers, default 60; what takes longer is left out",
     )  # fmt: skip
+    parser.add_argument(
+        "--device", dest="engine.device", default=argparse.SUPPRESS, metavar="DEVICE",
+        help="cuda or cuda:1, where models are in bfloat16; default cpu",
+    )  # fmt: skip
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a report in JSON there")
     options.add_config_flags(parser)
 
