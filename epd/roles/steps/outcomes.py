@@ -37,6 +37,8 @@ class Outcomes:
             return ChunkComputed()
         said = until_end(request, outcome if isinstance(outcome, tuple) else (outcome,))
         self._contents.publish(request, record, request.num_tokens)
+        if part.decoding:
+            self._speculation.said(len(said))
         if part.decoding and part.count > 1:
             self._speculation.verified(record, part.count - 1, said)
         record.proposed = request.num_tokens + len(said), part.drafts

@@ -67,7 +67,8 @@ class Requests(Attempts):
             config.max_quantum_ms / 1e3,
             config.min_step_tokens,
         )
-        self._speculation = Speculation(config.speculative, self.totals, self._records)
+        made = config.speculative, self.totals, self._records, actor.clock.now_s
+        self._speculation = Speculation(*made)
         self._bounds = bounds_of(config, engine.row_contract, max_running)
         self._scheduler = BatchScheduler[Request](
             self.pool,

@@ -4,13 +4,16 @@ Where steps run ahead of their results, the last token of a text is not here whi
 planned, and drafts need it. So a text that repeats itself already, and will have more than one
 draft, waits a step for it; the others run ahead. A request that waited in vain has lost one step.
 The tokens after a sequence with drafts come only when the drafts are verified.  Drafts of the
-model's own layer come with a step's tokens, so who wants some waits for each of its steps.
+model's own layer come with a step's tokens, so who wants some waits for each of its steps.  Nobody
+drafts while that does not pay (`scheduling/drafting/worth.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from epd.config import SpeculativeConfig
 from epd.fsm.request import Request
@@ -19,16 +22,29 @@ from epd.messages import TokenLogprobs
 from epd.roles.steps.record import Record
 from epd.scheduling.batching import BatchScheduler
 
+if TYPE_CHECKING:
+    from epd.scheduling.drafting.worth import DraftWorth
+
 _lookup = later("epd.scheduling.speculation:PromptLookup")
+_worth = later("epd.scheduling.drafting.worth:DraftWorth")
 
 
 class Speculation:
     """Fills the drafts of requests that decode, and counts what they were worth."""
 
     def __init__(
-        self, config: SpeculativeConfig, totals: Counter[str], records: dict[str, Record]
+        self,
+        config: SpeculativeConfig,
+        totals: Counter[str],
+        records: dict[str, Record],
+        now_s: Callable[[], float],
     ) -> None:
         """`records`: of all requests, by key."""
+        self._now_s = now_s
+        self._worth: DraftWorth | None = None  # until somebody may draft
+        self._pays = True  # in the next step
+        self._num_said = 0  # tokens since it was measured last
+        self._since_s = math.inf
         self._config = config
         self._records = records
         self._totals = totals
@@ -45,6 +61,8 @@ class Speculation:
         that wait for their last token: none, if steps have no room for drafts."""
         if not self.is_on:
             return []
+        self._worth = self._worth or _worth()
+        self._measure(self._worth, batch.num_running)
         has_room, waiting = batch.has_spare_places, []
         for request in batch.decoding:
             batch.at_hand = request
@@ -59,6 +77,9 @@ class Speculation:
         """
         if request.num_left < 0:  # its drafts are under way
             return False
+        if not self._pays:
+            record.drafts = ()
+            return False
         if self._config.method == "mtp":
             return self._proposed(request, record) and has_room
         if record.lookup is None:
@@ -72,9 +93,23 @@ class Speculation:
         record.drafts = () if on_its_way else drafts
         return bool(on_its_way) and has_room and len(drafts) > 1
 
+    def said(self, count: int) -> None:
+        """A request that decodes has got so many tokens."""
+        self._num_said += count
+
+    def _measure(self, worth: DraftWorth, num_running: int) -> None:
+        """From one planned step to the next: what was said meanwhile."""
+        now_s = self._now_s()
+        if self._num_said or not num_running:
+            if self._num_said and now_s > self._since_s:
+                worth.observe(num_running, self._num_said, now_s - self._since_s)
+            self._num_said, self._since_s = 0, now_s if num_running else math.inf
+        self._since_s = min(self._since_s, now_s)
+        self._pays = worth.pays(num_running)
+
     def wanted(self, request: Request) -> int:
         """Drafts that its next step is to make, for the one behind it."""
-        if self._config.method != "mtp" or not request.decode_here:
+        if self._config.method != "mtp" or not (request.decode_here and self._pays):
             return 0
         left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
         return max(0, min(self._config.num_speculative_tokens, left - 2))

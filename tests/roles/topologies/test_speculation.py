@@ -209,7 +209,7 @@ async def test_no_run_comes_twice_where_the_youngest_gives_way(shared: dict[str,
 
 def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
     """While a step samples it; the others run ahead, and so does everybody where steps are full."""
-    speculation = Speculation(SpeculativeConfig("ngram", 4, 2, 3), Counter(), {})
+    speculation = Speculation(SpeculativeConfig("ngram", 4, 2, 3), Counter(), {}, lambda: 0.0)
     for text, has_room, waits in (
         ([1, 2, 3, 4, 1, 2], True, True),
         ([1, 2, 3, 4, 1, 2], False, False),
@@ -275,8 +275,8 @@ def test_nothing_is_looked_up_in_vain(config: SpeculativeConfig, num_left: int) 
     """Without a method, and while drafts are under way."""
     request: Any = SimpleNamespace(num_left=num_left, key="r/1")  # nothing else is asked of it
     record = Record(PrefixKeys(4, (), ""))
-    batch: Any = SimpleNamespace(decoding=[request], has_spare_places=True)
-    assert Speculation(config, Counter(), {"r/1": record}).draft_all(batch) == []
+    batch: Any = SimpleNamespace(decoding=[request], has_spare_places=True, num_running=1)
+    assert Speculation(config, Counter(), {"r/1": record}, lambda: 0.0).draft_all(batch) == []
     assert record.lookup is None
 
 
