@@ -11,6 +11,7 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.model_files.checkpoint import ModelError
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.draft_models import COUNT, DRAFTING, Drafting, make_drafting, reference_drafts
+from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate
 from tests.engine.tiny_models import EMBEDDED, make_model
 
@@ -63,6 +64,26 @@ async def test_greedy_equals_generate(serving: Drafting) -> None:
     if serving.agrees:
         assert steps < 0.7 * tokens
     serving.release(asked)
+
+
+SAMPLED = {
+    "drawn": {"temperature": 0.8, "seed": 7},
+    "greedy with penalties": {"repetition_penalty": 1.2},
+}
+
+
+@pytest.mark.parametrize("what", SAMPLED)
+@pytest.mark.parametrize("serving", FORMS[1:2], indirect=True)
+async def test_any_sampling_says_what_it_says_without_drafts(what: str, serving: Drafting) -> None:
+    """Each token is drawn with its own number, so not the distribution alone stays: the answer."""
+    wishes = SAMPLED[what] | {"max_tokens": 24, "stop_token_ids": ()}
+    plain = Driver(serving.model_dir, None, serving.language)
+    plain.free = serving.free
+    alone, drafted = [await d.request("r", chat("hello"), **wishes) for d in (plain, serving)]
+    expected = await plain.run([alone])
+    assert await serving.run([drafted]) == expected
+    assert drafted.num_steps < alone.num_steps
+    serving.release([alone, drafted])
 
 
 def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a step with drafts takes beside a plain one, and how many must hold for it to pay.
 
-`python -m tests.gpu.speed.drafts [SHAPE]`, on a CUDA device: Qwen3.5-9B's shape or another of
-hybrids in `epd_lab.bench.costs.shape`, random weights and bf16, with a layer for drafts of random weights.
+`python -m tests.gpu.speed.drafts [SHAPE]`, on a CUDA device: Qwen3.5-9B's shape or another
+hybrid's of `epd_lab.bench.costs.shape`, in bf16, with weights and a layer for drafts of no sense.
 Each step ends before the next begins, as with drafts it must.  Of each number of sequences:
 milliseconds of a plain step without the layer and with it; of one with drafts that are given (as
 n-grams are), whose states are replayed; and of one that makes the next drafts by the layer, too.

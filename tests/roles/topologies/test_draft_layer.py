@@ -16,6 +16,7 @@ from tests.engine.draft_models import make_drafting
 from tests.roles.topologies.cluster import Cluster
 from tests.roles.topologies.golden import Question, answer, assert_exact, question
 from tests.roles.topologies.test_exactness import EVERY, total
+from tests.roles.topologies.test_migrated import answers
 
 BLOCK_NBYTES = 3 * 4096
 MTP = SpeculativeConfig("mtp", 3)
@@ -100,3 +101,22 @@ async def test_a_decode_that_drafts_nothing_takes_what_a_prefill_with_drafts_sen
         await ask_all(cluster, asked)
         await cluster.settle()
     assert total(cluster, "spec_decode_num_draft_tokens") == 0
+
+
+async def test_an_answer_goes_on_where_drafts_are_made_and_where_not(
+    shared: dict[str, Any], asked: list[Question]
+) -> None:
+    """Where it is decoded is lost to it in its middle; the other one makes drafts, or none."""
+    long = [one for one in asked if len(one.token_ids) > 10]
+    cluster = Cluster()
+    for name, count in (("epd0", 3), ("epd1", 0)):
+        config = msgspec.structs.replace(CONFIG, speculative=SpeculativeConfig("mtp", count))
+        language = build_language(shared["model_dir"], config, shared["executor"])
+        engines = Engines(vision=shared["vision"], language=language)
+        cluster.add(name, ("encode", "prefill", "decode"), engines, engine=config)
+    generations = [one.generation for one in long] * 2
+    async with cluster.running() as gateway:
+        said = await answers(gateway, generations, moves=True)
+        await cluster.settle()
+    assert [tokens for tokens, _ in said] == [list(one.token_ids) for one in long] * 2
+    assert total(cluster, "spec_decode_num_accepted_tokens") > 0
