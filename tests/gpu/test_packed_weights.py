@@ -11,12 +11,32 @@ from msgspec.structs import replace
 
 from epd.config import EngineConfig
 from epd.engine.factory import build_executor, build_language
+from epd.engine.language.experts import PackedExperts
 from epd.engine.weights.packed_linear import PackedLinear
 from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
 from tests.engine.driver import Driver
-from tests.engine.weights.test_stored import kept_as
+from tests.engine.weights.test_loading import edit_weights
+from tests.engine.weights.test_stored import kept_as, one_by_one
+from tests.engine.weights.test_stored_fp8 import stored
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("kind", ["channels", "one"])
+async def test_logits_of_mixtures_are_those_of_what_they_mean(
+    kind: str,
+    graphs: bool,
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Each expert in eight bits; of four bits the kernels' tests have sizes that a GPU takes."""
+    plain = stored(
+        model_dir("qwen3_vl_moe"), tmp_path / "apart", lambda name, weight: {name: weight}, {}
+    )
+    edit_weights(plain, one_by_one)
+    await _compare(kept_as(kind, plain, tmp_path / "m")[0], PackedExperts, cuda, graphs)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -30,6 +50,10 @@ async def test_logits_are_those_of_what_they_mean(
 ) -> None:
     """A prompt, and a decode behind it."""
     directory, _ = kept_as(kind, model_dir("qwen3_vl"), tmp_path / "m")
+    await _compare(directory, PackedLinear, cuda, graphs)
+
+
+async def _compare(directory: Path, module: type, cuda: str, graphs: bool) -> None:
     config = EngineConfig(
         device=cuda, dtype="bfloat16", kv_nbytes=16 << 20, cuda_graphs=graphs, dequantize=True
     )
@@ -37,7 +61,7 @@ async def test_logits_are_those_of_what_they_mean(
     found = []
     for kept in (False, True):
         language = build_language(directory, replace(config, dequantize=not kept), executor, 8)
-        held = [m for m in language.model.modules() if isinstance(m, PackedLinear)]
+        held = [m for m in language.model.modules() if isinstance(m, module)]
         assert bool(held) == kept
         serving = Driver(directory, None, language)
         request = await serving.request("r", list(range(3, 40)), max_tokens=2)

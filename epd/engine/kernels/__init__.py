@@ -23,7 +23,7 @@ FILES = {  # of the specification, on CUDA, and by the library
     ("torch_ops", "triton_attention", "fast.prompts"): "attend",
     ("torch_ops", "triton_segments", "fast.segments"): "attend_segments list_segments",
     ("torch_ops", "triton_few"): "product_of_few",
-    ("packed.torch_packed", "packed.triton_packed"): "packed_product",
+    ("packed.torch_packed", "packed.triton_packed"): ("multiply_packed_experts packed_product"),
     ("torch_ops", "triton_fp8"): "scaled_product",
     ("eight_bits", "triton_fp8"): "scaled",
     ("torch_delta", "triton_delta"): "convolve recall",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -51,11 +53,23 @@ def multiply_experts(
 
     gate_up `[E, 2 I, H]`, down `[E, H, I]`; `gelu`: as of `silu_mul`.  Products are rounded to the
     precision of `x`, the sum at its end."""
+    return multiply_each(x, lambda e: (gate_up[e], down[e]), routed, gelu=gelu)
+
+
+def multiply_each(
+    x: torch.Tensor,
+    weights: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    routed: Routed,
+    *,
+    gelu: bool,
+) -> torch.Tensor:
+    """Likewise; `weights`: of an expert, gate and up, and down."""
     out = x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     for expert in routed.counts.nonzero().flatten().tolist():
         token, place = torch.where(routed.experts == expert)
-        active = silu_mul(functional.linear(x[token], gate_up[expert]), gelu=gelu)
-        rows = functional.linear(active, down[expert])  # type: ignore[arg-type]
+        gate_up, down = weights(expert)
+        active = silu_mul(functional.linear(x[token], gate_up), gelu=gelu)
+        rows = functional.linear(active, down)  # type: ignore[arg-type]
         out.index_add_(0, token, rows.to(out.dtype) * routed.weights[token, place, None])
     return out.to(x.dtype)
 

@@ -215,6 +215,41 @@ def rows_of_tile(num_pairs: int, num_experts: int, item_nbytes: int) -> int:
     return max(LEAST_ROWS, min(mean, MOST_ROWS if item_nbytes <= 2 else MOST_WIDE_ROWS))
 
 
+class Placed(NamedTuple):
+    """The tiles of a step's pairs."""
+
+    pairs: torch.Tensor  # int32 [tiles * rows]: of each tile, in its order
+    tiles: torch.Tensor  # int32 [tiles, 2]: expert and rows
+    rows: int  # of a tile, at most
+
+
+def placed(routed: Routed, rows: int) -> Placed:
+    num_experts, num_pairs = len(routed.counts), routed.experts.numel()
+    hit = min(num_pairs, num_experts)
+    num_tiles = hit + (num_pairs - hit) // rows  # at most: each expert may begin one
+    pairs = routed.experts.new_empty(num_tiles * rows)
+    tiles = routed.experts.new_empty(num_tiles, 2)
+    block_experts = triton.next_power_of_2(num_experts)
+    block = max(1, COMPARED // block_experts)
+    _place[(triton.cdiv(num_pairs, block),)](
+        routed.experts, routed.ranks, routed.counts, pairs, tiles, num_pairs, num_tiles,
+        NUM_EXPERTS=num_experts, ROWS=rows, BLOCK_EXPERTS=block_experts, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return Placed(pairs, tiles, rows)
+
+
+def weighed(given: torch.Tensor, routed: Routed) -> torch.Tensor:
+    """`[T, H]`: of each token the sum of its pairs' rows, times their weights."""
+    num_tokens, top_k = routed.experts.shape
+    hidden = given.shape[1]
+    out = torch.empty_like(given[:num_tokens])
+    width = min(1024, triton.next_power_of_2(hidden))
+    _weigh[(num_tokens, triton.cdiv(hidden, width))](
+        given, routed.experts, routed.weights, out, hidden, TOP_K=top_k, BLOCK=width, num_warps=4
+    )
+    return out
+
+
 def multiply_experts(
     x: torch.Tensor,
     gate_up: torch.Tensor,
@@ -226,35 +261,20 @@ def multiply_experts(
     num_experts, hidden, inner = down.shape
     num_pairs, top_k = routed.experts.numel(), routed.experts.shape[1]
     rows = rows_of_tile(num_pairs, num_experts, x.element_size())
-    hit = min(num_pairs, num_experts)
-    num_tiles = hit + (num_pairs - hit) // rows  # at most: each expert may begin one
-    pairs = routed.experts.new_empty(num_tiles * rows)
-    tiles = routed.experts.new_empty(num_tiles, 2)
-    block_experts = triton.next_power_of_2(num_experts)
-    block = max(1, COMPARED // block_experts)
-    _place[(triton.cdiv(num_pairs, block),)](
-        routed.experts, routed.ranks, routed.counts, pairs, tiles, num_pairs, num_tiles,
-        NUM_EXPERTS=num_experts, ROWS=rows, BLOCK_EXPERTS=block_experts, BLOCK=block, num_warps=4,
-    )  # fmt: skip
+    pairs, tiles, _ = placed(routed, rows)
 
     def product(x: torch.Tensor, weight: torch.Tensor, size: int, shared: int) -> torch.Tensor:
         gated = weight.shape[1] > size
         shape = _shape(rows, x.element_size(), gated=gated)
         out = x.new_empty(num_pairs, size)
-        _product[(num_tiles * triton.cdiv(size, shape.block_n),)](
+        _product[(len(tiles) * triton.cdiv(size, shape.block_n),)](
             x, weight, out, pairs, tiles, SIZE=size, DEPTH=x.shape[1], SHARED=shared, GATED=gated,
             GELU=gelu, ROWS=rows, BLOCK_N=shape.block_n, BLOCK_K=shape.block_k,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         return out
 
-    given = product(product(x.contiguous(), gate_up, inner, top_k), down, hidden, 1)
-    out = torch.empty_like(given[: len(x)])
-    width = min(1024, triton.next_power_of_2(hidden))
-    _weigh[(len(x), triton.cdiv(hidden, width))](
-        given, routed.experts, routed.weights, out, hidden, TOP_K=top_k, BLOCK=width, num_warps=4
-    )
-    return out
+    return weighed(product(product(x.contiguous(), gate_up, inner, top_k), down, hidden, 1), routed)
 
 
 @triton.jit

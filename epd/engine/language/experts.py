@@ -18,9 +18,11 @@ from torch import nn
 from torch.nn.functional import linear
 
 from epd.engine.kernels import kernels_for
+from epd.engine.kernels.packed import Packed
 from epd.engine.kernels.routing import Routed, Routing
 from epd.engine.language.products import Foreign, is_silu, swiglu
 
+WEIGHTS = ("gate_up_proj", "down_proj")
 _SHARED = ("shared_expert", "shared_experts")  # the one that every token goes to
 
 
@@ -38,11 +40,33 @@ class Experts(nn.Module):
         return out
 
 
+class PackedExperts(nn.Module):
+    """Likewise, of weights in few bits; `weights.kept_experts` gives them to it."""
+
+    def __init__(self, act_fn: nn.Module) -> None:
+        super().__init__()
+        self.act_fn = act_fn
+        self.weights: dict[str, Packed] = {}
+
+    def hold(self, name: str, weight: Packed) -> None:
+        """Its tensors are parameters, since memory is counted by these."""
+        self.weights[name] = weight
+        for part, tensor in weight.tensors().items():
+            self.register_parameter(f"{name}_{part}", nn.Parameter(tensor, requires_grad=False))
+
+    def forward(self, x: torch.Tensor, routed: Routed) -> torch.Tensor:
+        gate_up, down = self.weights["gate_up_proj"], self.weights["down_proj"]
+        ops = kernels_for(x.device.type)
+        out: torch.Tensor = ops.multiply_packed_experts(x, gate_up, down, routed)
+        return out
+
+
 class Mixture(nn.Module):
     def __init__(self, block: Foreign, routing: Routing) -> None:
         super().__init__()
         self.gate = block.gate
-        self.experts = Experts(block.experts)
+        is_packed = isinstance(block.experts, PackedExperts)
+        self.experts = block.experts if is_packed else Experts(block.experts)
         self._ops = kernels_for(block.gate.weight.device.type)
         self._routing = routing
         self._shared = None
@@ -60,7 +84,8 @@ class Mixture(nn.Module):
         if not {"gate", "experts"} <= names <= known:
             return False
         weights = {name for name, _ in block.experts.named_parameters()}
-        return weights == {"gate_up_proj", "down_proj"} and is_silu(block.experts.act_fn)
+        has_them = isinstance(block.experts, PackedExperts) or weights == set(WEIGHTS)
+        return has_them and is_silu(block.experts.act_fn)
 
     def forward(self, x: torch.Tensor, slots: torch.Tensor | None = None) -> torch.Tensor:
         """`[..., H]`, both ways; `slots` `[T]`: rows of tokens with one below 0 only pad."""

@@ -17,6 +17,7 @@ from epd.engine.base import Taker
 from epd.engine.kernels.packed import MIDDLE, Packed
 from epd.engine.weights import stored as stored_weights
 from epd.engine.weights.open_file import of_rank
+from epd.engine.weights.pieces import StoredPiece
 from epd.engine.weights.stored_formats import EIGHT_BITS, MXFP4, NVFP4, Bits
 from epd.model_files.checkpoint import ModelError, Settings
 
@@ -76,7 +77,8 @@ def dummies(
             bits = stored_weights.format_of(config, name)
             assert bits is not None  # or it would have no keeper
             made = packed(name, bits, config, like.shape, device)
-            keepers[name](of_rank(name, made, cuts[name]) if name in cuts else made)
+            made = of_rank(name, made, cuts[name]) if name in cuts else made
+            keepers[name](made, StoredPiece(name))
         elif name in passing:
             whole = _dummy(name, place[: like.numel()].view(like.shape))
             kept = cuts[name].of(whole) if name in cuts else whole

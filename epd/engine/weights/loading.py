@@ -95,6 +95,7 @@ class StagePlan:
     sources: Sources  # of all stages
     tied: dict[str, str]  # parameter to the one that it shares memory with
     cuts: dict[str, Cut]  # what a rank keeps of a parameter, if not all of it
+    shapes: dict[str, tuple[int, ...]]  # of whole parameters
 
 
 def plan_stage(
@@ -140,7 +141,7 @@ def plan_stage(
     if cuts:
         tensor_parallel.shrink(model, cuts)
         adapter.adopt_shard(model, shard)
-    return StagePlan(model, wanted, sources, tied, cuts)
+    return StagePlan(model, wanted, sources, tied, cuts, held)
 
 
 def load_stage(
@@ -216,7 +217,7 @@ def _keepers(
     *,
     dummy: bool,
 ) -> dict[str, Keeper]:
-    """Of whole weights in few bits, by a parameter's name, what they are given to as stored."""
+    """Of weights in few bits, by a parameter's name, what they are given to as stored."""
     fp8 = device == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
     checkpoint = adapter.checkpoint
 
@@ -224,17 +225,23 @@ def _keepers(
         if dummy:
             bits = stored_weights.format_of(checkpoint.config, name)
             return bits is not None and (fp8 or not bits.has_fp8)
-        pieces = plan.sources.get(name) or []
-        is_whole = [(p.expert, p.num_parts) for p in pieces] == [(-1, 1)]
-        return is_whole and stored_weights.stays(checkpoint, pieces[0].stored, fp8=fp8)
+        pieces = plan.sources.get(name, [])
+        fits = (
+            piece.num_parts == 1
+            and stored_weights.stays(checkpoint, piece.stored, fp8=fp8)
+            and stored_weights.shape_of(checkpoint, piece.stored) == piece.fits(plan.shapes[name])
+            for piece in pieces
+        )
+        return bool(pieces) and all(fits)
 
     small = {name for name in plan.wanted.keys() - takers.keys() if stays(name)}
     if part is None or not small:
         return {}
-    from epd.engine.weights import packed_linear
+    from epd.engine.weights import kept_experts, packed_linear
 
     (prefix,) = (path for path, module in plan.model.named_modules() if module is part)
-    return packed_linear.exchange(part, prefix, small)
+    keepers: dict[str, Keeper] = dict(packed_linear.exchange(part, prefix, small))
+    return keepers | kept_experts.exchange(part, prefix, small)
 
 
 def _tied_names(
@@ -288,7 +295,7 @@ def _read(
                 for name, piece in parts:
                     like, cut = wanted[name], cuts.get(name)
                     if name in keepers:
-                        keepers[name](file.packed(name, piece, cut))
+                        keepers[name](file.packed(name, piece, cut), piece)
                         done += _nbytes(like, dtype, cut)
                         progress(done, total)
                         continue

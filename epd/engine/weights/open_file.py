@@ -54,6 +54,8 @@ class OpenFile:
         """A weight, or this rank's part of it, as it is stored.  Raises ModelError."""
         packed = stored_weights.read(self.adapter.checkpoint, piece.stored, self._whole)
         assert packed is not None  # as was looked at before
+        if cut is not None and piece.expert >= 0:  # of gate and up a rank keeps the same
+            cut = replace(cut, dim=cut.dim - 1, kept=cut.kept[:1])
         return packed if cut is None else of_rank(name, packed, cut)
 
     def _whole(self, stored: str) -> torch.Tensor:
@@ -70,7 +72,7 @@ class OpenFile:
 def of_rank(name: str, packed: Packed, cut: Cut) -> Packed:
     """A rank's part of a weight.  Raises ModelError with the numbers of ranks that it has borders
     for."""
-    dim = cut.dim - 2
+    dim = cut.dim - packed.numbers.ndim
     try:
         return packed.narrowed(dim, cut.kept).copied()
     except ValueError as error:

@@ -17,9 +17,10 @@ from torch import nn
 
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.packed import Packed
+from epd.engine.weights.pieces import StoredPiece
 from epd.model_files.config_sizes import PRODUCTS
 
-Keeper = Callable[[Packed], None]
+Keeper = Callable[[Packed, StoredPiece], None]
 # Called by their rows alone.  A latent's factors and the inputs that forget are read as matrices.
 CALLED = PRODUCTS | frozenset(
     "gate_up_proj q_a_proj q_b_proj kv_a_proj_with_mqa per_layer_input_gate "
@@ -34,7 +35,7 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self.weight: Packed
 
-    def take(self, weight: Packed) -> None:
+    def take(self, weight: Packed, piece: StoredPiece | None = None) -> None:
         """Its tensors are parameters, since memory is counted by these."""
         if weight.numbers.is_cuda:
             weight = weight.laid_out()

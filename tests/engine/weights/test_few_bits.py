@@ -52,6 +52,15 @@ def test_experts_that_would_become_wide_are_refused(
     plain = stored(model_dir("qwen3_vl_moe"), tmp_path / "a", lambda n, w: {n: w}, {})
     edit_weights(plain, one_by_one)
     directory, _ = packed("nvfp4", plain, tmp_path / "m")
+    name = "model.language_model.layers.0.mlp.experts.3.down_proj"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        """Of one expert, one is not in few bits, so its layer's others cannot stay."""
+        for beside in ("weight_scale", "weight_scale_2", "input_scale"):
+            del tensors[f"{name}.{beside}"]
+        tensors[f"{name}.weight"] = torch.zeros(64, 48)
+
+    edit_weights(directory, change)
     message = r"NVFP4 \(.*experts.*cannot stay so here: in float32.*--dequantize"
     with pytest.raises(ModelError, match=message):
         build(build_language, directory)

@@ -265,10 +265,10 @@ def test_experts_of_four_bits(apart: Path, tmp_path: Path) -> None:
         assert torch.equal(found[f"{prefix}.gate_up_proj"][expert], torch.cat(parts))
 
 
-def test_kimi_as_it_is_published(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+def kimi(source: Path, target: Path) -> tuple[Path, Tensors]:
     """Experts one by one, in integers of four bits, of which the text's part of config.json
-    tells."""
-    directory = shutil.copytree(model_dir("kimi_k25"), tmp_path / "m")
+    tells; and what they mean."""
+    directory = shutil.copytree(source, target)
     config = json.loads((directory / "config.json").read_text())
     config["text_config"]["quantization_config"] = INT4
     (directory / "config.json").write_text(json.dumps(config))
@@ -280,6 +280,11 @@ def test_kimi_as_it_is_published(model_dir: Callable[[str], Path], tmp_path: Pat
             tensors.update(packed)
 
     edit_weights(directory, change)
+    return directory, meanings
+
+
+def test_kimi_as_it_is_published(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    directory, meanings = kimi(model_dir("kimi_k25"), tmp_path / "m")
     found = experts(directory)
     (prefix,) = {name.partition("1.mlp.experts.")[0] for name in meanings if "1.mlp.exp" in name}
     for expert in range(8):

@@ -9,9 +9,11 @@ import torch
 
 from epd.engine.kernels import kernels_for
 from epd.engine.kernels.packed import Packed
-from epd.engine.kernels.packed.torch_packed import packed_product
+from epd.engine.kernels.packed.torch_packed import multiply_packed_experts, packed_product
 from epd.engine.kernels.packed.triton_packed import widened
-from tests.gpu.kernels.test_kernels import dtypes, relative
+from epd.engine.kernels.routing import Routed, Routing
+from epd.engine.kernels.torch_experts import ranked
+from tests.gpu.kernels.test_kernels import SPECIFIED, dtypes, relative
 
 pytestmark = pytest.mark.gpu
 FORMATS = (
@@ -20,9 +22,9 @@ FORMATS = (
 )  # fmt: skip
 
 
-def made(name: str, size: int, depth: int, device: str) -> Packed:
+def made(name: str, size: int, depth: int, device: str, seed: int = 0) -> Packed:
     """A weight of a format, of any numbers."""
-    draw = torch.Generator().manual_seed(len(name) + size)
+    draw = torch.Generator().manual_seed(len(name) + size + seed)
 
     def scales(*shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=draw) * 0.05 + 0.01
@@ -58,6 +60,10 @@ def made(name: str, size: int, depth: int, device: str) -> Packed:
         if name == "int4 in order":
             weight = replace(weight, order=torch.randperm(depth, generator=draw).int())
     weight = weight.laid_out()
+    return to(weight, device)
+
+
+def to(weight: Packed, device: str) -> Packed:
     return replace(weight, **{n: t.to(device) for n, t in weight.tensors().items()})
 
 
@@ -89,3 +95,40 @@ def test_packed_products(name: str, rows: int, kernel_device: str) -> None:
             out = ops.packed_product(x, weight, bias)
             assert out.dtype == dtype and relative(out, expected) < limit, (size, depth)
             assert torch.equal(out, ops.packed_product(x, weight, bias))
+
+
+def experts(name: str, count: int, size: int, depth: int, device: str) -> Packed:
+    each = [made(name, size, depth, "cpu", at) for at in range(count)]
+    all_of = each[0].room(count, 1)
+    for at, weight in enumerate(each):
+        all_of.put(at, 0, weight)
+    return to(all_of, device)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows of no pair
+@pytest.mark.parametrize("name", [name for name in FORMATS if "order" not in name])
+def test_packed_experts(name: str, kernel_device: str) -> None:
+    """One token, and more than a tile has rows; an expert without any; rows that only pad."""
+    hidden, inner, count = (128, 128, 3) if kernel_device == "cpu" else (512, 384, 6)
+    gate_up = experts(name, count, 2 * inner, hidden, kernel_device)
+    down = experts(name, count, hidden, inner, kernel_device)
+    size = float(gate_up.widened().norm(dim=-1).mean())
+    for num_tokens in (1, 70):
+        logits = torch.randn(num_tokens, count, device=kernel_device)
+        logits[:, 1] -= 100
+        slots = torch.arange(num_tokens, device=kernel_device)
+        slots[5:9] = -1
+        routed = SPECIFIED.route(logits, Routing(2), slots)
+        for dtype, limit in dtypes(kernel_device):
+            if dtype == torch.float32:
+                continue
+            x = torch.randn(num_tokens, hidden, dtype=dtype, device=kernel_device) / size
+            found = kernels_for("cuda").multiply_packed_experts(x, gate_up, down, routed)
+            expected = multiply_packed_experts(x.double(), gate_up, down, routed)
+            assert found.dtype == dtype and relative(found, expected) < 3 * limit
+            again = kernels_for("cuda").multiply_packed_experts(x, gate_up, down, routed)
+            assert torch.equal(found, again)
+            own = Routed(*(tensor[:1] for tensor in routed[:3]), routed.counts)
+            own = ranked(own.experts, own.weights, count)
+            alone = kernels_for("cuda").multiply_packed_experts(x[:1], gate_up, down, own)
+            assert relative(alone, expected[:1]) < 3 * limit

@@ -130,6 +130,32 @@ class Packed:
             self, numbers=numbers, scales=scales, block=(rows, columns), zeros=zeros, gains=gains
         )
 
+    def of_expert(self, expert: int) -> Packed:
+        """Of those side by side in the first dimension: a view."""
+        return replace(self, **{name: t[expert] for name, t in self.tensors().items()})
+
+    def room(self, count: int, num_halves: int) -> Packed:
+        """Memory for so many as `num_halves` of these below each other, as experts have them.
+        Raises ValueError where these do not lie so."""
+        if self.order is not None:
+            raise ValueError("its columns have an order of their own")
+        if num_halves > 1 and self.shape[-2] % self.block[0]:
+            raise ValueError(f"{self.block[0]} rows share a scale")
+        made = {
+            name: tensor.new_empty(count, num_halves * len(tensor), tensor.shape[1])
+            for name, tensor in self.tensors().items()
+        }
+        return replace(self, **made)
+
+    def put(self, expert: int, half: int, weight: Packed) -> None:
+        """A half of one of these.  Raises ValueError where it is of another form."""
+        mine, its = self.tensors(), weight.tensors()
+        form = (self.kind, self.tiled, self.block, self.scales.dtype, *mine)
+        if form != (weight.kind, weight.tiled, weight.block, weight.scales.dtype, *its):
+            raise ValueError("experts are stored in several forms")
+        for name, tensor in its.items():
+            mine[name][expert].narrow(0, half * len(tensor), len(tensor)).copy_(tensor)
+
     def copied(self) -> Packed:
         """With memory of its own."""
         contiguous = torch.contiguous_format

@@ -54,3 +54,9 @@ def codes_of(numbers: torch.Tensor, kind: str, *, own: bool) -> torch.Tensor:
     sizes = (prod(shape[:-1]) // ROWS, *rows, shape[-1] // COLUMNS, *columns)
     parts = found.view(*(sizes[dim] for dim in order))
     return parts.permute(*(order.index(dim) for dim in range(len(order)))).reshape(shape)
+
+
+def laid_out(x: torch.Tensor) -> torch.Tensor:
+    """Inputs `[T, in]` in the order in which a unit takes columns of tiles, each thread's `own`."""
+    parts = x.view(len(x), -1, *_OWN[1]).permute(0, 1, 3, 4, 5, 2, 6)
+    return parts.reshape(x.shape)

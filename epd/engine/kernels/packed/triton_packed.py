@@ -8,11 +8,8 @@ of four bits lie as a thread needs them (`tiles`): what is read goes into the un
 way through shared memory.  Where a thread's numbers have a scale of their own, each is multiplied
 by it, of e2m1 by the multiplication that is there already.  Else the sum is.
 
-A mixture's experts are multiplied by the same kernel (`packed_experts`): a program has a tile of
-the rows that chose an expert, in the place of all rows.
-
-Of many rows the time goes into the product.  The weight is made wide in memory once, which took a
-fifth to two fifths more time than bf16's product of 2,048 rows, and torch multiplies."""
+Of experts a program has a tile of the rows that chose one, in the place of all rows.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +21,25 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from epd.engine.kernels.packed import Packed
+from epd.engine.kernels.packed import Packed, tiles
 from epd.engine.kernels.packed.triton_numbers import (
     EIGHT,
     FP4,
     FP8,
-    INT4,
-    KINDS,
     NO_ZERO,
     both,
-    e2m1,
     halves,
     scale_of,
     widening,
 )
+from epd.engine.kernels.packed.triton_widened import given, widened
+from epd.engine.kernels.routing import Routed
+from epd.engine.kernels.triton_experts import Placed, placed, rows_of_tile, weighed
 from epd.engine.kernels.triton_few import FEW, NUM_PROGRAMS, ended_of, store_sum
+from epd.engine.kernels.triton_ops import silu_mul
 
-CHUNK = tl.constexpr(128)  # columns of a tile
+CHUNK = tl.constexpr(tiles.COLUMNS)
+LEAST_LAID = 16  # rows of which more are put in the order of tiles ahead of a product
 
 
 @triton.jit
@@ -71,8 +70,8 @@ def _of_halves(given, row, lane, column, groups, COLUMNS: tl.constexpr, OWN: tl.
 def _sum_of_four(
     columns, is_row, numbers, scales, zeros, first, depth, begin, end, groups,
     KIND: tl.constexpr, COLUMNS: tl.constexpr, E8M0: tl.constexpr, ZEROS: tl.constexpr,
-    OWN: tl.constexpr, ONCE: tl.constexpr, WIDENING: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    OWN: tl.constexpr, ONCE: tl.constexpr, LAID: tl.constexpr, WIDENING: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """`[BLOCK_N, BLOCK_M]`: of columns from `begin` to `end`; `columns` `[BLOCK_M, 1]` are where
     inputs begin."""
@@ -83,10 +82,10 @@ def _sum_of_four(
     n, tile = first + tl.arange(0, BLOCK_N), first // 64 + tl.arange(0, tiles)
     words = numbers + tile.to(tl.int64)[:, None] * (depth * 8) + word[None, :]
     p = tl.arange(0, 64)
-    if OWN:
+    if OWN and not LAID:
         p = p // 2 % 4 * 32 + p // 16 * 4 + p // 8 % 2 * 2 + p % 2
         p = tl.max_contiguous(tl.multiple_of(p, 2), 2)
-    second: tl.constexpr = 16 if OWN else 64
+    second: tl.constexpr = 16 if OWN and not LAID else 64
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     none = tl.full([tiles, 128], NO_ZERO, tl.uint8)
     less = none, none, none, none
@@ -164,30 +163,44 @@ def _sum_of_eight(
 
 
 @triton.jit
-def _few(
-    x, numbers, scales, zeros, gains, bias, out, parts, ended, num_rows, size, depth, part, groups,
+def _sum(
+    columns, is_row, numbers, scales, zeros, first, size, depth, begin, end, groups,
     KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, E8M0: tl.constexpr,
-    ZEROS: tl.constexpr, GAINS: tl.constexpr, OWN: tl.constexpr, ONCE: tl.constexpr,
-    WHOLE: tl.constexpr, BIAS: tl.constexpr, WIDENING: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    ZEROS: tl.constexpr, OWN: tl.constexpr, ONCE: tl.constexpr, WHOLE: tl.constexpr,
+    LAID: tl.constexpr, WIDENING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0) * BLOCK_N
-    begin = tl.program_id(1) * part
-    end = tl.minimum(begin + part, depth)
-    m = tl.arange(0, BLOCK_M)[:, None]
     if KIND == FP8:
         total = _sum_of_eight(
-            x + m * depth, m < num_rows, numbers, scales, first, size, depth, begin, end, groups,
-            ROWS, COLUMNS, E8M0, ONCE, WIDENING, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
+            columns, is_row, numbers, scales, first, size, depth, begin, end, groups, ROWS, COLUMNS,
+            E8M0, ONCE, WIDENING, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
         total = _sum_of_four(
-            x + m * depth, m < num_rows, numbers, scales, zeros, first, depth, begin, end, groups,
-            KIND, COLUMNS, E8M0, ZEROS, OWN, ONCE, WIDENING, BLOCK_M, BLOCK_N,
+            columns, is_row, numbers, scales, zeros, first, depth, begin, end, groups, KIND,
+            COLUMNS, E8M0, ZEROS, OWN, ONCE, LAID, WIDENING, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     if ONCE:
         n = first + tl.arange(0, BLOCK_N)
         total *= scale_of(tl.load(scales + n // ROWS, mask=n < size), E8M0)[:, None]
+    return total
+
+
+@triton.jit
+def _few(
+    x, numbers, scales, zeros, gains, bias, out, parts, ended, num_rows, size, depth, part, groups,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, E8M0: tl.constexpr,
+    ZEROS: tl.constexpr, GAINS: tl.constexpr, OWN: tl.constexpr, ONCE: tl.constexpr,
+    WHOLE: tl.constexpr, LAID: tl.constexpr, BIAS: tl.constexpr, WIDENING: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    begin = tl.program_id(1) * part
+    m = tl.arange(0, BLOCK_M)[:, None]
+    total = _sum(
+        x + m * depth, m < num_rows, numbers, scales, zeros, tl.program_id(0) * BLOCK_N, size,
+        depth, begin, tl.minimum(begin + part, depth), groups, KIND, ROWS, COLUMNS, E8M0, ZEROS,
+        OWN, ONCE, WHOLE, LAID, WIDENING, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     store_sum(
         total, gains, gains, bias, out, parts, ended, num_rows, size, BIAS, False, GAINS, PARTS,
         BLOCK_M, BLOCK_N,
@@ -195,74 +208,35 @@ def _few(
 
 
 @triton.jit
-def _widen(
-    numbers, scales, zeros, gains, out, size, depth, groups, KIND: tl.constexpr,
+def _experts(
+    x, numbers, scales, zeros, gains, out, pairs, tiles, size, depth, groups, KIND: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, E8M0: tl.constexpr, ZEROS: tl.constexpr,
-    GAINS: tl.constexpr, TILED: tl.constexpr, OWN: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    GAINS: tl.constexpr, OWN: tl.constexpr, ONCE: tl.constexpr, WHOLE: tl.constexpr,
+    LAID: tl.constexpr, WIDENING: tl.constexpr, SHARED: tl.constexpr, ITEMS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    mask = (n < size)[:, None] & (k < depth)[None, :]
-    gain = tl.load(gains + n, mask=n < size, other=0.0)[:, None] if GAINS else 1.0
-    row, column = n.to(tl.int64)[:, None], k[None, :]
-    if KIND == FP8:
-        value = tl.load(numbers + row * depth + column, mask=mask).to(tl.float32)
-    elif TILED:
-        lower, g = row // 8 % 2, row % 8
-        if OWN:
-            t, s, h = column // 32 % 4, column // 4 % 8, column // 2 % 2
-        else:
-            t, s, h = column // 2 % 4, column // 16 % 8, column // 8 % 2
-        lane = row % 64 // 16 * 32 + g * 4 + t
-        at = row // 64 * (depth * 8) + column // 128 * 1024 + s // 4 * 512 + lane * 4 + s % 4
-        half = tl.load(numbers + at, mask=mask, other=0) >> 16 * (column % 2)
-        pair = 2 * h + lower
-        if KIND == INT4:
-            code = (half >> 4 * pair) & 15
-        else:
-            place = 3 * tl.minimum(pair, 2)
-            code = ((half >> 6 - place) & 7) | ((half >> 12 - place) & 8)
-            last = ((half >> 9) & 6) | ((half >> 13) & 1) | ((half >> 11) & 8)
-            code = tl.where(pair < 3, code, last)
-        value = e2m1(code) if KIND == FP4 else code.to(tl.float32)
-    else:
-        code = tl.load(numbers + row * (depth // 2) + column // 2, mask=mask, other=0)
-        code = (code.to(tl.int32) >> 4 * (column % 2)) & 15
-        value = e2m1(code) if KIND == FP4 else code.to(tl.float32)
-    at = (row // ROWS) * groups + column // COLUMNS
-    if KIND == INT4:
-        value -= tl.load(zeros + at, mask=mask).to(tl.float32) if ZEROS else NO_ZERO
-    value *= scale_of(tl.load(scales + at, mask=mask), E8M0) * gain
-    tl.store(out + row * depth + column, value.to(out.dtype.element_ty), mask=mask)
-
-
-def _given(weight: Packed) -> tuple[tuple[torch.Tensor, ...], dict[str, int]]:
-    """The tensors of a weight, and what a kernel is compiled for."""
-    is_e8m0 = weight.scales.dtype == torch.float8_e8m0fnu
-    scales = weight.scales.view(torch.uint8) if is_e8m0 else weight.scales
-    numbers = weight.numbers.view(torch.int32) if weight.tiled else weight.numbers
-    each = (scales if tensor is None else tensor for tensor in (weight.zeros, weight.gains))
-    return (numbers, scales, *each), {
-        "KIND": KINDS[weight.kind],
-        "ROWS": weight.block[0],
-        "COLUMNS": weight.block[1],
-        "E8M0": is_e8m0,
-        "ZEROS": weight.zeros is not None,
-        "GAINS": weight.gains is not None,
-        "OWN": weight.own,
-    }
-
-
-def widened(weight: Packed, dtype: torch.dtype) -> torch.Tensor:
-    """`[out, in]`, without its order."""
-    (size, depth), (tensors, kinds) = weight.shape, _given(weight)
-    out = torch.empty(size, depth, dtype=dtype, device=weight.numbers.device)
-    _widen[(triton.cdiv(size, 16), triton.cdiv(depth, 128))](
-        *tensors, out, size, depth, weight.scales.shape[-1], **kinds, TILED=weight.tiled,
-        BLOCK_N=16, BLOCK_K=128, num_warps=4,
+    num_columns = tl.cdiv(size, BLOCK_N)
+    tile = tl.program_id(0) // num_columns
+    num_rows = tl.load(tiles + 2 * tile + 1)
+    if num_rows <= 0:
+        return
+    first = tl.program_id(0) % num_columns * BLOCK_N
+    m = tl.arange(0, BLOCK_M)
+    pair = tl.load(pairs + tile * BLOCK_M + m, mask=m < num_rows, other=0).to(tl.int64)
+    expert = tl.load(tiles + 2 * tile).to(tl.int64)
+    scaled = expert * tl.cdiv(size, ROWS) * groups
+    total = _sum(
+        x + (pair // SHARED * depth)[:, None], (m < num_rows)[:, None],
+        numbers + expert * size * depth // ITEMS, scales + scaled, zeros + scaled, first, size,
+        depth, 0, depth, groups, KIND, ROWS, COLUMNS, E8M0, ZEROS, OWN, ONCE, WHOLE, LAID,
+        WIDENING, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    return out
+    n = first + tl.arange(0, BLOCK_N)
+    if GAINS:
+        total *= tl.load(gains + expert * size + n, mask=n < size, other=0.0)[:, None]
+    at = out + (pair * size)[None, :] + n[:, None]
+    inside = (n < size)[:, None] & (m < num_rows)[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=inside)
 
 
 def packed_product(
@@ -271,8 +245,27 @@ def packed_product(
     if weight.order is not None:
         x = x.index_select(-1, weight.order)
     if 0 < len(x) <= FEW and x.itemsize == 2 and (weight.tiled or weight.kind == "fp8"):
-        return _product_of_few(x.contiguous(), weight, bias)
+        return _product_of_few(x, weight, bias)
     return functional.linear(x, widened(weight, x.dtype), bias)
+
+
+def _given_to_few(
+    x: torch.Tensor, weight: Packed, rows: int
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], dict[str, int | str]]:
+    """Inputs, and likewise; bfloat16 is made in PTX, which the interpreter has not."""
+    (tensors, kinds), depth, columns = given(weight), weight.shape[-1], weight.block[1]
+    ptx, block_k = "", 128 if columns >= depth else math.gcd(128, columns)
+    is_whole = depth % block_k == 0
+    is_laid = weight.own and rows > LEAST_LAID
+    if is_laid:
+        x = tiles.laid_out(x)
+    if x.dtype == torch.bfloat16 and not triton.knobs.runtime.interpret:
+        if weight.tiled:
+            ptx = widening(weight.kind, own=weight.own)
+        elif is_whole:
+            ptx, tensors = EIGHT, (tensors[0].view(torch.int16), *tensors[1:])
+    kinds |= {"ONCE": columns >= depth, "WHOLE": is_whole, "LAID": is_laid, "BLOCK_K": block_k}
+    return x.contiguous(), tensors, {**kinds, "WIDENING": ptx}
 
 
 class Tiling(NamedTuple):
@@ -285,35 +278,53 @@ class Tiling(NamedTuple):
 
 
 def tiling(weight: Packed, num_rows: int) -> Tiling:
-    if num_rows <= 16 or weight.shape[-2] % 128:
-        return Tiling(64, 4, 3, 8)
-    return Tiling(128, 8, 3, 4)
+    if weight.own and weight.shape[-2] % 128 == 0:
+        return Tiling(128, 4, 3, 4)
+    return Tiling(64, 4, 3, 4)
 
 
 def _product_of_few(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:
     (size, depth), num_rows = weight.shape, len(x)
-    tensors, kinds = _given(weight)
+    x, tensors, kinds = _given_to_few(x, weight, num_rows)
     block_n, warps, stages, share = tiling(weight, num_rows)
     block_m = max(16, triton.next_power_of_2(num_rows))
-    block_k = math.gcd(128, weight.block[1]) if weight.block[1] < depth else 128
-    tiles = triton.cdiv(size, block_n)
+    num_tiles = triton.cdiv(size, block_n)
     chunks = triton.cdiv(depth, 128)
-    part = triton.cdiv(chunks, max(1, min(share * NUM_PROGRAMS // tiles, chunks // 2)))
+    part = triton.cdiv(chunks, max(1, min(share * NUM_PROGRAMS // num_tiles, chunks // 2)))
     parts = triton.cdiv(chunks, part)
     out = torch.empty(num_rows, size, dtype=x.dtype, device=x.device)
     sums = out
     if parts > 1:
-        sums = torch.empty(tiles * parts * block_n * block_m, dtype=torch.float32, device=x.device)
-    ptx = ""
-    if x.dtype == torch.bfloat16 and not triton.knobs.runtime.interpret:  # which has no PTX
-        if weight.tiled:
-            ptx = widening(weight.kind, own=weight.own)
-        elif depth % block_k == 0:
-            ptx, tensors = EIGHT, (tensors[0].view(torch.int16), *tensors[1:])
-    _few[(tiles, parts)](
+        sums = x.new_empty(num_tiles * parts * block_n * block_m, dtype=torch.float32)
+    _few[(num_tiles, parts)](
         x, *tensors, out if bias is None else bias, out, sums, ended_of(x.device), num_rows, size,
-        depth, part * 128, weight.scales.shape[-1], **kinds, ONCE=weight.block[1] >= depth,
-        WHOLE=depth % block_k == 0, BIAS=bias is not None, WIDENING=ptx, PARTS=parts,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        depth, part * 128, weight.scales.shape[-1], **kinds, BIAS=bias is not None, PARTS=parts,
+        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def multiply_packed_experts(
+    x: torch.Tensor, gate_up: Packed, down: Packed, routed: Routed, *, gelu: bool = False
+) -> torch.Tensor:
+    num_pairs, top_k = routed.experts.numel(), routed.experts.shape[1]
+    rows = min(rows_of_tile(num_pairs, len(routed.counts), x.itemsize), FEW)
+    place = placed(routed, rows)
+    active = silu_mul(_product_of_experts(x, gate_up, place, num_pairs, top_k), gelu=gelu)
+    return weighed(_product_of_experts(active, down, place, num_pairs, 1), routed)
+
+
+def _product_of_experts(
+    x: torch.Tensor, weight: Packed, place: Placed, num_pairs: int, shared: int
+) -> torch.Tensor:
+    """`[pairs, N]`; a row of `x` is of so many pairs."""
+    _, size, depth = weight.shape
+    x, tensors, kinds = _given_to_few(x, weight, place.rows)
+    block_n, warps, stages, _ = tiling(weight, place.rows)
+    out = x.new_empty(num_pairs, size)
+    _experts[(len(place.tiles) * triton.cdiv(size, block_n),)](
+        x, *tensors, out, place.pairs, place.tiles, size, depth, weight.scales.shape[-1], **kinds,
+        SHARED=shared, ITEMS=weight.shape[-1] // tensors[0].shape[-1], BLOCK_M=place.rows,
+        BLOCK_N=block_n, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
