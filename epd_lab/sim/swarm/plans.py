@@ -267,6 +267,8 @@ def _draw_engine(random: KeyedRandom, engine: EngineConfig) -> EngineConfig:
     of a piece of work."""
     count = _num_drafts(random)
     speculative = SpeculativeConfig("ngram", count, 1, 3) if count else SpeculativeConfig()
+    if count and random.chance(0.3, "drafts by a layer"):
+        speculative = SpeculativeConfig("mtp", count)
     ahead = random.chance(0.5, "a step ahead")
     quantum_ms = random.pick((0.0, 0.0, 4.0), "quantum")
     return msgspec.structs.replace(

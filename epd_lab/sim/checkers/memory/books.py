@@ -40,6 +40,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     ),
     "ends of places, as of the last look": ("Comebacks._ends_s",),
     "adapters that are loaded: max_loras": ("Adapters._adapters", "Adapters.offered"),
+    "speeds with drafts and without, by powers of two of sequences": ("DraftWorth._loads",),
     "memory that is free": ("BlockPool._free", "Pool._free"),
     "tombstones, and claims that may come: the last few thousand": (
         "Holds._holds", "Requests._ended",
