@@ -47,7 +47,8 @@ STATE_DRILLS: tuple[Drill, ...] = (
         settings=Settings(has_state=True, num_blocks=48, engine=DRAFTING),
         faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
         fires=("draft_accepted", "draft_rejected", "state_moved", "GENERATION:MIGRATING>PLACED"),
-        mutants=("a_rejected_draft_is_said", "a_rejected_draft_keeps_its_place"), calm=NO_STATE,
+        mutants=("a_rejected_draft_is_said", "a_rejected_draft_keeps_its_place"),
+        calm=NO_STATE | {"settings.engine.speculative": SpeculativeConfig()},
     ),
     Drill(
         "drafts-of-a-layer", ("F6", "F63"), topology="1e1p2d",
@@ -55,7 +56,8 @@ STATE_DRILLS: tuple[Drill, ...] = (
         settings=Settings(has_state=True, num_blocks=48, engine=BY_LAYER),
         faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
         fires=("draft_accepted", "draft_rejected", "state_moved", "GENERATION:MIGRATING>PLACED"),
-        mutants=("a_rejected_draft_is_said", "a_rejected_draft_keeps_its_place"), calm=NO_STATE,
+        mutants=("a_rejected_draft_is_said", "a_rejected_draft_keeps_its_place"),
+        calm=NO_STATE | {"settings.engine.speculative": SpeculativeConfig()},
     ),
     Drill(
         "kill-decode-with-states", ("F63", "F20"), topology="1e1p2d", work=LONG, settings=STATE,
