@@ -30,7 +30,7 @@ from epd.fsm.request import (
     StepLaunched,
     StepReturned,
 )
-from epd.messages import MoveRequest, PrefillRequest, RequestFailed
+from epd.messages import CancelTransfer, KvOffer, MoveRequest, PrefillRequest, RequestFailed
 from epd.roles.base import Actor, performs, receives
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.prefill.role import PrefillRole
@@ -87,6 +87,13 @@ class ServerRequests(Attempts):
         failed = RequestFailed(request_id=move.request_id, attempt=move.attempt, failure=failure)
         self.actor.send(received.source, failed)
 
+    @receives(KvOffer)
+    def on_kv_offer(self, received: Received) -> None:
+        offer: KvOffer = received.message
+        failure = Failure(FailureKind.AWAY, "a vLLM server takes no KV")
+        cancel = CancelTransfer(room=offer.room, attempt=offer.attempt, failure=failure)
+        self.actor.send(received.source, cancel)
+
     # --- the answer -------------------------------------------------------------------------------
 
     @performs(Do.ENQUEUE)
@@ -98,10 +105,11 @@ class ServerRequests(Attempts):
         self._answers[request.key] = answer
         self.post(request, Scheduled(()))
         self.post(request, StepLaunched(len(request.prompt), ahead=False))
+        self._note_hands()
         self.actor.spawn(f"answer {request.key}", answer.read(), partial(self._over, request))
 
     def _take(self, request: Request, chunk: ServerChoice) -> None:
-        tokens = chunk.tokens()
+        tokens, is_first = chunk.tokens(), not request.output
         for number, token in enumerate(tokens, 1):
             if request.ended_for_client:
                 return
@@ -112,9 +120,17 @@ class ServerRequests(Attempts):
             self.fire(request, event)
             if not request.ended_for_client:
                 self.fire(request, StepLaunched(1, ahead=False))
+        if is_first:
+            self._note_hands()
+
+    def _note_hands(self) -> None:
+        """vLLM computes these and has yielded nothing of them: its death counts against them."""
+        begun = (one for one in self if one.key in self._answers and not one.output)
+        self.actor.hands.hold(tuple(one.request_id for one in begun))
 
     def _over(self, request: Request, failure: Failure) -> None:
         del self._answers[request.key]
+        self._note_hands()
         if not request.terminal:
             ended = request.ended_for_client
             self.fire(request, StepReturned() if ended else StepFailed(failure))

@@ -12,14 +12,24 @@ from typing import Any, cast
 import pytest
 
 from epd.config import GatewayConfig, InstanceConfig
+from epd.failure import FailureKind
 from epd.frontend import Generation, GenerationError, Leave
-from epd.messages import RowContract, SamplingParams
+from epd.messages import (
+    CancelTransfer,
+    KvOffer,
+    MoveRequest,
+    RequestFailed,
+    RowContract,
+    SamplingParams,
+)
 from epd.roles.compose import Engines, Gateway
 from epd.runtime.front import _within
 from epd.runtime.worker import make_ports
+from epd.transport.base import Received
 from epd.transport.bus.local import LocalBus, LocalBusHub
 from epd.transport.local import LocalMemory
 from epd.vllm.instance import ServerEngine, ServerInstance
+from epd.vllm.requests import ServerRequests
 from epd.vllm.server import EngineServer, objection_to, refusal, sampling_of
 from epd.vllm.shelf import Shelf
 from tests.vllm.fake_server import FakeServer, fake_server
@@ -161,3 +171,50 @@ def test_a_server_without_the_route_is_named() -> None:
 def test_plain_sampling_has_no_objection() -> None:
     assert objection_to(SamplingParams(max_tokens=1, temperature=1.0, top_k=3), ()) == ""
     assert "grammar" in objection_to(SamplingParams(max_tokens=1, grammar="x"), ())
+
+
+async def test_the_gateway_has_the_list_of_what_the_server_begins_with() -> None:
+    """Its death counts against these (F68)."""
+    async with cluster() as at:
+        at.server.pause_s = 0.3
+        asked = asyncio.ensure_future(at.ask(max_tokens=3))
+        hands = at.instance.actor.hands
+        async with asyncio.timeout(PATIENCE_S):
+            while not hands.requests:
+                await asyncio.sleep(0.01)
+        assert len(hands.requests) == 1
+        assert await asked == [10, 11, 12]
+        await at.settle()
+        assert not hands.requests
+
+
+async def test_no_kv_comes_to_a_server_or_leaves_it() -> None:
+    async with cluster() as at:
+        sent: list[Any] = []
+        components = at.instance.actor.components
+        (attempts,) = (one for one in components if isinstance(one, ServerRequests))
+        attempts.actor.send = lambda to, message, payloads=(): sent.append(message) or True
+        offer = KvOffer(
+            request_id="r",
+            attempt=1,
+            room="r/1/kv",
+            token_ids=(1,),
+            num_prompt_tokens=1,
+            num_emitted=0,
+            sampling=SamplingParams(max_tokens=2),
+            gateway=at.gateway.actor.address,
+            deadline_s=1.0,
+            layout=None,
+        )
+        attempts.on_kv_offer(Received("other", 1, offer, ()))
+        move = MoveRequest(
+            request_id="r",
+            attempt=2,
+            former=1,
+            decode=at.gateway.actor.address,
+            first_token_deadline_s=1.0,
+        )
+        attempts.on_move_request(Received("gateway", 1, move, ()))
+        cancel, failed = sent
+        assert isinstance(cancel, CancelTransfer) and cancel.failure.kind is FailureKind.AWAY
+        assert isinstance(failed, RequestFailed) and failed.failure.retryable

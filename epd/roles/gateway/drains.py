@@ -123,7 +123,8 @@ class Drains(Component[Generation]):
         own = instance.info
         other = next(i.info for i in self._registry.takers() if i.info.address == decode)
         layouts = [info.kv_layout.whole for info in (own, other) if info.kv_layout is not None]
-        return layouts[0] == layouts[-1] and bool(pairing.choose(own, other))
+        has_way = len(layouts) == 2 and bool(pairing.choose(own, other))
+        return has_way and layouts[0] == layouts[-1]
 
     @performs(Do.HAND_OVER)
     def hand_over(self, machine: Generation, event: Event | None = None) -> None:
