@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 
 from epd.cli.configure.options import size
-from epd_lab.bench.verbs import accuracy, chaos, formats, gpu, isolation, peer, probe, reuse, serve
+from epd_lab.bench.verbs import (
+    accuracy,
+    chaos,
+    formats,
+    gpu,
+    isolation,
+    peer,
+    probe,
+    reuse,
+    serve,
+    truth,
+)
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -29,12 +40,13 @@ EXAMPLES = (
     ("epd bench accuracy questions.jsonl 1epd 1e1p1d", "right answers of two topologies"),
     ("epd bench probe --device cuda", "models of true size, by few of their layers; minutes"),
     ("epd bench formats --device cuda --only 8b", "weights in 16, 8 and 4 bits; three minutes"),
+    ("epd bench truth epd=URL vllm=URL --kill epd=PID", "right answers under faults; a minute"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 
 ALONE = {  # verbs that have a module of their own
     "accuracy": accuracy, "chaos": chaos, "formats": formats, "gpu": gpu, "peer": peer,
-    "probe": probe, "reuse": reuse, "serve": serve,
+    "probe": probe, "reuse": reuse, "serve": serve, "truth": truth,
 }  # fmt: skip
 
 GATEWAY = """the gateway, the bus and the roles with engines that make tokens without a model,
@@ -88,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reuse.add_to(kinds)
     isolation.add_to(kinds)
     chaos.add_to(kinds)
+    truth.add_to(kinds)
 
 
 def _add_repeats(parser: argparse.ArgumentParser) -> None:

@@ -14,9 +14,9 @@ from epd.cli.start.plan import StartPlan
 from epd.cli.verbs.run import make_plan
 from epd.config import ConfigError
 from epd.model_files.checkpoint import ModelError
+from epd.vllm import instance
 from epd.vllm.command import serve_command
 from epd.vllm.instance import contract_of, plan
-from tests.engine.tiny_models import cached_model
 
 
 def planned(*flags: str) -> StartPlan:
@@ -66,8 +66,10 @@ def test_the_contract_is_that_of_the_encoder(tmp_path: Path) -> None:
     assert contract.row_nbytes == 2 * contract.row_width == 2 * 3 * contract.hidden
 
 
-def test_models_that_a_grid_does_not_describe_are_refused(tmp_path: Path) -> None:
-    model = cached_model("llava_onevision")
-    config = plan(f"--run-dir {tmp_path}", str(model), "float32")
+def test_models_that_a_grid_does_not_describe_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "GRID_FAMILIES", "epd.families.of_others")
+    config = plan(f"--run-dir {tmp_path}", "", "float32")
     with pytest.raises(ModelError, match="Qwen2-VL"):
         contract_of(config)
