@@ -21,7 +21,7 @@ FROZEN_S = 16.0  # who stands still so long is stuck, and its process ends
 
 def draw(random: KeyedRandom, names: Sequence[str], alone: Collection[str]) -> tuple[Fault, ...]:
     """None, one or two; `alone` are who must keep their roles, since nobody else has them."""
-    faults = ()
+    faults: tuple[Fault, ...] = ()
     if random.chance(0.4, "operated"):
         faults += (_operation(random, names, alone),)
     return faults
