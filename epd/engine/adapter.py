@@ -210,6 +210,10 @@ class ModelAdapter:
         """The decoder stack (embedding to final norm) of a loaded model."""
         return model.model.language_model  # type: ignore[no-any-return]
 
+    def stacks(self, model: Any) -> list[Any]:
+        """Of decoder layers: of the model, and of drafts."""
+        return [self.language_model(model), *([model.mtp] if self.has_drafts else [])]
+
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """None: linear positions."""
         return RopePositions(positions=None, delta=0)

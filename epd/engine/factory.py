@@ -219,8 +219,7 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
     """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
 
     Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
-    parts = [adapter.language_model(model), *([model.mtp] if adapter.has_drafts else [])]
-    for part in parts:
+    for part in adapter.stacks(model):
         few_rows.exchange(part.layers)
         if adapter.routing is not None:
             from epd.engine.language import experts
@@ -317,10 +316,9 @@ def _load(
         on_host = config.per_layer_embeddings == "host" and stage == "language"
         return _host_tables(model, adapter, config.device) if on_host else {}
 
-    def keeping(model: torch.nn.Module) -> torch.nn.Module | None:
-        if config.dequantize or stage != "language":
-            return None
-        return adapter.language_model(model).layers  # type: ignore[no-any-return]
+    def keeping(model: torch.nn.Module) -> list[torch.nn.Module]:
+        are_kept = stage == "language" and not config.dequantize
+        return [part.layers for part in adapter.stacks(model)] if are_kept else []
 
     return load_stage(
         adapter, stage, dtype, config.device, config.load_format,

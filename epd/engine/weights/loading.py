@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -155,7 +155,7 @@ def load_stage(
     progress: Progress = no_progress,
     shard: Shard = WHOLE,
     exchange: Callable[[nn.Module], Takers] = lambda model: {},
-    keeping: Callable[[nn.Module], nn.Module | None] = lambda model: None,
+    keeping: Callable[[nn.Module], Iterable[nn.Module]] = lambda model: (),
     may_widen: bool = True,
     hosted: Callable[[nn.Module], Homes] = lambda model: {},
 ) -> nn.Module:
@@ -163,7 +163,7 @@ def load_stage(
 
     `load_format` "dummy" makes weights on the device instead of reading them.  `shard`: a rank
     reads only what it keeps.  `exchange`: of modules on meta, before anything is read.  `keeping`:
-    of a model, the part whose linear layers keep weights as they are stored.  `may_widen`: other
+    of a model, the parts whose linear layers keep weights as they are stored.  `may_widen`: other
     weights in few bits take `dtype`.  `hosted`: of a model, what lies elsewhere than on the device.
     Raises what `plan_stage` raises, and ModelError where a file cannot be read, or where a weight
     would become wide and may not.
@@ -174,7 +174,9 @@ def load_stage(
     joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
     cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
     takers, homes = exchange(model), hosted(model)
-    keepers = _keepers(adapter, plan, keeping(model), takers, device, dummy=dummy)
+    keepers: dict[str, Keeper] = {}
+    for part in keeping(model):
+        keepers |= _keepers(adapter, plan, part, takers, device, dummy=dummy)
     if dummy:
         if not may_widen:
             check(adapter.checkpoint.config, wanted.keys() - keepers.keys() - takers.keys())

@@ -29,6 +29,7 @@ from epd.engine.weights.stored import format_of
 from epd.groups.device.tensor_parallel import Cut
 from epd.model_files.checkpoint import ModelError, read_checkpoint
 from epd.model_files.config_sizes import PRODUCTS
+from tests.engine.draft_models import DRAFTING, make_drafting
 from tests.engine.driver import Driver
 from tests.engine.weights.packings import WAYS
 from tests.engine.weights.test_loading import edit_weights
@@ -120,6 +121,22 @@ async def test_all_that_layers_only_call_is_kept(
         request = await serving.request("r", list(range(3, 40)), max_tokens=1)
         found += language.logits([request.next_step(4096)])
     assert float((found[1] - found[0]).norm() / found[1].norm()) < 1e-4
+
+
+async def test_a_layer_of_drafts_keeps_them(tmp_path: Path) -> None:
+    way, settings = EIGHT["channels"]
+    plain = make_drafting("qwen3_5", tmp_path / "a", agreeing=False)
+    directory = stored(plain, tmp_path / "m", way, settings)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if n.startswith("mtp.layers") and "proj." in n]:
+            tensors.update(way(name, tensors[name]))
+
+    edit_weights(directory, change)
+    language = build_language(directory, DRAFTING, build_executor(DRAFTING))
+    held = [n for n, module in language.model.named_modules() if is_packed(module)]
+    assert len([name for name in held if name.startswith("mtp.")]) == 7
+    assert len([name for name in held if "language_model" in name]) > 7
 
 
 def is_packed(module: torch.nn.Module) -> bool:
