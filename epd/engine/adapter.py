@@ -210,9 +210,11 @@ class ModelAdapter:
         """The decoder stack (embedding to final norm) of a loaded model."""
         return model.model.language_model  # type: ignore[no-any-return]
 
-    def stacks(self, model: Any) -> list[Any]:
-        """Of decoder layers: of the model, and of drafts."""
-        return [self.language_model(model), *([model.mtp] if self.has_drafts else [])]
+    def stacks(self, model: nn.Module) -> list[nn.Module]:
+        """Decoder layers: the model's, and those of drafts."""
+        own = [self.language_model(model)]
+        drafts = [model.get_submodule("mtp")] if self.has_drafts else []
+        return [part.get_submodule("layers") for part in own + drafts]
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """None: linear positions."""

@@ -219,12 +219,12 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
     """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
 
     Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
-    for part in adapter.stacks(model):
-        few_rows.exchange(part.layers)
+    for layers in adapter.stacks(model):
+        few_rows.exchange(layers)
         if adapter.routing is not None:
             from epd.engine.language import experts
 
-            experts.adopt(part.layers, adapter.routing)
+            experts.adopt(layers, adapter.routing)
     bank, parallel = None, None
     if shard.size > 1:
         from epd.groups.device.tensor_parallel import TensorParallel
@@ -318,7 +318,7 @@ def _load(
 
     def keeping(model: torch.nn.Module) -> list[torch.nn.Module]:
         are_kept = stage == "language" and not config.dequantize
-        return [part.layers for part in adapter.stacks(model)] if are_kept else []
+        return adapter.stacks(model) if are_kept else []
 
     return load_stage(
         adapter, stage, dtype, config.device, config.load_format,
