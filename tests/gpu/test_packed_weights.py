@@ -79,20 +79,23 @@ async def test_latent_rows_of_eight_bits(
     cuda: str,
     model_dir: Callable[[str], Path],  # noqa: F811
 ) -> None:
-    """Near to those of 16 bits; an engine that gets the blocks of another goes on exactly."""
-    config = EngineConfig(device=cuda, dtype="bfloat16", kv_nbytes=16 << 20, threads=2)
-    executor = build_executor(config)
-    eight = replace(config, kv_cache_dtype="fp8")
-    found = []
-    for each in (config, eight):
-        first, second = (build_language(model_dir(family), each, executor, 8) for _ in range(2))
-        serving = Driver(model_dir(family), None, first)
-        request = await serving.request("r", list(range(3, 90)), max_tokens=3)
-        while not request.output:
-            await serving.step([request], 48)
-        second.pool.memory.copy_(first.pool.memory)
-        step = request.next_step(48)
-        mine, other = first.logits([step])[0], second.logits([step])[0]
-        assert torch.equal(mine, other)
-        found.append(mine)
-    assert 0 < float((found[1] - found[0]).norm() / found[0].norm()) < 0.2
+    """An engine that gets the blocks of another goes on exactly; one of 16 bits that gets what they
+    mean is near."""
+    config = EngineConfig(device=cuda, dtype="bfloat16", kv_nbytes=64 << 20, threads=2)
+    executor, directory = build_executor(config), model_dir(family)
+    eight = replace(config, kv_cache_dtype="fp8", kv_nbytes=16 << 20)
+    first, second = (build_language(directory, eight, executor, 8) for _ in range(2))
+    plain = build_language(directory, config, executor, 8)
+    serving = Driver(directory, None, first)
+    request = await serving.request("r", list(range(3, 90)), max_tokens=3)
+    while not request.output:
+        await serving.step([request], 48)
+    second.pool.memory.copy_(first.pool.memory)
+    blocks = torch.arange(first.num_blocks, device=cuda)
+    for layer in range(first.kv_layout.num_layers):
+        rows = first.pool.latent(layer).read(blocks, torch.bfloat16)
+        plain.pool.latent(layer).numbers[: len(rows)].copy_(rows)
+    step = request.next_step(48)
+    found, same, near = (each.logits([step])[0] for each in (first, second, plain))
+    assert torch.equal(found, same)
+    assert float((near - found).norm() / found.norm()) < 0.05
