@@ -243,6 +243,57 @@ class _Killed:
         wait_for(lambda: not self._cluster.serving(), READY_S, "it is lost")
 
 
+async def stream(url: str, body: Body, begun: Callable[[], None]) -> list[int]:
+    """Token ids of its answer; `begun` is called after some of them."""
+    timeout, tokens = aiohttp.ClientTimeout(total=2 * ANSWER_S), []
+    body = {**body, "stream": True, "return_token_ids": True}
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.post(url + "/v1/chat/completions", json=body) as answer,
+    ):
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            assert "error" not in event, event
+            before = len(tokens)
+            for choice in event["choices"]:
+                tokens += choice.get("token_ids") or []
+            if before < 40 <= len(tokens):
+                begun()
+    return tokens
+
+
+def test_streams_of_a_killed_server_go_on_at_another(cluster: Cluster) -> None:
+    """Token by token, pictures included."""
+    asked = [question(SAYS, url) for url in painted(40, 17)]
+    those = [{**one, "model": "tiny", "max_tokens": 200, "ignore_eos": True} for one in asked]
+    run_dir = f"{cluster.gateway.run_dir}-pd1"
+    flags = f"--join {cluster.endpoint} --id pd1 --run-dir {run_dir}"
+    url, num_begun = cluster.gateway.base_url, 0
+    with cluster.encoders("1e", "shm"), contextlib.ExitStack() as held:
+        second = VllmServer(cluster.model, flags)
+        held.callback(second.discard)
+        second.wait_up()
+        wait_for(lambda: "pd1" in cluster.gateway.instances(), READY_S, "it has joined")
+
+        def begun() -> None:
+            nonlocal num_begun
+            num_begun += 1
+            if num_begun == len(those) + 20:  # of the second round
+                for process in second.processes():
+                    process.kill()
+
+        async def all_of_them() -> list[list[int]]:
+            return await asyncio.gather(*(stream(url, body, begun) for body in those))
+
+        wanted = asyncio.run(all_of_them())
+        found = asyncio.run(all_of_them())
+        assert second.get("/health") == 0
+    assert {len(tokens) for tokens in wanted} == {200}
+    assert found == wanted
+
+
 @pytest.mark.parametrize("kind", ["unknown", "too_many"])
 def test_no_direct_request_ends_the_engine(cluster: Cluster, kind: str) -> None:
     """Metadata without rows, and a grid of more rows than lie there: 500, and it goes on."""
