@@ -50,7 +50,7 @@ from epd.engine.language.drafts.replay import num_held
 from epd.engine.language.forward import Forward
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.logit_rules import Bits, SampleRequest
-from epd.engine.language.sampler import Draft, Sampled, SentTokens
+from epd.engine.language.sampler import Draft, SampledStep, SentTokens
 from epd.engine.language.step_check import StepCheck
 from epd.engine.sharding import WHOLE, Shard
 from epd.messages import TokenLogprobs
@@ -107,7 +107,7 @@ class TorchLanguageEngine(WithBank):
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
         self._dtype = dtype
         self._lift: RowLift | None = None
-        self._last = Sampled()
+        self._last = SampledStep()
 
     @property
     def pool(self) -> KvPool:
@@ -239,7 +239,7 @@ class TorchLanguageEngine(WithBank):
     def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
         watch = Stopwatch(on_gpu=not self.kv_in_place)
         outcomes: list[Outcome] = []
-        last, self._last = self._last, Sampled()  # a step that raises has sampled nothing
+        last, self._last = self._last, SampledStep()  # a step that raises has sampled nothing
         for sequence in batch:
             fault = self._check.fault(sequence, last.rows)
             outcomes.append(StepFailure(fault) if fault else None)
@@ -280,7 +280,7 @@ class TorchLanguageEngine(WithBank):
         return Deferred(finish)
 
     def _draft(
-        self, logits: torch.Tensor, batch: Sequence[StepSequence], last: Sampled
+        self, logits: torch.Tensor, batch: Sequence[StepSequence], last: SampledStep
     ) -> Draft | SentTokens:
         """Of the sequences that sample.  Those with drafts are not in `last` for the next step:
         which of their tokens is the last is open.  The first rank draws and sends the tokens to the
@@ -293,7 +293,7 @@ class TorchLanguageEngine(WithBank):
             count += 1 + sequence.num_drafts
         broadcast = self._shard.collectives.broadcast
         if self._shard.rank:
-            self._last = Sampled(rows)
+            self._last = SampledStep(rows)
             return SentTokens(
                 broadcast(torch.empty(count, dtype=torch.int64, device=logits.device))
             )
@@ -301,14 +301,14 @@ class TorchLanguageEngine(WithBank):
         draft = Draft(logits, requests, last.draft.tokens if last.draft is not None else None)
         broadcast(draft.tokens)
         is_asked = any(request.allowed is not None for request in requests)
-        self._last = Sampled(rows, draft, self._executor.here() if is_asked else None)
+        self._last = SampledStep(rows, draft, self._executor.here() if is_asked else None)
         return draft
 
     def _settle(
         self, draft: Draft | SentTokens, batch: Sequence[StepSequence]
     ) -> torch.Tensor | None:
-        """States of those with drafts are written when it is known which hold.  Gives of how many
-        tokens each holds, int32, where anything on the device asks."""
+        """States of those with drafts are written behind the count of those that hold.  Gives of
+        how many tokens each holds, int32, where anything on the device asks."""
         drafted, row = [], 0
         for sequence in batch:
             if sequence.num_drafts:
@@ -355,7 +355,7 @@ class TorchLanguageEngine(WithBank):
         finally:
             self.forward.pool = pool
 
-    def _requests(self, sequence: StepSequence, last: Sampled) -> Iterator[SampleRequest]:
+    def _requests(self, sequence: StepSequence, last: SampledStep) -> Iterator[SampleRequest]:
         """One for each row of logits; its output is the sequence's and the drafts before it."""
         params, drafts = sequence.sample, sequence.drafts
         assert params is not None
@@ -369,7 +369,7 @@ class TorchLanguageEngine(WithBank):
             yield SampleRequest(params, index, sequence.prompt_ids, said, allowed, pending)
 
     def _allowed(
-        self, sequence: StepSequence, said: Sequence[int], last: Sampled, pending: int
+        self, sequence: StepSequence, said: Sequence[int], last: SampledStep, pending: int
     ) -> Bits:
         """The tokens that a grammar admits behind `said`; waits for the token that is on its
         way."""

@@ -71,7 +71,7 @@ class Forward(Protocol):
     def propose(
         self, batch: Sequence[StepSequence], tokens: torch.Tensor, held: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Behind a step that has sampled `tokens`: drafts of those that want some, int64
+        """Behind a step that has sampled `tokens`: drafts of those that get some, int64
         `[n, most wanted]`, where the model has a layer for them.  `held`: as for `replay`."""
 
     def begin_anew(self) -> None:

@@ -124,7 +124,7 @@ class SentTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledStep:
     """What the step before samples."""
 
     rows: Mapping[str, int] = field(default_factory=dict)  # by request

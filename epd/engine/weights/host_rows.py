@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Each token of an E model has a row with a part for every layer: a third of all weights, of which a
+Each token of an E model has a row with a part for every layer: a third of all weights.  Of these a
 step reads as many rows as it has tokens.  The table lies in pinned memory, which a kernel reads
 over the bus by the address that the host has, too.  So ids may be on the device alone, and steps
 are captured as they are otherwise.  What is read from a file goes to that memory directly.

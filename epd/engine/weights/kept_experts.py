@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Publishers store each expert by itself.  What is read of one is put into its place in the memory of
-all, in the form that products read, so no second copy of a layer's experts is ever held.  Of a
+all, in the form that products read. So no second copy of a layer's experts is ever held.  Of a
 mixture, both weights stay or none.
 """
 

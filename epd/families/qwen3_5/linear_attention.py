@@ -7,7 +7,7 @@ and the matrices of the delta rule.  All projections of a layer's input are one 
 the convolution, the delta rule, which norms and gates what it answers, and the output's product.  A
 sequence with one token in a step changes its state in one pass over it.  The tokens of a chunk are
 computed a span at a time, from the state behind the chunk before it.  Both change states where they
-lie; with drafts that is done when it is known which of them hold (`drafts/replay.py`).  The first
+lie; with drafts that is done behind the count of those that hold (`drafts/replay.py`).  The first
 token of a sequence reads no state, so a block needs no clearing."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Drafts of the requests of one instance: which request may draft what, and the result.
 
 Where steps run ahead of their results, the last token of a text is not here while the next step is
-planned, and drafts need it. So a text that repeats itself already, and will have more than one
-draft, waits a step for it; the others run ahead. A request that waited in vain has lost one step.
+planned, and drafts need it.  So a text that repeats itself already, and will have more than one
+draft, waits a step for it; the others run ahead.  A request that waited in vain has lost one step.
 The tokens after a sequence with drafts come only when the drafts are verified.  Drafts of the
-model's own layer come with a step's tokens, so who wants some waits for each of its steps.  Nobody
-drafts while that does not pay (`scheduling/drafting/worth.py`).
+model's own layer come with a step's tokens, so a request with drafts waits for each of its steps.
+Nobody drafts while that does not pay (`scheduling/drafting/worth.py`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Speculation:
         self._num_said += count
 
     def _measure(self, worth: DraftWorth, num_running: int) -> None:
-        """From one planned step to the next: what was said meanwhile."""
+        """From one planned step to the next: the tokens of the time between."""
         now_s = self._now_s()
         if self._num_said or not num_running:
             if self._num_said and now_s > self._since_s:

@@ -1,5 +1,7 @@
-"""What operators and lost time add to a run of the swarm: drains, other roles, loops and threads
-that stand still, and a second gateway that is cut off, stalls or dies.
+"""What operators and lost time add to a run of the swarm.
+
+Drains, other roles, loops and threads that stand still, and a second gateway that is cut off,
+stalls or dies.
 
 All of it is drawn from a stream of its own, so that a plan is otherwise what it is without.
 """

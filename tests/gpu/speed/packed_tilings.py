@@ -15,15 +15,20 @@ from multiprocessing import get_context
 import torch
 
 from epd.engine.kernels.packed import Packed, triton_packed
-from epd.engine.kernels.packed.triton_packed import Tiling, packed_product
+from epd.engine.kernels.packed.triton_packed import ProductTiling, packed_product
 from epd.engine.language.few_rows import FewRowsLinear
 from tests.gpu.speed.packed import OPTIONS, SHAPES, layer_us
 
 ROWS = (8, 64)
 TILINGS = (
-    Tiling(64, 4, 3, 8), Tiling(64, 4, 4, 8), Tiling(64, 4, 3, 4), Tiling(128, 4, 3, 4),
-    Tiling(128, 4, 4, 2), Tiling(128, 8, 3, 4), Tiling(128, 8, 4, 2),
-)  # fmt: skip
+    ProductTiling(64, 4, 3, 8),
+    ProductTiling(64, 4, 4, 8),
+    ProductTiling(64, 4, 3, 4),
+    ProductTiling(128, 4, 3, 4),
+    ProductTiling(128, 4, 4, 2),
+    ProductTiling(128, 8, 3, 4),
+    ProductTiling(128, 8, 4, 2),
+)
 FORMATS = ("int4 of 128", "int4 of 32", "nvfp4", "blocks")
 MEASURED = ("qkv", "gate, up")
 
@@ -43,14 +48,14 @@ def drawn(name: str, size: int, depth: int) -> Packed:
     return Packed("int4", numbers, scales.bfloat16(), (1, across), tiled=True)
 
 
-def us_of(name: str, shape: str, rows: int, way: Tiling, layers: int = 2) -> float:
+def us_of(name: str, shape: str, rows: int, way: ProductTiling, layers: int = 2) -> float:
     size, depth = SHAPES[shape]
     triton_packed.tiling = lambda weight, num_rows: way
     weights = [drawn(name, size, depth) for _ in range(layers)]
     return layer_us(lambda layer, x: packed_product(x, weights[layer % layers]), rows, depth)
 
 
-def compiled(job: tuple[str, str, int, Tiling]) -> None:
+def compiled(job: tuple[str, str, int, ProductTiling]) -> None:
     us_of(*job, layers=1)
 
 

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 A matrix unit of a GPU takes its left operand from registers: 128 threads hold 64 rows by 16
-columns, a thread two columns side by side of two rows, and two more behind them.  In a tile of 64
+columns.  Each has two columns side by side of two rows, and two more behind them.  In a tile of 64
 rows by 128 columns each thread's numbers of four such steps are 16 bytes side by side.  So a tile
 is read as it lies and goes nowhere but into the unit.  Which column stands where in a sum is free
 as long as inputs stand likewise.  Where few columns share a scale, a thread has 32 columns side by

@@ -268,7 +268,7 @@ def _given_to_few(
     return x.contiguous(), tensors, {**kinds, "WIDENING": ptx}
 
 
-class Tiling(NamedTuple):
+class ProductTiling(NamedTuple):
     """Of products of few rows."""
 
     block_n: int
@@ -277,10 +277,10 @@ class Tiling(NamedTuple):
     share: int  # of programs for each multiprocessor, at most
 
 
-def tiling(weight: Packed, num_rows: int) -> Tiling:
+def tiling(weight: Packed, num_rows: int) -> ProductTiling:
     if weight.own and weight.shape[-2] % 128 == 0:
-        return Tiling(128, 4, 3, 4)
-    return Tiling(64, 4, 3, 4)
+        return ProductTiling(128, 4, 3, 4)
+    return ProductTiling(64, 4, 3, 4)
 
 
 def _product_of_few(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:

@@ -2,19 +2,19 @@
 
 Theory of operation
 -------------------
-The layer reads what the model knows of a token (its hidden state) and the embedding of the token
-that follows, and gives the hidden state of the one behind that.  It has attention, so it has rows
-of its own in the pool: one more layer of the same layout (`ModelAdapter.paged_rows`), which a
+The layer reads the hidden state of a token, which the model has made, and the embedding of the
+token that follows.  It gives the hidden state of the one behind that.  It has attention, so it has
+rows of its own in the pool: one more layer of the same layout (`ModelAdapter.paged_rows`), which a
 prompt's blocks have too.  So hand-over, migration and prefix cache hold them as any layer's.
 
 Behind each step, with or without drafts, it runs once over all tokens of the step (`propose`).  The
-token that follows is known for each: of the chunk, of the prompt, or as the step has sampled it.
+token that follows is there for each: of the chunk, of the prompt, or as the step has sampled it.
 Its row behind a rejected draft is written again by the next step, like those of other layers.  For
-sequences that want drafts it goes on alone, from its own draft, a token at a time.  All of that is
+sequences with drafts it goes on alone, from its own draft, a token at a time.  All of that is
 launched on the device before the step ends; the host gets the drafts with the tokens.
 
-A draft changes no answer, so what the layer lacks costs drafts alone: in a block that the prefix
-cache has found its last row was made with another token behind it, perhaps.
+A draft changes no answer, so a row that the layer lacks costs drafts alone.  The last row of a
+block that the prefix cache has found may have been made with another token behind it.
 
 Source: DeepSeek-V3's report; layout of Qwen3-Next (`mtp.*`).
 """
@@ -69,7 +69,7 @@ class DraftLayer:
         *,
         multi_axis: bool,
     ) -> torch.Tensor | None:
-        """Its rows of the step's tokens, and int64 `[n, most wanted]` of those that want drafts.
+        """Its rows of the step's tokens, and int64 `[n, most wanted]` of those with drafts.
 
         `tokens`: sampled at `made.sampled`; `held`: of sequences with drafts, tokens that hold."""
         following = made.embeds.roll(-1, 0)
@@ -119,7 +119,7 @@ class DraftLayer:
 
 
 class _Alone:
-    """Batches of one token of each sequence, behind the last one that holds; its place is known on
+    """Batches of one token of each sequence, behind the last one that holds; its place is on
     the device alone.  Where a table has no room for it, it is computed and not written."""
 
     def __init__(

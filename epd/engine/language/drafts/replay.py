@@ -1,4 +1,4 @@
-"""States of sequences with drafts: written when it is known which of their tokens hold.
+"""States of sequences with drafts: written as soon as the tokens that hold are counted.
 
 Theory of operation
 -------------------
