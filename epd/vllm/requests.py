@@ -129,8 +129,10 @@ class ServerRequests(Attempts):
         self.actor.hands.hold(tuple(one.request_id for one in begun))
 
     def _over(self, request: Request, failure: Failure) -> None:
-        del self._answers[request.key]
+        is_gone = self._answers.pop(request.key).is_refused
         self._note_hands()
+        if is_gone:  # its API server alone may have died; whoever is placed here fails
+            self.actor.mailbox.post("server gone", self.actor.on_device_lost, failure.reason)
         if not request.terminal:
             ended = request.ended_for_client
             self.fire(request, StepReturned() if ended else StepFailed(failure))

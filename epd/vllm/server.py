@@ -130,6 +130,7 @@ class ServerAnswer:
         self._on_chunk = on_chunk
         self._reading: asyncio.Task[Failure] | None = None
         self._is_closed = False
+        self.is_refused = False  # nobody listens there any more
 
     def close(self) -> None:
         """Hang up, by which the server drops it."""
@@ -159,6 +160,9 @@ class ServerAnswer:
                 async for line in answer.content:
                     if failure := self._take(line.strip()):
                         return failure
+        except aiohttp.ClientConnectorError as error:
+            self.is_refused = True
+            return Failure(FailureKind.ENGINE, f"the vLLM server is gone: {error}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return Failure(FailureKind.ENGINE, f"the vLLM server does not answer: {error}")
         except (ValueError, msgspec.MsgspecError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -21,6 +21,7 @@ class FakeServer:
         self.status = 200
         self.stops_after = 1 << 30  # tokens: the answer ends there, without an end
         self.pause_s = 0.0
+        self.stop: Callable[[], Awaitable[None]]
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -58,6 +59,7 @@ async def fake_server() -> AsyncIterator[FakeServer]:
     await site.start()
     assert site._server is not None
     host, port = site._server.sockets[0].getsockname()[:2]
+    fake.stop = runner.cleanup
     fake.url = f"http://{host}:{port}"
     try:
         yield fake

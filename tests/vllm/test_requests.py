@@ -218,3 +218,16 @@ async def test_no_kv_comes_to_a_server_or_leaves_it() -> None:
         cancel, failed = sent
         assert isinstance(cancel, CancelTransfer) and cancel.failure.kind is FailureKind.AWAY
         assert isinstance(failed, RequestFailed) and failed.failure.retryable
+
+
+async def test_an_instance_ends_where_its_server_is_gone() -> None:
+    """It may outlive the API server, and must not draw requests that nobody computes."""
+    async with cluster() as at:
+        lost: list[str] = []
+        at.instance.actor.on_device_lost = lost.append
+        components = at.instance.actor.components
+        (attempts,) = (one for one in components if isinstance(one, ServerRequests))
+        await at.server.stop()
+        error = await at.ask()
+        assert isinstance(error, GenerationError) and error.status == 500
+        assert lost and "gone" in lost[0] and not attempts.live()["answers"]

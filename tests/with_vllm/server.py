@@ -10,6 +10,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
+
 from epd.cli.configure.model_check import bundled_model
 from epd.cli.start.ports import any_free
 from epd.vllm.command import transfer_config
@@ -56,6 +58,10 @@ class VllmServer(Command):
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+
+    def has_mark(self, process: psutil.Process) -> bool:
+        """vLLM writes its titles over the environment of its processes; all are of one session."""
+        return os.getsid(process.pid) == self.process.pid or super().has_mark(process)
 
     def get(self, path: str) -> int:
         """Its status; 0: nobody answers."""
