@@ -139,9 +139,9 @@ async def test_states_go_between_groups(topology: str, alone: list[list[bytes]])
     ("family", "more"),
     [
         ("gemma4", {}),
-        ("gemma4", {"engine__cuda_graphs": False, "engine__per_layer_embeddings": "host"}),
+        ("gemma4", {"engine__cuda_graphs": "false", "engine__per_layer_embeddings": "host"}),
         ("gemma4_moe", {}),
-        ("gemma4_moe", {"engine__cuda_graphs": False}),
+        ("gemma4_moe", {"engine__cuda_graphs": "false"}),
     ],
     ids=["E model", "E model, not captured, from the host", "mixture", "mixture, not captured"],
 )

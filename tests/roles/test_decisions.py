@@ -48,6 +48,7 @@ COMPARES_TIMES = {
     "registry.py": "whether it is young is asked of it, and nothing follows when it is no more",
     "rooms.py": "a timer for many: which of those behind it are due",
     "signs_of_life.py": "a timer for all requests: whose turn it is",
+    "speculation.py": "a speed is measured: the time since a count began",
     "timers.py": "what timers are",
     "child.py": "how often progress is told",
     "front.py": "the process ends: how long it waits for its last requests",

@@ -73,13 +73,9 @@ def test_a_grant_without_a_request_ends_however_often_it_is_repeated(left_s: flo
         assert at.actor.counters["grants_not_asked_for"] == 1
 
 
-@pytest.mark.parametrize("why", ["lost", "no time"])
-def test_a_grant_that_nobody_could_end_opens_no_room(why: str) -> None:
+def test_a_grant_whose_deadline_cannot_be_read_opens_no_room() -> None:
     with rooms() as at:
-        if why == "lost":
-            at.actor.lost.add(("d0", 1))
-        else:
-            in_state(at.actor.memberships["gateway"], membership.S.JOINING)
+        in_state(at.actor.memberships["gateway"], membership.S.JOINING)
         hear(at, grant(at))
         assert at.role.find("r") is None
 

@@ -1,7 +1,8 @@
 """Who stands still gets no work, ends in time, and nobody else is taken for such a one (F87).
 
 Looked at with each heartbeat that a gateway gets.  The checker reads at the device itself whether
-it hangs; the time counts from the first such look.  A wait that no measurement bounds yet passes.
+it hangs; the time counts from the first such look, while both processes run.  A wait that no
+measurement bounds yet passes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Wedges(Checker):
         else:
             hung_s = now_s - self._hung_s.setdefault(machine.key, now_s)
             is_unmeasured = any(wait.bound_s > hung_s for wait in waits)
-            if target is instance.S.HEALTHY and hung_s > allowed_s and not is_unmeasured:
+            have_run = all(self._has_run(one, allowed_s) for one in (process, node.process))
+            is_late = hung_s > allowed_s and have_run and not is_unmeasured
+            if target is instance.S.HEALTHY and is_late:
                 self.violate(f"{machine.key} is {target.name}, and stands still: {hung_s:.2f} s")
         for wait in waits:
             ends_s = max(ENDS * wait.bound_s, self._ends_after_s) + self._beats_s

@@ -17,7 +17,7 @@ from tests.gpu.kernels.test_kernels import SPECIFIED, dtypes, relative
 
 pytestmark = pytest.mark.gpu
 FORMATS = (
-    "blocks", "channels", "int4 in groups", "int4 of channels", "int4 with zeros", "int4 in order",
+    "blocks", "blocks of 32", "channels", "int4 in groups", "int4 of channels", "int4 with zeros", "int4 in order",
     "nvfp4", "mxfp4", "int4 in groups of 64", "int4 in groups of 128", "int4 with zeros of 128",
 )  # fmt: skip
 
@@ -34,13 +34,14 @@ def made(name: str, size: int, depth: int, device: str, seed: int = 0) -> Packed
 
     across = next((n for n in (64, 128) if name.endswith(str(n)) and depth % n == 0), 32)
     groups = depth // across
-    if name in ("blocks", "channels"):
+    if name.startswith(("blocks", "channels")):
         values = torch.randn(size, depth, generator=draw).to(torch.float8_e4m3fn)
         if name == "channels":
             weight = Packed("fp8", values, scales(size, 1), (1, depth))
         else:
-            blocks = scales(-(-size // 128), -(-depth // 128))
-            weight = Packed("fp8", values, blocks, (128, 128))
+            side = 32 if name.endswith("32") else 128
+            blocks = scales(-(-size // side), -(-depth // side))
+            weight = Packed("fp8", values, blocks, (side, side))
     elif name == "nvfp4":
         gains = scales(size, 1)
         weight = Packed(
@@ -94,7 +95,8 @@ def test_packed_products(name: str, rows: int, kernel_device: str) -> None:
             expected = packed_product(x.double(), weight, wide)
             out = ops.packed_product(x, weight, bias)
             assert out.dtype == dtype and relative(out, expected) < limit, (size, depth)
-            assert torch.equal(out, ops.packed_product(x, weight, bias))
+            for _ in range(1 if small else 12):  # what runs on too long is seen now and then
+                assert torch.equal(out, ops.packed_product(x, weight, bias)), (size, depth)
 
 
 def experts(name: str, count: int, size: int, depth: int, device: str) -> Packed:
