@@ -18,7 +18,8 @@ from tests.gpu.kernels.test_kernels import SPECIFIED, dtypes, relative
 pytestmark = pytest.mark.gpu
 FORMATS = (
     "blocks", "blocks of 32", "channels", "int4 in groups", "int4 of channels", "int4 with zeros",
-    "int4 in order", "nvfp4", "mxfp4", "int4 in groups of 64", "int4 in groups of 128", "int4 with zeros of 128",
+    "int4 in order", "nvfp4", "mxfp4", "int4 in groups of 64", "int4 in groups of 128",
+    "int4 with zeros of 128",
 )  # fmt: skip
 
 
