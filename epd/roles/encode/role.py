@@ -197,7 +197,7 @@ class EncodeRole(Component[Encoding]):
                 self._close_kept(room, asker)
             elif outgoing is not None and outgoing.grant is None:
                 lost = Failure(FailureKind.AWAY, "the encoder does not hear the gateway")
-                self._rooms.post(outgoing, SourceFailed(lost))
+                self._rooms.call_off(room, lost)
 
     def _close_kept(self, room: str, asker: Asker) -> None:
         encoding = self.encodings.get(asker.mm_hash)
