@@ -26,7 +26,7 @@ class Wedges(Checker):
         self._seen_after_s = timing.lost_after_s + PATIENCE * timing.suspect_after_s + beats_s
         self._ends_after_s = timing.stall_timeout_s
         self._beats_s = beats_s
-        self._hung_s: dict[str, float] = {}  # by life: when it was first seen
+        self._hung: dict[str, tuple[str, float]] = {}  # by life: what, and when it was first seen
         context.world.watch(self._heard, instance.HeartbeatReceived)
         context.world.watch(self._placed, generation.Placed)
 
@@ -38,11 +38,13 @@ class Wedges(Checker):
         if node is None or target not in instance._SERVES:
             return
         waits, now_s = machine.load.waits, self.world.loop.now_s
-        allowed_s = self._allowed_s(node)
-        if not allowed_s:
-            self._hung_s.pop(machine.key, None)
+        what, allowed_s = self._stands(node)
+        if not what:
+            self._hung.pop(machine.key, None)
         else:
-            hung_s = now_s - self._hung_s.setdefault(machine.key, now_s)
+            if self._hung.get(machine.key, ("", 0.0))[0] != what:  # another part of it
+                self._hung[machine.key] = what, now_s
+            hung_s = now_s - self._hung[machine.key][1]
             is_unmeasured = any(wait.bound_s > hung_s for wait in waits)
             have_run = all(self._has_run(one, allowed_s) for one in (process, node.process))
             is_late = hung_s > allowed_s and have_run and not is_unmeasured
@@ -55,13 +57,16 @@ class Wedges(Checker):
         if target is instance.S.STUCK and source is not target:
             self._suspected(machine, node.process)
 
-    def _allowed_s(self, node: Node) -> float:
-        """Until it must be noticed that something of it stands still; 0: nothing does."""
+    def _stands(self, node: Node) -> tuple[str, float]:
+        """What of it stands still ("": nothing), and until when that must be noticed."""
         loop, fabric = wedged(node.instance), self.world.fabric
-        if node.devices[0].hung or (loop is not None and (loop.is_awake or loop._under_way)):
-            return self._seen_after_s
+        if node.devices[0].hung:
+            return "device", self._seen_after_s
+        if loop is not None and (loop.is_awake or loop._under_way):
+            return "steps", self._seen_after_s
         held = any(one.writer is node.process for one in vars(fabric).get("held", ()))
-        return held * (self._seen_after_s + 2 * self.context.cluster.settings.timing.link_timeout_s)
+        link_s = self.context.cluster.settings.timing.link_timeout_s
+        return "transfers" * held, self._seen_after_s + 2 * link_s
 
     def _has_run(self, process: SimProcess, for_s: float) -> bool:
         return process.resumed_s < self.world.loop.now_s - for_s
