@@ -37,10 +37,9 @@ def test_all_of_them_are_drawn_and_nobody_else_loses_the_last_of_a_role() -> Non
                 assert fault.call in ("", operations.ALL)
 
 
-@pytest.mark.parametrize("seed", [770089, 880355, 179602192913, 179602192986])
+@pytest.mark.parametrize("seed", [770007, 770064])
 def test_seeds_that_once_failed(seed: int) -> None:
-    """A step loop that takes no turns is not one that was not woken; what a dead gateway has asked
-    for is given back while a tower hangs; who sleeps cannot see that somebody stands still."""
+    """A step loop that takes no turns is not one that was not woken."""
     plan = draw_plan(seed, groups=True, varied=True, operated=True)
     assert any(fault.kind in ("wedge", "hang") for fault in plan.faults)
     assert run(plan).violations == []

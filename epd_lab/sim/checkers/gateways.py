@@ -22,11 +22,13 @@ class Gateways(Checker):
         if process.instance_id in self.context.cluster.gateways:
             timing, loop = self.context.cluster.settings.timing, self.world.loop
             late_s = 1.5 * timing.lost_after_s + timing.abort_timeout_s
-            loop.call_outside(loop.now_s + late_s, self._look, process)
+            loop.call_outside(loop.now_s + late_s, self._look, process, loop.now_s)
 
-    def _look(self, gateway: SimProcess) -> None:
+    def _look(self, gateway: SimProcess, died_s: float) -> None:
         gone = gateway.instance_id, gateway.epoch
         for node in self.context.cluster.living():
+            if node.process.stalled or node.process.resumed_s > died_s:  # it had no such time
+                continue
             instance = node.instance
             if instance is None or not any(p.machine.is_heard for p in instance.member.places):
                 continue

@@ -16,7 +16,7 @@ from epd_lab.sim.faults import Fault
 
 SECOND = f"{GATEWAY}1"
 ALL = "encode,prefill,decode"  # each role that an instance had is among them
-KINDS = ("ask_drain", "ask_drain", "wedge", "freeze", "hang")
+KINDS = ("ask_drain", "ask_drain", "wedge", "hang")  # what copies by itself has its drill
 CUTS = ("kill", "stall", "partition", "block")
 FROZEN_S = 16.0  # who stands still so long is stuck, and its process ends
 
@@ -45,6 +45,6 @@ def _operation(random: KeyedRandom, names: Sequence[str], alone: Collection[str]
     at_s = random.between(0.8, 2.4, "when")
     if kind != "ask_drain":
         return Fault(kind, target, at_s, duration_s=FROZEN_S)
-    within_s = random.pick((0.1, 1.0, 3.0), "within")
+    within_s = random.pick((0.1, 1.0, 2.0), "within")  # no more than a drain has by itself
     roles = ("", ALL) if target in alone else ("", ALL, "encode", "prefill,decode")
     return Fault(kind, target, at_s, duration_s=within_s, call=random.pick(roles, "roles"))

@@ -45,7 +45,6 @@ CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "haunt": ("deadline", "lost", "transfer", "unavailable"),
     "sleep": ("deadline", "lost", "transfer", "unavailable"),
     "wedge": ("deadline", "lost", "transfer"),
-    "freeze": ("deadline", "lost", "transfer"),
     "lose_thread": ("engine", "unavailable"),
     "raise": ("engine", "transfer"),
     "raise_late": ("engine", "transfer"),
@@ -54,7 +53,7 @@ CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
     "poison": ("poison", "lost", "unavailable"),
 }
 SILENCES = (  # an instance is lost
-    *ENDS, "stall", "partition", "block", "mute", "haunt", "sleep", "hang", "wedge", "freeze",
+    *ENDS, "stall", "partition", "block", "mute", "haunt", "sleep", "hang", "wedge",
 )  # fmt: skip
 LEAVES = ("kill", "stall", "partition", "block", "drain", "ask_drain", "lose_device", "hang")
 DIVIDES = ("hang", "oom", "raise", "raise_late")  # a group, of which one rank fails or hangs
@@ -107,9 +106,10 @@ def excuse(
         target, _, rank = fault.target.partition(".")
         num_ends += bool(rank) or fault.kind in ENDS
         num_lost += bool(rank) or fault.kind in silences
-        if rank or fault.kind in (*LEAVES, "wedge", "freeze"):
+        if rank or fault.kind in (*LEAVES, "wedge"):
             if target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
+                refusals = True  # what waits for the only one of a role comes too late
             if len(faults) > 1:
                 kinds.add("unavailable")
         if fault.kind in ("kill", "haunt") and (fault.target in GATEWAYS or fault.point):
