@@ -57,6 +57,7 @@ PRODUCTS = frozenset(
     "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z out_proj".split()
 )
 SCALE_NBYTES = 4
+FEW_BITS = {"eight bits (--quantization fp8)": 1.0, "four bits": 0.5625}  # bytes, with scales
 
 
 class Sizes:

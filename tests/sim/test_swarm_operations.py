@@ -1,4 +1,4 @@
-"""What operators do, threads that stand still, and second gateways in the swarm."""
+"""What operators do, loops and devices that stand still, and second gateways in the swarm."""
 
 from __future__ import annotations
 

@@ -19,14 +19,13 @@ from epd.engine.weights import stored as stored_weights
 from epd.engine.weights.stored import PLAIN
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_header, weight_files
-from epd.model_files.config_sizes import Counts, Sizes, counted, parameters
+from epd.model_files.config_sizes import FEW_BITS, Counts, Sizes, counted, parameters
 from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
 from epd.runtime.loading import backends_of
 from epd.scheduling.slots import receive_pool
 from epd.transport.shm.segment import DIRECTORY, free_nbytes
 
 GIB, MIB = 1 << 30, 1 << 20
-FORMATS = {"eight bits (--quantization fp8)": 1.0, "four bits": 0.5625}  # bytes, with scales
 VISION_NAMES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
 DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -122,7 +121,7 @@ def check_memory(
 
 def _fitting(device: str, instances: Sequence[InstanceConfig], most_nbytes: float) -> str:
     """A clause with the first format of layers in which all have room; empty: none."""
-    for name, number_nbytes in FORMATS.items():
+    for name, number_nbytes in FEW_BITS.items():
         needed = sum(_needed(instance, device, number_nbytes) for instance in instances)
         if needed <= most_nbytes:
             return f"; with its layers in {name} it would take {needed / GIB:.1f} GiB and fit"

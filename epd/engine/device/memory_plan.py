@@ -20,7 +20,7 @@ from torch import nn
 
 from epd.config import ConfigError, EngineConfig
 from epd.messages import KvLayout
-from epd.model_files.config_sizes import PRODUCTS
+from epd.model_files.config_sizes import FEW_BITS, PRODUCTS
 
 logger = logging.getLogger(__name__)
 # Captured graphs, workspaces of libraries, fragments, and sums of decodes' parts: some MiB, however
@@ -70,8 +70,8 @@ def kv_plan(
 
 def _fitting(lacking_nbytes: int, wide_nbytes: int) -> str:
     """A clause with the first format of linear layers that would leave so much; empty: none."""
-    for name, share in (("eight bits (--quantization fp8)", 0.5), ("four bits", 0.28)):
-        if (left := wide_nbytes * (1 - share)) >= lacking_nbytes:
+    for name, number_nbytes in FEW_BITS.items():
+        if (left := wide_nbytes * (1 - number_nbytes / 2)) >= lacking_nbytes:  # of 16 bits
             return (
                 f", or take its linear layers in {name}, which leaves {left / 2**30:.1f} GiB more"
             )

@@ -117,6 +117,8 @@ def plan_stage(
     try:
         with parameters_on_meta():
             model = adapter.build()
+    except ModelError:
+        raise  # it has its own remedy
     except Exception as error:  # whatever contradictory sizes trip over
         raise ModelError(
             f"{checkpoint.directory}/config.json does not describe a {adapter.model_type} "

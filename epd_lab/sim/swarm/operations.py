@@ -1,6 +1,6 @@
 """What operators and lost time add to a run of the swarm.
 
-Drains, other roles, loops and threads that stand still, and a second gateway that is cut off,
+Drains, other roles, loops and devices that stand still, and a second gateway that is cut off,
 stalls or dies.
 
 All of it is drawn from a stream of its own, so that a plan is otherwise what it is without.
@@ -22,11 +22,8 @@ FROZEN_S = 16.0  # who stands still so long is stuck, and its process ends
 
 
 def draw(random: KeyedRandom, names: Sequence[str], alone: Collection[str]) -> tuple[Fault, ...]:
-    """None, one or two; `alone` are who must keep their roles, since nobody else has them."""
-    faults: tuple[Fault, ...] = ()
-    if random.chance(0.4, "operated"):
-        faults += (_operation(random, names, alone),)
-    return faults
+    """None or one; `alone` are who must keep their roles, since nobody else has them."""
+    return (_operation(random, names, alone),) if random.chance(0.4, "operated") else ()
 
 
 def cut(random: KeyedRandom, names: Sequence[str]) -> Fault:

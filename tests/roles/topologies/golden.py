@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -134,3 +135,10 @@ def assert_exact(said: list[TokenLogprobs], asked: Question) -> None:
     assert [token.token_id for token in said] == asked.token_ids
     worst = max(abs(t.logprob - w) for t, w in zip(said, asked.logprobs, strict=True))
     assert worst < 1e-4, f"log-probabilities differ by {worst:.2e}"
+
+
+async def ask_all(gateway: Gateway, asked: Sequence[Question]) -> None:
+    """At once; each answer is exact."""
+    said = await asyncio.gather(*(answer(gateway, one) for one in asked))
+    for tokens, one in zip(said, asked, strict=True):
+        assert_exact(tokens, one)

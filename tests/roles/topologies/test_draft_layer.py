@@ -14,7 +14,7 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines
 from tests.engine.draft_models import make_drafting
 from tests.roles.topologies.cluster import Cluster
-from tests.roles.topologies.golden import Question, answer, assert_exact, question
+from tests.roles.topologies.golden import Question, ask_all, question
 from tests.roles.topologies.test_exactness import EVERY, total
 from tests.roles.topologies.test_migrated import answers
 
@@ -60,12 +60,6 @@ def cluster_of(shared: dict[str, Any], topology: str, **settings: Any) -> Cluste
     return cluster
 
 
-async def ask_all(cluster: Cluster, asked: list[Question]) -> None:
-    said = await asyncio.gather(*(answer(cluster.gateway, one) for one in asked))
-    for tokens, one in zip(said, asked, strict=True):
-        assert_exact(tokens, one)
-
-
 @pytest.mark.parametrize(
     ("topology", "ahead", "has_few"),
     [
@@ -85,7 +79,7 @@ async def test_drafts_change_no_token(
     )
     async with cluster.running():
         for _ in range(2):
-            await ask_all(cluster, asked)
+            await ask_all(cluster.gateway, asked)
         await cluster.settle()
     drafted = total(cluster, "spec_decode_num_draft_tokens")
     accepted = total(cluster, "spec_decode_num_accepted_tokens")
@@ -98,7 +92,7 @@ async def test_a_decode_that_drafts_nothing_takes_what_a_prefill_with_drafts_sen
     """It has the layer, so its KV has the layout of all, and no drafts are made."""
     cluster = cluster_of(shared, "1e1p1d", speculative=SpeculativeConfig("mtp", 0))
     async with cluster.running():
-        await ask_all(cluster, asked)
+        await ask_all(cluster.gateway, asked)
         await cluster.settle()
     assert total(cluster, "spec_decode_num_draft_tokens") == 0
 

@@ -15,13 +15,13 @@ from epd.config import EncodeConfig, EngineConfig, PrefillConfig
 from epd.engine.base import Patches, Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.frontend import Leave
-from epd.roles.compose import Engines, Gateway
+from epd.roles.compose import Engines
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT
 from tests.engine.conftest import drawn_image
 from tests.patience import PATIENCE_S
 from tests.roles.topologies.cluster import Cluster
-from tests.roles.topologies.golden import Question, answer, ask, assert_exact, question
+from tests.roles.topologies.golden import Question, answer, ask, ask_all, assert_exact, question
 
 LONG = pytest.mark.long
 BLOCK_NBYTES = 65536
@@ -96,12 +96,6 @@ async def serving(
 def total(cluster: Cluster, kind: str) -> int:
     batches = [instance.requests for instance in cluster.instances.values()]
     return sum(batch.totals[kind] for batch in batches if batch is not None)
-
-
-async def ask_all(gateway: Gateway, asked: list[Question]) -> None:
-    said = await asyncio.gather(*(answer(gateway, one) for one in asked))
-    for tokens, one in zip(said, asked, strict=True):
-        assert_exact(tokens, one)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from epd.roles.steps.step import token_event, until_end
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT
 from tests.roles.topologies.cluster import Cluster
-from tests.roles.topologies.golden import Question, answer, assert_exact, question
+from tests.roles.topologies.golden import Question, ask_all, question
 
 BLOCK_NBYTES = 65536
 TOPOLOGIES = {
@@ -88,12 +88,6 @@ async def tokens_of(gateway: Gateway, asked: Generation) -> list[int]:
         assert update.error is None, update.error
         tokens += update.token_ids
     return tokens
-
-
-async def ask_all(gateway: Gateway, questions: list[Question]) -> None:
-    said = await asyncio.gather(*(answer(gateway, one) for one in questions))
-    for tokens, one in zip(said, questions, strict=True):
-        assert_exact(tokens, one)
 
 
 @pytest.mark.parametrize(

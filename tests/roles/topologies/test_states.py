@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from epd.roles.compose import Engines
 from tests.engine.conftest import drawn_image
 from tests.engine.tiny_models import make_model
 from tests.roles.topologies.cluster import Cluster
-from tests.roles.topologies.golden import Question, answer, ask, assert_exact, question
+from tests.roles.topologies.golden import ask, ask_all, question
 from tests.roles.topologies.test_exactness import EVERY, total
 
 BLOCK_NBYTES = 8192
@@ -57,12 +56,6 @@ async def serving(shared: dict[str, Any], topology: str, **settings: Any) -> Asy
         await cluster.settle()
 
 
-async def ask_all(cluster: Cluster, asked: list[Question]) -> None:
-    said = await asyncio.gather(*(answer(cluster.gateway, one) for one in asked))
-    for tokens, one in zip(said, asked, strict=True):
-        assert_exact(tokens, one)
-
-
 @pytest.mark.parametrize(
     ("topology", "chunk", "ahead"),
     [
@@ -84,7 +77,7 @@ async def test_every_cut_says_what_transformers_says(
     ]
     async with serving(shared, topology, max_chunk_tokens=chunk, async_scheduling=ahead) as cluster:
         for _ in range(2):
-            await ask_all(cluster, asked)
+            await ask_all(cluster.gateway, asked)
         assert total(cluster, "preemptions") == 0
         assert total(cluster, "prefix_cache_hit_tokens") > 0
         assert total(cluster, "state_snapshots") > 0
@@ -137,7 +130,7 @@ async def test_a_beginning_is_computed_once(
         computed = count_computed(cluster)
         for turns, pictures, num_found in told:
             one = await ask(turns, pictures, max_tokens=3, model_dir=shared["model_dir"])
-            await ask_all(cluster, [one])
+            await ask_all(cluster.gateway, [one])
             num_prompt = len(one.generation.token_ids)
             assert sum(computed) == num_prompt - num_found + 2, "the last token needs no step"
             computed.clear()
@@ -158,7 +151,7 @@ async def test_who_gives_way_begins_again(
     async with serving(
         shared, topology, max_chunk_tokens=7, kv_nbytes=size, async_scheduling=ahead
     ) as cluster:
-        await ask_all(cluster, asked)
+        await ask_all(cluster.gateway, asked)
         assert total(cluster, "preemptions") >= 1
 
 
@@ -201,7 +194,7 @@ async def test_drafts_change_no_token(
     }
     async with serving(shared, topology, **settings) as cluster:
         for _ in range(2):
-            await ask_all(cluster, asked)
+            await ask_all(cluster.gateway, asked)
         drafted = total(cluster, "spec_decode_num_draft_tokens")
         assert 0 < total(cluster, "spec_decode_num_accepted_tokens") < drafted
         assert bool(total(cluster, "preemptions")) is has_few
