@@ -7,8 +7,9 @@ is lost, and it moves on to the next one.  So deaths are counted by input, and t
 counts is the last (`MAX_DEATHS`).  Two by chance are rare, and a third instance would be lost to
 each real poison pill.  A death counts only against what that life had at hand (`roles/hands.py`),
 not against what waited there.  Restarts and silence beyond the bound count alike, since an input
-that hangs its process is poison, too; an instance that left in order counts for nothing.  A life
-that sends again was cut off and not dead: its count is taken back.
+that hangs its process is poison, too; an instance that left in order counts for nothing.  Lives of
+one host that fall silent together have one cause, such as its cable, and count as one death.  A
+life that sends again was cut off and not dead: its count is taken back.
 
 What is an input.  An image is its `mm_hash`, whoever asks for it: the hash is of one tenant.  A
 request is its content (`roles/gateway/suspects.py`: tokens, images, sampling without the seed), and
@@ -28,6 +29,7 @@ A gateway that starts anew has forgotten all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from epd.records import HandsList
 
@@ -39,14 +41,30 @@ Life = tuple[str, int]  # name and epoch of an instance
 _NOTHING = HandsList()
 
 
-class Deaths:
-    """The books of one gateway; `is_silent`: whether that life does not answer now."""
+class Silence(NamedTuple):
+    """Nothing else is known of the end of a life."""
 
-    def __init__(self, now_s: Callable[[], float], is_silent: Callable[[Life], bool]) -> None:
+    host_id: str
+    since_s: float
+
+
+class Death(NamedTuple):
+    at_s: float
+    silence: Silence | None
+
+
+class Deaths:
+    """The books of one gateway; `is_silent`: whether that life does not answer now; `together_s`:
+    silences that begin within it begin together."""
+
+    def __init__(
+        self, now_s: Callable[[], float], is_silent: Callable[[Life], bool], together_s: float
+    ) -> None:
         self._now_s = now_s
         self._is_silent = is_silent
+        self._together_s = together_s
         self._at_hand: dict[Life, HandsList] = {}
-        self._deaths: dict[str, dict[Life, float]] = {}  # by input, when; the latest one last
+        self._deaths: dict[str, dict[Life, Death]] = {}  # by input; the latest one last
 
     def __len__(self) -> int:
         """Inputs that are remembered."""
@@ -72,19 +90,33 @@ class Deaths:
         """That life is over; what it had at hand."""
         return self._at_hand.pop(life, _NOTHING)
 
-    def count(self, life: Life, inputs: Iterable[str]) -> Mapping[str, tuple[Life, ...]]:
+    def count(
+        self, life: Life, inputs: Iterable[str], silence: Silence | None = None
+    ) -> Mapping[str, tuple[Life, ...]]:
         """It died of one of these; returns those that are poison from now on, with the lives."""
         self._forget_old()
+        death = Death(self._now_s(), silence)
         poison = {}
         for key in inputs:
             lives = self._deaths.pop(key, {})
             was_poison = len(lives) >= MAX_DEATHS
-            self._deaths[key] = lives = {**lives, life: self._now_s()}
+            if not any(self._have_one_cause(death, other) for other in lives.values()):
+                lives = {**lives, life: death}
+            self._deaths[key] = lives
             if len(lives) >= MAX_DEATHS and not was_poison:
                 poison[key] = tuple(lives)
         while len(self._deaths) > MAX_INPUTS:
             del self._deaths[next(iter(self._deaths))]
         return poison
+
+    def _have_one_cause(self, death: Death, other: Death) -> bool:
+        its, others = death.silence, other.silence
+        return (
+            its is not None
+            and others is not None
+            and its.host_id == others.host_id
+            and abs(its.since_s - others.since_s) <= self._together_s
+        )
 
     def acquit(self, key: str) -> None:
         """It was computed."""
@@ -129,6 +161,6 @@ class Deaths:
         before_s = self._now_s() - REMEMBERED_S
         while self._deaths:
             key, lives = next(iter(self._deaths.items()))
-            if max(lives.values()) > before_s:
+            if max(one.at_s for one in lives.values()) > before_s:
                 break
             del self._deaths[key]

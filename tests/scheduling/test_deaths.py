@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from epd.records import HandsList, SamplingParams
 from epd.roles.gateway.suspects import content_of
-from epd.scheduling.deaths import MAX_DEATHS, MAX_INPUTS, REMEMBERED_S, Deaths, Life
+from epd.scheduling.deaths import MAX_DEATHS, MAX_INPUTS, REMEMBERED_S, Deaths, Life, Silence
 
 E0, E0_AGAIN, E1, E2 = ("e0", 1), ("e0", 2), ("e1", 1), ("e2", 1)
 
@@ -20,7 +20,7 @@ class Books:
     silent: set[Life] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.deaths = Deaths(lambda: self.now_s, self.silent.__contains__)
+        self.deaths = Deaths(lambda: self.now_s, self.silent.__contains__, together_s=1.0)
 
 
 def test_the_second_life_that_dies_of_it_is_the_last() -> None:
@@ -31,6 +31,18 @@ def test_the_second_life_that_dies_of_it_is_the_last() -> None:
     assert deaths.count(E0_AGAIN, ["x"]) == {"x": (E0, E0_AGAIN)}, "its next life is another one"
     assert deaths.is_poison("x") and not deaths.is_poison("y")
     assert not deaths.count(E1, ["x"]), "that was said"
+
+
+def test_lives_of_one_host_that_fall_silent_together_are_one_death() -> None:
+    deaths = Books().deaths
+    deaths.count(E0, ["x"], Silence("a", 7.0))
+    assert not deaths.count(E1, ["x"], Silence("a", 7.9)), "a cable"
+    assert deaths.lives("x") == (E0,)
+    assert deaths.count(E1, ["x"], Silence("a", 9.5)), "the input went on to it"
+    for other in (Silence("b", 7.0), None):
+        deaths.acquit("x")
+        deaths.count(E0, ["x"], Silence("a", 7.0))
+        assert deaths.count(E1, ["x"], other), "another host, or an end that was seen"
 
 
 def test_only_what_was_at_hand_counts_and_each_report_is_whole() -> None:

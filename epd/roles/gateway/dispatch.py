@@ -75,7 +75,7 @@ class Dispatcher:
         self._silent = silent
         self._make_rule = make_rule
         self.books = Books()
-        self.suspects = Suspects(actor, registry, silent)
+        self.suspects = Suspects(actor, registry, silent, timing.heartbeat_interval_s)
         self._started_s = actor.clock.now_s()
         self.first_join_within_s = inf  # of the start; later no first instance is waited for
         self.may_run: Callable[[Adapter], bool] = lambda adapter: True  # requests that name it

@@ -20,6 +20,7 @@ from epd.roles.gateway.dispatch import Dispatcher
 from epd.roles.gateway.elsewhere import Elsewhere
 from epd.roles.gateway.registry import Registry
 from epd.roles.gateway.suspects import named
+from epd.scheduling.deaths import Silence
 from epd.transport.base import Received
 
 
@@ -74,19 +75,20 @@ class Losses(Component[Never]):
     def _heard_again(self, address: Address) -> None:
         self._deaths.forgive((address.instance_id, address.epoch))
 
-    def _instance_gone(self, gone: Address, left: bool) -> None:
-        life = (gone.instance_id, gone.epoch)
-        at_hand = self._deaths.end(life)
-        if not left:
-            self._count(gone, at_hand)
+    def _instance_gone(self, instance: Instance, fell_silent: bool) -> None:
+        gone = instance.info.address
+        at_hand = self._deaths.end((gone.instance_id, gone.epoch))
+        if instance.was_lost:
+            silence = Silence(instance.info.host_id, instance.seen_s)
+            self._count(gone, at_hand, silence if fell_silent else None)
         self._fail_attempts(gone)
 
-    def _count(self, gone: Address, at_hand: HandsList) -> None:
+    def _count(self, gone: Address, at_hand: HandsList, silence: Silence | None) -> None:
         life = (gone.instance_id, gone.epoch)
         asked = {one.key: one for one in self._owner.open_ones() if one.asked is not None}
         held = [asked[key] for key in at_hand.requests if key in asked]
         contents = [self._suspects.content(one) for one in held if not _has_yielded(gone, one)]
-        poison = self._deaths.count(life, (*at_hand.images, *contents))
+        poison = self._deaths.count(life, (*at_hand.images, *contents), silence)
         for key, lives in poison.items():
             self.actor.counters["poison_inputs"] += 1
             told = named(lives)

@@ -84,7 +84,7 @@ class Registry(Component[Instance]):
         self._refused: deque[Outsider] = deque()
         self.version = 0  # of what is published
         self._started_s = actor.clock.now_s()
-        self.on_lost: Callable[[Address, bool], None] = lambda address, left: None
+        self.on_lost: Callable[[Instance, bool], None] = lambda instance, fell_silent: None
         self.on_heard: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
         self.on_overdue: Callable[[], None] = lambda: None
@@ -377,7 +377,7 @@ class Registry(Component[Instance]):
         said("instance is gone", instance=instance.key, how=how, why=why)
         for component in self.actor.components:
             component.peer_lost(address)
-        self.on_lost(address, not instance.was_lost)
+        self.on_lost(instance, isinstance(event, HeartbeatsEnded))
 
     @performs(Do.MOVE_ATTEMPTS)
     def move_attempts(self, instance: Instance, event: Event) -> None:

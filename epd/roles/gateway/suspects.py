@@ -29,11 +29,15 @@ class Suspects:
     """Nothing is computed for a question while nothing has died."""
 
     def __init__(
-        self, actor: Actor, registry: Registry, silent: Callable[[], Iterable[str]]
+        self,
+        actor: Actor,
+        registry: Registry,
+        silent: Callable[[], Iterable[str]],
+        heartbeat_interval_s: float,
     ) -> None:
         self._registry = registry
         self._silent = silent
-        self.deaths = Deaths(actor.clock.now_s, self._is_silent)
+        self.deaths = Deaths(actor.clock.now_s, self._is_silent, 2 * heartbeat_interval_s)
 
     def _is_silent(self, life: Life) -> bool:
         return life[0] in self._silent() or self._registry.is_silent(*life)
