@@ -19,7 +19,7 @@ end.
 
 Before a death is noticed, the instance is silent for a while, and its requests look for another
 one.  So an input that one life died of, or that a silent one has at hand, is *barred* while another
-has it: at most two instances are ever at stake.  Who has it at hand may have it again, from another
+has it: at most two instances, or what one cut takes and one more, are at stake.  Who has it at hand may have it again, from another
 request: that puts nobody else at stake.
 
 Bounds: a death is remembered for `REMEMBERED_S`, of `MAX_INPUTS` inputs, the oldest are forgotten.
@@ -42,7 +42,7 @@ _NOTHING = HandsList()
 
 
 class Silence(NamedTuple):
-    """Nothing else is known of the end of a life."""
+    """Of a life that ended without another sign."""
 
     host_id: str
     since_s: float

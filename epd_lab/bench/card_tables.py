@@ -3,8 +3,8 @@ under docs/bench.
 
 A card's file, such as h200.json, has rows in the form of gpu.json (`epd bench gpu`), each with its
 date and its number of runs (`repeats`).  It names the reports that stand beside it whole.  Names of
-figures carry their units.  A report of `epd bench probe`, `peer` or `hop` is a table of its own.
-`epd diagrams` writes the tables, `epd diagrams --check` compares them.
+figures carry their units.  A report of `epd bench probe`, `formats`, `peer` or `hop` is a table of
+its own.  `epd diagrams` writes the tables, `epd diagrams --check` compares them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from epd.topology import parse_topology
 from epd_lab.bench import peer_table
-from epd_lab.bench.costs import probe_table
+from epd_lab.bench.costs import formats, probe_table
 from epd_lab.bench.servers.figures import stream_name
 from epd_lab.bench.transports import hop_table
 from epd_lab.bench.workload import NAMED
@@ -45,6 +45,8 @@ def table(path: Path) -> str:
         return peer_table.table(report)
     if "runs" in report:
         return hop_table.table(report)
+    if "whole" in report:
+        return formats.table(report)
     if "reports" not in report:
         return probe_table.table(report)
     rows = list(_rows(report, path.parent))

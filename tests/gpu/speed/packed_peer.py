@@ -1,10 +1,10 @@
 """What products with weights in few bits take beside those of vLLM's library, in one process.
 
-`python -m tests.gpu.speed.packed_peer FOLDER`, on a CUDA device; FOLDER has `scalar_type.py` and
-`_C_stable_libtorch.abi3.so` of vLLM's wheel (0.26), of which nothing else is loaded.  Its products
-of integers in groups of 128: machete, its first choice on Hopper, and marlin.  Of fp8 in blocks:
-cutlass with inputs in eight bits, whose making counts, and marlin with inputs in 16 bits, as ours.
-Each is compared with the product of widened weights first.  Layers follow each other.
+`python -m tests.gpu.speed.packed_peer FOLDER`, on a CUDA device; FOLDER is that of vLLM's wheel
+(0.26), of which a library and the module of scalar types are loaded.  Its products of integers in
+groups of 128: machete, its first choice on Hopper, and marlin.  Of fp8 in blocks: cutlass with
+inputs in eight bits, whose making counts, and marlin with inputs in 16 bits, as ours.  Each is
+compared with the product of widened weights first.  Layers follow each other.
 """
 
 from __future__ import annotations
