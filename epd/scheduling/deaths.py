@@ -19,8 +19,8 @@ end.
 
 Before a death is noticed, the instance is silent for a while, and its requests look for another
 one.  So an input that one life died of, or that a silent one has at hand, is *barred* while another
-has it: at most two instances, or what one cut takes and one more, are at stake.  Who has it at hand may have it again, from another
-request: that puts nobody else at stake.
+has it.  At most two instances are at stake, or one and those of a cut.  Who has it at hand may have
+it again, from another request: that puts nobody else at stake.
 
 Bounds: a death is remembered for `REMEMBERED_S`, of `MAX_INPUTS` inputs, the oldest are forgotten.
 A gateway that starts anew has forgotten all.
