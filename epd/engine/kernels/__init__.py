@@ -26,7 +26,7 @@ FILES = {  # of the specification, on CUDA, and by the library
     ("packed.torch_packed", "packed.triton_packed"): ("multiply_packed_experts packed_product"),
     ("torch_ops", "triton_fp8"): "scaled_product",
     ("eight_bits", "triton_fp8"): "scaled",
-    ("torch_delta", "triton_delta"): "convolve recall",
+    ("torch_delta", "triton_delta"): "convolve recall replay",
     ("torch_experts", "triton_experts"): "add_gated multiply_experts route",
     ("low_rank.torch_lora", "low_rank.triton_lora"): "add_low_rank",
     ("torch_latent", "triton_latent"): "attend_expanded attend_latent store_latent turn_queries",

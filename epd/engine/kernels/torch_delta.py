@@ -4,8 +4,9 @@ Theory of operation
 -------------------
 A layer's projection gives queries, keys and values, which pass a short convolution and then the
 delta rule.  Of each sequence the convolution's last inputs and the rule's matrices are kept.  A
-sequence that begins in this step reads neither.  Sequences with one token come first.  Who is
-`deferred` reads its states, and writes none.
+sequence that begins in this step reads neither.  Sequences with one token come first, and with
+them those whose tokens are a run (`FlatBatch.runs`).  States of some runs are written later, by
+`replay`, from what `Later` has of their tokens.
 
 The rule.  A head keeps a matrix S `[key_dim, value_dim]`.  A token with key k, value v, decay
 exp(g) and strength b changes it to `S' = exp(g) S + k b (v - k (exp(g) S))`: what the key recalls
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
     from epd.engine.language.kv_pool import SequenceTensor
 
-__all__ = ["SPAN", "DeltaTokens", "Heads", "chunk", "convolve", "recall", "step"]
+__all__ = ["SPAN", "DeltaTokens", "Heads", "Later", "chunk", "convolve", "recall", "replay", "step"]
 
 SPAN = 64
 _EPS = 1e-6
@@ -47,6 +48,13 @@ class DeltaTokens(NamedTuple):
 
     def at(self, places: slice | torch.Tensor) -> DeltaTokens:
         return DeltaTokens(*(part[places] for part in self))
+
+
+class Later(NamedTuple):
+    """What the decodes of a step bring to states; of many layers, with a dimension before."""
+
+    rows: torch.Tensor  # [n, channels], before the convolution
+    strengths: torch.Tensor  # [n, 2 num_values]
 
 
 class Heads(NamedTuple):
@@ -67,27 +75,34 @@ class Heads(NamedTuple):
 
 
 def convolve(
-    rows: torch.Tensor, taps: torch.Tensor, kept: SequenceTensor, layer: int, batch: FlatBatch
+    rows: torch.Tensor,
+    taps: torch.Tensor,
+    kept: SequenceTensor,
+    layer: int,
+    batch: FlatBatch,
+    later: Later | None = None,
 ) -> torch.Tensor:
     """SiLU of the causal convolution of each sequence's rows, `[T, channels]`.
 
-    rows `[T, channels]`, taps `[inputs, channels]`; `kept`: the last inputs but one.  Padding comes
-    out as anything."""
+    rows `[T, channels]`, taps `[inputs, channels]`; `kept`: the last inputs but one; `later`: where
+    rows of decodes are left.  Padding comes out as anything."""
     out, last = torch.zeros_like(rows), len(taps) - 1
-    ones, tables = _ones(batch)
-    if ones:
-        before = _begun(kept.read(layer, tables), batch.seq_lens[:ones] > 1).to(rows.dtype)
-        window = torch.cat([before, rows[:ones, None]], 1)
-        out[:ones] = _convolved(window, taps)[:, 0]
-        kept.write(layer, tables, window[:, 1:])
-    for here, table, has_begun, is_deferred in _chunks(batch):
+    if later is not None:
+        later.rows[: int(batch.decodes)] = rows[: int(batch.decodes)]
+    runs = _runs(batch)
+    before = _begun(kept.read(layer, runs.tables), runs.has_begun).to(rows.dtype)
+    for going, at in runs.tokens():
+        window = torch.cat([before[going], rows[at, None]], 1)
+        out[at] = _convolved(window, taps)[:, 0]
+        before[going] = window[:, 1:]
+    kept.write(layer, runs.tables[runs.are_now], before[runs.are_now])
+    for here, table, has_begun in _chunks(batch):
         before = rows.new_zeros(last, rows.shape[1])
         if has_begun:
             before = kept.read(layer, table)[0].to(rows.dtype)
         window = torch.cat([before, rows[here]])[None]
         out[here] = _convolved(window, taps)[0]
-        if not is_deferred:
-            kept.write(layer, table, window[:, window.shape[1] - last :])
+        kept.write(layer, table, window[:, window.shape[1] - last :])
     return out
 
 
@@ -99,43 +114,78 @@ def recall(
     kept: SequenceTensor,
     layer: int,
     batch: FlatBatch,
+    later: Later | None = None,
 ) -> torch.Tensor:
     """What the states answer, normed and gated, `[T, values]`; what pads, zeros.
 
     mixed `[T, channels]`, as convolved; gates `[T, values]`; strengths `[T, 2 num_values]`: of
     write and decay."""
     out = torch.zeros_like(gates)
-    ones, tables = _ones(batch)
-    if ones:
-        before = _begun(kept.read(layer, tables), batch.seq_lens[:ones] > 1)
-        answers, after = step(_tokens(mixed[:ones], strengths[:ones], heads), before)
-        out[:ones] = _gated(answers, gates[:ones], heads)
-        kept.write(layer, tables, after)
-    for here, table, has_begun, is_deferred in _chunks(batch):
+    if later is not None:
+        later.strengths[: int(batch.decodes)] = strengths[: int(batch.decodes)]
+    runs = _runs(batch)
+    states = _begun(kept.read(layer, runs.tables), runs.has_begun)
+    for going, at in runs.tokens():
+        answers, states[going] = step(_tokens(mixed[at], strengths[at], heads), states[going])
+        out[at] = _gated(answers, gates[at], heads)
+    kept.write(layer, runs.tables[runs.are_now], states[runs.are_now])
+    for here, table, has_begun in _chunks(batch):
         before = kept.read(layer, table)[0] if has_begun else None
         answers, after = chunk(_tokens(mixed[here], strengths[here], heads), before)
         out[here] = _gated(answers, gates[here], heads)
-        if not is_deferred:
-            kept.write(layer, table, after[None])
+        kept.write(layer, table, after[None])
     return out
 
 
-def _ones(batch: FlatBatch) -> tuple[int, torch.Tensor]:
-    """How many sequences have one token, and the blocks of their states."""
-    count = int(batch.decodes)
-    return count, batch.states[:count].long()
+def replay(
+    later: Later,
+    taps: torch.Tensor,
+    heads: Heads,
+    inputs: SequenceTensor,
+    matrices: SequenceTensor,
+    batch: FlatBatch,
+) -> None:
+    """Write the states of all layers, the first dimension of the first two and of what is a
+    layer's in `heads`.  `batch`: decodes alone, with a run of the tokens that count."""
+    for layer, one in enumerate(map(Later, *later)):
+        rows, strengths = (part[: len(batch.runs)] for part in one)
+        mixed = convolve(rows, taps[layer], inputs, layer, batch)
+        gates = torch.zeros_like(mixed[:, : heads.values])  # of answers that nobody reads
+        of_layer = heads._replace(rate=heads.rate[layer], bias=heads.bias[layer])
+        recall(mixed, gates, strengths, of_layer, matrices, layer, batch)
 
 
-def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool, bool]]:
-    """Of sequences with several tokens: their places, state blocks, whether tokens come before,
-    and whether their states are written later."""
+class _Runs(NamedTuple):
+    """Of sequences whose tokens are decodes."""
+
+    firsts: torch.Tensor  # int64 [n]: of each, its first decode
+    counts: torch.Tensor  # [n]: how many they are
+    are_now: torch.Tensor  # bool [n]: their states are written in this step
+    tables: torch.Tensor  # int64 [n, blocks]: where their states are
+    has_begun: torch.Tensor  # bool [n]: tokens come before
+
+    def tokens(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Of the first tokens, then of the second ones: who has one (bool `[n]`), and where."""
+        for at in range(int(self.counts.max()) if len(self.counts) else 0):
+            going = self.counts > at
+            yield going, self.firsts[going] + at
+
+
+def _runs(batch: FlatBatch) -> _Runs:
+    runs = batch.runs[: int(batch.decodes)]
+    runs = runs if batch.shape.has_runs else torch.ones_like(runs)
+    firsts = runs.nonzero()[:, 0]
+    runs, states = runs[firsts], batch.states[firsts].long()
+    return _Runs(firsts, runs.abs(), runs > 0, states, batch.seq_lens[firsts] > 1)
+
+
+def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool]]:
+    """Of sequences with several tokens: their places, state blocks, whether tokens come before."""
     cu_q, lengths = batch.cu_q.tolist(), batch.seq_lens.tolist()
-    deferred = batch.deferred.tolist() or [0] * len(lengths)
     for i in range(int(batch.decodes), len(lengths)):
-        if cu_q[i] < cu_q[i + 1] and deferred[i] < 2:
+        if cu_q[i] < cu_q[i + 1]:
             has_begun = lengths[i] > cu_q[i + 1] - cu_q[i]
-            here = slice(cu_q[i], cu_q[i + 1])
-            yield here, batch.states[i][None].long(), has_begun, bool(deferred[i])
+            yield slice(cu_q[i], cu_q[i + 1]), batch.states[i][None].long(), has_begun
 
 
 def _begun(kept: torch.Tensor, has_begun: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from epd.engine.kernels.torch_delta import SPAN
-from epd.engine.kernels.triton_state import EPS, count_of, places, strengths_of, where_piece
+from epd.engine.kernels.triton_state import EPS, places, strengths_of, where_piece
 
 if TYPE_CHECKING:
     from epd.engine.kernels.torch_delta import Heads
@@ -90,15 +90,12 @@ def _convolve(
 
 @triton.jit
 def _keep(
-    rows, pieces, states, decodes, cu_q, seq_lens, deferred, first, row_stride, stride,
+    rows, pieces, states, decodes, cu_q, seq_lens, first, row_stride, stride,
     NUM_BLOCKS: tl.constexpr, FIRST_BLOCK: tl.constexpr, PER_BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr, KEPT: tl.constexpr, DEFERS: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The last inputs of a sequence; those of a short chunk lie among those before."""
     sequence = tl.load(decodes) + tl.program_id(1)
-    if DEFERS:  # noqa: SIM102 - what a constant leaves out is not compiled
-        if tl.load(deferred + sequence) != 0:
-            return
     begin = tl.load(cu_q + sequence)
     count = tl.load(cu_q + sequence + 1) - begin
     if count == 0:
@@ -136,8 +133,8 @@ def convolve_chunks(
     )  # fmt: skip
     block = min(1024, triton.next_power_of_2(channels))
     _keep[(triton.cdiv(channels, block), batch.shape.num_sequences - batch.shape.num_decodes)](
-        rows, kept.pieces, batch.states, batch.decodes, batch.cu_q, batch.seq_lens, batch.deferred,
-        *strides, **sizes, DEFERS=bool(len(batch.deferred)), BLOCK=block, num_warps=4,
+        rows, kept.pieces, batch.states, batch.decodes, batch.cu_q, batch.seq_lens, *strides,
+        **sizes, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 
@@ -199,15 +196,15 @@ def _solve(
 
 @triton.jit
 def _scan(
-    mixed, strengths, rate, bias, inverses, pieces, states, decodes, cu_q, seq_lens, deferred, out,
-    first, strength_stride, stride, scale, NUM_BLOCKS: tl.constexpr, FIRST_BLOCK: tl.constexpr,
+    mixed, strengths, rate, bias, inverses, pieces, states, decodes, cu_q, seq_lens, out, first,
+    strength_stride, stride, scale, NUM_BLOCKS: tl.constexpr, FIRST_BLOCK: tl.constexpr,
     PER_BLOCK: tl.constexpr, NUM_KEYS: tl.constexpr, NUM_VALUES: tl.constexpr,
     CHANNELS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr, PART: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
-    DEFERS: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.load(decodes) + tl.program_id(2)
-    begin, count = count_of(cu_q, deferred, sequence, DEFERS)
+    begin = tl.load(cu_q + sequence)
+    count = tl.load(cu_q + sequence + 1) - begin
     if count == 0:
         return
     head = tl.program_id(0)
@@ -254,8 +251,6 @@ def _scan(
         correction *= (length * tl.exp(whole - decay))[:, None]
         state *= tl.exp(whole)
         state += tl.dot(tl.trans(key), correction.to(kind), input_precision=PRECISION)
-    if DEFERS:
-        inside &= tl.load(deferred + sequence) == 0
     tl.store(here, state, mask=inside)
 
 
@@ -311,9 +306,9 @@ def recall_chunks(
     slices, prompts = triton.cdiv(heads.value_dim, part), shape.num_sequences - shape.num_decodes
     _scan[(heads.num_values, slices, prompts)](
         *said, inverses, kept.pieces, batch.states, batch.decodes, batch.cu_q, batch.seq_lens,
-        batch.deferred, out, layer * kept.num_pieces, strengths.stride(0), kept.pieces.stride(0),
+        out, layer * kept.num_pieces, strengths.stride(0), kept.pieces.stride(0),
         heads.key_dim**-0.5, **places(kept, batch), **sizes, VALUE_DIM=heads.value_dim, PART=part,
-        DEFERS=bool(len(batch.deferred)), num_warps=4, num_stages=2 if mixed.itemsize == 2 else 1,
+        num_warps=4, num_stages=2 if mixed.itemsize == 2 else 1,
     )  # fmt: skip
     _gate[(len(mixed),)](
         out, gates, heads.gain, batch.decodes, batch.cu_q, gates.stride(0), heads.eps,

@@ -38,13 +38,14 @@ def strengths_of(  # noqa: ANN201
 
 
 @triton.jit
-def count_of(cu_q, deferred, sequence, DEFERS: tl.constexpr):  # noqa: ANN201
-    """Where a sequence's tokens begin in the row, and how many they are; of nobody's, none."""
-    begin = tl.load(cu_q + sequence)
-    count = tl.load(cu_q + sequence + 1) - begin
-    if DEFERS:
-        count = tl.where(tl.load(deferred + sequence) == 2, 0, count)
-    return begin, count
+def run_of(runs, decode, HAS_RUNS: tl.constexpr):  # noqa: ANN201
+    """How many decodes from this one on are tokens of its sequence (0: it is behind the first of
+    them), and whether their states are written now."""
+    count, is_now = 1, True
+    if HAS_RUNS:
+        run = tl.load(runs + decode)
+        count, is_now = tl.abs(run), run > 0
+    return count, is_now
 
 
 def places(kept: SequenceTensor, batch: FlatBatch) -> dict[str, int]:

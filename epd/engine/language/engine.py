@@ -322,7 +322,7 @@ class TorchLanguageEngine(WithBank):
         else:
             held = draft.tokens.new_empty(len(drafted), dtype=torch.int32)
         self._shard.collectives.broadcast(held)
-        self.forward.replay([sequence for _, sequence in drafted], held)
+        self.forward.replay(held)
         return held
 
     def _logits(

@@ -20,8 +20,10 @@ A kind that is seen for a while has parts of what its window reaches alone: a ta
 anything in place of the blocks before.  `limits` holds what a picture's rows see of each other.
 
 Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table.
-A sequence that only pads has -1 there: for it nothing is read or written.  One with drafts reads
-its states and writes none (`deferred`): which of its tokens hold is open (`drafts/replay.py`).
+A sequence that only pads has -1 there: for it nothing is read or written.
+
+A sequence with drafts is as many decodes, one for each of its tokens, which follow each other.  Its
+states are read and not written (`runs`): which tokens hold is open (`drafts/replay.py`).
 
 The host alone has `chunks`: a mixer that reads it (`Mixer.reads_chunks`) is not captured in steps
 with prompts.
@@ -56,7 +58,7 @@ class BatchShape(NamedTuple):
     at_once: int = 1  # parts of decodes that the device runs
     num_others: int = 0  # kinds of rows behind the first
     adapters: int = 0  # 1: tokens may have an adapter
-    num_replayed: int = 0  # tokens of sequences whose states are written later
+    has_runs: int = 0  # 1: neighbours among the decodes may be tokens of one sequence with states
 
     @property
     def num_parts(self) -> int:
@@ -97,7 +99,7 @@ class FlatSequence:
     others: tuple[Ints, ...] = ()  # blocks of the kinds of rows behind the first
     pictures: Sequence[tuple[int, int]] = ()  # here, that are seen both ways: places in it
     adapter: int = -1  # place of its adapter (`lora`)
-    is_deferred: bool = False  # its states are written later
+    run: int = 1  # see `FlatBatch.runs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,8 @@ class FlatBatch:
     # and the place of its sum (-1: it is all of its decode)
     joins: torch.Tensor  # [num_joins, 3]: decode (-1: none), first place of its sums, and their end
     adapters: torch.Tensor  # [T], -1: none; or [0] in a step where no token has one
-    deferred: (
-        torch.Tensor
-    )  # [S], 1: its states are written later, 2: nobody's; or [0] where all are 0
-    replayed: torch.Tensor  # [num_replayed]: tokens of those, in order; behind these the first one
+    runs: torch.Tensor  # [num_decodes], where states are read: tokens of a sequence from this one
+    # on, negative where its states are written later; 0: it belongs to one before it
     indices: torch.Tensor  # [sum of blocks]
     chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
     window: int = 0  # tokens that a query of this kind sees, itself among them; 0: all
@@ -147,7 +147,7 @@ def _sizes(shape: BatchShape) -> list[int]:
     sizes += [sequences + 1, sequences + 1, 2 * shape.num_tiles]
     parts = [4 * shape.num_parts, 3 * shape.num_joins]
     sizes += [sequences * shape.num_state_blocks, *parts, tokens if shape.adapters else 0]
-    sizes += [sequences if shape.num_replayed else 0, shape.num_replayed]
+    sizes += [shape.num_decodes]
     if shape.num_others:
         sizes += [tokens, *[tokens, sequences + 1, *parts] * shape.num_others]
     return sizes
@@ -159,6 +159,10 @@ def shape_of(
     decodes = sum(count == 1 for count in counts)
     tiles = sum(-(-count // tile_size) for count in counts if count > 1)
     return BatchShape(sum(counts), len(counts), decodes, tiles, num_state_blocks, at_once)
+
+
+def has_runs(sequences: Sequence[FlatSequence]) -> int:
+    return int(any(s.run != 1 and len(s.state) for s in sequences))
 
 
 def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
@@ -194,8 +198,7 @@ def pack(
     starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
     num_state_blocks = len(sequences[0].state) if sequences else 0
     needed = shape_of(counts.tolist(), tile_size, num_state_blocks)
-    replayed = np.repeat([s.is_deferred for s in sequences], counts).nonzero()[0]
-    needed = needed._replace(num_others=len(others), num_replayed=len(replayed))
+    needed = needed._replace(num_others=len(others), has_runs=has_runs(sequences))
     shape = room or needed
     assert all(has >= needs for has, needs in zip(shape, needed, strict=True)), (shape, needed)
     assert (counts[: needed.num_decodes] == 1).all(), "sequences with one query come first"
@@ -220,9 +223,8 @@ def pack(
         f.states[: len(sequences), :num_state_blocks] = [s.state for s in sequences]
     if shape.adapters:
         f.adapters[: needed.num_tokens] = np.repeat([s.adapter for s in sequences], counts)
-    if len(replayed):
-        f.deferred[: len(sequences)] = [s.is_deferred for s in sequences]
-        f.replayed[: len(replayed)] = replayed
+    if shape.has_runs:
+        f.runs[: needed.num_decodes] = [s.run for s in sequences[: needed.num_decodes]]
     end = _fill_rows(f, [s.table for s in sequences], starts, lengths, block_size, 0)
     for number, (kind, one) in enumerate(zip(others, f.others, strict=True)):
         tables = [s.others[number] for s in sequences]
@@ -319,7 +321,7 @@ def view(
     fields[9] = fields[9].reshape(shape.num_sequences, shape.num_state_blocks)
     fields[10] = fields[10].reshape(shape.num_parts, 4)
     fields[11] = fields[11].reshape(shape.num_joins, 3)
-    fields, more = [*fields[:15], data[at:], chunks], fields[15:]
+    fields, more = [*fields[:14], data[at:], chunks], fields[14:]
     whole = FlatBatch(shape, tile_size, *fields)
     if not others:
         return whole

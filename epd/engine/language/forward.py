@@ -17,13 +17,14 @@ import torch
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
 from epd.engine.language.drafts.made import Made
-from epd.engine.language.drafts.replay import of_held
+from epd.engine.language.drafts.replay import Replay, of_held
 from epd.engine.language.flat_batch import (
     FlatBatch,
     FlatSequence,
     Ints,
     by_kind,
     chunks_of,
+    has_runs,
     pack,
     shape_of,
     view,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from epd.engine.language.row_splice import AddedRows
     from epd.engine.language.scoring import Head, Scores
 
-# Tokens of a sequence that are as many decodes, where its rows are latent: so few read them as they
+# Tokens of a prompt that are as many decodes, where its rows are latent: so few read them as they
 # lie, and expanding all of them would be more work.
 FEW_TOKENS = 8
 MAX_SAMPLED = 4096  # rows of a step whose tokens stay on the device for the next
@@ -64,7 +65,7 @@ class Forward(Protocol):
     def keep(self, tokens: torch.Tensor) -> None:
         """The tokens that this step samples, for the next one to read."""
 
-    def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
+    def replay(self, held: torch.Tensor) -> None:
         """Of the sequences of this step that have drafts, `held` tokens count, int32 `[n]`: their
         states are those behind these."""
 
@@ -135,16 +136,16 @@ class FusedForward:
         self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
         self._tables: dict[int, tuple[Any, tuple[Ints, ...]]] = {}
         self._as_decodes = FEW_TOKENS if pool.layout.num_parts == 1 else 1
-        self._max_replayed = 0  # tokens of a step
+        self._replay: Replay | None = None  # of states, where drafts are expected
+        self._last: FlatBatch | None = None  # the step that was launched last
+        self._firsts: list[int] = []  # of its sequences with drafts, the first decode of each
         self.draft_layer: DraftLayer | None = None
         self._made: Made | None = None  # of the last step, where there is one
 
-    def expect_drafts(self, num_tokens: int) -> None:
-        """Of sequences with drafts, as many in a step."""
-        if self._decoder.replays:
-            self._max_replayed = num_tokens
-        for mixer in self._decoder.replays:
-            mixer.expect_drafts(num_tokens)
+    def expect_drafts(self, num_decodes: int) -> None:
+        """In steps of so many decodes, as many as tokens of sequences with drafts."""
+        if layers := self._decoder.replays:
+            self._replay = layers[0].expect_drafts(layers, num_decodes)
 
     def propose(
         self, batch: Sequence[StepSequence], tokens: torch.Tensor, held: torch.Tensor | None
@@ -157,11 +158,9 @@ class FusedForward:
             made, pairs, tokens, held, self.pool, multi_axis=self._multi_axis
         )
 
-    def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
-        if self._decoder.replays:
-            flat = of_held([self._flat(s, -1) for s in batch], held, self._tile_size)
-            for mixer in self._decoder.replays:
-                mixer.replay(flat, self.pool)
+    def replay(self, held: torch.Tensor) -> None:
+        if self._replay is not None and self._last is not None:
+            self._replay(of_held(self._last, self._firsts, held), self.pool)
 
     def begin_anew(self) -> None:
         self.pool, self.graphs, self.prompt_graphs = self.pool.like(1), None, None
@@ -193,7 +192,7 @@ class FusedForward:
                         states,
                         self._at_once(True),
                         num_others,
-                        self._max_replayed,
+                        has_runs=self._replay is not None,
                         adapters=self.bank is not None,
                     ),
                     size,
@@ -214,6 +213,7 @@ class FusedForward:
                 states,
                 self._at_once(False),
                 self._others,
+                has_runs=self._replay is not None,
                 adapters=self.bank is not None,
             )
 
@@ -223,22 +223,24 @@ class FusedForward:
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        few = self._as_decodes
-        order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > few)
+        order = sorted(range(len(batch)), key=lambda i: not self._is_decodes(batch[i]))
         parts = [part for i in order for part in self._parts(batch[i], sources[i])]
         ordered = [batch[i] for i in order]
+        stops = np.cumsum([len(s.token_ids) for s in ordered]).tolist()
+        ends = [stop - 1 for _, stop in sorted(zip(order, stops, strict=True))]
+        drafted = [(end, s) for end, s in zip(ends, batch, strict=True) if s.num_drafts]
+        self._firsts = [end - s.num_drafts for end, s in drafted]
         adapters = self.bank is not None and any(s.adapter for s in batch)
         if self.graphs is not None and all(
-            len(s.token_ids) == 1 + s.num_drafts <= few and s.sample is not None and not s.spans
+            len(s.token_ids) == 1 + s.num_drafts and s.sample is not None and not s.spans
             for s in ordered
         ):
             logits = self.graphs.replay(parts, adapters=adapters)
             if logits is not None:
+                self._last = self.graphs.last
                 return logits, []
         flat, embeds, hidden = self._hidden(parts, ordered, adapters=int(adapters))
-        place = {i: at for at, i in enumerate(order)}
-        ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
-        ends = [ends[place[i]] for i in range(len(batch))]
+        self._last = flat
         sampled = sampled_places(batch, ends)
         if self.draft_layer is not None:
             self._made = Made(flat, embeds, hidden, ends, sampled)
@@ -251,8 +253,7 @@ class FusedForward:
         """The batch on the device, what the first layer read (where the draft layer reads it, too),
         and hidden states."""
         counts = [len(part.ids) for part in parts]
-        more = {"adapters": adapters}
-        more["num_replayed"] = sum(len(part.ids) for part in parts if part.is_deferred)
+        more = {"adapters": adapters, "has_runs": has_runs(parts)}
         if self.prompt_graphs is not None:
             needed = shape_of(counts, self._tile_size)._replace(**more)
             flat = self.prompt_graphs.fill(parts, needed)
@@ -318,18 +319,25 @@ class FusedForward:
     def _parts(self, sequence: StepSequence, source: int) -> list[FlatSequence]:
         """One, or one for each of its tokens: their rows are written before any is read."""
         whole = self._flat(sequence, source)
-        if not 1 < len(whole.ids) <= self._as_decodes:
+        if len(whole.ids) == 1 or not self._is_decodes(sequence):
             return [whole]
         at = whole.positions
+        run = -len(whole.ids) if sequence.num_drafts else len(whole.ids)
         return [
             replace(
                 whole,
                 ids=[token],
                 start=whole.start + n,
                 positions=at + n if isinstance(at, int) else at[:, n : n + 1],
+                run=0 if n else run,
             )
             for n, token in enumerate(whole.ids)
         ]
+
+    def _is_decodes(self, sequence: StepSequence) -> bool:
+        """Whether each of its tokens is one; of its drafts, each is."""
+        count = len(sequence.token_ids)
+        return count == 1 + sequence.num_drafts or count <= self._as_decodes
 
     def _flat(self, sequence: StepSequence, source: int) -> FlatSequence:
         positions = sequence.positions
@@ -347,7 +355,6 @@ class FusedForward:
             tuple(others),
             pictures_of(sequence) if self._sees_both_ways else (),
             self.bank.place(sequence) if self.bank is not None else -1,
-            bool(sequence.num_drafts and first),
         )
 
     @property

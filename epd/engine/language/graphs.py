@@ -35,6 +35,7 @@ from epd.engine.language.flat_batch import (
     BatchShape,
     FlatBatch,
     FlatSequence,
+    has_runs,
     header_size,
     pack,
     view,
@@ -171,6 +172,8 @@ class _Integers:
 class DecodeGraphs:
     """Graphs of `forward`, which maps a batch of decodes on the device to logits."""
 
+    last: FlatBatch
+
     def __init__(
         self,
         forward: Callable[[FlatBatch], torch.Tensor],
@@ -183,10 +186,12 @@ class DecodeGraphs:
         at_once: int = 1,
         others: Sequence[RowKind] = (),
         *,
+        has_runs: bool = False,
         adapters: bool = False,
     ) -> None:
         """`at_once`: parts of decodes (`decode_parts`); `others`: kinds of rows behind the
-        first; `adapters`: tokens may have one."""
+        first; `has_runs`: sequences with states may have drafts; `adapters`: tokens may have
+        one."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
         of_all = num_state_blocks, at_once, len(others)
         self._rooms = {size: BatchShape(size, size, size, 0, *of_all) for size in sizes}
@@ -194,7 +199,7 @@ class DecodeGraphs:
         self._integers = _Integers(header, max_indices, block_size, 1, device, others)
         logits = OnePlace()
         self._graphs: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
-        for room in _kinds(reversed(self._rooms.values()), adapters=adapters):
+        for room in _kinds(reversed(self._rooms.values()), has_runs=has_runs, adapters=adapters):
             self._integers.fill([], room)
             flat = self._integers.view(room)
             self._graphs[room] = record(lambda flat=flat: logits(forward(flat)))  # type: ignore[misc]
@@ -202,15 +207,17 @@ class DecodeGraphs:
     def replay(
         self, sequences: Sequence[FlatSequence], *, adapters: bool = False
     ) -> torch.Tensor | None:
-        """Logits `[n, vocabulary]`, valid until the next replay; None: no graph fits."""
+        """Logits `[n, vocabulary]`, valid until the next replay as the batch on the device
+        (`last`); None: no graph fits."""
         size = _next(list(self._rooms), len(sequences))
         if size is None:
             return None
-        room = self._rooms[size]._replace(adapters=int(adapters))
+        room = self._rooms[size]._replace(adapters=int(adapters), has_runs=has_runs(sequences))
         if not self._integers.fill(sequences, room):
             return None
         replay, logits = self._graphs[room]
         replay()
+        self.last = self._integers.view(room)
         return logits[: len(sequences)]
 
 
@@ -227,8 +234,8 @@ class GraphRooms:
         num_state_blocks: int = 0,
         at_once: int = 1,
         num_others: int = 0,
-        num_replayed: int = 0,
         *,
+        has_runs: bool = False,
         adapters: bool = False,
     ) -> None:
         fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
@@ -237,7 +244,7 @@ class GraphRooms:
         self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
-        self._of_all = num_state_blocks, at_once, num_others, 0, num_replayed
+        self._of_all = num_state_blocks, at_once, num_others, 0, int(has_runs)
         self._adapters = adapters
 
     def __iter__(self) -> Iterator[BatchShape]:
@@ -264,12 +271,15 @@ class GraphRooms:
         return BatchShape(tokens, decodes + MAX_CHUNKS, decodes, tiles, *self._of_all)
 
 
-def _kinds(rooms: Iterable[BatchShape], *, adapters: bool) -> Iterator[BatchShape]:
-    """With adapters, where tokens may have one, and without: other steps do not pay for them."""
+def _kinds(
+    rooms: Iterable[BatchShape], *, has_runs: bool = False, adapters: bool
+) -> Iterator[BatchShape]:
+    """With runs and adapters, where there may be some, and without: others do not pay for them."""
     for room in rooms:
-        if adapters:
-            yield room._replace(adapters=1)
-        yield room
+        for kind in (room._replace(has_runs=1), room) if has_runs else (room,):
+            if adapters:
+                yield kind._replace(adapters=1)
+            yield kind
 
 
 def _next(sizes: Sequence[int], least: int) -> int | None:

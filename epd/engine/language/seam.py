@@ -51,7 +51,7 @@ class SeamForward:
     def keep(self, tokens: torch.Tensor) -> None:
         self._sampled = tokens.tolist()
 
-    def replay(self, batch: Sequence[StepSequence], held: torch.Tensor) -> None:
+    def replay(self, held: torch.Tensor) -> None:
         """There are no states."""
 
     def propose(

@@ -7,17 +7,18 @@ and the matrices of the delta rule.  All projections of a layer's input are one 
 the convolution, the delta rule, which norms and gates what it answers, and the output's product.  A
 sequence with one token in a step changes its state in one pass over it.  The tokens of a chunk are
 computed a span at a time, from the state behind the chunk before it.  Both change states where they
-lie; with drafts that is done behind the count of those that hold (`drafts/replay.py`).  The first
-token of a sequence reads no state, so a block needs no clearing."""
+lie; with drafts that is done behind the count of those that hold (`drafts/replay.py`), for all
+layers at once.  The first token of a sequence reads no state, so a block needs no clearing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from epd.engine.kernels.eight_bits import Scaled
-from epd.engine.kernels.torch_delta import Heads
-from epd.engine.language.flat_batch import FlatBatch
-from epd.engine.language.kv_pool import KvPool
+from epd.engine.kernels.torch_delta import Heads, Later
+from epd.engine.language.drafts.replay import Replay
 from epd.engine.language.mixers import NormOf, Step
 from epd.engine.language.products import Foreign, side_by_side
 from epd.engine.weights.fp8 import Fp8Linear
@@ -32,8 +33,8 @@ class GatedDeltaNet:
 
     def __init__(self, layer: Foreign, kernels: Foreign, norm_of: NormOf) -> None:
         net = layer.linear_attn
-        self._kernels = kernels
-        self._index = int(net.layer_idx)
+        self.kernels = kernels
+        self.index = int(net.layer_idx)
         inputs, strengths = [net.in_proj_qkv, net.in_proj_z], [net.in_proj_b, net.in_proj_a]
         if isinstance(net.in_proj_qkv, Fp8Linear | PackedLinear):  # what writes and forgets is not
             self._strengths = side_by_side(*strengths)
@@ -42,10 +43,10 @@ class GatedDeltaNet:
             self._strengths = None
         self._inputs = side_by_side(*inputs)
         self._parts = [net.conv_dim, net.conv_dim + net.value_dim]
-        self._taps = net.conv1d.weight[:, 0].t().contiguous()
+        self.taps = net.conv1d.weight[:, 0].t().contiguous()
         self._output = net.out_proj
-        self._kept: list[torch.Tensor] = []  # of tokens that are replayed: inputs, strengths
-        self._heads = Heads(
+        self.later: Later | None = None  # where drafts are expected
+        self.heads = Heads(
             net.num_k_heads,
             net.num_v_heads,
             net.head_k_dim,
@@ -62,27 +63,26 @@ class GatedDeltaNet:
         return hasattr(net, "in_proj_z") and net.conv1d.bias is None and net.activation == "silu"
 
     def __call__(self, x: torch.Tensor | Scaled, step: Step) -> torch.Tensor:
-        ops, batch = self._kernels, step.batch
+        ops, batch = self.kernels, step.batch
         inputs, matrices = step.pool.sequence_tensors()
         rows, gates, strengths = self._inputs(x).tensor_split(self._parts, -1)
         if self._strengths is not None:
             strengths = self._strengths(x)
-        if count := len(batch.replayed):
-            for part, kept in zip((rows, strengths), self._kept, strict=True):
-                torch.index_select(part, 0, batch.replayed, out=kept[:count])
-        mixed = ops.convolve(rows, self._taps, inputs, self._index, batch)
-        told = gates, strengths, self._heads
-        answers = ops.recall(mixed, *told, matrices, self._index, batch)
+        later = self.later if batch.shape.has_runs else None
+        mixed = ops.convolve(rows, self.taps, inputs, self.index, batch, later)
+        told = gates, strengths, self.heads
+        answers = ops.recall(mixed, *told, matrices, self.index, batch, later)
         out: torch.Tensor = self._output(answers)
         return out
 
-    def expect_drafts(self, num_tokens: int) -> None:
-        like, sizes = self._taps, (self._taps.shape[1], 2 * self._heads.num_values)
-        self._kept = [like.new_empty(num_tokens, size) for size in sizes]
-
-    def replay(self, held: FlatBatch, pool: KvPool) -> None:
-        ops, (rows, strengths) = self._kernels, self._kept
-        inputs, matrices = pool.sequence_tensors()
-        mixed = ops.convolve(rows, self._taps, inputs, self._index, held)
-        gates = torch.zeros_like(mixed[:, : self._heads.values])  # of answers that nobody reads
-        ops.recall(mixed, gates, strengths, self._heads, matrices, self._index, held)
+    @staticmethod
+    def expect_drafts(layers: Sequence[GatedDeltaNet], num_decodes: int) -> Replay:
+        ops, heads = layers[0].kernels, layers[0].heads
+        taps = torch.stack([layer.taps for layer in layers])
+        rates, biases = ([layer.heads[at] for layer in layers] for at in (4, 5))
+        heads = heads._replace(rate=torch.stack(rates), bias=torch.stack(biases))
+        sizes = taps.shape[-1], 2 * heads.num_values
+        later = Later(*(taps.new_empty(len(layers), num_decodes, size) for size in sizes))
+        for layer in layers:
+            layer.later = Later(*(part[layer.index] for part in later))
+        return lambda batch, pool: ops.replay(later, taps, heads, *pool.sequence_tensors(), batch)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from epd.engine.kernels import kernels_for
-from epd.engine.kernels.torch_delta import Heads
+from epd.engine.kernels.torch_delta import Heads, Later
 from epd.engine.language.drafts.replay import of_held
 from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, view
 from epd.engine.language.kv_pool import KvPool
@@ -52,21 +52,21 @@ def make_batch(
     """And the blocks that are a sequence's."""
     size = pool.layout.num_state_blocks
     free = random.Random(5).sample(range(pool.num_blocks), size * len(extents))
-    sequences = [
-        FlatSequence(
-            [0] * count, start, np.arange(20, dtype=np.int32), start,
-            state=np.array(free[i * size : (i + 1) * size], np.int32), is_deferred=i in drafted,
-        )
-        for i, (start, count) in enumerate(extents)
-    ]  # fmt: skip
+    tables = np.array(free, np.int32).reshape(len(extents), size)
+    sequences = []
+    for i, (start, count) in enumerate(extents):
+        cuts = [(at, 1) for at in range(count)] if i in drafted else [(0, count)]
+        for at, length in cuts:
+            run = 1 if i not in drafted else 0 if at else -count
+            place = start + at, np.arange(20, dtype=np.int32), start + at
+            sequences.append(FlatSequence([0] * length, *place, state=tables[i], run=run))
     _, exact = pack(sequences, BLOCK, TILE)
-    replayed = (exact.num_replayed + padded) * bool(drafted)
-    room = BatchShape(*(n + padded for n in exact[:4]), size, num_replayed=replayed)
+    room = BatchShape(*(n + padded for n in exact[:4]), size, has_runs=exact.has_runs)
     data, _ = pack(sequences, BLOCK, TILE, room)
     batch = view(torch.from_numpy(data).to(pool.tensor.device), room, TILE)
+    tables = torch.from_numpy(tables).to(batch.states.device).long()
     for tensor in pool.sequence_tensors():
         for layer in range(LAYERS):
-            tables = batch.states[: len(extents)].long()
             tensor.write(layer, tables, torch.randn_like(tensor.read(layer, tables).float()))
     return batch, free
 
@@ -105,65 +105,53 @@ def test_states_are_read_and_written_in_place(padded: int, alike: bool, kernel_d
 
 
 def test_states_are_those_of_the_drafts_that_hold(kernel_device: str) -> None:
-    """A step with drafts answers as any and writes no state of theirs; what is replayed then
-    leaves what a chunk of the tokens that hold would have left."""
-    extents, held = [(40, 1), (33, 5), (0, 200), (9, 3), (70, 4)], [1, 3, 2]
-    drafted = [1, 3, 4]
+    """A step with drafts answers as chunks of these tokens would and writes no state of theirs;
+    what is replayed then, of all layers at once, leaves what chunks of those that hold leave."""
+    extents, held = [(40, 1), (33, 5), (9, 3), (0, 4), (0, 200)], [1, 3, 2]
+    drafted, firsts, known = [1, 2, 3], [1, 6, 9], 213
+    short = [extents[0], *((extents[i][0], n) for i, n in zip(drafted, held, strict=True))]
+    index = [0, *(at + n for at, count in zip(firsts, held, strict=True) for n in range(count))]
     for (dtype, limit), sizes in zip(dtypes(kernel_device), SIZES[kernel_device], strict=False):
-        heads = make_heads(sizes, dtype, kernel_device)
+        each = [make_heads(sizes, dtype, kernel_device) for _ in range(LAYERS)]
+        heads = each[0]
         pool = make_pool(heads, dtype, kernel_device, len(extents))
         batch, owned = make_batch(extents, pool, 3, drafted)
-        assert batch.replayed[:12].tolist() == [*range(1, 6), *range(206, 213)]
-        plain, _ = make_batch(extents, pool.like(pool.num_blocks), 3)
-        short = [(start, count) for start, count in extents]
-        for i, count in zip(drafted, held, strict=True):
-            short[i] = (extents[i][0], count)
-        fewer, _ = make_batch(short, pool.like(pool.num_blocks), 3)
+        plain, _ = make_batch(extents, pool.like(pool.num_blocks), 0)
+        fewer, _ = make_batch([*short, extents[4]], pool.like(pool.num_blocks), 0)
         channels = 2 * heads.num_keys * heads.key_dim + heads.values
-        whole = torch.randn(
-            len(batch.ids), channels + heads.values + 2 * heads.num_values, device=kernel_device
-        ).to(dtype)
-        taps = torch.randn(INPUTS, channels, device=kernel_device).to(dtype)
         parts = [channels, channels + heads.values]
+        make = lambda *shape, d=dtype: torch.randn(*shape, device=kernel_device).to(d)  # noqa: E731
+        whole = make(LAYERS, len(batch.ids), parts[1] + 2 * heads.num_values)
+        taps = make(LAYERS, INPUTS, channels)
+        later = Later(make(LAYERS, 20, channels), make(LAYERS, 20, 2 * heads.num_values))
         ops, other, expected = kernels_for("cuda"), *(pool.like(pool.num_blocks) for _ in range(2))
         for copy in (other, expected):
             copy.memory.copy_(pool.memory)
-        found = []
-        for kernels, kept, flat in ((ops, pool, batch), (SPECIFIED, other, plain)):
-            rows, gates, strengths = whole.tensor_split(parts, -1)
-            inputs, matrices = kept.sequence_tensors()
-            mixed = kernels.convolve(rows, taps, inputs, 1, flat)
-            found.append(kernels.recall(mixed, gates, strengths, heads, matrices, 1, flat))
-        known = sum(count for _, count in extents)
-        assert relative(found[0][:known], found[1][:known]) < 3 * limit, dtype
-        rows, _, strengths = whole[batch.replayed.long()].tensor_split(parts, -1)
-        size = pool.layout.num_state_blocks
-        flat = of_held(
-            [
-                FlatSequence(
-                    [0] * extents[i][1], extents[i][0], np.zeros(0, np.int32), 0,
-                    state=np.array(owned[i * size : (i + 1) * size], np.int32),
-                )
-                for i in drafted
-            ],
-            torch.tensor(held, dtype=torch.int32, device=kernel_device),
-            TILE,
-        )  # fmt: skip
-        inputs, matrices = pool.sequence_tensors()
-        mixed = ops.convolve(rows, taps, inputs, 1, flat)
-        gates = torch.zeros_like(mixed[:, : heads.values])
-        ops.recall(mixed, gates, strengths, heads, matrices, 1, flat)
-        ends = np.cumsum([count for _, count in extents])
-        index = [
-            int(end) - extents[i][1] + at for i, end in enumerate(ends) for at in range(short[i][1])
-        ]
-        rows, gates, strengths = whole[index].tensor_split(parts, -1)
-        inputs, matrices = expected.sequence_tensors()
-        mixed = SPECIFIED.convolve(rows, taps, inputs, 1, fewer)
-        SPECIFIED.recall(mixed, gates, strengths, heads, matrices, 1, fewer)
-        tables = batch.states[batch.states[:, 0] >= 0].long()
+        told = make(known, heads.values), make(known, heads.values)
+        for layer, (one, of_layer) in enumerate(zip(map(Later, *later), each, strict=True)):
+            for kernels, kept, flat, rows in (
+                (ops, pool, batch, slice(None)),
+                (SPECIFIED, other, plain, slice(known)),
+                (SPECIFIED, expected, fewer, [*index, *range(13, known)]),
+            ):
+                rows, gates, strengths = whole[layer, rows].tensor_split(parts, -1)
+                inputs, matrices = kept.sequence_tensors()
+                left = (one,) if kept is pool else ()
+                mixed = kernels.convolve(rows, taps[layer], inputs, layer, flat, *left)
+                behind = of_layer, matrices, layer, flat, *left
+                answers = kernels.recall(mixed, gates, strengths, *behind)
+                if kept is not expected:
+                    told[kept is other].copy_(answers[:known])
+            assert relative(*told) < 3 * limit, dtype
+        stacked = [torch.stack(part) for part in zip(*(one[4:6] for one in each), strict=True)]
+        heads = heads._replace(rate=stacked[0], bias=stacked[1])
+        holding = torch.tensor(held, dtype=torch.int32, device=kernel_device)
+        held_batch = of_held(batch, firsts, holding)
+        ops.replay(later, taps, heads, *pool.sequence_tensors(), held_batch)
+        tables = torch.tensor(owned, device=kernel_device).view(len(extents), -1)
         for one, right in zip(pool.sequence_tensors(), expected.sequence_tensors(), strict=True):
-            assert relative(one.read(1, tables), right.read(1, tables)) < 5 * limit
+            for layer in range(LAYERS):
+                assert relative(one.read(layer, tables), right.read(layer, tables)) < 5 * limit
 
 
 def _check_states(
