@@ -209,7 +209,8 @@ def build_language(
 
 def _language_adapter(model_dir: Path | str, config: EngineConfig) -> ModelAdapter:
     adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
-    adapter.has_drafts = config.speculative.method == "mtp"
+    if config.speculative.method == "mtp":
+        adapter.num_drafts = config.speculative.num_speculative_tokens
     attention.register()
     _check_step(adapter, config)
     return adapter
@@ -352,10 +353,13 @@ def _forward(
                 model, stack, decoder, pool, splicer, multi_axis=multi_axis,
                 sees_both_ways=bool(adapter.max_uncut),
             )  # fmt: skip
-            if adapter.has_drafts:
+            if adapter.num_drafts:
                 from epd.engine.language.drafts.layer import DraftLayer
 
-                fused.draft_layer = DraftLayer(model, stack, kernels_for(device.type), adapter)
+                fused.draft_layer = DraftLayer(
+                    model, stack, kernels_for(device.type), adapter, adapter.num_drafts,
+                    multi_axis=multi_axis,
+                )  # fmt: skip
             return fused
     if not seam_knows:
         raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")

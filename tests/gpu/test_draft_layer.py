@@ -21,6 +21,27 @@ CASES = [(chat("hello there"), []), (chat((1, "what?")), [drawn_image(1, 64, 64)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("count", [1, 4, 20])
+async def test_many_sequences_draft(count: int, graphs: bool, cuda: str, tmp_path: Path) -> None:
+    """More than steps with prompts have captured chunks, too."""
+    directory = make_drafting("qwen3_5", tmp_path, agreeing=True)
+    config = structs.replace(DRAFTING, device=cuda, cuda_graphs=graphs, kv_nbytes=64 << 20)
+    executor = build_executor(config)
+    vision = build_vision(directory, config, executor)
+    language = build_language(directory, config, executor, 96)
+    serving = Drafting(directory, vision, language)
+    prompts = [chat(f"question {i}, and {i * 'more ' + 'so on'}") for i in range(count)]
+    golden = [reference_generate(directory, prompt, [], NEW_TOKENS) for prompt in prompts]
+    requests = [
+        await serving.request(str(i), prompt, max_tokens=NEW_TOKENS)
+        for i, prompt in enumerate(prompts)
+    ]
+    assert await serving.run(requests, 4096) == golden
+    assert sum(request.num_steps for request in requests) < 0.8 * sum(map(len, golden))
+    assert (language.forward.graphs is not None) is graphs  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize(("family", "agreeing"), [("qwen3_5", True), ("qwen3_5_moe", False)])
 async def test_the_models_layer_drafts(
     family: str, agreeing: bool, graphs: bool, cuda: str, tmp_path: Path

@@ -154,9 +154,7 @@ class FusedForward:
         if self.draft_layer is None or made is None:
             return None
         pairs = [(s, self._flat(s, -1)) for s in batch]
-        return self.draft_layer.propose(
-            made, pairs, tokens, held, self.pool, multi_axis=self._multi_axis
-        )
+        return self.draft_layer.propose(made, pairs, tokens, held, self.pool)
 
     def replay(self, held: torch.Tensor) -> None:
         if self._replay is not None and self._last is not None:
@@ -172,7 +170,7 @@ class FusedForward:
 
         Steps with prompts are recorded in parts, one for each group of layers whose KV leaves by
         itself."""
-        from epd.engine.language.graphs import DecodeGraphs, GraphRooms, PromptGraphs
+        from epd.engine.language.graphs import DecodeGraphs, GraphRooms, OnePlace, PromptGraphs
 
         if not self._decoder.can_be_captured:
             return
@@ -201,10 +199,19 @@ class FusedForward:
                     record,
                     self._others,
                 )
-            if self.draft_layer is not None:
-                return  # it follows hidden states, which those of decodes alone do not give
+            layer, hidden = self.draft_layer, OnePlace()
+
+            def logits(flat: FlatBatch) -> torch.Tensor:
+                rows = self._layers(self._embeds(flat), flat, ())
+                return self._head(rows if layer is None else hidden(rows))
+
+            def follow(flat: FlatBatch) -> torch.Tensor:
+                assert layer is not None
+                count = len(flat.ids)
+                return layer.follow(self._sampled[:count], hidden.memory[:count], flat, self.pool)
+
             self.graphs = DecodeGraphs(
-                lambda flat: self._head(self._layers(self._embeds(flat), flat, ())),
+                logits,
                 self._device,
                 size,
                 max_running,
@@ -213,9 +220,12 @@ class FusedForward:
                 states,
                 self._at_once(False),
                 self._others,
+                follow if layer is not None else None,
                 has_runs=self._replay is not None,
                 adapters=self.bank is not None,
             )
+            if layer is not None:
+                layer.capture(record, self.pool, self.graphs.sizes, max_indices)
 
     def keep(self, tokens: torch.Tensor) -> None:
         self._sampled[: len(tokens)].copy_(tokens)
@@ -238,6 +248,8 @@ class FusedForward:
             logits = self.graphs.replay(parts, adapters=adapters)
             if logits is not None:
                 self._last = self.graphs.last
+                if self.draft_layer is not None:
+                    self._made = Made(self._last, logits, logits, ends, ends, self.graphs.follow)
                 return logits, []
         flat, embeds, hidden = self._hidden(parts, ordered, adapters=int(adapters))
         self._last = flat

@@ -129,15 +129,15 @@ class OnePlace:
     their memory.  The largest must come first."""
 
     def __init__(self) -> None:
-        self._memory: torch.Tensor | None = None
+        self.memory = torch.empty(0)
 
     def __call__(self, result: torch.Tensor) -> torch.Tensor:
-        if self._memory is None:
-            self._memory = torch.empty_like(result)
-        return self._memory[: len(result)].copy_(result)
+        if not len(self.memory):
+            self.memory = torch.empty_like(result)
+        return self.memory[: len(result)].copy_(result)
 
 
-class _Integers:
+class Integers:
     """The buffer on the device that all graphs of a kind read their batch from."""
 
     def __init__(
@@ -185,31 +185,36 @@ class DecodeGraphs:
         num_state_blocks: int = 0,
         at_once: int = 1,
         others: Sequence[RowKind] = (),
+        follow: Callable[[FlatBatch], torch.Tensor] | None = None,
         *,
         has_runs: bool = False,
         adapters: bool = False,
     ) -> None:
         """`at_once`: parts of decodes (`decode_parts`); `others`: kinds of rows behind the
-        first; `has_runs`: sequences with states may have drafts; `adapters`: tokens may have
-        one."""
+        first; `follow`: what is run behind it once its tokens are sampled; `has_runs`: sequences
+        with states may have drafts; `adapters`: tokens may have one."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
         of_all = num_state_blocks, at_once, len(others)
+        self.sizes = sizes
         self._rooms = {size: BatchShape(size, size, size, 0, *of_all) for size in sizes}
         header = header_size(self._rooms[sizes[-1]]._replace(adapters=1))
-        self._integers = _Integers(header, max_indices, block_size, 1, device, others)
-        logits = OnePlace()
+        self._integers = Integers(header, max_indices, block_size, 1, device, others)
+        logits, rows = OnePlace(), OnePlace()
+        self._follow: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
         self._graphs: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
         for room in _kinds(reversed(self._rooms.values()), has_runs=has_runs, adapters=adapters):
             self._integers.fill([], room)
             flat = self._integers.view(room)
             self._graphs[room] = record(lambda flat=flat: logits(forward(flat)))  # type: ignore[misc]
+            if follow is not None and not room.has_runs:  # whose integers lie as those with runs
+                self._follow[room] = record(lambda flat=flat: rows(follow(flat)))  # type: ignore[misc]
 
     def replay(
         self, sequences: Sequence[FlatSequence], *, adapters: bool = False
     ) -> torch.Tensor | None:
         """Logits `[n, vocabulary]`, valid until the next replay as the batch on the device
         (`last`); None: no graph fits."""
-        size = _next(list(self._rooms), len(sequences))
+        size = least(self.sizes, len(sequences))
         if size is None:
             return None
         room = self._rooms[size]._replace(adapters=int(adapters), has_runs=has_runs(sequences))
@@ -219,6 +224,12 @@ class DecodeGraphs:
         replay()
         self.last = self._integers.view(room)
         return logits[: len(sequences)]
+
+    def follow(self) -> torch.Tensor:
+        """Behind the last replay, what `follow` gives."""
+        replay, rows = self._follow[self.last.shape._replace(has_runs=0)]
+        replay()
+        return rows
 
 
 class GraphRooms:
@@ -256,8 +267,8 @@ class GraphRooms:
 
     def holding(self, needed: BatchShape) -> BatchShape | None:
         """The smallest that has room; None: there is none."""
-        tokens = _next(self._tokens, needed.num_tokens)
-        decodes = _next(self._decodes, needed.num_decodes)
+        tokens = least(self._tokens, needed.num_tokens)
+        decodes = least(self._decodes, needed.num_decodes)
         if tokens is None or decodes is None or (tokens > MIXED_TOKENS and decodes):
             return None
         if needed.num_sequences - needed.num_decodes > MAX_CHUNKS:
@@ -282,8 +293,8 @@ def _kinds(
             yield kind
 
 
-def _next(sizes: Sequence[int], least: int) -> int | None:
-    at = bisect_left(sizes, least)
+def least(sizes: Sequence[int], count: int) -> int | None:
+    at = bisect_left(sizes, count)
     return sizes[at] if at < len(sizes) else None
 
 
@@ -311,7 +322,7 @@ class PromptGraphs:
         shapes = list(rooms)
         header = max(header_size(shape) for shape in shapes)
         device, size = embeds.device, shapes[0].num_tokens
-        self._integers = _Integers(header, max_indices, block_size, tile_size, device, others)
+        self._integers = Integers(header, max_indices, block_size, tile_size, device, others)
         self._embeds = embeds.new_zeros(size, embeds.shape[1])
         self._levels = embeds.new_zeros(num_levels, size, embeds.shape[1])
         self._num_added = 0  # tokens whose rows may not be zero

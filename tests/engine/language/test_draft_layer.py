@@ -12,6 +12,7 @@ from epd.model_files.checkpoint import ModelError
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.draft_models import COUNT, DRAFTING, Drafting, make_drafting, reference_drafts
 from tests.engine.driver import Driver
+from tests.engine.language.test_graphs import Again
 from tests.engine.reference import reference_generate
 from tests.engine.tiny_models import EMBEDDED, make_model
 
@@ -64,6 +65,23 @@ async def test_greedy_equals_generate(serving: Drafting) -> None:
     if serving.agrees:
         assert steps < 0.7 * tokens
     serving.release(asked)
+
+
+@every_form
+async def test_captured_steps_are_the_same(serving: Drafting) -> None:
+    """Verified, replayed and drafted in captured steps of decodes, beside plain sequences."""
+    forward, again = serving.language.forward, Again()
+    forward.capture(again, max_running=16, max_prompt_tokens=0)  # type: ignore[attr-defined]
+    texts = ("hello there", "another question", "and one more, which is longer")
+    golden = [reference_generate(serving.model_dir, chat(t), [], 14) for t in texts]
+    for count in (1, 3):
+        asked = [await serving.request(t, chat(t), max_tokens=14) for t in texts[:count]]
+        before = again.replays
+        assert await serving.run(asked, 4096) == golden[:count]
+        steps = max(request.num_steps for request in asked) - 1
+        assert again.replays - before >= 2 * steps, "each of them, and what follows it"
+        serving.release(asked)
+    forward.graphs = serving.language.forward.draft_layer._graphs = None  # type: ignore[attr-defined]
 
 
 SAMPLED = {

@@ -1,12 +1,12 @@
 """What a step with drafts takes beside a plain one, and how many must hold for it to pay.
 
-`python -m tests.gpu.speed.drafts [SHAPE]`, on a CUDA device: Qwen3.5-9B's shape or another
-hybrid's of `epd_lab.bench.costs.shape`, in bf16, with weights and a layer for drafts of no sense.
-Each step ends before the next begins, as with drafts it must.  Of each number of sequences:
+`python -m tests.gpu.speed.drafts [SHAPE] [profile]`, on a CUDA device: Qwen3.5-9B's shape or
+another hybrid's of `epd_lab.bench.costs.shape`, in bf16, with weights and a layer for drafts of no
+sense.  Each step ends before the next begins, as with drafts it must.  Of each number of sequences:
 milliseconds of a plain step without the layer and with it; of one with drafts that are given (as
 n-grams are), whose states are replayed; and of one that makes the next drafts by the layer, too.
 Break-even is how many of the drafts must hold, so that it says as many tokens in a second as plain
-steps without the layer.
+steps without the layer.  `profile`: and which kernels a step of 1 and of 64 runs, ms of each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from epd.engine.language.engine import TorchLanguageEngine
 from epd.messages import SamplingParams
 from epd_lab.bench.costs import shape
 
-COUNT, CONTEXT, STEPS = 3, 1150, 40
+COUNT, CONTEXT, STEPS, TIMES = 3, 1150, 40, 10
 GREEDY = SamplingParams(max_tokens=9999)
 
 
@@ -57,6 +57,20 @@ def step_ms(language: TorchLanguageEngine, steps: Sequence[StepSequence]) -> flo
     return 1e3 * statistics.median(took_s[5:])
 
 
+def profile(language: TorchLanguageEngine, steps: Sequence[StepSequence]) -> str:
+    """Of one step: milliseconds and launches of its kernels."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(TIMES):
+            language.run(steps)
+    each = sorted(found.key_averages(), key=lambda event: -event.device_time_total)
+    lines = [
+        f"{event.device_time_total / TIMES / 1e3:8.3f} {event.count / TIMES:6.1f}  {event.key[:90]}"
+        for event in each[:28]
+    ]
+    total = sum(event.device_time_total for event in each) / TIMES / 1e3
+    return "\n".join([f"{total:8.3f} ms of the device", *lines])
+
+
 def main() -> None:
     size = next((size for size in shape.SIZES if size in sys.argv[1:]), "qwen3.5-9b")
     directory = shape.write(Path(mkdtemp()) / size, tiny.CHECKPOINT, size)
@@ -73,6 +87,9 @@ def main() -> None:
         for name, way in ways.items():
             for count in counts:
                 found[name, count] = step_ms(language, batch(language, count, *way))
+                if "profile" in sys.argv and count in (1, 64):
+                    print(f"{name}, {count} sequences")
+                    print(profile(language, batch(language, count, *way)))
         del language
         torch.cuda.empty_cache()
     print(f"{size}, k = {COUNT}, {CONTEXT} tokens: ms of a step, and break-even of {COUNT} drafts")

@@ -11,7 +11,8 @@ Behind each step, with or without drafts, it runs once over all tokens of the st
 token that follows is there for each: of the chunk, of the prompt, or as the step has sampled it.
 Its row behind a rejected draft is written again by the next step, like those of other layers.  For
 sequences with drafts it goes on alone, from its own draft, a token at a time.  All of that is
-launched on the device before the step ends; the host gets the drafts with the tokens.
+launched on the device before the step ends; the host gets the drafts with the tokens.  Behind
+decodes both are captured (`drafts/graphs.py`).
 
 A draft changes no answer, so a row that the layer lacks costs drafts alone.  The last row of a
 block that the prefix cache has found may have been made with another token behind it.
@@ -25,14 +26,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
+from epd.engine.language.decode_parts import parts_at_once
 from epd.engine.language.decoder import FusedDecoder
+from epd.engine.language.drafts.graphs import DraftGraphs
 from epd.engine.language.drafts.made import Made
-from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, header_size, view
+from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, view
+from epd.engine.language.graphs import Recorder
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.mixers import MixerFamily
 from epd.engine.language.products import Foreign
@@ -42,9 +45,16 @@ class DraftLayer:
     """One layer behind a model, which shares its embedding and head."""
 
     def __init__(
-        self, model: Foreign, stack: Foreign, kernels: Foreign, family: MixerFamily
+        self,
+        model: Foreign,
+        stack: Foreign,
+        kernels: Foreign,
+        family: MixerFamily,
+        num_drafts: int,
+        *,
+        multi_axis: bool,
     ) -> None:
-        """model.mtp has `fc`, two norms before it, `layers` and `norm`."""
+        """model.mtp has `fc`, two norms before it, `layers` and `norm`; drafts at most so many."""
         module = model.mtp
         like = SimpleNamespace(
             embed_tokens=stack.embed_tokens,
@@ -58,6 +68,24 @@ class DraftLayer:
         self._norms = [family.fused_norm(norm) for norm in norms]
         self._join = module.fc
         self._head = model.lm_head
+        self._num_drafts = num_drafts
+        self._multi_axis = multi_axis
+        self._graphs: DraftGraphs | None = None
+
+    def capture(
+        self, record: Recorder, pool: KvPool, sizes: Sequence[int], max_blocks: int
+    ) -> None:
+        """For so many sequences, rising."""
+        hidden = self._join.weight.new_zeros(sizes[-1], self._join.weight.shape[0])
+        rooms = [_room(size, pool) for size in sizes]
+        call = lambda hidden, at, flat: self._draft(hidden, at, flat, pool)  # noqa: E731
+        self._graphs = DraftGraphs(call, hidden, rooms, pool.layout.block_size, max_blocks, record)
+
+    def follow(
+        self, tokens: torch.Tensor, hidden: torch.Tensor, flat: FlatBatch, pool: KvPool
+    ) -> torch.Tensor:
+        """`[T, H]` behind these tokens, each of which follows one of the batch."""
+        return self._run(self._decoder.embed(tokens), hidden, flat, pool)
 
     def propose(
         self,
@@ -66,22 +94,21 @@ class DraftLayer:
         tokens: torch.Tensor,
         held: torch.Tensor | None,
         pool: KvPool,
-        *,
-        multi_axis: bool,
     ) -> torch.Tensor | None:
-        """Its rows of the step's tokens, and int64 `[n, most wanted]` of those with drafts.
+        """Its rows of the step's tokens, and int64 `[n, drafts]` of those that want some.
 
         `tokens`: sampled at `made.sampled`; `held`: of sequences with drafts, tokens that hold."""
-        following = made.embeds.roll(-1, 0)
-        device = following.device
-        self._put(following, made.sampled, tokens)
-        ends = [end for (s, _), end in zip(batch, made.ends, strict=True) if s.sample is None]
-        if ends:
-            known = [s.next_id for s, _ in batch if s.sample is None]
-            self._put(following, ends, to_device(known, torch.int64, device))
-        positions = made.flat.positions
-        places = positions[:, None] if multi_axis else positions[:1]
-        hidden = self._run(following, made.hidden, places, made.flat, pool)
+        device = tokens.device
+        if made.follow is not None:
+            hidden = made.follow()
+        else:
+            following = made.embeds.roll(-1, 0)
+            self._put(following, made.sampled, tokens)
+            ends = [end for (s, _), end in zip(batch, made.ends, strict=True) if s.sample is None]
+            if ends:
+                known = [s.next_id for s, _ in batch if s.sample is None]
+                self._put(following, ends, to_device(known, torch.int64, device))
+            hidden = self._run(following, made.hidden, made.flat, pool)
         wishing = [i for i, (s, _) in enumerate(batch) if s.num_wanted and s.sample is not None]
         if not wishing:
             return None
@@ -92,12 +119,26 @@ class DraftLayer:
         more = more[to_device(wishing, torch.int64, device)]
         firsts = [made.ends[i] - batch[i][0].num_drafts for i in wishing]
         hidden = hidden[to_device(firsts, torch.int64, device) + more]
+        behind = [_behind(*batch[i], self._num_drafts, pool) for i in wishing]
+        counts = [batch[i][0].start + len(batch[i][0].token_ids) for i in wishing]
+        starts = [n - batch[i][0].num_drafts for n, i in zip(counts, wishing, strict=True)]
+        at = to_device(starts, torch.int32, device) + more
+        if self._graphs is not None:
+            drafts = self._graphs.replay(behind, hidden, at)
+            if drafts is not None:
+                return drafts
+        data, shape = pack(behind, pool.layout.block_size, 1, _room(len(behind), pool))
+        return self._draft(hidden, at, view(upload(data, device), shape, 1), pool)
+
+    def _draft(
+        self, hidden: torch.Tensor, at: torch.Tensor, flat: FlatBatch, pool: KvPool
+    ) -> torch.Tensor:
+        """Behind hidden states `[n, H]`, whose next tokens have the places `at`: int64
+        `[n, drafts]`."""
         drafts = [self._head(hidden).argmax(-1)]
-        alone = _Alone([batch[i] for i in wishing], more, made.flat.tile_size, pool)
-        for _ in range(1, max(batch[i][0].num_wanted for i in wishing)):
-            places, flat = alone.next()
-            places = places[:, None] if multi_axis else places[:1]
-            hidden = self._run(self._decoder.embed(drafts[-1]), hidden, places, flat, pool)
+        for number in range(self._num_drafts - 1):
+            batch = _at(flat, at + number, pool.layout.block_size)
+            hidden = self.follow(drafts[-1], hidden, batch, pool)
             drafts.append(self._head(hidden).argmax(-1))
         return torch.stack(drafts, 1)
 
@@ -106,54 +147,37 @@ class DraftLayer:
         embeds[index] = self._decoder.embed(tokens)
 
     def _run(
-        self,
-        embeds: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        flat: FlatBatch,
-        pool: KvPool,
+        self, embeds: torch.Tensor, hidden: torch.Tensor, flat: FlatBatch, pool: KvPool
     ) -> torch.Tensor:
         pairs = zip((embeds, hidden), self._norms, strict=True)
         rows = torch.cat([self._kernels.norm(x, *norm) for x, norm in pairs], -1)
-        return self._decoder.forward(self._join(rows), positions, flat, pool)
+        places = flat.positions[:, None] if self._multi_axis else flat.positions[:1]
+        return self._decoder.forward(self._join(rows), places, flat, pool)
 
 
-class _Alone:
-    """Batches of one token of each sequence, behind the last one that holds; its place is on
-    the device alone.  Where a table has no room for it, it is computed and not written."""
+def _room(count: int, pool: KvPool) -> BatchShape:
+    at_once = parts_at_once(pool.layout.num_kv_heads, beside_prompts=False)
+    return BatchShape(count, count, count, 0, at_once=at_once)
 
-    def __init__(
-        self,
-        batch: Sequence[tuple[StepSequence, FlatSequence]],
-        more: torch.Tensor,
-        tile_size: int,
-        pool: KvPool,
-    ) -> None:
-        """`more`: drafts that hold, int32 `[n]`."""
-        self._size = size = pool.layout.block_size
-        count, device = len(batch), more.device
-        shape = BatchShape(count, count, 0, count)
-        tables = [one.table for _, one in batch]
-        ends = np.cumsum([0, *map(len, tables)])
-        data = np.zeros(header_size(shape) + int(ends[-1]), np.int32)
-        f = view(data, shape, tile_size)
-        f.cu_q[:] = np.arange(count + 1)
-        f.tiles[:, 0] = np.arange(count)
-        f.indptr[:] = ends
-        np.concatenate(tables, out=f.indices[:])
-        f.seq_lens[:] = [s.start + len(s.token_ids) - s.num_drafts for s, _ in batch]
-        f.slots[:] = [len(table) * size for table in tables]
-        f.positions[:] = [s.rope_delta for s, _ in batch]
-        self._flat = view(upload(data, device), shape, tile_size)
-        self._at = self._flat.seq_lens + more
-        self._room = self._flat.slots.clone()
 
-    def next(self) -> tuple[torch.Tensor, FlatBatch]:
-        """Positions int32 `[3, n]` of the next token of each, and the batch."""
-        flat, at, size = self._flat, self._at, self._size
-        self._at = at + 1
-        inside = at < self._room
-        kept = torch.minimum(at, self._room - 1)
-        blocks = flat.indices[(flat.indptr[:-1] + kept // size).long()]
-        slots = torch.where(inside, blocks * size + kept % size, -1)
-        return flat.positions + at, replace(flat, slots=slots, seq_lens=kept + 1)
+def _behind(
+    sequence: StepSequence, flat: FlatSequence, num_drafts: int, pool: KvPool
+) -> FlatSequence:
+    """The last token that may be drafted, if its table has room for it; `positions`: what is to be
+    added to a token's place."""
+    end = sequence.start + len(sequence.token_ids) + num_drafts
+    start = min(end, len(flat.table) * pool.layout.block_size) - 1
+    return FlatSequence([0], start, flat.table, sequence.rope_delta)
+
+
+def _at(flat: FlatBatch, at: torch.Tensor, block_size: int) -> FlatBatch:
+    """A token of each sequence of `_behind`, whose place is on the device alone.  Where a table has
+    no room for it, it is computed and not written.  Parts of keys end with it, or have none."""
+    kept = torch.minimum(at, flat.seq_lens - 1)
+    blocks = flat.indices[(flat.indptr[:-1] + kept // block_size).long()]
+    slots = torch.where(at == kept, blocks * block_size + kept % block_size, -1)
+    parts = flat.parts.clone()
+    ends = (kept + 1)[parts[:, 0].clamp(min=0).long()]
+    parts[:, 2] = torch.minimum(parts[:, 2], ends)
+    positions = flat.positions + at
+    return replace(flat, slots=slots, seq_lens=kept + 1, parts=parts, positions=positions)

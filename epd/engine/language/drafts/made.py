@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,3 +18,4 @@ class Made(NamedTuple):
     hidden: torch.Tensor  # [T, H]
     ends: Sequence[int]  # of each sequence's last token
     sampled: Sequence[int]  # where tokens are sampled
+    follow: Callable[[], torch.Tensor] | None = None  # `DraftLayer.follow`, captured
