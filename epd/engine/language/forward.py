@@ -225,7 +225,7 @@ class FusedForward:
                 adapters=self.bank is not None,
             )
             if layer is not None:
-                layer.capture(record, self.pool, self.graphs.sizes, max_indices)
+                layer.capture(record, self.pool, max_running, max_indices)
 
     def keep(self, tokens: torch.Tensor) -> None:
         self._sampled[: len(tokens)].copy_(tokens)

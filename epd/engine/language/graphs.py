@@ -137,7 +137,7 @@ class OnePlace:
         return self.memory[: len(result)].copy_(result)
 
 
-class Integers:
+class _Integers:
     """The buffer on the device that all graphs of a kind read their batch from."""
 
     def __init__(
@@ -195,10 +195,9 @@ class DecodeGraphs:
         with states may have drafts; `adapters`: tokens may have one."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
         of_all = num_state_blocks, at_once, len(others)
-        self.sizes = sizes
         self._rooms = {size: BatchShape(size, size, size, 0, *of_all) for size in sizes}
         header = header_size(self._rooms[sizes[-1]]._replace(adapters=1))
-        self._integers = Integers(header, max_indices, block_size, 1, device, others)
+        self._integers = _Integers(header, max_indices, block_size, 1, device, others)
         logits, rows = OnePlace(), OnePlace()
         self._follow: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
         self._graphs: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
@@ -214,7 +213,7 @@ class DecodeGraphs:
     ) -> torch.Tensor | None:
         """Logits `[n, vocabulary]`, valid until the next replay as the batch on the device
         (`last`); None: no graph fits."""
-        size = least(self.sizes, len(sequences))
+        size = _next(list(self._rooms), len(sequences))
         if size is None:
             return None
         room = self._rooms[size]._replace(adapters=int(adapters), has_runs=has_runs(sequences))
@@ -267,8 +266,8 @@ class GraphRooms:
 
     def holding(self, needed: BatchShape) -> BatchShape | None:
         """The smallest that has room; None: there is none."""
-        tokens = least(self._tokens, needed.num_tokens)
-        decodes = least(self._decodes, needed.num_decodes)
+        tokens = _next(self._tokens, needed.num_tokens)
+        decodes = _next(self._decodes, needed.num_decodes)
         if tokens is None or decodes is None or (tokens > MIXED_TOKENS and decodes):
             return None
         if needed.num_sequences - needed.num_decodes > MAX_CHUNKS:
@@ -293,8 +292,8 @@ def _kinds(
             yield kind
 
 
-def least(sizes: Sequence[int], count: int) -> int | None:
-    at = bisect_left(sizes, count)
+def _next(sizes: Sequence[int], least: int) -> int | None:
+    at = bisect_left(sizes, least)
     return sizes[at] if at < len(sizes) else None
 
 
@@ -322,7 +321,7 @@ class PromptGraphs:
         shapes = list(rooms)
         header = max(header_size(shape) for shape in shapes)
         device, size = embeds.device, shapes[0].num_tokens
-        self._integers = Integers(header, max_indices, block_size, tile_size, device, others)
+        self._integers = _Integers(header, max_indices, block_size, tile_size, device, others)
         self._embeds = embeds.new_zeros(size, embeds.shape[1])
         self._levels = embeds.new_zeros(num_levels, size, embeds.shape[1])
         self._num_added = 0  # tokens whose rows may not be zero

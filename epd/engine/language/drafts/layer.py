@@ -12,7 +12,7 @@ token that follows is there for each: of the chunk, of the prompt, or as the ste
 Its row behind a rejected draft is written again by the next step, like those of other layers.  For
 sequences with drafts it goes on alone, from its own draft, a token at a time.  All of that is
 launched on the device before the step ends; the host gets the drafts with the tokens.  Behind
-decodes both are captured (`drafts/graphs.py`).
+decodes both are captured.
 
 A draft changes no answer, so a row that the layer lacks costs drafts alone.  The last row of a
 block that the prefix cache has found may have been made with another token behind it.
@@ -32,10 +32,9 @@ from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
 from epd.engine.language.decode_parts import parts_at_once
 from epd.engine.language.decoder import FusedDecoder
-from epd.engine.language.drafts.graphs import DraftGraphs
 from epd.engine.language.drafts.made import Made
-from epd.engine.language.flat_batch import BatchShape, FlatBatch, FlatSequence, pack, view
-from epd.engine.language.graphs import Recorder
+from epd.engine.language.flat_batch import FlatBatch, FlatSequence, pack, shape_of, view
+from epd.engine.language.graphs import DecodeGraphs, Recorder
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.mixers import MixerFamily
 from epd.engine.language.products import Foreign
@@ -70,16 +69,19 @@ class DraftLayer:
         self._head = model.lm_head
         self._num_drafts = num_drafts
         self._multi_axis = multi_axis
-        self._graphs: DraftGraphs | None = None
+        self._graphs: DecodeGraphs | None = None
 
-    def capture(
-        self, record: Recorder, pool: KvPool, sizes: Sequence[int], max_blocks: int
-    ) -> None:
-        """For so many sequences, rising."""
-        hidden = self._join.weight.new_zeros(sizes[-1], self._join.weight.shape[0])
-        rooms = [_room(size, pool) for size in sizes]
-        call = lambda hidden, at, flat: self._draft(hidden, at, flat, pool)  # noqa: E731
-        self._graphs = DraftGraphs(call, hidden, rooms, pool.layout.block_size, max_blocks, record)
+    def capture(self, record: Recorder, pool: KvPool, max_sequences: int, max_indices: int) -> None:
+        """What it drafts for up to so many sequences."""
+        hidden = self._join.weight.new_zeros(max_sequences, self._join.weight.shape[0])
+        self._inputs = hidden, hidden.new_zeros(max_sequences, dtype=torch.int32)
+
+        def draft(flat: FlatBatch) -> torch.Tensor:
+            hidden, at = (part[: len(flat.ids)] for part in self._inputs)
+            return self._draft(hidden, at, flat, pool)
+
+        sizes = pool.layout.block_size, max_sequences, max_indices, record, 0, _at_once(pool)
+        self._graphs = DecodeGraphs(draft, hidden.device, *sizes)
 
     def follow(
         self, tokens: torch.Tensor, hidden: torch.Tensor, flat: FlatBatch, pool: KvPool
@@ -123,11 +125,14 @@ class DraftLayer:
         counts = [batch[i][0].start + len(batch[i][0].token_ids) for i in wishing]
         starts = [n - batch[i][0].num_drafts for n, i in zip(counts, wishing, strict=True)]
         at = to_device(starts, torch.int32, device) + more
-        if self._graphs is not None:
-            drafts = self._graphs.replay(behind, hidden, at)
+        if self._graphs is not None and len(behind) <= len(self._inputs[0]):
+            for place, part in zip(self._inputs, (hidden, at), strict=True):
+                place[: len(part)].copy_(part)
+            drafts = self._graphs.replay(behind)
             if drafts is not None:
                 return drafts
-        data, shape = pack(behind, pool.layout.block_size, 1, _room(len(behind), pool))
+        room = shape_of([1] * len(behind), 1, 0, _at_once(pool))
+        data, shape = pack(behind, pool.layout.block_size, 1, room)
         return self._draft(hidden, at, view(upload(data, device), shape, 1), pool)
 
     def _draft(
@@ -155,9 +160,8 @@ class DraftLayer:
         return self._decoder.forward(self._join(rows), places, flat, pool)
 
 
-def _room(count: int, pool: KvPool) -> BatchShape:
-    at_once = parts_at_once(pool.layout.num_kv_heads, beside_prompts=False)
-    return BatchShape(count, count, count, 0, at_once=at_once)
+def _at_once(pool: KvPool) -> int:
+    return parts_at_once(pool.layout.num_kv_heads, beside_prompts=False)
 
 
 def _behind(

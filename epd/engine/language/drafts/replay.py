@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from epd.engine.device.copies import to_device
 from epd.engine.language.flat_batch import BatchShape, FlatBatch
 from epd.engine.language.kv_pool import KvPool
+from epd.engine.language.products import Foreign
 
 Replay = Callable[[FlatBatch, KvPool], None]  # writes the states behind the runs of these decodes
 
@@ -31,7 +32,7 @@ class Replays(Protocol):
     """A mixer with states of sequences."""
 
     @staticmethod
-    def expect_drafts(layers: Sequence[Any], num_decodes: int) -> Replay:
+    def expect_drafts(layers: Sequence[Foreign], num_decodes: int) -> Replay:
         """Let all layers of a stack have memory for what so many tokens of a step bring."""
 
 
