@@ -55,7 +55,7 @@ class ModelAdapter:
     # Whether each product of the tower has rows of the images in their order, as many of each as
     # its share of the patches: so adapters may change it.
     adapts_tower: ClassVar[bool] = False
-    num_drafts = 0  # by the checkpoint's layer for them, which then is part of the language stage
+    has_drafts = False  # the checkpoint's layer for drafts is part of the language stage
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
@@ -89,7 +89,7 @@ class ModelAdapter:
         """The transformers model, attention chosen; the caller decides where parameters live."""
         module = importlib.import_module(f"transformers.models.{self.modelling}")
         model = getattr(module, self.class_name)(self.config)
-        if self.num_drafts:
+        if self.has_drafts:
             model.mtp = self.draft_layer(module)
         return model
 
@@ -213,7 +213,7 @@ class ModelAdapter:
     def stacks(self, model: nn.Module) -> list[nn.Module]:
         """Decoder layers: the model's, and those of drafts."""
         own = [self.language_model(model)]
-        drafts = [model.get_submodule("mtp")] if self.num_drafts else []
+        drafts = [model.get_submodule("mtp")] if self.has_drafts else []
         return [part.get_submodule("layers") for part in own + drafts]
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:

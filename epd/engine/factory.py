@@ -178,7 +178,7 @@ def build_language(
         forward = _forward(adapter, model, smallest, dtype, executor.streams)
         forward.bank = bank
         if engine_config.speculative.method and isinstance(forward, FusedForward):
-            forward.expect_drafts(max_running)
+            forward.expect_drafts(max_running, engine_config.speculative.num_speculative_tokens)
     else:
         _, model, forward = loaded
         forward.begin_anew()
@@ -209,8 +209,7 @@ def build_language(
 
 def _language_adapter(model_dir: Path | str, config: EngineConfig) -> ModelAdapter:
     adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
-    if config.speculative.method == "mtp":
-        adapter.num_drafts = config.speculative.num_speculative_tokens
+    adapter.has_drafts = config.speculative.method == "mtp"
     attention.register()
     _check_step(adapter, config)
     return adapter
@@ -353,13 +352,13 @@ def _forward(
                 model, stack, decoder, pool, splicer, multi_axis=multi_axis,
                 sees_both_ways=bool(adapter.max_uncut),
             )  # fmt: skip
-            if adapter.num_drafts:
+            if adapter.has_drafts:
                 from epd.engine.language.drafts.layer import DraftLayer
 
+                kernels = kernels_for(device.type)
                 fused.draft_layer = DraftLayer(
-                    model, stack, kernels_for(device.type), adapter, adapter.num_drafts,
-                    multi_axis=multi_axis,
-                )  # fmt: skip
+                    model, stack, kernels, adapter, multi_axis=multi_axis
+                )
             return fused
     if not seam_knows:
         raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")

@@ -142,8 +142,10 @@ class FusedForward:
         self.draft_layer: DraftLayer | None = None
         self._made: Made | None = None  # of the last step, where there is one
 
-    def expect_drafts(self, num_decodes: int) -> None:
-        """In steps of so many decodes, as many as tokens of sequences with drafts."""
+    def expect_drafts(self, num_decodes: int, num_drafts: int) -> None:
+        """In steps of so many decodes, among them tokens of sequences with so many drafts."""
+        if self.draft_layer is not None:
+            self.draft_layer.num_drafts = num_drafts
         if layers := self._decoder.replays:
             self._replay = layers[0].expect_drafts(layers, num_decodes)
 
@@ -162,6 +164,8 @@ class FusedForward:
 
     def begin_anew(self) -> None:
         self.pool, self.graphs, self.prompt_graphs = self.pool.like(1), None, None
+        if self.draft_layer is not None:
+            self.draft_layer.graphs = None
         torch.cuda.empty_cache()  # what torch has of it counts as taken
 
     def capture(self, record: PartsRecorder, max_running: int, max_prompt_tokens: int) -> None:
@@ -224,7 +228,7 @@ class FusedForward:
                 has_runs=self._replay is not None,
                 adapters=self.bank is not None,
             )
-            if layer is not None:
+            if layer is not None and layer.num_drafts:
                 layer.capture(record, self.pool, max_running, max_indices)
 
     def keep(self, tokens: torch.Tensor) -> None:

@@ -39,11 +39,7 @@ class Qwen3_5(Qwen3VL):
     tp_plan = LAYERS | _DELTA  # transformers would gather what these layers give
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
-        return (
-            super()
-            .paged_rows(shard)
-            .of(len(self._layers("full_attention")) + bool(self.num_drafts))
-        )
+        return super().paged_rows(shard).of(len(self._layers("full_attention")) + self.has_drafts)
 
     def draft_layer(self, modelling: Foreign) -> nn.Module:
         text = copy.deepcopy(self.text_config)
@@ -94,7 +90,7 @@ class Qwen3_5(Qwen3VL):
             layers[at].self_attn.layer_idx = index
         for index, at in enumerate(self._layers("linear_attention")):
             layers[at].linear_attn.layer_idx = index
-        if self.num_drafts:  # its rows lie behind those of the others
+        if self.has_drafts:  # its rows lie behind those of the others
             model.mtp.layers[0].self_attn.layer_idx = len(self._layers("full_attention"))
 
     def fused_norm(self, module: Any) -> Norm:

@@ -81,7 +81,7 @@ async def test_captured_steps_are_the_same(serving: Drafting) -> None:
         steps = max(request.num_steps for request in asked) - 1
         assert again.replays - before >= 2 * steps, "each of them, and what follows it"
         serving.release(asked)
-    forward.graphs = serving.language.forward.draft_layer._graphs = None  # type: ignore[attr-defined]
+    forward.graphs = serving.language.forward.draft_layer.graphs = None  # type: ignore[attr-defined]
 
 
 SAMPLED = {

@@ -49,11 +49,10 @@ class DraftLayer:
         stack: Foreign,
         kernels: Foreign,
         family: MixerFamily,
-        num_drafts: int,
         *,
         multi_axis: bool,
     ) -> None:
-        """model.mtp has `fc`, two norms before it, `layers` and `norm`; drafts at most so many."""
+        """model.mtp has `fc`, two norms before it, `layers` and `norm`."""
         module = model.mtp
         like = SimpleNamespace(
             embed_tokens=stack.embed_tokens,
@@ -67,13 +66,14 @@ class DraftLayer:
         self._norms = [family.fused_norm(norm) for norm in norms]
         self._join = module.fc
         self._head = model.lm_head
-        self._num_drafts = num_drafts
+        self.num_drafts = 0  # at once, of a sequence
         self._multi_axis = multi_axis
-        self._graphs: DecodeGraphs | None = None
+        self.graphs: DecodeGraphs | None = None
 
     def capture(self, record: Recorder, pool: KvPool, max_sequences: int, max_indices: int) -> None:
         """What it drafts for up to so many sequences."""
-        hidden = self._join.weight.new_zeros(max_sequences, self._join.weight.shape[0])
+        embeds = self._decoder.embed.weight
+        hidden = embeds.new_zeros(max_sequences, embeds.shape[1])
         self._inputs = hidden, hidden.new_zeros(max_sequences, dtype=torch.int32)
 
         def draft(flat: FlatBatch) -> torch.Tensor:
@@ -81,7 +81,7 @@ class DraftLayer:
             return self._draft(hidden, at, flat, pool)
 
         sizes = pool.layout.block_size, max_sequences, max_indices, record, 0, _at_once(pool)
-        self._graphs = DecodeGraphs(draft, hidden.device, *sizes)
+        self.graphs = DecodeGraphs(draft, hidden.device, *sizes)
 
     def follow(
         self, tokens: torch.Tensor, hidden: torch.Tensor, flat: FlatBatch, pool: KvPool
@@ -121,14 +121,14 @@ class DraftLayer:
         more = more[to_device(wishing, torch.int64, device)]
         firsts = [made.ends[i] - batch[i][0].num_drafts for i in wishing]
         hidden = hidden[to_device(firsts, torch.int64, device) + more]
-        behind = [_behind(*batch[i], self._num_drafts, pool) for i in wishing]
+        behind = [_behind(*batch[i], self.num_drafts, pool) for i in wishing]
         counts = [batch[i][0].start + len(batch[i][0].token_ids) for i in wishing]
         starts = [n - batch[i][0].num_drafts for n, i in zip(counts, wishing, strict=True)]
         at = to_device(starts, torch.int32, device) + more
-        if self._graphs is not None and len(behind) <= len(self._inputs[0]):
+        if self.graphs is not None and len(behind) <= len(self._inputs[0]):
             for place, part in zip(self._inputs, (hidden, at), strict=True):
                 place[: len(part)].copy_(part)
-            drafts = self._graphs.replay(behind)
+            drafts = self.graphs.replay(behind)
             if drafts is not None:
                 return drafts
         room = shape_of([1] * len(behind), 1, 0, _at_once(pool))
@@ -141,7 +141,7 @@ class DraftLayer:
         """Behind hidden states `[n, H]`, whose next tokens have the places `at`: int64
         `[n, drafts]`."""
         drafts = [self._head(hidden).argmax(-1)]
-        for number in range(self._num_drafts - 1):
+        for number in range(self.num_drafts - 1):
             batch = _at(flat, at + number, pool.layout.block_size)
             hidden = self.follow(drafts[-1], hidden, batch, pool)
             drafts.append(self._head(hidden).argmax(-1))
