@@ -190,10 +190,11 @@ MOONCAKE_OVER_TCP = MooncakeConfig()
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Drafts of the next tokens, which a step accepts or rejects; names are vLLM's."""
 
-    method: Annotated[Literal["", "ngram", "mtp"], about("how tokens are drafted: ngram, from the text so far; mtp, by the checkpoint's own layer (the same in all instances); empty: not")] = ""
+    method: Annotated[Literal["", "ngram", "mtp", "eagle3"], about("how tokens are drafted: ngram, from the text so far; mtp, by the checkpoint's own layer, or eagle3, by that of engine.speculative.model (the same in all instances); empty: not")] = ""
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=64), about("drafts per request and step, at most; 3 to 8 pay")] = 0
     prompt_lookup_min: Annotated[CountOrNone, about("n-grams of so many tokens at least are looked up in the text")] = 0
     prompt_lookup_max: Annotated[CountOrNone, about("and of so many at most; the longest that is found wins")] = 0
+    model: Annotated[str, about("of eagle3: the directory of its head, which must have been made for this model, on every host")] = ""
 
 
 class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -55,7 +55,8 @@ class ModelAdapter:
     # Whether each product of the tower has rows of the images in their order, as many of each as
     # its share of the patches: so adapters may change it.
     adapts_tower: ClassVar[bool] = False
-    has_drafts = False  # the checkpoint's layer for drafts is part of the language stage
+    has_drafts = False  # a layer for drafts is part of the language stage
+    head_dir = ""  # where that layer is, if not in the checkpoint
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
@@ -89,7 +90,7 @@ class ModelAdapter:
         """The transformers model, attention chosen; the caller decides where parameters live."""
         module = importlib.import_module(f"transformers.models.{self.modelling}")
         model = getattr(module, self.class_name)(self.config)
-        if self.has_drafts:
+        if self.has_drafts and not self.head_dir:
             model.mtp = self.draft_layer(module)
         return model
 
@@ -139,9 +140,8 @@ class ModelAdapter:
         text = self.text_config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         heads = Heads.of(shard, int(text.num_attention_heads), int(text.num_key_value_heads)).kv
-        return PagedRows(
-            int(text.num_hidden_layers), len(heads), int(head_dim), first_head=heads.start
-        )
+        num_layers = int(text.num_hidden_layers) + self.has_drafts
+        return PagedRows(num_layers, len(heads), int(head_dim), first_head=heads.start)
 
     def num_kv_heads(self, layer: int) -> int:
         """Of all ranks."""
@@ -213,7 +213,7 @@ class ModelAdapter:
     def stacks(self, model: nn.Module) -> list[nn.Module]:
         """Decoder layers: the model's, and those of drafts."""
         own = [self.language_model(model)]
-        drafts = [model.get_submodule("mtp")] if self.has_drafts else []
+        drafts = [model.get_submodule("mtp")] if hasattr(model, "mtp") else []
         return [part.get_submodule("layers") for part in own + drafts]
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:

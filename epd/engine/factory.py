@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _host_tables = later("epd.engine.weights.host_rows:exchange")
 _tower_bank = later("epd.engine.vision.lora:bank_of")
+_load_head = later("epd.engine.language.drafts.eagle:load_head")
+_of_checkpoint = later("epd.engine.language.drafts.layer:DraftLayer")
+_of_head = later("epd.engine.language.drafts.eagle:EagleLayer")
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
 Loaded = tuple[ModelAdapter, Any, Forward]  # of a language stage: weights, and what runs them
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
@@ -157,12 +160,10 @@ def build_language(
     films will take of the device if a row has so many bytes.  `kv_memory`: makes so much for the KV
     pool, that peers can write to.  `has_landing`: KV may come through host memory.  `vision`: of
     the same process, whose largest batch needs memory beside the KV pool.  `loaded`: what was
-    loaded before, whose engine is gone.  Raises ModelError and ConfigError, also when `kv_nbytes`
-    has room for no block."""
-    dtype = DTYPES[engine_config.dtype]
+    before, whose engine is gone.  Raises ModelError and ConfigError."""
+    dtype, device = DTYPES[engine_config.dtype], engine_config.device
     executor = executor or build_executor(engine_config)
     adapter = loaded[0] if loaded else _language_adapter(model_dir, engine_config)
-    device = engine_config.device
     kv_dtype = _kv_dtype(engine_config, dtype)
     layout = adapter.kv_layout(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
@@ -172,7 +173,10 @@ def build_language(
     on_gpu = executor.streams is not None
     if loaded is None:
         _check_layout(layout, engine_config)
+        head = _load_head(adapter, engine_config, shard) if adapter.head_dir else None
         model = _load(adapter, "language", dtype, engine_config, progress, shard)
+        if head is not None:
+            model.mtp = head
         bank = _adopt(adapter, model, shard, engine_config)
         smallest = KvPool(layout, 1, kv_dtype, device)
         forward = _forward(adapter, model, smallest, dtype, executor.streams)
@@ -209,7 +213,8 @@ def build_language(
 
 def _language_adapter(model_dir: Path | str, config: EngineConfig) -> ModelAdapter:
     adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
-    adapter.has_drafts = config.speculative.method == "mtp"
+    adapter.has_drafts = config.speculative.method not in ("", "ngram")
+    adapter.head_dir = config.speculative.model
     attention.register()
     _check_step(adapter, config)
     return adapter
@@ -339,13 +344,13 @@ def _forward(
     path has none of these."""
     stack: Any = adapter.language_model(model)
     device = stack.embed_tokens.weight.device
-    splicer = None
-    if adapter.has_vision:
-        splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
+    splicer = (
+        RowSplicer(adapter.row_contract(dtype), dtype, streams) if adapter.has_vision else None
+    )
     multi_axis = adapter.rope_positions(1, ()).positions is not None
     layout = pool.layout
     seam_knows = not layout.tensors and layout.num_parts == 2 and not layout.kinds
-    if device.type == "cuda" or not seam_knows:
+    if device.type == "cuda" or adapter.has_drafts or not seam_knows:
         decoder = adapter.decoder(stack, kernels_for(device.type))
         if decoder is not None:
             fused = FusedForward(
@@ -353,14 +358,11 @@ def _forward(
                 sees_both_ways=bool(adapter.max_uncut),
             )  # fmt: skip
             if adapter.has_drafts:
-                from epd.engine.language.drafts.layer import DraftLayer
-
-                kernels = kernels_for(device.type)
-                fused.draft_layer = DraftLayer(
-                    model, stack, kernels, adapter, multi_axis=multi_axis
-                )
+                own, layer = (decoder, _of_head) if adapter.head_dir else (adapter, _of_checkpoint)
+                at = model, stack, kernels_for(device.type), own
+                fused.draft_layer = layer(*at, multi_axis=multi_axis)
             return fused
-    if not seam_knows:
+    if adapter.has_drafts or not seam_knows:
         raise ModelError(f"{adapter.checkpoint.directory} has layers that this engine lacks")
     if device.type == "cuda":
         logger.warning(

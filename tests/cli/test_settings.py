@@ -195,9 +195,14 @@ def test_speculative_config_reads_as_vllm_does(given: str, lookup: tuple[int, in
         ("{method", "is not JSON"),
         ("[4]", "must be a JSON object"),
         ('{"method":"ngram","num_speculative_token":4}', "did you mean num_speculative_tokens?"),
-        ('{"model":"ngram","num_speculative_tokens":4}', "it takes method, num_speculative_tokens"),
+        ('{"tree":2,"num_speculative_tokens":4}', "it takes method, num_speculative_tokens"),
         ('{"num_speculative_tokens":4}', "names no method"),
-        ('{"method":"eagle","num_speculative_tokens":4}', "must be one of ngram, mtp"),
+        ('{"method":"eagle","num_speculative_tokens":4}', "must be one of ngram, mtp, eagle3"),
+        (
+            '{"method":"eagle3","num_speculative_tokens":3}',
+            "is the directory of an EAGLE-3 head: eagle3 needs one",
+        ),
+        ('{"method":"mtp","num_speculative_tokens":3,"model":"a"}', "eagle3 needs one"),
         ('{"method":"qwen3_next_mtp"}', "num_speculative_tokens is missing"),
         ('{"method":"ngram"}', "num_speculative_tokens is missing"),
         ('{"method":"ngram","num_speculative_tokens":"4"}', "must be a whole number"),
@@ -219,6 +224,11 @@ def test_a_wrong_speculative_config_says_what_to_do(text: str, said: str) -> Non
 def test_drafts_by_the_models_layer_have_vllms_names(name: str, number: int) -> None:
     found = speculative(f'{{"method":"{name}","num_speculative_tokens":{number}}}')
     assert (found["method"], found["num_speculative_tokens"]) == ("mtp", number)
+
+
+def test_an_eagle_head_has_its_directory() -> None:
+    found = speculative('{"method":"eagle3","model":"/heads/a","num_speculative_tokens":3}')
+    assert (found["method"], found["model"]) == ("eagle3", "/heads/a")
 
 
 def test_a_part_of_it_alone_needs_the_method() -> None:

@@ -13,8 +13,10 @@ from epd.engine.language.forward import FusedForward
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.draft_models import COUNT, DRAFTING, Drafting, make_drafting, reference_drafts
 from tests.engine.driver import Driver
+from tests.engine.language.test_eagle import compare
 from tests.engine.language.test_speculation import every, none, oracle, third
 from tests.engine.reference import reference_generate
+from tests.engine.tiny_models import EMBEDDED
 
 NEW_TOKENS = 24
 CASES = [(chat("hello there"), []), (chat((1, "what?")), [drawn_image(1, 64, 64)])]
@@ -65,6 +67,12 @@ async def test_the_models_layer_drafts(
             compared += 1
     assert [request.output_ids for request in requests] == golden
     assert compared >= 3
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+async def test_an_eagle_head_drafts(graphs: bool, cuda: str, tmp_path: Path) -> None:
+    """What it reads of the model is there behind captured steps, too."""
+    await compare(EMBEDDED, tmp_path, device=cuda, cuda_graphs=graphs)
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -46,12 +46,14 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{PREFIX}{next(iter(given))} needs {PREFIX}method, such as ngram")
         return dict(values)
     if not (number := given.get("num_speculative_tokens")) and (
-        number is None or given["method"] != "mtp"  # with 0 it holds the layer's KV for others
+        number is None or given["method"] == "ngram"  # with 0 it holds the layer's KV for others
     ):
         raise ConfigError(
             f"{PREFIX}num_speculative_tokens is missing: say how many tokens a step may draft, "
             "such as 4"
         )
+    if bool(given.get("model")) != (given["method"] == "eagle3"):
+        raise ConfigError(f"{PREFIX}model is the directory of an EAGLE-3 head: eagle3 needs one")
     if given["method"] != "ngram":
         return dict(values)
     low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")

@@ -82,6 +82,7 @@ class FusedDecoder:
         self.can_be_captured = True  # no module of unknown inside
         self._layers = [self._fuse(layer) for layer in stack.layers]
         self.captures_prompts = not any(layer.mixer.reads_chunks for layer in self._layers)
+        self._watched: dict[int, torch.Tensor] = {}  # by layer
         self.replays: Sequence[Replays] = [
             one.mixer for one in self._layers if isinstance(one.mixer, Replays)
         ]
@@ -93,6 +94,12 @@ class FusedDecoder:
             if not (names > _BESIDE and len(names - _BESIDE) == 1 and _mixer_of(layer, family)):
                 return False
         return True
+
+    def watch(self, layers: Sequence[int], max_tokens: int) -> torch.Tensor:
+        """`[max_tokens, len(layers) * H]`: where each step puts what these layers read."""
+        seen: torch.Tensor = self.embed.weight[:1].repeat(max_tokens, len(layers))
+        self._watched = dict(zip(layers, seen.chunk(len(layers), 1), strict=True))
+        return seen
 
     def forward(
         self,
@@ -109,6 +116,8 @@ class FusedDecoder:
         first = self._layers[0]
         x = ops.norm(residual, *first.input_norm, fp8=first.mixer.takes_fp8)
         for index, layer in enumerate(self._layers):
+            if index in self._watched:
+                self._watched[index][: len(residual)].copy_(residual)
             x = layer.mixer(x, step)
             x = ops.norm(x, *layer.mlp_norm, residual=residual, fp8=takes_fp8(layer.mlp_input))
             x = layer.mlp(x, batch.slots)

@@ -314,7 +314,7 @@ class TorchLanguageEngine(WithBank):
             if sequence.num_drafts:
                 drafted.append((row, sequence))
             row += 1 + sequence.num_drafts
-        if not (drafted and self.kv_layout.tensors):
+        if not (drafted and (self.kv_layout.tensors or self._adapter.has_drafts)):
             return None
         if isinstance(draft, Draft):
             drafts = [(row, sequence.drafts) for row, sequence in drafted]

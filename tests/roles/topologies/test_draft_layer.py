@@ -1,4 +1,5 @@
-"""Whole topologies whose checkpoint drafts by a layer of its own: tokens are transformers'."""
+"""Whole topologies that draft by a layer of the checkpoint or of a head: tokens are
+transformers'."""
 
 from __future__ import annotations
 
@@ -12,50 +13,70 @@ import pytest
 from epd.config import EngineConfig, SpeculativeConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines
+from epd.tiny import CHECKPOINT
 from tests.engine.draft_models import make_drafting
+from tests.engine.eagle_heads import make_head
 from tests.roles.topologies.cluster import Cluster
 from tests.roles.topologies.golden import Question, ask_all, question
 from tests.roles.topologies.test_exactness import EVERY, total
 from tests.roles.topologies.test_migrated import answers
 
-BLOCK_NBYTES = 3 * 4096
-MTP = SpeculativeConfig("mtp", 3)
-CONFIG = EngineConfig(kv_nbytes=96 * BLOCK_NBYTES, threads=1, speculative=MTP, max_chunk_tokens=16)
+CONFIG = EngineConfig(threads=1, max_chunk_tokens=16)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    model_dir = make_drafting("qwen3_5", tmp_path_factory.mktemp("drafting"), agreeing=True)
+@pytest.fixture(scope="module", params=["mtp", "eagle3"])
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """A model, which drafts by itself or by a head that has answers to it by heart."""
+    directory, is_head = tmp_path_factory.mktemp("drafting"), request.param == "eagle3"
+    model_dir = CHECKPOINT if is_head else make_drafting("qwen3_5", directory, agreeing=True)
+    asked = asyncio.run(_questions(model_dir))
+    texts = [[*one.generation.token_ids, *one.token_ids] for one in asked]
+    head = str(make_head(directory, model_dir, texts)) if is_head else ""
     executor = build_executor(CONFIG)
     vision = build_vision(model_dir, CONFIG, executor)
-    return {"executor": executor, "vision": vision, "model_dir": model_dir}
+    made = {"executor": executor, "vision": vision, "model_dir": model_dir, "asked": asked}
+    nbytes = 5 * 2 * 16 * 2 * 64 * 4 if is_head else 3 * 4096  # of a block
+    return made | {"drafting": SpeculativeConfig(request.param, 3, model=head), "nbytes": nbytes}
+
+
+async def _questions(model_dir: Path) -> list[Question]:
+    return [
+        await question("one two three", max_tokens=30, model_dir=model_dir),
+        await question("what?", 1, max_tokens=20, model_dir=model_dir),
+        await question("hello", max_tokens=1, model_dir=model_dir),
+        await question("why?", max_tokens=3, model_dir=model_dir),
+    ]
 
 
 @pytest.fixture(scope="module")
 def asked(shared: dict[str, Any]) -> list[Question]:
-    model_dir: Path = shared["model_dir"]
-
-    async def ask() -> list[Question]:
-        return [
-            await question("one two three", max_tokens=30, model_dir=model_dir),
-            await question("what?", 1, max_tokens=20, model_dir=model_dir),
-            await question("hello", max_tokens=1, model_dir=model_dir),
-            await question("why?", max_tokens=3, model_dir=model_dir),
-        ]
-
-    return asyncio.run(ask())
+    found: list[Question] = shared["asked"]
+    return found
 
 
-def cluster_of(shared: dict[str, Any], topology: str, **settings: Any) -> Cluster:
+def config_of(shared: dict[str, Any], num_drafts: int = 3, num_blocks: int = 96) -> EngineConfig:
+    drafting = msgspec.structs.replace(shared["drafting"], num_speculative_tokens=num_drafts)
+    nbytes = num_blocks * shared["nbytes"]
+    return msgspec.structs.replace(CONFIG, speculative=drafting, kv_nbytes=nbytes)
+
+
+def cluster_of(
+    shared: dict[str, Any],
+    topology: str,
+    num_drafts: int = 3,
+    num_blocks: int = 96,
+    **settings: Any,
+) -> Cluster:
     cluster = Cluster()
     for name, *roles in EVERY[topology]:
-        config = msgspec.structs.replace(CONFIG, **settings)
-        if roles == ["decode"] and settings.get("speculative") is not None:
-            config = msgspec.structs.replace(config, speculative=settings["speculative"])
+        count = num_drafts if "decode" in roles else 3
+        config = msgspec.structs.replace(config_of(shared, count, num_blocks), **settings)
         engines = Engines(vision=shared["vision"] if "encode" in roles else None)
         if "prefill" in roles or "decode" in roles:
             engines.language = build_language(shared["model_dir"], config, shared["executor"])
-            assert engines.language.kv_layout.block_nbytes == BLOCK_NBYTES
+            assert engines.language.kv_layout.block_nbytes == shared["nbytes"]
         cluster.add(name, tuple(roles), engines, engine=config)
     return cluster
 
@@ -74,9 +95,7 @@ async def test_drafts_change_no_token(
     """Twice, over used blocks and cached beginnings; with few blocks requests give way."""
     most = max(len(one.generation.token_ids) + len(one.token_ids) for one in asked)
     num_blocks = most // 16 + 8 if has_few else 96
-    cluster = cluster_of(
-        shared, topology, async_scheduling=ahead, kv_nbytes=num_blocks * BLOCK_NBYTES
-    )
+    cluster = cluster_of(shared, topology, num_blocks=num_blocks, async_scheduling=ahead)
     async with cluster.running():
         for _ in range(2):
             await ask_all(cluster.gateway, asked)
@@ -90,7 +109,7 @@ async def test_a_decode_that_drafts_nothing_takes_what_a_prefill_with_drafts_sen
     shared: dict[str, Any], asked: list[Question]
 ) -> None:
     """It has the layer, so its KV has the layout of all, and no drafts are made."""
-    cluster = cluster_of(shared, "1e1p1d", speculative=SpeculativeConfig("mtp", 0))
+    cluster = cluster_of(shared, "1e1p1d", num_drafts=0)
     async with cluster.running():
         await ask_all(cluster.gateway, asked)
         await cluster.settle()
@@ -104,7 +123,7 @@ async def test_an_answer_goes_on_where_drafts_are_made_and_where_not(
     long = [one for one in asked if len(one.token_ids) > 10]
     cluster = Cluster()
     for name, count in (("epd0", 3), ("epd1", 0)):
-        config = msgspec.structs.replace(CONFIG, speculative=SpeculativeConfig("mtp", count))
+        config = config_of(shared, count)
         language = build_language(shared["model_dir"], config, shared["executor"])
         engines = Engines(vision=shared["vision"], language=language)
         cluster.add(name, ("encode", "prefill", "decode"), engines, engine=config)

@@ -87,7 +87,7 @@ class DraftLayer:
         self, tokens: torch.Tensor, hidden: torch.Tensor, flat: FlatBatch, pool: KvPool
     ) -> torch.Tensor:
         """`[T, H]` behind these tokens, each of which follows one of the batch."""
-        return self._run(self._decoder.embed(tokens), hidden, flat, pool)
+        return self._run(self._decoder.embed(tokens), self._known(hidden), flat, pool)
 
     def propose(
         self,
@@ -110,7 +110,7 @@ class DraftLayer:
             if ends:
                 known = [s.next_id for s, _ in batch if s.sample is None]
                 self._put(following, ends, to_device(known, torch.int64, device))
-            hidden = self._run(following, made.hidden, made.flat, pool)
+            hidden = self._run(following, self._known(made.hidden), made.flat, pool)
         wishing = [i for i, (s, _) in enumerate(batch) if s.num_wanted and s.sample is not None]
         if not wishing:
             return None
@@ -140,12 +140,19 @@ class DraftLayer:
     ) -> torch.Tensor:
         """Behind hidden states `[n, H]`, whose next tokens have the places `at`: int64
         `[n, drafts]`."""
-        drafts = [self._head(hidden).argmax(-1)]
+        drafts = [self._best(hidden)]
         for number in range(self.num_drafts - 1):
             batch = _at(flat, at + number, pool.layout.block_size)
-            hidden = self.follow(drafts[-1], hidden, batch, pool)
-            drafts.append(self._head(hidden).argmax(-1))
+            hidden = self._run(self._decoder.embed(drafts[-1]), hidden, batch, pool)
+            drafts.append(self._best(hidden))
         return torch.stack(drafts, 1)
+
+    def _known(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What it begins with, by the model's hidden states."""
+        return hidden
+
+    def _best(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden).argmax(-1)
 
     def _put(self, embeds: torch.Tensor, places: Sequence[int], tokens: torch.Tensor) -> None:
         index = to_device(places, torch.int64, embeds.device)
