@@ -56,7 +56,7 @@ class ModelAdapter:
     # its share of the patches: so adapters may change it.
     adapts_tower: ClassVar[bool] = False
     has_drafts = False  # a layer for drafts is part of the language stage
-    head_dir = ""  # where that layer is, if not in the checkpoint
+    head: nn.Module | None = None  # that layer, if it is not in the checkpoint
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
@@ -90,7 +90,7 @@ class ModelAdapter:
         """The transformers model, attention chosen; the caller decides where parameters live."""
         module = importlib.import_module(f"transformers.models.{self.modelling}")
         model = getattr(module, self.class_name)(self.config)
-        if self.has_drafts and not self.head_dir:
+        if self.has_drafts and self.head is None:
             model.mtp = self.draft_layer(module)
         return model
 

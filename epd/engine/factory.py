@@ -154,16 +154,15 @@ def build_language(
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
 
     `shard`: what this rank of a group computes; all ranks must be at it at the same time.
-
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
     way from a GPU to another instance, reserved here.  `later_nbytes`: what the data plane and
     films will take of the device if a row has so many bytes.  `kv_memory`: makes so much for the KV
     pool, that peers can write to.  `has_landing`: KV may come through host memory.  `vision`: of
     the same process, whose largest batch needs memory beside the KV pool.  `loaded`: what was
-    before, whose engine is gone.  Raises ModelError and ConfigError."""
+    loaded before, whose engine is gone.  Raises ModelError and ConfigError (no block fits)."""
     dtype, device = DTYPES[engine_config.dtype], engine_config.device
     executor = executor or build_executor(engine_config)
-    adapter = loaded[0] if loaded else _language_adapter(model_dir, engine_config)
+    adapter = loaded[0] if loaded else _language_adapter(model_dir, engine_config, shard)
     kv_dtype = _kv_dtype(engine_config, dtype)
     layout = adapter.kv_layout(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
@@ -173,10 +172,7 @@ def build_language(
     on_gpu = executor.streams is not None
     if loaded is None:
         _check_layout(layout, engine_config)
-        head = _load_head(adapter, engine_config, shard) if adapter.head_dir else None
         model = _load(adapter, "language", dtype, engine_config, progress, shard)
-        if head is not None:
-            model.mtp = head
         bank = _adopt(adapter, model, shard, engine_config)
         smallest = KvPool(layout, 1, kv_dtype, device)
         forward = _forward(adapter, model, smallest, dtype, executor.streams)
@@ -211,10 +207,11 @@ def build_language(
     return engine
 
 
-def _language_adapter(model_dir: Path | str, config: EngineConfig) -> ModelAdapter:
+def _language_adapter(model_dir: Path | str, config: EngineConfig, shard: Shard) -> ModelAdapter:
     adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
     adapter.has_drafts = config.speculative.method not in ("", "ngram")
-    adapter.head_dir = config.speculative.model
+    if config.speculative.model:
+        adapter.head = _load_head(adapter, config, shard)
     attention.register()
     _check_step(adapter, config)
     return adapter
@@ -224,6 +221,8 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
     """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
 
     Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
+    if adapter.head is not None:
+        model.mtp = adapter.head
     for layers in adapter.stacks(model):
         few_rows.exchange(layers)
         if adapter.routing is not None:
@@ -344,9 +343,9 @@ def _forward(
     path has none of these."""
     stack: Any = adapter.language_model(model)
     device = stack.embed_tokens.weight.device
-    splicer = (
-        RowSplicer(adapter.row_contract(dtype), dtype, streams) if adapter.has_vision else None
-    )
+    splicer = None
+    if adapter.has_vision:
+        splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
     layout = pool.layout
     seam_knows = not layout.tensors and layout.num_parts == 2 and not layout.kinds
@@ -358,7 +357,7 @@ def _forward(
                 sees_both_ways=bool(adapter.max_uncut),
             )  # fmt: skip
             if adapter.has_drafts:
-                own, layer = (decoder, _of_head) if adapter.head_dir else (adapter, _of_checkpoint)
+                own, layer = (decoder, _of_head) if adapter.head else (adapter, _of_checkpoint)
                 at = model, stack, kernels_for(device.type), own
                 fused.draft_layer = layer(*at, multi_axis=multi_axis)
             return fused

@@ -67,7 +67,7 @@ def load_head(adapter: ModelAdapter, engine_config: EngineConfig, shard: Shard) 
     if shard.size > 1:
         raise ConfigError("ranks do not share an EAGLE-3 head; use one rank, or the method ngram")
     dtype, dummy = DTYPES[engine_config.dtype], engine_config.load_format == "dummy"
-    directory = Path(adapter.head_dir).expanduser()
+    directory = Path(engine_config.speculative.model).expanduser()
     told, rows, text = read_config(directory), adapter.paged_rows(), adapter.text_config
     config: Foreign = LlamaConfig.from_dict(dict(told))
     layers, vocabulary = int(text.num_hidden_layers), int(text.vocab_size)
