@@ -40,7 +40,7 @@ EXAMPLES = (
     ("epd bench accuracy questions.jsonl 1epd 1e1p1d", "right answers of two topologies"),
     ("epd bench probe --device cuda", "models of true size, by few of their layers; minutes"),
     ("epd bench formats --device cuda --only 8b", "weights in 16, 8 and 4 bits; three minutes"),
-    ("epd bench truth epd=URL vllm=URL --kill epd=PID", "right answers under faults; a minute"),
+    ("epd bench truth", "right answers under faults; two minutes"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 

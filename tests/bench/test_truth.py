@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,16 +17,20 @@ from aiohttp import web
 
 from epd.cli.main import main
 from epd.tiny.samples import read_index
+from epd_lab.bench.truth import faults
 from epd_lab.bench.truth import rows as rows_of
 from epd_lab.bench.truth.client import PATH, Peer, TruthCell
-from epd_lab.bench.truth.run import measure
+from epd_lab.bench.truth.cluster import Cluster
+from epd_lab.bench.truth.run import measure, report_of, table_of
+from epd_lab.bench.truth.table import ROWS, NamedRow
 
 Answer = tuple[int, str]
 Behave = Callable[[list[dict[str, Any]], str], Awaitable[Answer] | Answer]
 METER = rows_of.METER[2]
+NOTHING = {"epd_open_requests": 0.0}
 
 
-def answers(behave: Behave) -> web.Application:
+def answers(behave: Behave, in_use: dict[str, float]) -> web.Application:
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "tiny"}]})
 
@@ -34,24 +39,45 @@ def answers(behave: Behave) -> web.Application:
         *parts, last = body["messages"][0]["content"]
         found = behave(parts, last["text"])
         status, text = await found if isinstance(found, Awaitable) else found
+        if body.get("stream") and status == 200:
+            return await streamed(request, text)
         message = {"choices": [{"message": {"content": text}}]}
         return web.json_response(message if status == 200 else {"error": text}, status=status)
 
+    async def streamed(request: web.Request, text: str) -> web.StreamResponse:
+        """A word at a time; `cut` is the end of it."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for word in text.split():
+            if word == "cut":
+                return response
+            event = {"choices": [{"delta": {"content": word}}]}
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            await asyncio.sleep(0.005)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text="".join(f"{name} {in_use[name]}\n" for name in in_use))
+
     app = web.Application(client_max_size=1 << 26)
+    app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
     app.router.add_post(PATH, chat)
     return app
 
 
 @contextlib.asynccontextmanager
-async def peer_that(behave: Behave) -> AsyncIterator[Peer]:
-    runner = web.AppRunner(answers(behave))
+async def peer_that(
+    behave: Behave, cluster: Cluster | None = None, in_use: dict[str, float] = NOTHING
+) -> AsyncIterator[Peer]:
+    runner = web.AppRunner(answers(behave, in_use))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     assert site._server is not None
     host, port = site._server.sockets[0].getsockname()[:2]
-    peer = Peer("it", f"http://{host}:{port}", 10.0)
+    peer = Peer("it", f"http://{host}:{port}", 10.0, cluster)
     await peer.open()
     try:
         yield peer
@@ -67,6 +93,7 @@ class Oracle:
         self.texts: dict[str, str] = {}
         for count in (60, 200):
             self.texts |= {url: text for text, url in rows_of.painted(count, count)}
+        self.texts |= {url: text for text, url in rows_of.painted(12, 0)}
 
     def __call__(self, parts: list[dict[str, Any]], question: str) -> Answer:
         if any(part["type"] != "image_url" for part in parts):
@@ -84,19 +111,19 @@ class Oracle:
         return 400, "not a picture"
 
 
-def table() -> dict[str, rows_of.Row]:
-    return {row.name: row.ask for row in rows_of.rows({})}
+def row_named(name: str) -> NamedRow:
+    return next(row for row in ROWS if row.name == name)
 
 
 async def cell_of(name: str, behave: Behave) -> TruthCell:
     async with peer_that(behave) as peer:
-        return await table()[name](peer)
+        return await row_named(name).ask(peer)
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("questions of the samples", len(read_index())),
+        ("19 questions with pictures", 19),
         ("one picture twice in a request", 4),
         ("60 pictures at once", 60),
     ],
@@ -120,6 +147,12 @@ BAD = (
 async def test_a_bad_input_is_refused_and_the_next_request_is_right(name: str) -> None:
     cell = await cell_of(name, Oracle())
     assert (cell.counts, cell.then) == ({"400": 1}, "right")
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_an_answer_to_a_bad_input_is_none_that_is_right(name: str) -> None:
+    cell = await cell_of(name, lambda parts, text: (200, METER))
+    assert (cell.counts, cell.then) == ({"ANSWERED": 1}, "right")
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -154,34 +187,104 @@ async def test_a_picture_by_the_name_of_another_gets_its_own_answer_or_none() ->
     assert (cell.counts, cell.then) == ({"400": 1}, "right")
 
 
-async def test_clients_that_leave_are_counted_so() -> None:
-    async def slow(parts: list[dict[str, Any]], question: str) -> Answer:
-        if question == rows_of.METER[1]:
-            return 200, METER
-        await asyncio.sleep(1.0)
-        return 200, ""
-
-    cell = await cell_of("20 clients leave", slow)
-    assert (cell.counts, cell.then) == ({"left": 20}, "right")
+WORDS = " ".join("abcdefgh")
 
 
-async def test_the_process_that_was_given_is_killed_under_load(
-    monkeypatch: pytest.MonkeyPatch,
+async def slow(parts: list[dict[str, Any]], question: str) -> Answer:
+    if question == rows_of.METER[1]:
+        return 200, METER
+    await asyncio.sleep(0.1)
+    return 200, WORDS
+
+
+@pytest.mark.parametrize(
+    ("in_use", "words"),
+    [
+        (NOTHING, "memory back in 0 s"),
+        ({"vllm:kv_cache_usage_perc{x=1}": 0.25}, "held after 0 s: vllm:kv_cache_usage_perc{x=1}"),
+        ({"other": 1.0}, "held after 0 s: it shows none"),
+    ],
+)
+async def test_clients_that_leave_are_counted_and_what_they_held(
+    in_use: dict[str, float], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_of, "KILL_S", 0.6)
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        lives = lambda parts, text: (200, METER) if process.poll() is None else (502, "")  # noqa: E731
-        async with peer_that(lives) as peer:
-            row = next(r for r in rows_of.rows({"it": process.pid}) if "killed" in r.name)
-            cell = await row.ask(peer)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
+    monkeypatch.setattr(rows_of, "MEMORY_S", 0.3)
+    async with peer_that(slow, in_use=in_use) as peer:
+        cell = await row_named("20 clients leave").ask(peer)
+    assert (cell.counts, cell.then) == ({"left": 20}, "right")
+    assert words in cell.memory
+
+
+class OneProcess(Cluster):
+    """All roles of a server in a process that only sleeps."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    def victims(self, role: str) -> Sequence[Callable[[], None]]:
+        return [self.process.kill]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+
+@pytest.fixture
+def one() -> Iterator[OneProcess]:
+    cluster = OneProcess()
+    yield cluster
+    cluster.close()
+    assert cluster.process.returncode == -signal.SIGKILL
+
+
+async def test_an_encoder_is_killed_under_load(
+    one: OneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "KILL_S", 0.6)
+    behave: Behave = lambda parts, text: (200, METER) if one.lives else (502, "")  # noqa: E731
+    async with peer_that(behave, one) as peer:
+        cell = await row_named("kill -9 of one of two encoders").ask(peer)
+    assert not one.lives
     assert cell.counts["WRONG"] and cell.counts["502"] and cell.then == "502"
-    skipped = await cell_of("an encoder is killed under load", lambda parts, text: (200, ""))
-    assert "--kill it=PID" in skipped.skipped and not skipped.counts
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_streams_of_a_killed_server_are_compared_to_their_ends(
+    one: OneProcess, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool
+) -> None:
+    """Those that are cut by it, and those that begin behind it."""
+    monkeypatch.setattr(faults, "BEGUN_AT", 4)
+
+    async def behave(parts: list[dict[str, Any]], question: str) -> Answer:
+        if not (one.lives or goes_on):
+            return 502, ""
+        return 200, WORDS if goes_on or len(seen) < 2 * faults.STREAMS else f"{WORDS} cut"
+
+    seen: list[int] = []
+
+    async def counting(parts: list[dict[str, Any]], question: str) -> Answer:
+        found = await behave(parts, question)
+        seen.append(1)
+        return found
+
+    async with peer_that(counting, one) as peer:
+        cell = await row_named("kill -9 of D amid streams").ask(peer)
+    assert not one.lives
+    if goes_on:
+        assert cell.counts == {"right": 2 * faults.STREAMS}
+    else:
+        assert cell.counts["cut: no end"] >= faults.STREAMS and not cell.counts["right"]
+
+
+async def test_what_was_not_started_here_is_skipped() -> None:
+    rows = [row for row in ROWS if "kill" in row.name]
+    async with peer_that(Oracle()) as peer:
+        cells = await measure(peer, rows)
+    assert len(cells) == 5 and all("not started here" in cell.skipped for cell in cells)
 
 
 async def test_a_server_that_hangs_or_cuts_has_an_outcome() -> None:
@@ -197,16 +300,29 @@ async def test_a_server_that_hangs_or_cuts_has_an_outcome() -> None:
         await peer.close()
 
 
-async def test_the_columns_are_measured_row_by_row() -> None:
+async def test_columns_of_one_run_are_one_table() -> None:
+    rows = ROWS[:2]
     async with peer_that(Oracle()) as one, peer_that(lambda parts, text: (200, "?")) as two:
-        first = Peer("one", one.url, 10.0), Peer("two", two.url, 10.0)
-        found = await measure(first, rows_of.rows({})[:2])
-    assert [[set(cell.counts) for cell in cells] for _, cells in found] == [
-        [{"right"}, {"WRONG"}]
-    ] * 2
-    assert json.dumps([cell.as_json() for _, cells in found for cell in cells])
+        columns = {"one": await measure(one, rows), "two": await measure(two, rows)}
+    report = json.loads(json.dumps(report_of(rows, columns)))
+    assert [row["two"]["counts"] for row in report["rows"]] == [{"WRONG": 19}, {"WRONG": 4}]
+    lines = table_of(report).splitlines()
+    assert lines[0] == "| Row | Right is | one | two |" and len(lines) == 4
+    assert lines[3].startswith("| one picture twice in a request (vllm 58123) | all right |")
+    assert lines[3].endswith("| 4 right | 4 WRONG |")
 
 
-@pytest.mark.parametrize("words", [["a"], ["a=http://127.0.0.1:1", "--kill", "b=1"]])
-def test_arguments_that_name_nothing_are_refused(words: list[str]) -> None:
-    assert main(["bench", "truth", *words]) == 2
+async def test_servers_that_run_are_asked_by_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    async with peer_that(Oracle()) as one, peer_that(lambda parts, text: (500, "?")) as two:
+        words = ["--against", one.url, "--peer", two.url, "--rows", "twice"]
+        assert await asyncio.to_thread(main, ["bench", "truth", *words]) == 0
+    assert "| all right | 4 right | 4 500 |" in capsys.readouterr().out
+
+
+def test_a_second_column_without_a_first_is_refused() -> None:
+    assert main(["bench", "truth", "--peer", "http://127.0.0.1:1"]) == 2
+
+
+def test_each_row_names_its_report() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert all(re.fullmatch(r"[\w-]+ \d+", row.report) for row in ROWS)

@@ -1,4 +1,4 @@
-"""The rows of the table: each is asked of every server alike, and its outcome is counted.
+"""Rows that need a URL alone: each is asked of every server alike, and its outcome is counted.
 
 They are for the bundled tiny model: its answers to its samples are in `samples.json`, and it reads
 painted letters.  A row ends with a good request where a bad one went before, since what an input
@@ -8,13 +8,12 @@ does to others is the question.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
-import itertools
-import os
 import random
-import signal
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+
+import aiohttp
 
 from epd.tiny import SAMPLES
 from epd.tiny.samples import read_index
@@ -24,8 +23,12 @@ LETTERS = "ABCDEFGHKLMNPRSTUVWXYZ23456789"
 SAYS = "What does the image say?"
 TOTAL = "What is the total in image {}?"
 METER = ("meter.png", "What does the meter read?", "04817.3 kWh")
-KILL_S = 6.0  # of load, half of it before the kill
-LOADED = 6  # who asks at once then
+LEAVING = 20
+MEMORY_S = 60.0  # in which it must come back
+IN_USE = (
+    *("epd_in_use{", "epd_open_requests", "vllm:num_requests_running"),
+    *("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+)
 
 Row = Callable[[Peer], Awaitable[TruthCell]]
 
@@ -49,13 +52,12 @@ def painted(count: int, seed: int) -> list[tuple[str, str]]:
     return found
 
 
-async def counted(*asked: tuple[Awaitable[Reply], str]) -> TruthCell:
-    """Asked at once, each with what is right."""
+async def counted(*asked: tuple[Awaitable[Reply], str | None]) -> TruthCell:
+    """Asked at once, each with what is right; None: to refuse it."""
     cell = TruthCell()
     replies = await asyncio.gather(*(reply for reply, _ in asked))
-    cell.counts.update(
-        reply.judged(wanted) for reply, (_, wanted) in zip(replies, asked, strict=True)
-    )
+    for reply, (_, wanted) in zip(replies, asked, strict=True):
+        cell.add(reply, wanted)
     return cell
 
 
@@ -67,12 +69,13 @@ async def then(peer: Peer, cell: TruthCell) -> TruthCell:
 
 
 async def goldens(peer: Peer) -> TruthCell:
-    return await counted(
-        *(
-            (peer.ask(one.question, [picture(sample(name)) for name in one.images]), one.answer)
-            for one in read_index()
-        )
-    )
+    """All samples, and as many painted pictures as make 19."""
+    samples = [
+        (peer.ask(one.question, [picture(sample(name)) for name in one.images]), one.answer)
+        for one in read_index()
+    ]
+    them = painted(19 - len(samples), 0)
+    return await counted(*samples, *((peer.ask(SAYS, [picture(url)]), text) for text, url in them))
 
 
 async def duplicates(peer: Peer) -> TruthCell:
@@ -99,17 +102,17 @@ def at_once(count: int) -> Row:
     return row
 
 
-def bad(url: Callable[[], str]) -> Row:
+def bad(url: str) -> Row:
     """Beside a good picture in one request."""
 
     async def row(peer: Peer) -> TruthCell:
-        parts = [picture(sample(METER[0])), picture(url())]
-        return await then(peer, await counted((peer.ask(METER[1], parts), METER[2])))
+        parts = [picture(sample(METER[0])), picture(url)]
+        return await then(peer, await counted((peer.ask(METER[1], parts), None)))
 
     return row
 
 
-def _cut() -> str:
+def cut_picture() -> str:
     data = (SAMPLES / METER[0]).read_bytes()
     return data_url(data[: len(data) // 2])
 
@@ -126,62 +129,35 @@ async def grid_without_rows(peer: Peer) -> TruthCell:
     """A description of a picture, by a name that nobody has rows for."""
     grid: Json = {"image_grid_thw": [1, 8, 12]}
     part: Json = {"type": "image_embeds", "image_embeds": grid, "uuid": "truth-nowhere"}
-    return await then(peer, await counted((peer.ask(SAYS, [part]), "")))
+    return await then(peer, await counted((peer.ask(SAYS, [part]), None)))
 
 
 async def clients_leave(peer: Peer) -> TruthCell:
-    them = painted(20, random.randrange(1 << 30))
-    asked = (peer.ask(SAYS, [picture(url)], hang_up_s=0.02) for _, url in them)
-    return await then(
-        peer, await counted(*((one, text) for one, (text, _) in zip(asked, them, strict=True)))
-    )
+    """Half of them before an answer, half amid a stream; then the memory of all must come back."""
+    them = painted(LEAVING, random.randrange(1 << 30))
+    half = LEAVING // 2
+    early = (peer.ask(SAYS, [picture(url)], hang_up_s=0.02) for _, url in them[:half])
+    late = (peer.stream(SAYS, [picture(url)], leave_at=4) for _, url in them[half:])
+    cell = await then(peer, await counted(*((one, None) for one in (*early, *late))))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while held := await in_use(peer):
+        if loop.time() > began_s + MEMORY_S:
+            cell.memory = f"held after {MEMORY_S:.0f} s: {held}"
+            return cell
+        await asyncio.sleep(0.2)
+        await peer.ask("Hello")  # an idle engine does not count anew
+    cell.memory = f"memory back in {loop.time() - began_s:.0f} s"
+    return cell
 
 
-def killed(pids: Mapping[str, int]) -> Row:
-    """An encoder ends under load, of the servers whose encoder's process is given."""
-
-    async def row(peer: Peer) -> TruthCell:
-        if (pid := pids.get(peer.name)) is None:
-            return TruthCell(skipped=f"no process given: --kill {peer.name}=PID")
-        loop, cell = asyncio.get_running_loop(), TruthCell()
-        first = random.randrange(1 << 30)
-        them = (one for seed in itertools.count(first) for one in painted(50, seed))
-        stop_s = loop.time() + KILL_S
-        kill = loop.call_later(KILL_S / 2, os.kill, pid, signal.SIGKILL)
-
-        async def client() -> None:
-            while loop.time() < stop_s:
-                one = next(them)
-                cell.counts[(await peer.ask(SAYS, [picture(one[1])])).judged(one[0])] += 1
-
-        await asyncio.gather(*(client() for _ in range(LOADED)))
-        kill.cancel()  # a server that answers nothing may end this earlier
-        return await then(peer, cell)
-
-    return row
-
-
-@dataclass(frozen=True, slots=True)
-class NamedRow:
-    name: str
-    right: str  # in words: what a cell should have
-    ask: Row
-
-
-def rows(pids: Mapping[str, int]) -> tuple[NamedRow, ...]:
-    """In order; the last ones may end a server."""
-    refused, all_right = "a refusal (4xx), then right", "all right"
-    return (
-        NamedRow("questions of the samples", all_right, goldens),
-        NamedRow("one picture twice in a request", all_right, duplicates),
-        NamedRow("60 pictures at once", all_right, at_once(60)),
-        NamedRow("200 pictures at once", all_right, at_once(200)),
-        NamedRow("bytes that are no picture", refused, bad(lambda: "data:image/png;base64,AAAA")),
-        NamedRow("a picture that is cut off", refused, bad(_cut)),
-        NamedRow("a file:// URL", refused, bad(lambda: "file:///nonexistent.png")),
-        NamedRow("a URL on loopback", refused, bad(lambda: "http://127.0.0.1:9/x.png")),
-        NamedRow("another picture's uuid", "right or refused, then right", uuid_of_another),
-        NamedRow("20 clients leave", "then right", clients_leave),
-        NamedRow("an encoder is killed under load", "all right, then right", killed(pids)),
-        NamedRow("a grid without rows", refused, grid_without_rows),
-    )
+async def in_use(peer: Peer) -> str:
+    """What of its metrics is not zero; also where it shows none of those."""
+    lines: list[str] = []
+    for url in peer.cluster.metrics_urls() or (peer.url,):
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with peer.session.get(f"{url}/metrics") as answer:
+                lines += (await answer.text()).splitlines()
+    found = [line for line in lines if line.startswith(IN_USE)]
+    held = [line for line in found if float(line.rpartition(" ")[2])]
+    return ", ".join(held[:3]) if found else "it shows none"

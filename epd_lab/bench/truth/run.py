@@ -1,43 +1,91 @@
-"""`epd bench truth`: the same black-box rows of several servers, in one run, as one table."""
+"""`epd bench truth`: the same rows of several servers, in one run, as one table."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, cast
 
+from epd_lab.bench.chaos.process import ClusterFailed
 from epd_lab.bench.machine import describe
-from epd_lab.bench.truth.client import Peer, TruthCell
-from epd_lab.bench.truth.rows import NamedRow, rows
+from epd_lab.bench.truth.client import Json, Peer, TruthCell
+from epd_lab.bench.truth.cluster import Skipped
+from epd_lab.bench.truth.ours import OurCluster
+from epd_lab.bench.truth.table import ROWS, NamedRow
+
+PACKAGES = ("torch", "transformers", "vllm", "nixl")
+TOPOLOGY = "2e2p2d"
+Cells = list[TruthCell]
 
 
-async def measure(
-    peers: Sequence[Peer], table: Sequence[NamedRow]
-) -> list[tuple[NamedRow, list[TruthCell]]]:
-    """Row by row, server by server.  Raises OSError where one lists no model at the start."""
+async def measure(peer: Peer, rows: Sequence[NamedRow]) -> Cells:
+    """Row by row.  Raises OSError where it lists no model at the start."""
+    cells: Cells = []
     try:
-        for peer in peers:
-            await peer.open()
-        return [(row, [await row.ask(peer) for peer in peers]) for row in table]
+        for row in rows:
+            try:
+                await asyncio.to_thread(peer.cluster.ready, row.setup)
+                if not peer.model:
+                    await peer.open()
+                cells.append(await row.ask(peer))
+            except Skipped as skipped:
+                cells.append(TruthCell(skipped=str(skipped)))
+            except ClusterFailed as failed:
+                cells.append(TruthCell(skipped=f"it does not come up: {str(failed)[:80]}"))
+            print(f"{peer.name}: {row.name}: {cells[-1]}", file=sys.stderr, flush=True)
+        return cells
     finally:
-        for peer in peers:
-            await peer.close()
+        await peer.close()
 
 
-def run(
-    urls: Mapping[str, str], pids: Mapping[str, int], timeout_s: float, *, as_json: bool
-) -> int:
-    peers = [Peer(name, url, timeout_s) for name, url in urls.items()]
-    found = asyncio.run(measure(peers, rows(pids)))
-    if as_json:
-        table = [
-            {"row": row.name, "right": row.right}
-            | {peer.name: cell.as_json() for peer, cell in zip(peers, cells, strict=True)}
-            for row, cells in found
-        ]
-        print(json.dumps({"machine": describe(), "servers": dict(urls), "rows": table}))
-        return 0
-    print(f"| row | right is | {' | '.join(urls)} |\n|{'---|' * (2 + len(urls))}")
-    for row, cells in found:
-        print(f"| {row.name} | {row.right} | {' | '.join(map(str, cells))} |")
+def report_of(rows: Sequence[NamedRow], columns: dict[str, Cells]) -> Json:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    table = [
+        {"row": row.name, "right": row.right, "report": row.report}
+        | {name: cells[at].as_json() for name, cells in columns.items()}
+        for at, row in enumerate(rows)
+    ]
+    date = time.strftime("%Y-%m-%d")
+    return {"machine": describe(), "versions": versions, "date": date, "rows": table}
+
+
+def table_of(report: Json) -> str:
+    """In Markdown."""
+    rows = cast("list[dict[str, Any]]", report["rows"])
+    columns = list(rows[0])[3:]
+    lines = [f"| Row | Right is | {' | '.join(columns)} |", f"|{'---|' * (2 + len(columns))}"]
+    for row in rows:
+        cells = " | ".join(row[name]["text"] for name in columns)
+        lines.append(f"| {row['row']} ({row['report']}) | {row['right']} | {cells} |")
+    return "\n".join(lines)
+
+
+async def measure_ours(timeout_s: float, rows: Sequence[NamedRow], cluster: OurCluster) -> Cells:
+    """Started for it, and ended."""
+    try:
+        url = await asyncio.to_thread(cluster.start)
+        return await measure(Peer("epd", url, timeout_s, cluster), rows)
+    finally:
+        cluster.close()
+
+
+def run(urls: Sequence[str], only: str, timeout_s: float, *, as_json: bool) -> int:
+    """Of these servers, or without one of this project's own.  `only`: rows with these words."""
+    rows = [row for row in ROWS if only in row.name]
+    columns: dict[str, Cells] = {}
+    for url in urls:
+        columns[url] = asyncio.run(measure(Peer(url, url, timeout_s), rows))
+    if not urls:
+        columns["epd"] = asyncio.run(measure_ours(timeout_s, rows, OurCluster(TOPOLOGY)))
+    report = report_of(rows, columns)
+    print(json.dumps(report, indent=1) if as_json else table_of(report))
     return 0
