@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from epd.tiny.samples import read_index
 from epd_lab.bench.truth import faults
 from epd_lab.bench.truth import rows as rows_of
 from epd_lab.bench.truth.client import PATH, Peer, TruthCell
-from epd_lab.bench.truth.cluster import Cluster
+from epd_lab.bench.truth.cluster import TruthCluster
 from epd_lab.bench.truth.run import measure, report_of, table_of
 from epd_lab.bench.truth.table import ROWS, NamedRow
 
@@ -69,7 +70,7 @@ def answers(behave: Behave, in_use: dict[str, float]) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def peer_that(
-    behave: Behave, cluster: Cluster | None = None, in_use: dict[str, float] = NOTHING
+    behave: Behave, cluster: TruthCluster | None = None, in_use: dict[str, float] = NOTHING
 ) -> AsyncIterator[Peer]:
     runner = web.AppRunner(answers(behave, in_use))
     await runner.setup()
@@ -215,7 +216,7 @@ async def test_clients_that_leave_are_counted_and_what_they_held(
     assert words in cell.memory
 
 
-class OneProcess(Cluster):
+class OneProcess(TruthCluster):
     """All roles of a server in a process that only sleeps."""
 
     def __init__(self) -> None:
@@ -326,3 +327,10 @@ def test_a_second_column_without_a_first_is_refused() -> None:
 def test_each_row_names_its_report() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(re.fullmatch(r"[\w-]+ \d+", row.report) for row in ROWS)
+
+
+def test_the_page_has_the_table_that_was_measured() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    report = json.loads((docs / "bench/truth_cpu.json").read_text())
+    assert table_of(report) in (docs / "vllm.md").read_text()
+    assert {"machine", "versions", "date"} <= set(report)

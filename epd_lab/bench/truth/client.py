@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 
-from epd_lab.bench.truth.cluster import Cluster
+from epd_lab.bench.truth.cluster import TruthCluster
 
 PATH = "/v1/chat/completions"
 MAX_TOKENS = 24
@@ -31,7 +31,7 @@ class Reply:
     seconds: float = 0.0
 
     def judged(self, wanted: str | None) -> str:
-        """`right`, `WRONG`, a status, or why there is none; `ANSWERED`: none was wanted."""
+        """`right`, `WRONG`, a status, or why there is none; `ANSWERED`: nothing was right."""
         if self.status == 200 and wanted is None:
             return "ANSWERED"
         if self.status == 200:
@@ -77,11 +77,11 @@ class Peer:
     """One server that is asked: a column of the table."""
 
     def __init__(
-        self, name: str, url: str, timeout_s: float, cluster: Cluster | None = None
+        self, name: str, url: str, timeout_s: float, cluster: TruthCluster | None = None
     ) -> None:
         """`cluster`: of its processes, if they were started here."""
         self.name, self.url = name, url.rstrip("/")
-        self.cluster = cluster or Cluster()
+        self.cluster = cluster or TruthCluster()
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self.model = ""

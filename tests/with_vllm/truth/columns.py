@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -21,20 +19,18 @@ from safetensors.torch import load_file, save_file
 from epd.cli.start.ports import any_free
 from epd.vllm.command import transfer_config
 from epd_lab.bench.chaos.process import ClusterFailed, Command, wait_for
-from epd_lab.bench.truth.cluster import Cluster, Skipped
+from epd_lab.bench.truth.cluster import Skipped, TruthCluster
 from epd_lab.bench.truth.ours import DTYPE, OurCluster
 from epd_lab.bench.truth.run import TOPOLOGY
+from tests.with_vllm.server import START_S, VllmServer
 from tests.with_vllm.truth.files import LEFT, RowFiles, leave_rows
 from tests.with_vllm.truth.proxy import ExampleProxy
 
-START_S = 600.0  # of a vLLM, alone about 30 s
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 
 
-class TruthServer(Command):
-    """One vLLM server on the CPU."""
-
-    program: ClassVar[tuple[str, ...]] = ("-m", "vllm.entrypoints.cli.main", "serve")
+class TruthServer(VllmServer):
+    """With the connectors that a column has."""
 
     def __init__(self, model: Path, *, ec: object = None, kv: object = None, port: int = 0) -> None:
         """`ec`, `kv`: what its two connectors are given."""
@@ -42,7 +38,8 @@ class TruthServer(Command):
         self.url = f"http://127.0.0.1:{port}"
         configs = {"--ec-transfer-config": ec, "--kv-transfer-config": kv}
         given = [(flag, json.dumps(config)) for flag, config in configs.items() if config]
-        super().__init__(
+        Command.__init__(
+            self,
             *(str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
             *("--port", str(port), "--dtype", DTYPE, "--max-model-len", "1024"),
             *("--enforce-eager", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.1"),
@@ -51,16 +48,8 @@ class TruthServer(Command):
         )
 
     def environment(self, program: tuple[str, ...]) -> dict[str, str]:
-        return {
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(any_free("127.0.0.1")),
-        }
-
-    def has_mark(self, process: psutil.Process) -> bool:
-        """vLLM writes its titles over the environment of its processes; all are of one session."""
-        return os.getsid(process.pid) == self.process.pid or super().has_mark(process)
+        side = str(any_free("127.0.0.1"))
+        return super().environment(program) | {"VLLM_NIXL_SIDE_CHANNEL_PORT": side}
 
     def kill(self) -> None:
         for process in self.processes():
@@ -68,12 +57,7 @@ class TruthServer(Command):
                 process.kill()
 
     def serves(self) -> bool:
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"{self.url}/health", timeout=10.0) as answer,
-        ):
-            return bool(answer.status == 200)
-        return False
+        return self.get("/health") == 200
 
 
 class Servers:
@@ -170,7 +154,7 @@ class FrontCluster(OurColumn):
         super().close()
 
 
-class VllmCluster(Cluster):
+class VllmCluster(TruthCluster):
     """vLLM alone, in two setups."""
 
     names: ClassVar = {"e+pd": ("e0", "e1", "pd"), "p+d": ("p", "d")}
