@@ -130,14 +130,14 @@ class FrontCluster(OurColumn):
         return TruthServer(self.model, ec=config, port=port)
 
     def ready(self, setup: str) -> None:
+        if setup == "p+d":
+            raise Skipped("prompts and answers are computed by one server: see PD")
         self.servers.serve(*self.names)
         self.gateway.wait_healthy(4)
 
     def victims(self, role: str) -> Sequence[Callable[[], None]]:
         if role == "pd":
             return [self.servers[name].kill for name in self.names]
-        if role in {"prefill", "decode"}:
-            raise Skipped("prompts and answers are computed by one server: see PD")
         return super().victims(role)
 
     def encoder_url(self) -> str:
