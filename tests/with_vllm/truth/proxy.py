@@ -1,8 +1,8 @@
 """The algorithm of vLLM's example proxies, as the front of a column.
 
-`disagg_epd_proxy.py`: one request per picture, all text removed, goes to the encoders in turn, from
-the first one on for each request; if one fails, the request does.  `toy_proxy_server.py`: prefill
-is asked for one token, and what it returns goes to decode with the whole request.
+With encoders: one request per picture, all text removed, goes to the encoders in turn, from the
+first one on for each request; if one fails, the request does.  With a prefill server: it is asked
+for one token, and what it returns goes to decode with the whole request.
 """
 
 from __future__ import annotations
