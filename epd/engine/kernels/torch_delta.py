@@ -173,7 +173,6 @@ class _Runs(NamedTuple):
 
 def _runs(batch: FlatBatch) -> _Runs:
     runs = batch.runs[: int(batch.decodes)]
-    runs = runs if batch.shape.has_runs else torch.ones_like(runs)
     firsts = runs.nonzero()[:, 0]
     runs, states = runs[firsts], batch.states[firsts].long()
     return _Runs(firsts, runs.abs(), runs > 0, states, batch.seq_lens[firsts] > 1)

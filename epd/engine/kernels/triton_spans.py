@@ -5,7 +5,7 @@ Theory of operation
 The algorithm is that of `torch_delta.chunk`.  What the tokens of a span do to each other is a unit
 triangular system, whose inverse (`_solve`) depends on no state: all spans at once.  `_scan` goes
 from span to span with the state of a head in registers, some columns a program.  `_gate` norms and
-gates its answers, once all columns of a head are there.
+gates its answers and those of decodes, once all columns of a head are there.
 
 The system is D + F: blocks of `PIECE` tokens on the diagonal, and what is left of them.  D is
 inverted to D' token by token, all blocks at once, as only that is sound where keys are alike.  The
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from epd.engine.language.flat_batch import FlatBatch
     from epd.engine.language.kv_pool import SequenceTensor
 
-__all__ = ["convolve_chunks", "recall_chunks"]
+__all__ = ["convolve_chunks", "gate", "recall_chunks"]
 ROWS = 32  # tokens of a program that convolves
 PIECE = tl.constexpr(16)  # a quarter of a span
 
@@ -256,30 +256,30 @@ def _scan(
 
 @triton.jit
 def _gate(
-    out, gates, gain, decodes, cu_q, gate_stride, eps, NUM_SEQUENCES: tl.constexpr,
-    NUM_VALUES: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    out, gates, gain, end, gate_stride, eps, NUM_VALUES: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    token = tl.load(decodes) + tl.program_id(0).to(tl.int64)
-    if token >= tl.load(cu_q + NUM_SEQUENCES):
-        return
+    """`end`: where there is how many tokens there are; what pads is zeros, finite for layers
+    behind."""
+    token = tl.program_id(0).to(tl.int64)
+    known = token < tl.load(end)
     head, at = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_V)[None, :]
     inside = (head < NUM_VALUES) & (at < VALUE_DIM)
     here = head * VALUE_DIM + at
     place = out + token * NUM_VALUES * VALUE_DIM + here
-    told = tl.load(place, mask=inside, other=0.0)
+    told = tl.load(place, mask=inside & known, other=0.0)
     kind = told.dtype
     told = told.to(tl.float32)
     told *= tl.rsqrt(tl.sum(told * told, axis=1) / VALUE_DIM + eps)[:, None]
     weight = tl.load(gain + at, mask=at < VALUE_DIM, other=0.0).to(tl.float32)
     told = (told.to(kind).to(tl.float32) * weight).to(kind).to(tl.float32)
-    gate = tl.load(gates + token * gate_stride + here, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gates + token * gate_stride + here, mask=inside & known, other=0.0)
+    gate = gate.to(tl.float32)
     tl.store(place, (told * gate * tl.sigmoid(gate)).to(kind), mask=inside)
 
 
 def recall_chunks(
     mixed: torch.Tensor,
-    gates: torch.Tensor,
     strengths: torch.Tensor,
     heads: Heads,
     kept: SequenceTensor,
@@ -310,8 +310,13 @@ def recall_chunks(
         heads.key_dim**-0.5, **places(kept, batch), **sizes, VALUE_DIM=heads.value_dim, PART=part,
         num_warps=4, num_stages=2 if mixed.itemsize == 2 else 1,
     )  # fmt: skip
-    _gate[(len(mixed),)](
-        out, gates, heads.gain, batch.decodes, batch.cu_q, gates.stride(0), heads.eps,
-        NUM_SEQUENCES=shape.num_sequences, NUM_VALUES=heads.num_values, VALUE_DIM=heads.value_dim,
-        BLOCK_H=triton.next_power_of_2(heads.num_values), BLOCK_V=block_v, num_warps=4,
+
+
+def gate(out: torch.Tensor, gates: torch.Tensor, heads: Heads, batch: FlatBatch) -> None:
+    """Norm and gate the answers of all tokens, `[T, values]`, in place."""
+    block_h, block_v = (triton.next_power_of_2(n) for n in (heads.num_values, heads.value_dim))
+    _gate[(len(out),)](
+        out, gates, heads.gain, batch.cu_q[batch.shape.num_sequences :], gates.stride(0), heads.eps,
+        NUM_VALUES=heads.num_values, VALUE_DIM=heads.value_dim, BLOCK_H=block_h, BLOCK_V=block_v,
+        num_warps=4,
     )  # fmt: skip

@@ -37,17 +37,6 @@ def strengths_of(  # noqa: ANN201
     return tl.where(known, beta, 0.0), tl.where(known, tl.load(rate) * step, 0.0)
 
 
-@triton.jit
-def run_of(runs, decode, HAS_RUNS: tl.constexpr):  # noqa: ANN201
-    """How many decodes from this one on are tokens of its sequence (0: it is behind the first of
-    them), and whether their states are written now."""
-    count, is_now = 1, True
-    if HAS_RUNS:
-        run = tl.load(runs + decode)
-        count, is_now = tl.abs(run), run > 0
-    return count, is_now
-
-
 def places(kept: SequenceTensor, batch: FlatBatch) -> dict[str, int]:
     return {
         "NUM_BLOCKS": batch.states.shape[1],

@@ -58,7 +58,6 @@ class BatchShape(NamedTuple):
     at_once: int = 1  # parts of decodes that the device runs
     num_others: int = 0  # kinds of rows behind the first
     adapters: int = 0  # 1: tokens may have an adapter
-    has_runs: int = 0  # 1: neighbours among the decodes may be tokens of one sequence with states
 
     @property
     def num_parts(self) -> int:
@@ -122,8 +121,8 @@ class FlatBatch:
     # and the place of its sum (-1: it is all of its decode)
     joins: torch.Tensor  # [num_joins, 3]: decode (-1: none), first place of its sums, and their end
     adapters: torch.Tensor  # [T], -1: none; or [0] in a step where no token has one
-    runs: torch.Tensor  # [num_decodes], where states are read: tokens of a sequence from this one
-    # on, negative where its states are written later; 0: it belongs to one before it
+    runs: torch.Tensor  # [num_decodes]: tokens of its sequence from this one on, negative where its
+    # states are written later; 0: it belongs to one before it
     indices: torch.Tensor  # [sum of blocks]
     chunks: tuple[FlatChunk, ...] = ()  # none in a captured step
     window: int = 0  # tokens that a query of this kind sees, itself among them; 0: all
@@ -161,10 +160,6 @@ def shape_of(
     return BatchShape(sum(counts), len(counts), decodes, tiles, num_state_blocks, at_once)
 
 
-def has_runs(sequences: Sequence[FlatSequence]) -> int:
-    return int(any(s.run != 1 and len(s.state) for s in sequences))
-
-
 def chunks_of(sequences: Sequence[FlatSequence]) -> tuple[FlatChunk, ...]:
     chunks, at = [], 0
     for i, sequence in enumerate(sequences):
@@ -198,7 +193,7 @@ def pack(
     starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
     num_state_blocks = len(sequences[0].state) if sequences else 0
     needed = shape_of(counts.tolist(), tile_size, num_state_blocks)
-    needed = needed._replace(num_others=len(others), has_runs=has_runs(sequences))
+    needed = needed._replace(num_others=len(others))
     shape = room or needed
     assert all(has >= needs for has, needs in zip(shape, needed, strict=True)), (shape, needed)
     assert (counts[: needed.num_decodes] == 1).all(), "sequences with one query come first"
@@ -221,10 +216,9 @@ def pack(
     f.tiles[: needed.num_tiles] = _tiles(counts, lengths, tile_size)
     if num_state_blocks:
         f.states[: len(sequences), :num_state_blocks] = [s.state for s in sequences]
+        f.runs[: needed.num_decodes] = [s.run for s in sequences[: needed.num_decodes]]
     if shape.adapters:
         f.adapters[: needed.num_tokens] = np.repeat([s.adapter for s in sequences], counts)
-    if shape.has_runs:
-        f.runs[: needed.num_decodes] = [s.run for s in sequences[: needed.num_decodes]]
     end = _fill_rows(f, [s.table for s in sequences], starts, lengths, block_size, 0)
     for number, (kind, one) in enumerate(zip(others, f.others, strict=True)):
         tables = [s.others[number] for s in sequences]

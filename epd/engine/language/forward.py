@@ -24,7 +24,6 @@ from epd.engine.language.flat_batch import (
     Ints,
     by_kind,
     chunks_of,
-    has_runs,
     pack,
     shape_of,
     view,
@@ -194,7 +193,6 @@ class FusedForward:
                         states,
                         self._at_once(True),
                         num_others,
-                        has_runs=self._replay is not None,
                         adapters=self.bank is not None,
                     ),
                     size,
@@ -225,7 +223,6 @@ class FusedForward:
                 self._at_once(False),
                 self._others,
                 follow if layer is not None else None,
-                has_runs=self._replay is not None,
                 adapters=self.bank is not None,
             )
             if layer is not None and layer.num_drafts:
@@ -269,9 +266,8 @@ class FusedForward:
         """The batch on the device, what the first layer read (where the draft layer reads it, too),
         and hidden states."""
         counts = [len(part.ids) for part in parts]
-        more = {"adapters": adapters, "has_runs": has_runs(parts)}
         if self.prompt_graphs is not None:
-            needed = shape_of(counts, self._tile_size)._replace(**more)
+            needed = shape_of(counts, self._tile_size)._replace(adapters=adapters)
             flat = self.prompt_graphs.fill(parts, needed)
             if flat is not None:
                 embeds = self._embeds(flat)
@@ -280,7 +276,7 @@ class FusedForward:
                 return flat, embeds, self.prompt_graphs.replay(flat, embeds, added, told)
         num_states, at_once = self.pool.layout.num_state_blocks, self._at_once(max(counts) > 1)
         room = shape_of(counts, self._tile_size, num_states, at_once)
-        room = room._replace(num_others=len(self._others), **more)
+        room = room._replace(num_others=len(self._others), adapters=adapters)
         data, shape = pack(parts, self._block_size, self._tile_size, room, self._others)
         ints, chunks = upload(data, self._device), chunks_of(parts)
         flat = view(ints, shape, self._tile_size, chunks, self._others)

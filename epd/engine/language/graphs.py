@@ -35,7 +35,6 @@ from epd.engine.language.flat_batch import (
     BatchShape,
     FlatBatch,
     FlatSequence,
-    has_runs,
     header_size,
     pack,
     view,
@@ -187,12 +186,11 @@ class DecodeGraphs:
         others: Sequence[RowKind] = (),
         follow: Callable[[FlatBatch], torch.Tensor] | None = None,
         *,
-        has_runs: bool = False,
         adapters: bool = False,
     ) -> None:
         """`at_once`: parts of decodes (`decode_parts`); `others`: kinds of rows behind the
-        first; `follow`: what is run behind it once its tokens are sampled; `has_runs`: sequences
-        with states may have drafts; `adapters`: tokens may have one."""
+        first; `follow`: what is run behind it once its tokens are sampled; `adapters`: tokens may
+        have one."""
         sizes = [size for size in SIZES if size <= max_running] or [1]
         of_all = num_state_blocks, at_once, len(others)
         self._rooms = {size: BatchShape(size, size, size, 0, *of_all) for size in sizes}
@@ -201,11 +199,11 @@ class DecodeGraphs:
         logits, rows = OnePlace(), OnePlace()
         self._follow: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
         self._graphs: dict[BatchShape, tuple[Callable[[], None], torch.Tensor]] = {}
-        for room in _kinds(reversed(self._rooms.values()), has_runs=has_runs, adapters=adapters):
+        for room in _kinds(reversed(self._rooms.values()), adapters=adapters):
             self._integers.fill([], room)
             flat = self._integers.view(room)
             self._graphs[room] = record(lambda flat=flat: logits(forward(flat)))  # type: ignore[misc]
-            if follow is not None and not room.has_runs:  # whose integers lie as those with runs
+            if follow is not None:
                 self._follow[room] = record(lambda flat=flat: rows(follow(flat)))  # type: ignore[misc]
 
     def replay(
@@ -216,7 +214,7 @@ class DecodeGraphs:
         size = _next(list(self._rooms), len(sequences))
         if size is None:
             return None
-        room = self._rooms[size]._replace(adapters=int(adapters), has_runs=has_runs(sequences))
+        room = self._rooms[size]._replace(adapters=int(adapters))
         if not self._integers.fill(sequences, room):
             return None
         replay, logits = self._graphs[room]
@@ -226,7 +224,7 @@ class DecodeGraphs:
 
     def follow(self) -> torch.Tensor:
         """Behind the last replay, what `follow` gives."""
-        replay, rows = self._follow[self.last.shape._replace(has_runs=0)]
+        replay, rows = self._follow[self.last.shape]
         replay()
         return rows
 
@@ -245,7 +243,6 @@ class GraphRooms:
         at_once: int = 1,
         num_others: int = 0,
         *,
-        has_runs: bool = False,
         adapters: bool = False,
     ) -> None:
         fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
@@ -254,7 +251,7 @@ class GraphRooms:
         self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
         self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
         self._tile_size = tile_size
-        self._of_all = num_state_blocks, at_once, num_others, 0, int(has_runs)
+        self._of_all = num_state_blocks, at_once, num_others
         self._adapters = adapters
 
     def __iter__(self) -> Iterator[BatchShape]:
@@ -281,15 +278,12 @@ class GraphRooms:
         return BatchShape(tokens, decodes + MAX_CHUNKS, decodes, tiles, *self._of_all)
 
 
-def _kinds(
-    rooms: Iterable[BatchShape], *, has_runs: bool = False, adapters: bool
-) -> Iterator[BatchShape]:
-    """With runs and adapters, where there may be some, and without: others do not pay for them."""
+def _kinds(rooms: Iterable[BatchShape], *, adapters: bool) -> Iterator[BatchShape]:
+    """With adapters, where tokens may have one, and without: other steps do not pay for them."""
     for room in rooms:
-        for kind in (room._replace(has_runs=1), room) if has_runs else (room,):
-            if adapters:
-                yield kind._replace(adapters=1)
-            yield kind
+        if adapters:
+            yield room._replace(adapters=1)
+        yield room
 
 
 def _next(sizes: Sequence[int], least: int) -> int | None:

@@ -68,10 +68,9 @@ class GatedDeltaNet:
         rows, gates, strengths = self._inputs(x).tensor_split(self._parts, -1)
         if self._strengths is not None:
             strengths = self._strengths(x)
-        later = self.later if batch.shape.has_runs else None
-        mixed = ops.convolve(rows, self.taps, inputs, self.index, batch, later)
+        mixed = ops.convolve(rows, self.taps, inputs, self.index, batch, self.later)
         told = gates, strengths, self.heads
-        answers = ops.recall(mixed, *told, matrices, self.index, batch, later)
+        answers = ops.recall(mixed, *told, matrices, self.index, batch, self.later)
         out: torch.Tensor = self._output(answers)
         return out
 

@@ -61,7 +61,7 @@ def make_batch(
             place = start + at, np.arange(20, dtype=np.int32), start + at
             sequences.append(FlatSequence([0] * length, *place, state=tables[i], run=run))
     _, exact = pack(sequences, BLOCK, TILE)
-    room = BatchShape(*(n + padded for n in exact[:4]), size, has_runs=exact.has_runs)
+    room = BatchShape(*(n + padded for n in exact[:4]), size)
     data, _ = pack(sequences, BLOCK, TILE, room)
     batch = view(torch.from_numpy(data).to(pool.tensor.device), room, TILE)
     tables = torch.from_numpy(tables).to(batch.states.device).long()

@@ -1,8 +1,8 @@
 """Kernels of delta-net layers over plain decodes and runs: microseconds of a layer, captured.
 
 `python -m tests.gpu.speed.recall`, on a CUDA device: Qwen3.5-9B's heads, 24 layers one behind the
-other, so that no state is found in the cache.  Decodes by the plain kernels; by those of runs; runs
-of 4 tokens whose states are not written; and what is replayed of them, all layers at once.
+other, so that no state is found in the cache: plain decodes; runs of 4 tokens, whose states are
+read alone; and what is replayed of these, all layers at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
     taps = make(LAYERS, 4, channels)
     stacked = heads._replace(rate=heads.rate.repeat(LAYERS, 1), bias=heads.bias.repeat(LAYERS, 1))
-    print("sequences  convolve: plain, runs, run of 4;  recall: plain, runs, run of 4;  replay")
+    print("sequences  convolve: 1 token, run of 4;  recall: 1 token, run of 4;  replay")
     for count in (1, 4, 16, 64):
         pool = test_delta.make_pool(heads, torch.bfloat16, "cuda", count)
         size = pool.layout.num_state_blocks
@@ -58,7 +58,7 @@ def main() -> None:
             make(LAYERS, count * COUNT, 2 * heads.num_values),
         )
         table = np.arange(20, dtype=np.int32)
-        for run, has_runs in ((1, 0), (1, 1), (COUNT, 1)):
+        for run in (1, COUNT):
             parts = [
                 FlatSequence(
                     [0], 40 + n, table, 0,
@@ -69,7 +69,6 @@ def main() -> None:
                 for n in range(run)
             ]  # fmt: skip
             _, shape = pack(parts, 16, 1)
-            shape = shape._replace(has_runs=has_runs)
             data, _ = pack(parts, 16, 1, shape)
             batch = view(torch.from_numpy(data).cuda(), shape, 1)
             here = rows[: count * run].tensor_split([channels, channels + heads.values], -1)
@@ -77,24 +76,22 @@ def main() -> None:
             left = [Later(*one) for one in zip(*later, strict=True)]
             mixed = ops.convolve(here[0], taps[0], kept[0], 0, batch)
 
-            def convolve(batch=batch, here=here, kept=kept, left=left, has_runs=has_runs):  # type: ignore[no-untyped-def]
+            def convolve(batch=batch, here=here, kept=kept, left=left):  # type: ignore[no-untyped-def]
                 for i in range(LAYERS):
-                    more = (left[i],) if has_runs else ()
-                    ops.convolve(here[0], taps[i], kept[0], i, batch, *more)
+                    ops.convolve(here[0], taps[i], kept[0], i, batch, left[i])
 
             def recall(  # type: ignore[no-untyped-def]
-                batch=batch, here=here, kept=kept, left=left, has_runs=has_runs, mixed=mixed
+                batch=batch, here=here, kept=kept, left=left, mixed=mixed
             ):
                 for i in range(LAYERS):
-                    more = (left[i],) if has_runs else ()
-                    ops.recall(mixed, *here[1:], heads, kept[1], i, batch, *more)
+                    ops.recall(mixed, *here[1:], heads, kept[1], i, batch, left[i])
 
             found += [captured_us(convolve), captured_us(recall)]
         firsts = [COUNT * i for i in range(count)]
         held = torch.full((count,), 3, dtype=torch.int32, device="cuda")
         flat = of_held(batch, firsts, held)
         found.append(captured_us(lambda: ops.replay(later, taps, stacked, *kept, flat)))  # noqa: B023
-        print(f"{count:9}", *(f"{us:8.2f}" for us in [*found[0:6:2], *found[1:6:2], found[6]]))
+        print(f"{count:9}", *(f"{us:8.2f}" for us in [*found[0:4:2], *found[1:4:2], found[4]]))
 
 
 if __name__ == "__main__":

@@ -59,5 +59,5 @@ def of_held(flat: FlatBatch, firsts: Sequence[int], held: torch.Tensor) -> FlatB
     runs = torch.zeros_like(flat.runs)
     runs[to_device(firsts, torch.int64, runs.device)] = held
     count, num_state_blocks = len(runs), flat.shape.num_state_blocks
-    shape = BatchShape(count, count, count, 0, num_state_blocks, has_runs=1)
+    shape = BatchShape(count, count, count, 0, num_state_blocks)
     return replace(flat, shape=shape, runs=runs, seq_lens=flat.seq_lens[:count])
