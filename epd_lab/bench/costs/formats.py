@@ -3,6 +3,10 @@
 A model of each format is probed by two numbers of its layers, with random weights and 2,048 tokens
 behind each sequence (`probe`).  A line through both is the whole.  Tokens per second are sequences
 by that time: a host that keeps up adds nothing, and sampling is in it.
+
+Where the shape has a layer for drafts, a step that verifies drafts and makes the next ones is timed
+beside a plain one without that layer.  Random weights agree in nothing, so what is found is the
+cost alone: so many of the drafts must hold on the mean for as many tokens per second.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from epd_lab.bench.costs.probe import Probe, Timings
 from epd_lab.bench.costs.probe_table import Line
 from epd_lab.diagrams.page import markdown_table
 
+NUM_DRAFTS = 3
 TIMED = Timings(decodes=(1, 8, 64), prompts=(2048,), sees=False)
 PLAIN = "bfloat16"
 _COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*visual.*"]}
@@ -51,16 +56,24 @@ MODELS = {  # of `shape`, and the numbers of layers; hybrids repeat every four
     "Qwen3.6-27B": ("qwen3.6-27b", (4, 12)),
     "Qwen3.6-35B-A3B": ("qwen3.6-35b-a3b", (4, 12)),
 }
+DRAFTING = {"qwen3.6-27b", "qwen3.6-35b-a3b"}  # shapes with a layer for drafts
 HEADER = [
     *("model", "format", "language, GiB", "1 user, tokens/s", "8 users", "64 users"),
     *("of bfloat16's time: 1 / 8 / 64", "prompt of 2k, ms"),
+    *(f"step with {NUM_DRAFTS} drafts by a plain one", f"must hold of {NUM_DRAFTS}"),
 ]
 
 
 def probes(models: Sequence[str], formats: Sequence[str]) -> list[Probe]:
     """Of each of these models in each of these formats; a row's model has both names."""
     return [
-        Probe(f"{model}, {name}", MODELS[model][1], MODELS[model][0], **FORMATS[name])
+        Probe(
+            f"{model}, {name}",
+            MODELS[model][1],
+            MODELS[model][0],
+            num_drafts=NUM_DRAFTS * (MODELS[model][0] in DRAFTING),
+            **FORMATS[name],
+        )
         for model in models
         for name in formats
     ]
@@ -80,6 +93,7 @@ def rows(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         line = Line(pair[0], pair[-1])
         names = [f"decode_{n}_ms" for n in TIMED.decodes]
         names += [f"prefill_{n}_ms" for n in TIMED.prompts]
+        names += [name for name in pair[0]["figures"] if name.startswith("drafted_")]
         whole = {name: line.whole(name) for name in ("weights_nbytes", *names)}
         yield {"model": model, "format": kind, **whole}
 
@@ -98,4 +112,7 @@ def _cells(row: Mapping[str, Any], plain: Mapping[str, Any] | None) -> list[str]
     shares = [f"{row[name] / plain[name]:.2f}" for name in names] if plain is not None else []
     prompt = f"{row[f'prefill_{TIMED.prompts[0]}_ms']:.0f}"
     gib = f"{row['weights_nbytes'] / 2**30:.1f}"
-    return [row["model"], row["format"], gib, *speeds, " / ".join(shares), prompt]
+    drafted = [row.get(f"drafted_{n}_ms", 0.0) for n in TIMED.decodes]
+    costs = [ms / row[name] for ms, name in zip(drafted, names, strict=True) if ms]
+    drafts = [" / ".join(f"{cost - less:.2f}" for cost in costs) for less in (0, 1)]
+    return [row["model"], row["format"], gib, *speeds, " / ".join(shares), prompt, *drafts]

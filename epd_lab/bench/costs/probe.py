@@ -34,7 +34,7 @@ import msgspec
 from epd import tiny
 from epd.cli.scratch import scratch
 from epd.cli.start.preflight import computed_nbytes
-from epd.config import Settings
+from epd.config import Settings, SpeculativeConfig
 from epd.engine.preload import NVML_ANSWERS
 from epd.families.registry import family_of
 from epd.model_files.checkpoint import read_config, read_preprocessor
@@ -46,6 +46,7 @@ from epd_lab.bench.workload import noise_jpeg
 
 if TYPE_CHECKING:
     from epd.engine.device.executor import DeviceExecutor
+    from epd.engine.language.engine import TorchLanguageEngine
 
 PROMPTS = (2048, 8192)  # tokens, in chunks as they are served
 DECODES = (1, 32, 128)  # of a step
@@ -69,7 +70,8 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One model.  `size`: of `shape`; empty: `directory`.  `layers`: rising numbers of them.
-    `stored`: its quantization_config; None: it has none, or that of `directory`."""
+    `stored`: its quantization_config; None: it has none, or that of `directory`.  `num_drafts`: by
+    its layer for them, of steps that are timed, too."""
 
     name: str
     layers: tuple[int, ...]
@@ -77,6 +79,7 @@ class Probe:
     directory: Path = Path()
     quantization: str = ""
     stored: Mapping[str, Any] | None = None
+    num_drafts: int = 0
 
 
 PROBES = (
@@ -119,7 +122,7 @@ def run(
                 sees = timed.sees and number == probe.layers[-1]
                 whole = str(directory) if sees else ""
                 began_s = time.perf_counter()
-                found = _in_process(context, of_layers, whole, limit_s, timed)
+                found = _in_process(context, of_layers, whole, limit_s, timed, probe.num_drafts)
                 yield {
                     "model": probe.name,
                     "whole": sizes("layers"),
@@ -131,11 +134,12 @@ def run(
 
 
 def _in_process(
-    context: Any, settings: Settings, whole: str, limit_s: float, timed: Timings
+    context: Any, settings: Settings, whole: str, limit_s: float, timed: Timings, num_drafts: int
 ) -> dict[str, Any]:
     """Its end gives the device back."""
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, settings, whole, timed), daemon=True)
+    asked = sender, settings, whole, timed, num_drafts
+    process = context.Process(target=_child, args=asked, daemon=True)
     process.start()
     sender.close()
     found: dict[str, Any] = {"figures": {}}
@@ -155,13 +159,15 @@ def _in_process(
     return found
 
 
-def _child(sender: Connection, settings: Settings, whole: str, timed: Timings) -> None:
+def _child(
+    sender: Connection, settings: Settings, whole: str, timed: Timings, num_drafts: int
+) -> None:
     def tell(found: dict[str, Any]) -> None:
         sender.send_bytes(json.dumps(found).encode())
 
     figures = Told(tell)
     try:
-        asyncio.run(_measure(settings, whole, figures, timed))
+        asyncio.run(_measure(settings, whole, figures, timed, num_drafts))
     except Exception as error:
         tell({"failed": f"{type(error).__name__}: {error}"})
     sender.close()
@@ -179,7 +185,9 @@ class Told(dict[str, float]):
         self._tell({"figures": self})
 
 
-async def _measure(settings: Settings, whole: str, found: Told, timed: Timings) -> None:
+async def _measure(
+    settings: Settings, whole: str, found: Told, timed: Timings, num_drafts: int
+) -> None:
     """`whole`: the directory with all levels of the tower, which is timed too; empty: it is not."""
     from epd.engine.factory import build_executor
 
@@ -189,6 +197,9 @@ async def _measure(settings: Settings, whole: str, found: Told, timed: Timings) 
             await _of_tower(settings, whole, executor, found)
             gc.collect()
         await _of_language(settings, executor, found, timed)
+        if num_drafts:
+            _at_rest_nbytes()  # what is gone is the device's again
+            await _of_drafts(settings, executor, found, timed, num_drafts)
     finally:
         await executor.close()
 
@@ -214,8 +225,6 @@ async def _of_tower(settings: Settings, whole: str, executor: DeviceExecutor, fo
 async def _of_language(
     settings: Settings, executor: DeviceExecutor, found: Told, timed: Timings
 ) -> None:
-    import torch
-
     from epd.engine.device.memory_plan import RESERVE_NBYTES, SMALL_POOL, held_nbytes
     from epd.engine.factory import build_language
 
@@ -235,27 +244,55 @@ async def _of_language(
     found["rows_nbytes"] = settings.encode.cache_device_nbytes * 5 // 4
     found["pool_tokens"] = SMALL_POOL * engine.max_step_tokens
 
+    at_rest_nbytes = _at_rest_nbytes()
+    for decodes in timed.decodes:
+        found[f"decode_{decodes}_ms"] = await _step_ms(language, executor, decodes)
+    chunk = min(engine.max_step_tokens, engine.max_chunk_tokens)
+    for tokens in timed.prompts:
+        parts = [(min(chunk, tokens - at), at) for at in range(0, tokens, chunk)]
+        took_ms = [await _step_ms(language, executor, 0, part) for part in parts]
+        found[f"prefill_{tokens}_ms"] = sum(took_ms)
+    found["workspace_nbytes"] = _most_nbytes() - at_rest_nbytes
+
+
+async def _of_drafts(
+    settings: Settings, executor: DeviceExecutor, found: Told, timed: Timings, num_drafts: int
+) -> None:
+    """Of steps that verify so many drafts of each sequence, and make the next ones."""
+    from epd.engine.factory import build_language
+
+    drafts = SpeculativeConfig("mtp", num_drafts)
+    engine = msgspec.structs.replace(settings.engine, speculative=drafts)
+    rows = max(timed.decodes) * (1 + num_drafts)
+    language = build_language(Path(settings.model_dir), engine, executor, rows)
+    if language.kv_in_place:
+        language.attach_kv(memoryview(bytearray(language.pool.nbytes)))
+    for decodes in timed.decodes:
+        took_ms = await _step_ms(language, executor, decodes, num_drafts=num_drafts)
+        found[f"drafted_{decodes}_ms"] = took_ms
+
+
+async def _step_ms(
+    language: TorchLanguageEngine,
+    executor: DeviceExecutor,
+    decodes: int,
+    *prompt: tuple[int, int],
+    num_drafts: int = 0,
+) -> float:
+    import torch
+
     on_gpu = not language.kv_in_place
 
     def sleep() -> Sequence[Awaitable[object]]:
         return [executor.launch(torch.cuda._sleep, SLEEP_CYCLES)] if on_gpu else ()  # noqa: SLF001
 
-    async def step_ms(decodes: int, prompt: tuple[int, int] | None = None) -> float:
-        if on_gpu:  # what other steps left there is read as keys, and some of it is no number
-            pool.tensor.zero_()
-            torch.cuda.synchronize()
-        if prompt is not None:
-            return await step_costs.step_ms(language, 0, 0, prompt, repeats=1, before=sleep)
-        return await step_costs.step_ms(language, decodes, CONTEXT, before=sleep)
-
-    at_rest_nbytes = _at_rest_nbytes()
-    for decodes in timed.decodes:
-        found[f"decode_{decodes}_ms"] = await step_ms(decodes)
-    chunk = min(engine.max_step_tokens, engine.max_chunk_tokens)
-    for tokens in timed.prompts:
-        parts = [(min(chunk, tokens - at), at) for at in range(0, tokens, chunk)]
-        found[f"prefill_{tokens}_ms"] = sum([await step_ms(0, part) for part in parts])
-    found["workspace_nbytes"] = _most_nbytes() - at_rest_nbytes
+    if on_gpu:  # what other steps left there is read as keys, and some of it is no number
+        language.pool.tensor.zero_()
+        torch.cuda.synchronize()
+    context, repeats = (0, 1) if prompt else (CONTEXT, None)
+    return await step_costs.step_ms(
+        language, decodes, context, *prompt, repeats=repeats, before=sleep, num_drafts=num_drafts
+    )
 
 
 def _at_rest_nbytes() -> int:

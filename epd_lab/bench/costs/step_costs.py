@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,20 +149,27 @@ def _told(
 
 
 def batch_of(
-    language: TorchLanguageEngine, decodes: int, context: int, prompts: Sequence[tuple[int, int]]
+    language: TorchLanguageEngine,
+    decodes: int,
+    context: int,
+    prompts: Sequence[tuple[int, int]],
+    num_drafts: int = 0,
 ) -> list[StepSequence]:
-    """`prompts`: tokens, and how many are computed already.  Raises ConfigError where the KV pool
+    """`prompts`: tokens, and how many are computed already; `num_drafts`: of each decode, which
+    also makes as many.  Raises ConfigError where the KV pool
     has no room for them."""
     layout, first = language.kv_layout, 0
     # Alike ones would choose the same experts.
     words = itertools.cycle(range(len(language.model.lm_head.weight)))
     batch: list[StepSequence] = []
-    for number, (count, start) in enumerate([(1, context)] * decodes + list(prompts)):
-        blocks = layout.num_state_blocks - (-(start + count) // layout.block_size)
+    each = [(1 + num_drafts, context, num_drafts)] * decodes + [(*one, 0) for one in prompts]
+    for number, (count, start, drafts) in enumerate(each):
+        blocks = layout.num_state_blocks - (-(start + count + drafts) // layout.block_size)
         table = tuple(range(first, first + blocks))
         first += blocks
         tokens = list(itertools.islice(words, count))
-        batch.append(StepSequence(str(number), tokens, start, table, None, sample=GREEDY))
+        sequence = StepSequence(str(number), tokens, start, table, None, sample=GREEDY)
+        batch.append(replace(sequence, num_drafts=drafts, num_wanted=drafts))
     if first > language.num_blocks:
         raise ConfigError(
             f"a step of {len(batch)} sequences has {first * layout.block_nbytes >> 20} MiB of KV; "
@@ -178,10 +185,11 @@ async def step_ms(
     *prompts: tuple[int, int],
     repeats: int | None = None,
     before: Callable[[], Sequence[Awaitable[object]]] = tuple,
+    num_drafts: int = 0,
 ) -> float:
     """Of the device.  `before`: what is launched ahead of each repeat.  Raises ConfigError where a
     step fails."""
-    batch = batch_of(language, decodes, context, prompts)
+    batch = batch_of(language, decodes, context, prompts, num_drafts)
     await language.step(batch)  # the first compiles
     found: list[float] = []
     for _ in range(repeats or REPEATS):
