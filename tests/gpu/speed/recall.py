@@ -48,9 +48,7 @@ def main() -> None:
     make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
     taps = make(LAYERS, 4, channels)
     stacked = heads._replace(rate=heads.rate.repeat(LAYERS, 1), bias=heads.bias.repeat(LAYERS, 1))
-    print(
-        "sequences, columns of a warp;  convolve: 1 token, run of 4;  recall: 1 token, run of 4;  replay"
-    )
+    print("sequences, columns of a warp: convolve 1 token, 4; recall 1 token, 4; replay")
     for count, part in product((1, 4, 16, 64), (8, 16, 32)):
         triton_delta.PART = part
         pool = test_delta.make_pool(heads, torch.bfloat16, "cuda", count)
@@ -95,10 +93,8 @@ def main() -> None:
         held = torch.full((count,), 3, dtype=torch.int32, device="cuda")
         flat = of_held(batch, firsts, held)
         found.append(captured_us(lambda: ops.replay(later, taps, stacked, *kept, flat)))  # noqa: B023
-        print(
-            f"{count:9} {part:3}",
-            *(f"{us:8.2f}" for us in [*found[0:4:2], *found[1:4:2], found[4]]),
-        )
+        told = [*found[0:4:2], *found[1:4:2], found[4]]
+        print(f"{count:9} {part:3}", *(f"{us:8.2f}" for us in told))
 
 
 if __name__ == "__main__":
