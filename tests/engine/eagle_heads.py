@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ ATTENTION, MLP = "midlayer.self_attn.{}_proj.weight", "midlayer.mlp.{}_proj.weig
 NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
 
 
-def make_head(
-    directory: Path, model_dir: Path, texts: Sequence[Sequence[int]] = (), **told: Any
-) -> Path:
+def make_head(directory: Path, model_dir: Path, texts: Sequence[Any] = (), **told: Any) -> Path:
     """Random, or with `texts` by heart; `told`: what its config.json has besides.  Its vocabulary
     has the higher tokens of the model's, and those of `texts`."""
     model = reference_model(model_dir)
@@ -53,20 +50,17 @@ def make_head(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         tensors = {n: torch.randn(s) * (s[-1] ** -0.5) + (len(s) < 2) for n, s in shapes.items()}
-    offsets = tokens - torch.arange(len(tokens))
-    if texts:
-        _train(config, tensors, model, texts, tokens)
+    _train(config, tensors, model, texts, tokens)
     if not is_whole:
-        tensors |= {"d2t": offsets, "t2d": torch.isin(torch.arange(vocabulary), tokens)}
+        tensors["d2t"] = tokens - torch.arange(len(tokens))
+        tensors["t2d"] = torch.isin(torch.arange(vocabulary), tokens)
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file(tensors, directory / "model.safetensors")
     return directory
 
 
-def forward(
-    config: dict[str, Any], t: Tensors, embeds: torch.Tensor, known: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(config: Any, t: Tensors, embeds: torch.Tensor, known: torch.Tensor) -> tuple[Any, Any]:
     """Hidden states and logits `[T, ...]`, as in the published code."""
     count, width = len(embeds), config["head_dim"]
     angles = config["rope_theta"] ** (-torch.arange(0, width, 2) / width)
@@ -99,15 +93,8 @@ def _known(model: Any, ids: Sequence[int]) -> torch.Tensor:
     return torch.cat([found.hidden_states[1 + layer][0] for layer in LAYERS], -1)
 
 
-def _train(
-    config: dict[str, Any],
-    tensors: Tensors,
-    model: Any,
-    texts: Sequence[Sequence[int]],
-    tokens: torch.Tensor,
-) -> None:
-    weights = [one.requires_grad_() for one in tensors.values()]
-    optimiser = torch.optim.AdamW(weights, 2e-3)
+def _train(config: Any, tensors: Tensors, model: Any, texts: Sequence[Any], tokens: Any) -> None:
+    optimiser = torch.optim.AdamW([one.requires_grad_() for one in tensors.values()], 2e-3)
     for ids in list(texts) * NUM_STEPS:
         row = torch.tensor(list(ids))
         embeds = model.get_input_embeddings()(row[1:-1]).detach()
@@ -119,21 +106,15 @@ def _train(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    for weight in weights:
-        weight.requires_grad_(False)
-
-
-@cache
-def _stored(head_dir: Path) -> tuple[dict[str, Any], Tensors]:
-    config = json.loads((head_dir / "config.json").read_text())
-    return config, load_file(head_dir / "model.safetensors")
+    for one in tensors.values():
+        one.requires_grad_(False)
 
 
 @torch.no_grad()
 def head_drafts(head_dir: Path, model_dir: Path, ids: Sequence[int], count: int) -> list[int]:
     """Of a text without images, of which all but the last token are computed."""
-    config, tensors = _stored(head_dir)
-    model = reference_model(model_dir)
+    config = json.loads((head_dir / "config.json").read_text())
+    tensors, model = load_file(head_dir / "model.safetensors"), reference_model(model_dir)
     known = linear(_known(model, ids[:-1]), tensors["fc.weight"])
     said = list(ids)
     for _ in range(count):

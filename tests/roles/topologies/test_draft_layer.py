@@ -1,5 +1,4 @@
-"""Whole topologies that draft by a layer of the checkpoint or of a head: tokens are
-transformers'."""
+"""Whole topologies that draft by a checkpoint's layer or a head's: tokens are transformers'."""
 
 from __future__ import annotations
 
@@ -25,9 +24,7 @@ CONFIG = EngineConfig(threads=1, max_chunk_tokens=16)
 
 
 @pytest.fixture(scope="module", params=["mtp", "eagle3"])
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def shared(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A model, which drafts by itself or by a head that has answers to it by heart."""
     directory, is_head = tmp_path_factory.mktemp("drafting"), request.param == "eagle3"
     model_dir = CHECKPOINT if is_head else make_drafting("qwen3_5", directory, agreeing=True)
@@ -52,8 +49,7 @@ async def _questions(model_dir: Path) -> list[Question]:
 
 @pytest.fixture(scope="module")
 def asked(shared: dict[str, Any]) -> list[Question]:
-    found: list[Question] = shared["asked"]
-    return found
+    return shared["asked"]  # type: ignore[no-any-return]
 
 
 def config_of(shared: dict[str, Any], num_drafts: int = 3, num_blocks: int = 96) -> EngineConfig:
@@ -63,16 +59,12 @@ def config_of(shared: dict[str, Any], num_drafts: int = 3, num_blocks: int = 96)
 
 
 def cluster_of(
-    shared: dict[str, Any],
-    topology: str,
-    num_drafts: int = 3,
-    num_blocks: int = 96,
-    **settings: Any,
+    shared: dict[str, Any], topology: str, num_drafts: int = 3, num_blocks: int = 96, **more: Any
 ) -> Cluster:
     cluster = Cluster()
     for name, *roles in EVERY[topology]:
         count = num_drafts if "decode" in roles else 3
-        config = msgspec.structs.replace(config_of(shared, count, num_blocks), **settings)
+        config = msgspec.structs.replace(config_of(shared, count, num_blocks), **more)
         engines = Engines(vision=shared["vision"] if "encode" in roles else None)
         if "prefill" in roles or "decode" in roles:
             engines.language = build_language(shared["model_dir"], config, shared["executor"])
