@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 It drafts as the checkpoint's own layer would (`layer`).  In place of the last hidden state it has
-what a low, a middle and a high layer have read: each step leaves that in one place, side by side
+what a low, a middle and a high layer have read.  Each step leaves that side by side in one place
 (`FusedDecoder.watch`), and `fc` makes a hidden state of it.  Its attention reads the norm of that
 behind the embedding's.  Its vocabulary is a part of the model's: `d2t` is added to its tokens.
 

@@ -97,7 +97,7 @@ class DraftLayer:
         held: torch.Tensor | None,
         pool: KvPool,
     ) -> torch.Tensor | None:
-        """Its rows of the step's tokens, and int64 `[n, drafts]` of those that want some.
+        """Its rows of the step's tokens, and int64 `[n, drafts]` of those that get some.
 
         `tokens`: sampled at `made.sampled`; `held`: of sequences with drafts, tokens that hold."""
         device = tokens.device
