@@ -5,8 +5,8 @@ Theory of operation
 A state is overwritten by each token (`state_kinds`), so a rejected draft could not be taken out of
 it.  A step reads the states of such a sequence and writes none.  Each layer keeps what its tokens
 bring to the state, a few kilobytes each.  When the tokens behind the drafts are chosen, `num_held`
-finds on the device how many hold, and these run once more through all layers at once, now to write:
-a state is read once more, where a copy behind each token would be written for each of them.
+finds on the device how many hold, and these run once more through all layers at once, now to write.
+A state is read once more, where a copy behind each token would be written for each of them.
 So whatever reads the pool behind a step finds states of accepted tokens alone, as without drafts:
 another step, a hand-over, a snapshot.  The host waits for nothing.
 """
