@@ -74,10 +74,8 @@ def forward(config: Any, t: Tensors, embeds: torch.Tensor, known: torch.Tensor) 
         return x * angles.cos() + torch.cat([-high, low], -1) * angles.sin()
 
     pair = normed(embeds, "midlayer.input_layernorm"), normed(known, "midlayer.hidden_norm")
-    q, k, v = (
-        linear(torch.cat(pair, -1), t[ATTENTION.format(name)]).view(count, -1, width)
-        for name in "qkv"
-    )
+    x = torch.cat(pair, -1)
+    q, k, v = (linear(x, t[ATTENTION.format(n)]).view(count, -1, width) for n in "qkv")
     rows = turned(q.transpose(0, 1)), turned(k.transpose(0, 1)), v.transpose(0, 1)
     attended = scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True)
     hidden = known + linear(attended.transpose(0, 1).flatten(1), t[ATTENTION.format("o")])

@@ -21,7 +21,6 @@ from tests.engine.eagle_heads import head_drafts, make_head
 from tests.engine.reference import reference_generate, reference_inputs
 from tests.engine.tiny_models import EMBEDDED, make_model
 
-# Axes of positions of its own, and a head that has the model's vocabulary.
 MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}, "rope_theta": 10000.0}
 TURN = chat("hello there, and so on and so on")
 
@@ -68,9 +67,11 @@ async def test_drafts_are_those_of_the_published_forward(family: str, tmp_path: 
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"hidden_size": 128}, "hidden_size is 128, not 256"),
+        (
+            {"hidden_size": 128, "num_key_value_heads": 4},
+            "hidden_size is 128, not 256; .* 4, not 2",
+        ),
         ({"vocab_size": 300, "norm_before_residual": True}, "300, not 272; .* is True, not False"),
-        ({"num_key_value_heads": 4}, "num_key_value_heads is 4, not 2"),
         ({"eagle_config": None}, r"layer_ids \[2, 2, 1\] are not some of 4 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 9]}, r"\[1, 9\] are not some of 4 layers"),
         ({"intermediate_size": 8}, "lacks layers.0.mlp.gate_proj.weight, "),
@@ -99,3 +100,12 @@ def test_a_vocabulary_a_model_or_a_group_without_a_place_for_it_is_refused(tmp_p
     save_file(tensors | {"d2t": tensors["d2t"] + 1}, head / "model.safetensors")
     with pytest.raises(ModelError, match="beyond a vocabulary of 272; give one that is"):
         serving_of(EMBEDDED, head)
+
+
+async def test_weights_of_no_sense_draft_tokens_of_the_model(tmp_path: Path) -> None:
+    head = make_head(tmp_path, EMBEDDED)
+    (head / "model.safetensors").unlink()
+    serving = serving_of(EMBEDDED, head, load_format="dummy")
+    await serving.run([await serving.request("r", TURN, [], max_tokens=8, stop_token_ids=())], 16)
+    assert all(0 <= token < 272 for drafts in serving.made["r"] for token in drafts)
+    assert any(serving.made["r"])

@@ -39,12 +39,8 @@ def shared(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 async def _questions(model_dir: Path) -> list[Question]:
-    return [
-        await question("one two three", max_tokens=30, model_dir=model_dir),
-        await question("what?", 1, max_tokens=20, model_dir=model_dir),
-        await question("hello", max_tokens=1, model_dir=model_dir),
-        await question("why?", max_tokens=3, model_dir=model_dir),
-    ]
+    asks = ("one two three", 0, 30), ("what?", 1, 20), ("hello", 0, 1), ("why?", 0, 3)
+    return [await question(text, n, most, model_dir=model_dir) for text, n, most in asks]
 
 
 @pytest.fixture(scope="module")
