@@ -18,6 +18,7 @@ from epd.model_files.checkpoint import ModelError
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.draft_models import COUNT, DRAFTING, Drafting
 from tests.engine.eagle_heads import head_drafts, make_head
+from tests.engine.language.test_graphs import Again
 from tests.engine.reference import reference_generate, reference_inputs
 from tests.engine.tiny_models import EMBEDDED, make_model
 
@@ -40,6 +41,8 @@ async def compare(model_dir: Path, directory: Path, told: Any = None, **more: An
     known = [*reference_inputs(model_dir, TURN, [])["input_ids"][0].tolist(), *said]
     head = make_head(directory, model_dir, [known], **told or {})
     serving = serving_of(model_dir, head, **more)
+    if not (told or more):  # decodes as on a GPU
+        serving.language.forward.capture(Again(), 16, 0)  # type: ignore[attr-defined]
     cases: list[Any] = [(TURN, [])]
     cases += [(chat((1, "what?")), [drawn_image(1, 64, 64)])] if serving.vision is not None else []
     asked = [await serving.request(str(i), *case, max_tokens=14) for i, case in enumerate(cases)]
