@@ -27,11 +27,16 @@ from epd.vllm.halves import SchedulerHalf, load
 from epd.vllm.instance import InstanceThread, ServerEngine, contract_of, plan
 from epd.vllm.server import EngineServer, Grid
 from epd.vllm.shelf import Shelf
+from epd.vllm.tickets import LAYOUT
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
+
+    from epd.layouts import KvLayout
+
+PREFILL_AND_DECODE = ("prefill", "decode")
 
 
 class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,9 +70,14 @@ class EpdECConnector(ECConnectorBase):
         directory = extra.model or model.model
         dtype = str(model.dtype).removeprefix("torch.")
         config = plan(extra.run, directory, dtype)
-        contract = contract_of(config)
+        contract, layout = contract_of(config), kv_layout_of(vllm_config)
+        if layout is None and config.roles != PREFILL_AND_DECODE:
+            raise ConfigError(
+                f"roles {'+'.join(config.roles)}: KV moves from server to server by vLLM's "
+                "NixlConnector, so give --kv-transfer-config as `epd run --for vllm` prints it"
+            )
         shelf, server = Shelf(contract), EngineServer(extra.url, encode_grid)
-        engine = ServerEngine(contract, model.max_model_len, shelf, server)
+        engine = ServerEngine(contract, model.max_model_len, shelf, server, layout)
         self._half = SchedulerHalf(shelf, time.monotonic, extra.defer_s, encodes=extra.encodes)
         self._thread = InstanceThread(config, engine)
 
@@ -129,6 +139,13 @@ def encode_grid(grid: Grid) -> str:
     element = MultiModalFieldElem(data=torch.tensor(grid), field=field)
     encoded: str = encode_mm_kwargs_item(MultiModalKwargsItem({"image_grid_thw": element}))
     return encoded
+
+
+def kv_layout_of(vllm_config: VllmConfig) -> KvLayout | None:
+    """None: KV stays where it is computed."""
+    transfer = vllm_config.kv_transfer_config
+    is_moved = transfer is not None and transfer.kv_connector == "NixlConnector"
+    return LAYOUT if is_moved else None
 
 
 def _checked(vllm_config: VllmConfig) -> Extra:

@@ -23,13 +23,18 @@ from epd.engine.base import LanguageEngine, MediaLayout, RopePositions
 from epd.errors import explain
 from epd.groups.asks import OtherRanks
 from epd.roles.compose import Engines, Instance
+from epd.roles.decode.role import DecodeRole
+from epd.roles.prefill.role import LeavingKv
+from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
 from epd.runtime.worker import Ending, serve_instance
 from epd.vllm.requests import PrefillHere, ServerRequests, ShelvedRows
 from epd.vllm.server import EngineServer
 from epd.vllm.shelf import Shelf
+from epd.vllm.tickets import NUM_TICKETS, TicketProducer, TicketRequests, WithoutKv
 
 if TYPE_CHECKING:
-    from epd.messages import RowContract
+    from epd.messages import KvLayout, RowContract
+    from epd.roles.steps.requests import Requests
 
 RETRY_S = 5.0  # between lives of an instance that a gateway refused
 LOOK_S = 0.5  # for a server that is starting
@@ -48,9 +53,15 @@ class ServerEngine:
     max_context: int
     shelf: Shelf
     server: EngineServer
+    kv_layout: KvLayout | None = None  # that of tickets, if KV may leave the server or come there
     adapters: tuple[str, ...] = ()
-    kv_layout: None = None
     num_blocks: int = 0
+    num_landing_blocks: int = NUM_TICKETS
+    kv_in_place: bool = True
+    kv_memory: None = None
+
+    def attach_kv(self, memory: memoryview) -> None:
+        """Tickets are read where they land."""
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """vLLM has its own."""
@@ -61,26 +72,46 @@ class ServerInstance(Instance):
     def _add_language(self, engine: LanguageEngine, ranks: OtherRanks | None) -> None:
         own = cast("ServerEngine", engine)
         actor, config = self.actor, self.config
-        timing = config.timing
-        attempts = ServerRequests(actor, engine, timing, own.server, own.max_context)
+        made = actor, engine, config.timing, own.server, own.max_context
+        attempts: ServerRequests
+        kv: LeavingKv
+        if own.kv_layout is not None:
+            attempts = shared = TicketRequests(*made)
+            kv = TicketProducer(actor, self.outgoing, shared)
+            if "decode" in config.roles:
+                its = cast("Requests", shared)
+                self.decode = DecodeRole(actor, self.incoming, its, config.decode)
+            else:
+                attempts.extend(WithoutDecode(actor))
+        else:
+            attempts = ServerRequests(*made)
+            kv = without = WithoutKv(actor)
+            attempts.extend(without)
+        if "prefill" in config.roles:
+            self._add_prefill(own, attempts, kv)
+        else:
+            attempts.extend(WithoutPrefill(actor))
+
+    def _add_prefill(self, own: ServerEngine, attempts: ServerRequests, kv: LeavingKv) -> None:
+        actor, config = self.actor, self.config
         own.shelf.clear()
         self.embeddings = rows = ShelvedRows(
             actor,
             self.incoming,
             own.row_contract,
             config.prefill,
-            timing,
+            config.timing,
             self.links.is_given_up,
             lambda landed: landed,
         )
         rows.shelf = own.shelf
         late = msgspec.structs.replace(config.prefill, min_early_tokens=ALL_ROWS)
-        self.prefill = PrefillHere(actor, attempts, self.incoming, attempts, rows, late)
+        self.prefill = PrefillHere(actor, kv, self.incoming, attempts, rows, late)
 
 
 def plan(flags: str, model: str, dtype: str) -> InstanceConfig:
-    """The configuration of an instance, by the flags of `epd run`.  Raises ConfigError, ModelError,
-    TransportError or UsageError."""
+    """The configuration of an instance, by the flags of `epd run`, whose `--role` may be another.
+    Raises ConfigError, ModelError, TransportError or UsageError."""
     from epd.cli.main import parser_of
     from epd.cli.verbs.run import make_plan
 

@@ -8,29 +8,34 @@ belongs to it.  Each token ends a step and begins the next one.  So an abort in 
 answer waits for the end of the answer, as it waits for a step on a device (F6): the connection is
 closed, and its end is an event.
 
-What decodes elsewhere cannot come up: `PrefillHere` refuses it, and placement does not ask.
+What decodes elsewhere is in `tickets.py`; without a NixlConnector `PrefillHere` refuses it, and
+placement does not ask.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
 from epd.config import Timing
 from epd.engine.base import LanguageEngine
 from epd.failure import Failure, FailureKind
+from epd.frontend import JsonObject
 from epd.fsm.embedding import Embedding
 from epd.fsm.kernel import Event
 from epd.fsm.request import (
     Do,
+    FirstTokenSampled,
     LastTokenSampled,
     Request,
     Scheduled,
     StepFailed,
     StepLaunched,
     StepReturned,
+    TokenSampled,
 )
-from epd.messages import CancelTransfer, KvOffer, MoveRequest, PrefillRequest, RequestFailed
+from epd.messages import MoveRequest, PrefillRequest, RequestFailed
 from epd.roles.base import Actor, performs, receives
 from epd.roles.prefill.embeddings import Embeddings
 from epd.roles.prefill.role import PrefillRole
@@ -41,6 +46,7 @@ from epd.transport.base import Received
 from epd.vllm.server import EngineServer, ServerAnswer, ServerChoice, objection_to
 from epd.vllm.shelf import Shelf
 
+_GOES_ON = (FirstTokenSampled, TokenSampled)
 NO_BLOCKS = 1  # a pool that nothing is taken from: blocks are vLLM's
 
 
@@ -77,9 +83,6 @@ class ServerRequests(Attempts):
         """vLLM tells of no queue: what has yielded nothing for long may be in one."""
         return key in self._answers
 
-    def find(self, request: Request) -> None:
-        """No KV leaves."""
-
     @receives(MoveRequest)
     def on_move_request(self, received: Received) -> None:
         move: MoveRequest = received.message
@@ -87,45 +90,57 @@ class ServerRequests(Attempts):
         failed = RequestFailed(request_id=move.request_id, attempt=move.attempt, failure=failure)
         self.actor.send(received.source, failed)
 
-    @receives(KvOffer)
-    def on_kv_offer(self, received: Received) -> None:
-        offer: KvOffer = received.message
-        failure = Failure(FailureKind.AWAY, "a vLLM server takes no KV")
-        cancel = CancelTransfer(room=offer.room, attempt=offer.attempt, failure=failure)
-        self.actor.send(received.source, cancel)
-
     # --- the answer -------------------------------------------------------------------------------
 
     @performs(Do.ENQUEUE)
     def enqueue(self, request: Request, event: Event) -> None:
-        message = request.message
-        assert isinstance(message, PrefillRequest)  # no KV is offered here
-        put = partial(self.actor.mailbox.put, request.key, self._take, request)
-        answer = self._server.answer(self._server.body_of(message), put)
-        self._answers[request.key] = answer
+        self.ask(request, self.body_of(request), ())
         self.post(request, Scheduled(()))
         self.post(request, StepLaunched(len(request.prompt), ahead=False))
+
+    def body_of(self, request: Request) -> JsonObject:
+        return self._server.body_of(request.message)
+
+    def ask(self, request: Request, body: JsonObject, again: Sequence[int]) -> None:
+        """`again`: tokens that the client has, with which the server's answer must begin."""
+        put = partial(self.actor.mailbox.put, request.key, self._take, request, list(again))
+        answer = self._answers[request.key] = self._server.answer(body, put)
         self._note_hands()
         self.actor.spawn(f"answer {request.key}", answer.read(), partial(self._over, request))
 
-    def _take(self, request: Request, chunk: ServerChoice) -> None:
-        tokens, is_first = chunk.tokens(), not request.output
+    def answer_of(self, request: Request) -> ServerAnswer:
+        return self._answers[request.key]
+
+    def first_failure(self, request: Request, event: Event) -> Failure | None:
+        """Why its first token is of no use, if so."""
+        return None
+
+    def _take(self, request: Request, again: list[int], chunk: ServerChoice) -> None:
+        tokens, is_first = chunk.tokens(), not request.has_yielded
         for number, token in enumerate(tokens, 1):
             if request.ended_for_client:
                 return
+            event: Event
+            if again:
+                if token.token_id == again.pop(0):
+                    continue
+                event = StepFailed(Failure(FailureKind.ENGINE, "the vLLM server says otherwise"))
+            else:
+                event = token_event(request, [token], decoding=bool(request.output))
             is_last = number == len(tokens) and chunk.finish_reason == "length"
-            event = token_event(request, [token], decoding=bool(request.output))
-            if is_last and not isinstance(event, LastTokenSampled):
+            if is_last and request.decode_here and isinstance(event, _GOES_ON):
                 event = LastTokenSampled(token, "length")  # as much as the server takes
+            elif failure := self.first_failure(request, event):
+                event = StepFailed(failure)
             self.fire(request, event)
-            if not request.ended_for_client:
+            if request.decode_here and not request.ended_for_client:
                 self.fire(request, StepLaunched(1, ahead=False))
         if is_first:
             self._note_hands()
 
     def _note_hands(self) -> None:
         """vLLM computes these and has yielded nothing of them: its death counts against them."""
-        begun = (one for one in self if one.key in self._answers and not one.output)
+        begun = (one for one in self if one.key in self._answers and not one.has_yielded)
         self.actor.hands.hold(tuple(one.request_id for one in begun))
 
     def _over(self, request: Request, failure: Failure) -> None:
@@ -133,7 +148,7 @@ class ServerRequests(Attempts):
         self._note_hands()
         if is_gone:  # its API server alone may have died; whoever is placed here fails
             self.actor.mailbox.post("server gone", self.actor.on_device_lost, failure.reason)
-        if not request.terminal:
+        if request.steps:
             ended = request.ended_for_client
             self.fire(request, StepReturned() if ended else StepFailed(failure))
 
@@ -144,16 +159,13 @@ class ServerRequests(Attempts):
 
     # --- effects without work ---------------------------------------------------------------------
 
-    @performs(Do.EXTEND, Do.DEQUEUE, Do.START_DECODING, Do.WITHDRAW_OFFER, Do.RELEASE_BLOCKS)
+    @performs(Do.EXTEND, Do.DEQUEUE, Do.START_DECODING, Do.RELEASE_BLOCKS)
     def leave_to_server(self, request: Request, event: Event) -> None:
         """Its queue, its batch and its blocks are vLLM's."""
 
-    @performs(
-        *(Do.OFFER_KV, Do.PUSH_KV, Do.HAND_OVER_KV, Do.MOVE_KV, Do.BEQUEATH, Do.REFUSE_MOVE),
-        *(Do.RESERVE_BLOCKS, Do.CANCEL_TRANSFER, Do.RETURN_PASSED),
-    )
-    def refuse(self, request: Request, event: Event) -> None:
-        raise AssertionError(f"{request.key}: no KV comes to a vLLM server, or leaves it")
+    @performs(Do.BEQUEATH, Do.REFUSE_MOVE, Do.RETURN_PASSED)
+    def refuse_move(self, request: Request, event: Event) -> None:
+        raise AssertionError(f"{request.key}: KV of a vLLM server does not move")
 
 
 class PrefillHere(PrefillRole):
@@ -162,9 +174,9 @@ class PrefillHere(PrefillRole):
     def _refusal(self, message: PrefillRequest) -> Failure | None:
         if refusal := super()._refusal(message):
             return refusal
-        if not self.actor.is_self(message.decode):
+        if self._requests.engine.kv_layout is None and not self.actor.is_self(message.decode):
             where = message.decode.instance_id
-            return Failure(FailureKind.AWAY, f"KV of a vLLM server does not go to {where}")
+            return Failure(FailureKind.AWAY, f"KV of this vLLM server does not go to {where}")
         if reason := objection_to(message.sampling, message.items):
             return Failure(FailureKind.CAPACITY, reason)
         return None

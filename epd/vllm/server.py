@@ -14,7 +14,7 @@ import msgspec
 
 from epd.failure import Failure, FailureKind
 from epd.frontend import JsonObject
-from epd.messages import MediaItem, PrefillRequest, SamplingParams
+from epd.messages import KvOffer, MediaItem, PrefillRequest, SamplingParams
 from epd.records import TokenLogprobs
 
 PATH = "/inference/v1/generate"
@@ -57,6 +57,7 @@ class ServerChoice(msgspec.Struct):
 class ServerEvent(msgspec.Struct):
     choices: tuple[ServerChoice, ...] = ()
     error: object = None
+    kv_transfer_params: JsonObject | None = None
 
 
 class EngineServer:
@@ -92,7 +93,7 @@ class EngineServer:
         assert self._session is not None
         return ServerAnswer(self._session, self.url + PATH, body, on_chunk)
 
-    def body_of(self, message: PrefillRequest) -> JsonObject:
+    def body_of(self, message: PrefillRequest | KvOffer) -> JsonObject:
         """Of an attempt that is not refused (`objection_to`)."""
         body: JsonObject = {
             "request_id": f"{message.request_id}-{message.attempt}",
@@ -131,6 +132,7 @@ class ServerAnswer:
         self._reading: asyncio.Task[Failure] | None = None
         self._is_closed = False
         self.is_refused = False  # nobody listens there any more
+        self.kv_transfer_params: JsonObject | None = None  # of an answer that came whole
 
     def close(self) -> None:
         """Hang up, by which the server drops it."""
@@ -176,6 +178,7 @@ class ServerAnswer:
         event = msgspec.json.decode(data, type=ServerEvent)
         if event.error:
             return Failure(FailureKind.ENGINE, f"the vLLM server failed: {event.error}")
+        self.kv_transfer_params = event.kv_transfer_params
         for choice in event.choices:
             self._on_chunk(choice)
         return None

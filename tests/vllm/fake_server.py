@@ -21,6 +21,8 @@ class FakeServer:
         self.status = 200
         self.stops_after = 1 << 30  # tokens: the answer ends there, without an end
         self.pause_s = 0.0
+        self.gives_tickets = True  # where an answer comes whole
+        self.shift = 0  # of the first token, for a server that disagrees
         self.stop: Callable[[], Awaitable[None]]
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -31,6 +33,13 @@ class FakeServer:
         self.bodies.append(body)
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
+        if not body["stream"]:
+            choice = {"token_ids": [body["token_ids"][-1] + 1], "finish_reason": "length"}
+            number = len(self.bodies)
+            ticket = (
+                {"remote_engine_id": self.url, "number": number} if self.gives_tickets else None
+            )
+            return web.json_response({"choices": [choice], "kv_transfer_params": ticket})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         self.num_open += 1
@@ -39,7 +48,8 @@ class FakeServer:
             for count in range(1, min(most, self.stops_after) + 1):
                 await asyncio.sleep(self.pause_s)
                 reason = "length" if count == most else None
-                choice = {"token_ids": [body["token_ids"][-1] + count], "finish_reason": reason}
+                token = body["token_ids"][-1] + count + self.shift * (count == 1)
+                choice = {"token_ids": [token], "finish_reason": reason}
                 event = json.dumps({"choices": [choice]})
                 await answer.write(f"data: {event}\n\n".encode())
         finally:

@@ -15,7 +15,7 @@ from epd.cli.verbs.run import make_plan
 from epd.config import ConfigError
 from epd.model_files.checkpoint import ModelError
 from epd.vllm import instance
-from epd.vllm.command import serve_command
+from epd.vllm.command import serve_commands
 from epd.vllm.instance import contract_of, plan
 
 
@@ -25,7 +25,12 @@ def planned(*flags: str) -> StartPlan:
 
 
 @pytest.mark.parametrize(
-    ("flags", "encoders"), [(("--role", "encode"), ["e0"]), (("--topology", "2e"), ["e0", "e1"])]
+    ("flags", "encoders"),
+    [
+        (("--role", "encode"), ["e0"]),
+        (("--topology", "2e"), ["e0", "e1"]),
+        (("--topology", "1e2p1d"), ["e0"]),
+    ],
 )
 def test_encoders_and_a_gateway_are_planned(
     tmp_path: Path, flags: tuple[str, ...], encoders: list[str]
@@ -37,10 +42,11 @@ def test_encoders_and_a_gateway_are_planned(
 
 
 @pytest.mark.parametrize(
-    "flags", [("--topology", "1e1pd"), ("--role", "prefill"), ("--role", "all")]
+    "flags",
+    [("--topology", "1epd"), ("--topology", "1pd"), ("--role", "prefill"), ("--role", "all")],
 )
-def test_who_computes_prompts_is_vllm(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="--for goes with encoders"):
+def test_encoders_are_apart(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--for goes with encoders apart"):
         planned(*flags, "--for", "vllm", "--run-dir", str(tmp_path))
 
 
@@ -48,7 +54,8 @@ def test_the_printed_command_joins_the_gateway(tmp_path: Path) -> None:
     found = planned(
         "--role", "encode", "--for", "vllm", "--port", "8123", "--run-dir", str(tmp_path)
     )
-    words = shlex.split(serve_command(found))
+    (command,) = serve_commands(found, "1e")
+    words = shlex.split(command)
     assert words[:2] == ["vllm", "serve"] and "--enable-scale-out" in words
     extra = json.loads(words[words.index("--ec-transfer-config") + 1])["ec_connector_extra_config"]
     assert extra["run"] == "--port 8123"
@@ -57,6 +64,26 @@ def test_the_printed_command_joins_the_gateway(tmp_path: Path) -> None:
     assert found.gateway is not None and config.gateway_endpoint == found.gateway.endpoint
     assert config.roles == ("prefill", "decode")
     assert config.model_dir == found.instances[0].model_dir
+
+
+def test_prefill_and_decode_apart_have_a_command_each(tmp_path: Path) -> None:
+    """Each reads back as an instance with its roles and name, and with ports of its own."""
+    found = planned("--topology", "1e1p2d", "--for", "vllm", "--run-dir", str(tmp_path))
+    configs, ports = [], set()
+    for command in serve_commands(found, "1e1p2d"):
+        side, *words = shlex.split(command)
+        kv = json.loads(words[words.index("--kv-transfer-config") + 1])
+        assert kv["kv_connector"] == "NixlConnector" and kv["kv_buffer_device"] == "cpu"
+        ec = json.loads(words[words.index("--ec-transfer-config") + 1])
+        extra = ec["ec_connector_extra_config"]
+        port = words[words.index("--port") + 1]
+        assert extra["url"].endswith(f":{port}")
+        ports |= {port, side}
+        flags = f"{extra['run']} --run-dir {tmp_path}"
+        configs.append(plan(flags, words[2], "bfloat16"))
+    assert [one.roles for one in configs] == [("prefill",), ("decode",), ("decode",)]
+    assert [one.instance_id for one in configs] == ["p0", "d0", "d1"]
+    assert len(ports) == 6
 
 
 def test_the_contract_is_that_of_the_encoder(tmp_path: Path) -> None:

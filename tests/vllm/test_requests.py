@@ -32,6 +32,7 @@ from epd.vllm.instance import ServerEngine, ServerInstance
 from epd.vllm.requests import ServerRequests
 from epd.vllm.server import EngineServer, objection_to, refusal, sampling_of
 from epd.vllm.shelf import Shelf
+from epd.vllm.tickets import WithoutKv
 from tests.vllm.fake_server import FakeServer, fake_server
 
 CONTRACT = RowContract(hidden=4, row_width=4, num_deepstack=0, dtype="float32", row_nbytes=16)
@@ -193,6 +194,7 @@ async def test_no_kv_comes_to_a_server_or_leaves_it() -> None:
         sent: list[Any] = []
         components = at.instance.actor.components
         (attempts,) = (one for one in components if isinstance(one, ServerRequests))
+        (without,) = (one for one in components if isinstance(one, WithoutKv))
         attempts.actor.send = lambda to, message, payloads=(): sent.append(message) or True
         offer = KvOffer(
             request_id="r",
@@ -206,7 +208,7 @@ async def test_no_kv_comes_to_a_server_or_leaves_it() -> None:
             deadline_s=1.0,
             layout=None,
         )
-        attempts.on_kv_offer(Received("other", 1, offer, ()))
+        without.on_kv_offer(Received("other", 1, offer, ()))
         move = MoveRequest(
             request_id="r",
             attempt=2,

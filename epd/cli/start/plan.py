@@ -90,11 +90,15 @@ def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptio
 
 
 def plan_encoders(text: str, settings: Settings, placing: Placing, log: LogOptions) -> StartPlan:
-    """A process per encoder, and a gateway unless one is joined; somebody else computes prompts and
-    answers.  Raises what `_plan` raises."""
-    groups = text and parse_groups(text, settings.engine.tensor_parallel_size, whole=False)
-    if not groups or any(roles != ("encode",) for roles, _ in groups):
-        raise ConfigError("--for goes with encoders alone: --role encode, or --topology 2e")
+    """A process per encoder, and a gateway unless one is joined; somebody else has the rest of the
+    topology.  Raises what `_plan` raises."""
+    groups = parse_groups(text, settings.engine.tensor_parallel_size, whole=False) if text else []
+    apart = [roles == ("encode",) or "encode" not in roles for roles, _ in groups]
+    groups = [one for one in groups if one[0] == ("encode",)]
+    if not groups or not all(apart):
+        raise ConfigError(
+            "--for goes with encoders apart: --role encode, or a --topology such as 2e or 1e1p1d"
+        )
     named = [(placing.named(name), roles) for name, roles in name_instances([g[0] for g in groups])]
     ranks = [num_ranks for _, num_ranks in groups]
     return _plan(named, ranks, settings, placing, log, with_gateway=not placing.join)

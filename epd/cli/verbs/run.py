@@ -103,8 +103,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument(
         "--for", dest="peer", default="", choices=("vllm",), metavar="vllm",
-        help="with --role encode or a topology such as 2e: encoders and a gateway of vLLM servers, "
-        "which compute prompts and answers; prints how to start one (docs/vllm.md)",
+        help="with --role encode or a topology such as 1e1p1d: its encoders and a gateway; vLLM "
+        "servers compute prompts and answers; prints how to start them (docs/vllm.md)",
     )  # fmt: skip
     what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
     what.add_argument(
@@ -171,9 +171,10 @@ def run(args: argparse.Namespace) -> int:
         plan = make_plan(args, held)
         if args.peer:
             from epd.runtime import lines
-            from epd.vllm.command import serve_command
+            from epd.vllm.command import serve_commands
 
-            lines.say(f"for prompts and answers start:\n  {serve_command(plan)}")
+            for command in serve_commands(plan, args.topology or "1e"):
+                lines.say(f"for prompts and answers start:\n  {command}")
             args.role = ""
         from epd.cli.start.supervisor import run_role, run_topology
 
