@@ -11,6 +11,7 @@ from epd.topology import Roles, name_instances, parse_groups
 
 PORT = 8100  # of the first server; the gateway has 8000
 SIDE_PORT = 5600  # likewise, where another one asks it for its KV
+GUIDES = '{"backend": "guidance"}'  # by llguidance, as here
 PREFILL_AND_DECODE: Roles = ("prefill", "decode")
 
 
@@ -52,5 +53,6 @@ def _serve_command(plan: StartPlan, name: str, roles: Roles, number: int) -> str
         behind = ["--kv-transfer-config", json.dumps(config)]
     of_rows = json.dumps(transfer_config(f"http://127.0.0.1:{port}", flags))
     words = ["vllm", "serve", first.model_dir, "--port", str(port), "--enable-scale-out"]
-    words += ["--dtype", first.engine.dtype, "--ec-transfer-config", of_rows, *behind]
+    words += ["--dtype", first.engine.dtype, "--structured-outputs-config", GUIDES]
+    words += ["--ec-transfer-config", of_rows, *behind]
     return before + shlex.join(words)

@@ -76,7 +76,8 @@ class EpdECConnector(ECConnectorBase):
                 f"roles {'+'.join(config.roles)}: KV moves from server to server by vLLM's "
                 "NixlConnector, so give --kv-transfer-config as `epd run --for vllm` prints it"
             )
-        shelf, server = Shelf(contract), EngineServer(extra.url, encode_grid)
+        guides = vllm_config.structured_outputs_config.backend == "guidance"
+        shelf, server = Shelf(contract), EngineServer(extra.url, encode_grid, guides=guides)
         engine = ServerEngine(contract, model.max_model_len, shelf, server, layout)
         self._half = SchedulerHalf(shelf, time.monotonic, extra.defer_s, encodes=extra.encodes)
         self._thread = InstanceThread(config, engine)

@@ -90,11 +90,24 @@ class ServerRequests(Attempts):
         failed = RequestFailed(request_id=move.request_id, attempt=move.attempt, failure=failure)
         self.actor.send(received.source, failed)
 
+    def refusal(self, message: PrefillRequest) -> Failure | None:
+        is_apart, where = not self.actor.is_self(message.decode), message.decode.instance_id
+        if is_apart and self.engine.kv_layout is None:
+            return Failure(FailureKind.AWAY, f"KV of this vLLM server does not go to {where}")
+        guides = self._server.guides
+        if reason := objection_to(message.sampling, message.items, guides=guides):
+            return Failure(FailureKind.CAPACITY, reason)
+        if is_apart and self._server.again(message):
+            reason = "an answer with a grammar begins at two vLLM servers, and goes on at one alone"
+            return Failure(FailureKind.AWAY, reason)
+        return None
+
     # --- the answer -------------------------------------------------------------------------------
 
     @performs(Do.ENQUEUE)
     def enqueue(self, request: Request, event: Event) -> None:
-        self.ask(request, self.body_of(request), ())
+        again = self._server.again(request.message)
+        self.ask(request, self.body_of(request), again)
         self.post(request, Scheduled(()))
         self.post(request, StepLaunched(len(request.prompt), ahead=False))
 
@@ -169,17 +182,11 @@ class ServerRequests(Attempts):
 
 
 class PrefillHere(PrefillRole):
-    """Takes prompts whose answers are decoded here, too."""
+    """Takes prompts that the server can be asked for."""
 
     def _refusal(self, message: PrefillRequest) -> Failure | None:
-        if refusal := super()._refusal(message):
-            return refusal
-        if self._requests.engine.kv_layout is None and not self.actor.is_self(message.decode):
-            where = message.decode.instance_id
-            return Failure(FailureKind.AWAY, f"KV of this vLLM server does not go to {where}")
-        if reason := objection_to(message.sampling, message.items):
-            return Failure(FailureKind.CAPACITY, reason)
-        return None
+        own = cast("ServerRequests", self._requests)
+        return super()._refusal(message) or own.refusal(message)
 
 
 class ShelvedRows(Embeddings):

@@ -61,10 +61,13 @@ class ServerEvent(msgspec.Struct):
 
 
 class EngineServer:
-    """Of one API server; `encode_grid` makes vLLM's own metadata of a picture."""
+    """Of one API server; `encode_grid` makes vLLM's own metadata of a picture; `guides`: its
+    structured outputs are made by llguidance."""
 
-    def __init__(self, url: str, encode_grid: Callable[[Grid], str]) -> None:
-        self.url = url.rstrip("/")
+    def __init__(
+        self, url: str, encode_grid: Callable[[Grid], str], *, guides: bool = False
+    ) -> None:
+        self.url, self.guides = url.rstrip("/"), guides
         self._encode_grid = encode_grid
         self._session: aiohttp.ClientSession | None = None
 
@@ -93,12 +96,19 @@ class EngineServer:
         assert self._session is not None
         return ServerAnswer(self._session, self.url + PATH, body, on_chunk)
 
+    def again(self, message: PrefillRequest | KvOffer) -> tuple[int, ...]:
+        """Tokens that the client has, and that the server is to make again: it reads a grammar
+        from the answer's first token on."""
+        is_behind = message.sampling.grammar and message.num_emitted
+        return message.token_ids[-message.num_emitted :] if is_behind else ()
+
     def body_of(self, message: PrefillRequest | KvOffer) -> JsonObject:
-        """Of an attempt that is not refused (`objection_to`)."""
+        """Of an attempt that is not refused (`objection_to`), without the tokens of `again`."""
+        num_before = message.num_emitted - len(again := self.again(message))
         body: JsonObject = {
             "request_id": f"{message.request_id}-{message.attempt}",
-            "token_ids": message.token_ids,
-            "sampling_params": sampling_of(message.sampling, message.num_emitted),
+            "token_ids": message.token_ids[: len(message.token_ids) - len(again)],
+            "sampling_params": sampling_of(message.sampling, num_before),
             "stream": True,
         }
         if message.scope:
@@ -221,15 +231,30 @@ def sampling_of(sampling: SamplingParams, num_emitted: int) -> JsonObject:
         params["logit_bias"] = dict(sampling.logit_bias)
     if sampling.allowed_token_ids:
         params["allowed_token_ids"] = sampling.allowed_token_ids
+    if sampling.grammar:
+        params["structured_outputs"] = structured_outputs_of(sampling.grammar)
     if sampling.num_logprobs >= 0:
         params["logprobs"] = sampling.num_logprobs
     return params
 
 
-def objection_to(sampling: SamplingParams, items: tuple[MediaItem, ...]) -> str:
-    """What vLLM cannot be asked for here; empty: nothing of it."""
+def structured_outputs_of(grammar: str) -> JsonObject:
+    """In vLLM's words, for its guidance backend, which has this grammar's own compiler."""
+    if not grammar.startswith("{"):
+        return {"grammar": grammar}
+    (whole,) = msgspec.json.decode(grammar)["grammars"]
+    schema = whole["json_schema"]
+    return {"grammar": whole["lark_grammar"]} if schema is None else {"json": schema}
+
+
+def objection_to(
+    sampling: SamplingParams, items: tuple[MediaItem, ...], *, guides: bool = False
+) -> str:
+    """What vLLM cannot be asked for here; empty: nothing of it.  `guides`: it follows grammars."""
     asked = {
-        "a grammar or a tool choice": sampling.grammar,
+        "grammar or tool choice (--structured-outputs-config, as printed)": (
+            sampling.grammar and not guides
+        ),
         "bad_words": sampling.bad_words,
         "no_repeat_ngram": sampling.no_repeat_ngram,
         "logprobs of the prompt": sampling.num_prompt_logprobs >= 0,

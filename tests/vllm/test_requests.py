@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
+from llguidance import LLMatcher
 
 from epd.config import GatewayConfig, InstanceConfig
 from epd.failure import FailureKind
@@ -171,7 +172,39 @@ def test_a_server_without_the_route_is_named() -> None:
 
 def test_plain_sampling_has_no_objection() -> None:
     assert objection_to(SamplingParams(max_tokens=1, temperature=1.0, top_k=3), ()) == ""
-    assert "grammar" in objection_to(SamplingParams(max_tokens=1, grammar="x"), ())
+    with_grammar = SamplingParams(max_tokens=1, grammar="x")
+    assert "grammar" in objection_to(with_grammar, ())
+    assert objection_to(with_grammar, (), guides=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (LLMatcher.grammar_from_lark('start: "a"'), {"grammar": 'start: "a"'}),
+        (LLMatcher.grammar_from_regex("a+"), {"grammar": "start: /a+/"}),
+        (LLMatcher.grammar_from_json_schema('{"const": 1}'), {"json": {"const": 1}}),
+    ],
+)
+def test_each_kind_of_grammar_in_the_words_of_the_server(made: str, wanted: Any) -> None:
+    params = sampling_of(SamplingParams(max_tokens=1, grammar=made), 0)
+    assert params["structured_outputs"] == wanted
+
+
+async def test_an_answer_with_a_grammar_goes_on_by_being_made_again() -> None:
+    """The server reads a grammar from the first token on; what the client has, it does not get."""
+    async with cluster() as at:
+        at.instance.prefill._requests._server.guides = True
+        at.server.stops_after = 2
+        asked = asyncio.ensure_future(at.ask(max_tokens=4, grammar='start: "a"'))
+        async with asyncio.timeout(PATIENCE_S):
+            while not at.server.bodies:
+                await asyncio.sleep(0.001)
+        at.server.stops_after = 9
+        assert await asked == [10, 11, 12, 13]
+        first, second = at.server.bodies
+        assert second["token_ids"] == first["token_ids"]
+        assert second["sampling_params"]["max_tokens"] == 4
+        await at.settle()
 
 
 async def test_the_gateway_has_the_list_of_what_the_server_begins_with() -> None:

@@ -25,7 +25,9 @@ from tests.vllm.fake_server import FakeServer, fake_server
 from tests.vllm.test_requests import CONTRACT, PATIENCE_S
 
 ROLES = {"p": ("prefill",), "d": ("decode",)}
-TIMING = Timing(heartbeat_interval_s=0.05, suspect_after_s=0.3, lost_after_s=0.6)
+TIMING = Timing(
+    heartbeat_interval_s=0.05, suspect_after_s=0.3, lost_after_s=0.6, topology_timeout_s=1.0
+)
 
 
 @dataclass
