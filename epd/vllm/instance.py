@@ -26,7 +26,7 @@ from epd.roles.compose import Engines, Instance
 from epd.roles.decode.role import DecodeRole
 from epd.roles.prefill.role import LeavingKv
 from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
-from epd.runtime.worker import Ending, serve_instance
+from epd.runtime.worker import EXIT_EXPELLED, Ending, serve_instance
 from epd.vllm.requests import PrefillHere, ServerRequests, ShelvedRows
 from epd.vllm.server import EngineServer
 from epd.vllm.shelf import Shelf
@@ -163,9 +163,10 @@ class InstanceThread:
         await server.open()
         try:
             await self._until_up()
-            while not self._is_closing:
+            goes_on = True
+            while goes_on and not self._is_closing:
                 self._ending = Ending()
-                await self._live()
+                goes_on = await self._live() != EXIT_EXPELLED
                 if not self._is_closing:
                     await asyncio.sleep(RETRY_S)
         finally:
@@ -181,7 +182,9 @@ class InstanceThread:
             else:
                 return
 
-    async def _live(self) -> None:
+    async def _live(self) -> int:
+        """Its exit status.  After `EXIT_EXPELLED` bytes may still move, which only the end of the
+        process ends: no other life may begin in it."""
         from epd.model_files.fingerprint import model_fingerprint
 
         config, engine = self._config, self._engine
@@ -197,9 +200,13 @@ class InstanceThread:
         )
         fingerprint = model_fingerprint(config.model_dir, config.engine.quantization)
         try:
-            await serve_instance(config, engines, fingerprint, self._ending, _tell)
+            status = await serve_instance(config, engines, fingerprint, self._ending, _tell)
         except Exception as error:
             logger.warning("the instance beside vLLM ended: %s", explain(error)[1])
+            return 1
+        if status == EXIT_EXPELLED:
+            logger.error("the instance beside vLLM has left for good: restart this vLLM server")
+        return status
 
 
 def _tell(state: str, detail: str) -> None:

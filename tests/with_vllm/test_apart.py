@@ -1,0 +1,163 @@
+"""Prefill and decode at servers apart: KV moves by vLLM's NixlConnector, tickets by ours.
+
+Three servers at a time, for memory: a prefill server and two of decode, then two of prefill and one
+of decode.  What is right is what the prefill server answers alone, with its own tower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from epd.cli.start.ports import any_free
+from epd_lab.bench.chaos.process import READY_S, Command, ServingCommand, wait_for
+from tests.e2e.client import Body, question
+from tests.with_vllm.server import DTYPE, VllmServer, model_for_vllm
+from tests.with_vllm.test_engine import SAYS, ask, ask_all, bodies, painted, said, stream
+
+pytestmark = pytest.mark.timeout(1200)
+pytest.importorskip("nixl", reason="KV moves by nixl")
+ROLES = {"p": "prefill", "d": "decode"}
+MANY = 20
+
+
+@dataclass
+class Apart:
+    gateway: ServingCommand
+    model: Path
+    endpoint: str
+    servers: dict[str, VllmServer] = field(default_factory=dict)
+
+    def begin(self, name: str) -> None:
+        run_dir = f"{self.gateway.run_dir}-{name}"
+        flags = f"--join {self.endpoint} --id {name} --role {ROLES[name[0]]} --run-dir {run_dir}"
+        self.servers[name] = VllmServer(self.model, flags, moves_kv=True, encodes=True)
+
+    def wait_for(self, *names: str) -> None:
+        for name in names:
+            self.servers[name].wait_up()
+        wait_for(lambda: set(names) <= self.healthy(), READY_S, f"{names} have joined")
+
+    def healthy(self) -> set[str]:
+        known = self.gateway.instances().items()
+        return {name for name, one in known if one["state"] == "HEALTHY"}
+
+    def end(self, name: str) -> None:
+        self.servers[name].kill()
+        self.servers.pop(name).discard()
+
+    @property
+    def url(self) -> str:
+        return self.gateway.base_url
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    model = model_for_vllm(tmp_path_factory.mktemp("model"))
+    endpoint = f"tcp://127.0.0.1:{any_free('127.0.0.1')}"
+    gateway = ServingCommand("gateway", "--listen", endpoint, model=model)
+    flags = ("--join", endpoint, "--id-prefix", "test", "--model", str(model), "--dtype", DTYPE)
+    encoder = Command("run", "--topology", "1e", *flags, "--threads", "1")
+    at = Apart(gateway, model, endpoint)
+    try:
+        for name in ("p0", "d0", "d1"):
+            at.begin(name)
+        at.wait_for("p0", "d0", "d1")
+        wait_for(lambda: "test-e0" in at.healthy(), READY_S, "the encoder serves")
+        yield at
+    finally:
+        for server in at.servers.values():
+            print(server.text[-3000:])
+            server.discard()
+        encoder.discard()
+        print(gateway.text[-3000:])
+        gateway.discard()
+
+
+def test_answers_are_those_of_one_server(apart: Apart) -> None:
+    """And decode computed no prompt: its KV came."""
+    those = bodies(60, seed=31)
+    wanted = asyncio.run(ask_all(apart.servers["p0"].url, those))
+    found = asyncio.run(ask_all(apart.url, those))
+    assert found == wanted
+    came = [
+        apart.servers[name].metric("vllm:external_prefix_cache_hits_total") for name in ("d0", "d1")
+    ]
+    assert all(came), came
+    failed = "vllm:nixl_num_failed_transfers"
+    assert not sum(apart.servers[name].metric(failed) for name in ("d0", "d1"))
+
+
+def test_a_clients_own_parameters_do_not_pass(apart: Apart) -> None:
+    body = {**question("Hello"), "model": "tiny", "max_tokens": 8}
+    plain = said(asyncio.run(ask(apart.url, body)))
+    forged = {"do_remote_prefill": True, "remote_engine_id": "x", "remote_block_ids": [[1]]}
+    forged |= {"remote_host": "127.0.0.1", "remote_port": 9, "remote_request_id": "x"}
+    status, answer = asyncio.run(ask(apart.url, {**body, "kv_transfer_params": forged}))
+    assert status == 400 or said((status, answer)) == plain
+    for server in apart.servers.values():
+        assert server.get("/health") == 200
+
+
+async def streams(url: str, those: list[Body], at: int, act: Callable[[], None]) -> list[list[int]]:
+    """`act` when so many of them have 40 tokens."""
+    num_begun = 0
+
+    def begun() -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == at:
+            act()
+
+    return await asyncio.gather(*(stream(url, body, begun) for body in those))
+
+
+def longs(seed: int) -> list[Body]:
+    asked = [question(SAYS, url) for url in painted(MANY, seed)]
+    return [{**one, "model": "tiny", "max_tokens": 200, "ignore_eos": True} for one in asked]
+
+
+def test_streams_of_a_killed_decode_server_go_on_at_another(apart: Apart) -> None:
+    those = longs(37)
+    wanted = asyncio.run(streams(apart.url, those, 0, lambda: None))
+    kill = apart.servers["d1"].kill
+    found = asyncio.run(streams(apart.url, those, MANY // 2, kill))
+    assert {len(tokens) for tokens in wanted} == {200} and found == wanted
+    assert apart.servers["d1"].get("/health") == 0
+    apart.end("d1")
+
+
+def test_a_killed_prefill_server_costs_nothing_beside_another(apart: Apart) -> None:
+    apart.begin("p1")
+    apart.wait_for("p1")
+    those = longs(41)
+    wanted = asyncio.run(streams(apart.url, those, 0, lambda: None))
+    more = bodies(40, seed=43)
+    right = asyncio.run(ask_all(apart.servers["p1"].url, more))
+
+    async def all_of_them() -> tuple[list[list[int]], list[str]]:
+        kill = apart.servers["p0"].kill
+        return await asyncio.gather(streams(apart.url, those, 5, kill), ask_all(apart.url, more))
+
+    found, answers = asyncio.run(all_of_them())
+    assert found == wanted and answers == right
+    assert apart.servers["p0"].get("/health") == 0
+    apart.end("p0")
+
+
+def test_without_a_prefill_server_it_is_one_clear_error(apart: Apart) -> None:
+    """Streams that have begun end at their decode server."""
+    those = longs(47)[:4]
+    wanted = asyncio.run(streams(apart.url, those, 0, lambda: None))
+    found = asyncio.run(streams(apart.url, those, 4, apart.servers["p1"].kill))
+    assert found == wanted
+    with contextlib.suppress(KeyError):
+        apart.end("p1")
+    status, error = asyncio.run(ask(apart.url, {**question("Hello"), "model": "tiny"}))
+    assert status == 503 and "prefill" in error, (status, error)
+    assert apart.servers["d0"].get("/health") == 200
