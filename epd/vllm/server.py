@@ -25,9 +25,14 @@ Grid = tuple[int, int, int]
 
 
 class LikelyToken(msgspec.Struct):
-    token_id: int
     logprob: float
+    token_id: int = -1
+    token: str = ""  # before 0.32 in its place: "token_id:7"
     rank: int | None = None
+
+    @property
+    def number(self) -> int:
+        return int(self.token.removeprefix("token_id:")) if self.token else self.token_id
 
 
 class SampledToken(LikelyToken):
@@ -49,7 +54,7 @@ class ServerChoice(msgspec.Struct):
         if self.logprobs is None:
             return [TokenLogprobs(token_id, 0.0) for token_id in self.token_ids]
         return [
-            TokenLogprobs(one.token_id, one.logprob, _likeliest(one), one.rank or 0)
+            TokenLogprobs(one.number, one.logprob, _likeliest(one), one.rank or 0)
             for one in self.logprobs.content
         ]
 
@@ -206,7 +211,7 @@ def refusal(status: int, text: str) -> Failure:
 def _likeliest(one: SampledToken) -> tuple[tuple[int, float], ...]:
     """The likeliest first; the sampled one may be among them."""
     ordered = sorted(one.top_logprobs, key=lambda top: -top.logprob)
-    return tuple((top.token_id, top.logprob) for top in ordered)
+    return tuple((top.number, top.logprob) for top in ordered)
 
 
 def sampling_of(sampling: SamplingParams, num_emitted: int) -> JsonObject:

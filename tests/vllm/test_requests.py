@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import pytest
 from llguidance import LLMatcher
 
@@ -22,6 +23,7 @@ from epd.messages import (
     RequestFailed,
     RowContract,
     SamplingParams,
+    TokenLogprobs,
 )
 from epd.roles.compose import Engines, Gateway
 from epd.runtime.front import _within
@@ -31,7 +33,7 @@ from epd.transport.bus.local import LocalBus, LocalBusHub
 from epd.transport.local import LocalMemory
 from epd.vllm.instance import ServerEngine, ServerInstance
 from epd.vllm.requests import ServerRequests
-from epd.vllm.server import EngineServer, objection_to, refusal, sampling_of
+from epd.vllm.server import EngineServer, ServerChoice, objection_to, refusal, sampling_of
 from epd.vllm.shelf import Shelf
 from epd.vllm.tickets import WithoutKv
 from tests.vllm.fake_server import FakeServer, fake_server
@@ -74,7 +76,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             LocalBus(hub, "gateway", 1), _within("gateway", 1, memory, "never")
         )
         gateway = Gateway(gateway_ports, GatewayConfig(), "f")
-        server = EngineServer(fake.url, lambda grid: "grid")
+        server = EngineServer(fake.url, lambda grid: "grid", guides=True)
         await server.open()
         engine = ServerEngine(CONTRACT, 64, Shelf(CONTRACT), server)
         ports = make_ports(LocalBus(hub, "pd", 1), _within("pd", 1, memory, "auto"))
@@ -190,10 +192,19 @@ def test_each_kind_of_grammar_in_the_words_of_the_server(made: str, wanted: Any)
     assert params["structured_outputs"] == wanted
 
 
+@pytest.mark.parametrize("name", ['"token_id": 7', '"token": "token_id:7"'])
+def test_tokens_with_logprobs_of_either_spelling(name: str) -> None:
+    """That of 0.32, and that before it."""
+    top = f'{{{name}, "logprob": -0.5}}'
+    content = f'[{{{name}, "logprob": -0.5, "top_logprobs": [{top}]}}]'
+    text = f'{{"token_ids": [7], "logprobs": {{"content": {content}}}}}'
+    choice = msgspec.json.decode(text, type=ServerChoice)
+    assert choice.tokens() == [TokenLogprobs(7, -0.5, ((7, -0.5),))]
+
+
 async def test_an_answer_with_a_grammar_goes_on_by_being_made_again() -> None:
     """The server reads a grammar from the first token on; what the client has, it does not get."""
     async with cluster() as at:
-        at.instance.prefill._requests._server.guides = True
         at.server.stops_after = 2
         asked = asyncio.ensure_future(at.ask(max_tokens=4, grammar='start: "a"'))
         async with asyncio.timeout(PATIENCE_S):

@@ -20,7 +20,7 @@ from epd.transport.local import LocalMemory
 from epd.vllm.instance import ServerEngine, ServerInstance
 from epd.vllm.server import EngineServer
 from epd.vllm.shelf import Shelf
-from epd.vllm.tickets import LAYOUT, MAX_NBYTES, NUM_TICKETS
+from epd.vllm.tickets import LAYOUT, MAX_NBYTES, NUM_TICKETS, TicketRequests
 from tests.vllm.fake_server import FakeServer, fake_server
 from tests.vllm.test_requests import CONTRACT, PATIENCE_S
 
@@ -135,7 +135,8 @@ async def test_many_at_once_and_each_has_its_own_ticket() -> None:
 
 async def test_more_than_there_are_tickets_wait_in_line() -> None:
     async with apart("p", "d") as at:
-        pool = at.instances["d"].decode._requests.pool
+        components = at.instances["d"].actor.components
+        (pool,) = (one.pool for one in components if isinstance(one, TicketRequests))
         taken = pool.take(NUM_TICKETS - 1)
         assert taken is not None
         answers = await asyncio.gather(*(at.ask() for _ in range(8)))
