@@ -89,7 +89,7 @@ def test_answers_are_those_of_one_server(apart: Apart) -> None:
         apart.servers[name].metric("vllm:external_prefix_cache_hits_total") for name in ("d0", "d1")
     ]
     assert all(came), came
-    failed = "vllm:nixl_num_failed_transfers"
+    failed = "vllm:nixl_num_failed_transfers_total"
     assert not sum(apart.servers[name].metric(failed) for name in ("d0", "d1"))
 
 
