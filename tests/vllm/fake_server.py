@@ -34,6 +34,8 @@ class FakeServer:
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
         if not body["stream"]:
+            number = len(self.bodies)
+            await asyncio.sleep(self.pause_s)
             choice = {"token_ids": [body["token_ids"][-1] + 1], "finish_reason": "length"}
             number = len(self.bodies)
             ticket = (

@@ -212,6 +212,22 @@ async def test_a_lost_decode_instance_costs_a_pause() -> None:
         await asyncio.gather(*ending)
 
 
+async def test_a_lost_prefill_instance_costs_a_pause() -> None:
+    """It is asked, and ends before it has answered."""
+    async with apart("p0", "p1", "d") as at:
+        for name in ("p0", "p1"):
+            at.servers[name].pause_s = 0.5
+        asked = asyncio.ensure_future(at.ask())
+        async with asyncio.timeout(PATIENCE_S):
+            while not (names := [n for n in ("p0", "p1") if at.bodies(n)]):
+                await asyncio.sleep(0.001)
+        (lost,) = names
+        await at.instances[lost].close()
+        assert await asked == [10, 11, 12, 13]
+        (other,) = {"p0", "p1"} - {lost}
+        assert len(at.bodies(other)) == 1
+
+
 async def test_without_another_it_is_one_clear_error() -> None:
     async with apart("p", "d") as at:
         at.servers["d"].pause_s = 0.05
