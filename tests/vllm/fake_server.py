@@ -37,7 +37,6 @@ class FakeServer:
             number = len(self.bodies)
             await asyncio.sleep(self.pause_s)
             choice = {"token_ids": [body["token_ids"][-1] + 1], "finish_reason": "length"}
-            number = len(self.bodies)
             ticket = (
                 {"remote_engine_id": self.url, "number": number} if self.gives_tickets else None
             )
