@@ -181,8 +181,8 @@ def test_each_rank_of_a_server_gets_the_rows(cluster: Cluster) -> None:
         held.callback(second.discard)
         second.wait_up()
         wait_for(lambda: "pd2" in cluster.gateway.instances(), READY_S, "it has joined")
-        assert cluster.ask_all(those) == wanted
-        assert second.metric("vllm:request_success_total") > 5
+        assert cluster.ask_all(those, at_once=40) == wanted
+        assert second.metric("vllm:request_success_total") > 0
 
 
 def shape(schema: Body) -> Body:
