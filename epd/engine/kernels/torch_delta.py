@@ -89,13 +89,13 @@ def convolve(
     out, last = torch.zeros_like(rows), len(taps) - 1
     if later is not None:
         later.rows[: int(batch.decodes)] = rows[: int(batch.decodes)]
-    runs = _runs(batch)
-    before = _begun(kept.read(layer, runs.tables), runs.has_begun).to(rows.dtype)
-    for going, at in runs.tokens():
+    firsts, counts, tables, has_begun, are_now = _runs(batch)
+    before = _begun(kept.read(layer, tables), has_begun).to(rows.dtype)
+    for going, at in _tokens_of(firsts, counts):
         window = torch.cat([before[going], rows[at, None]], 1)
         out[at] = _convolved(window, taps)[:, 0]
         before[going] = window[:, 1:]
-    kept.write(layer, runs.tables[runs.are_now], before[runs.are_now])
+    kept.write(layer, tables[are_now], before[are_now])
     for here, table, has_begun in _chunks(batch):
         before = rows.new_zeros(last, rows.shape[1])
         if has_begun:
@@ -123,12 +123,12 @@ def recall(
     out = torch.zeros_like(gates)
     if later is not None:
         later.strengths[: int(batch.decodes)] = strengths[: int(batch.decodes)]
-    runs = _runs(batch)
-    states = _begun(kept.read(layer, runs.tables), runs.has_begun)
-    for going, at in runs.tokens():
+    firsts, counts, tables, has_begun, are_now = _runs(batch)
+    states = _begun(kept.read(layer, tables), has_begun)
+    for going, at in _tokens_of(firsts, counts):
         answers, states[going] = step(_tokens(mixed[at], strengths[at], heads), states[going])
         out[at] = _gated(answers, gates[at], heads)
-    kept.write(layer, runs.tables[runs.are_now], states[runs.are_now])
+    kept.write(layer, tables[are_now], states[are_now])
     for here, table, has_begun in _chunks(batch):
         before = kept.read(layer, table)[0] if has_begun else None
         answers, after = chunk(_tokens(mixed[here], strengths[here], heads), before)
@@ -147,35 +147,27 @@ def replay(
 ) -> None:
     """Write the states of all layers, the first dimension of the first two and of what is a
     layer's in `heads`.  `batch`: decodes alone, with a run of the tokens that count."""
-    for layer, one in enumerate(map(Later, *later)):
-        rows, strengths = (part[: len(batch.runs)] for part in one)
-        mixed = convolve(rows, taps[layer], inputs, layer, batch)
+    for layer, (rows, strengths) in enumerate(zip(*later, strict=True)):
+        mixed = convolve(rows[: len(batch.runs)], taps[layer], inputs, layer, batch)
         gates = torch.zeros_like(mixed[:, : heads.values])  # of answers that nobody reads
         of_layer = heads._replace(rate=heads.rate[layer], bias=heads.bias[layer])
         recall(mixed, gates, strengths, of_layer, matrices, layer, batch)
 
 
-class _Runs(NamedTuple):
-    """Of sequences whose tokens are decodes."""
-
-    firsts: torch.Tensor  # int64 [n]: of each, its first decode
-    counts: torch.Tensor  # [n]: how many they are
-    are_now: torch.Tensor  # bool [n]: their states are written in this step
-    tables: torch.Tensor  # int64 [n, blocks]: where their states are
-    has_begun: torch.Tensor  # bool [n]: tokens come before
-
-    def tokens(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of the first tokens, then of the second ones: who has one (bool `[n]`), and where."""
-        for at in range(int(self.counts.max()) if len(self.counts) else 0):
-            going = self.counts > at
-            yield going, self.firsts[going] + at
-
-
-def _runs(batch: FlatBatch) -> _Runs:
+def _runs(batch: FlatBatch) -> tuple[torch.Tensor, ...]:
+    """Of sequences whose tokens are decodes: the first one, how many, the blocks of their states,
+    whether tokens come before, and whether states are written in this step."""
     runs = batch.runs[: int(batch.decodes)]
     firsts = runs.nonzero()[:, 0]
     runs, states = runs[firsts], batch.states[firsts].long()
-    return _Runs(firsts, runs.abs(), runs > 0, states, batch.seq_lens[firsts] > 1)
+    return firsts, runs.abs(), states, batch.seq_lens[firsts] > 1, runs > 0
+
+
+def _tokens_of(firsts: torch.Tensor, counts: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Of the first tokens, then of the second ones: who has one (bool `[n]`), and where."""
+    for at in range(max(counts.tolist(), default=0)):
+        going = counts > at
+        yield going, firsts[going] + at
 
 
 def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool]]:

@@ -91,32 +91,19 @@ def convolve(
     batch: FlatBatch,
     later: Later | None = None,
 ) -> torch.Tensor:
-    out = rows.new_empty(len(rows), taps.shape[1])
-    _convolve_decodes(rows[None], taps[None], kept, layer, batch, out[None], later)
+    channels, block = taps.shape[-1], min(1024, triton.next_power_of_2(taps.shape[-1]))
+    out = rows.new_empty(*rows.shape[:-1], channels)
+    if batch.shape.num_decodes:
+        left, layers = out if later is None else later.rows, len(rows) if rows.dim() == 3 else 1
+        _convolve[(batch.shape.num_decodes, triton.cdiv(channels, block), layers)](
+            rows, taps, kept.pieces, batch.states, batch.decodes, batch.runs, batch.seq_lens, out,
+            left, layer * kept.num_pieces, rows.stride(-2), kept.pieces.stride(0), rows.stride(0),
+            out.stride(0), **places(kept, batch), CHANNELS=channels, KEPT=kept.num_pieces,
+            LEAVES=later is not None, BLOCK=block, num_warps=4,
+        )  # fmt: skip
     if batch.shape.num_tiles:
         convolve_chunks(rows, taps, kept, layer, batch, out)
     return out
-
-
-def _convolve_decodes(
-    rows: torch.Tensor,
-    taps: torch.Tensor,
-    kept: SequenceTensor,
-    first_layer: int,
-    batch: FlatBatch,
-    out: torch.Tensor,
-    later: Later | None = None,
-) -> None:
-    """Of each of these layers, the first dimension."""
-    channels, block = taps.shape[-1], min(1024, triton.next_power_of_2(taps.shape[-1]))
-    if batch.shape.num_decodes:
-        left = out if later is None else later.rows
-        _convolve[(batch.shape.num_decodes, triton.cdiv(channels, block), len(rows))](
-            rows, taps, kept.pieces, batch.states, batch.decodes, batch.runs, batch.seq_lens, out,
-            left, first_layer * kept.num_pieces, rows.stride(1), kept.pieces.stride(0),
-            rows.stride(0), out.stride(0), **places(kept, batch), CHANNELS=channels,
-            KEPT=kept.num_pieces, LEAVES=later is not None, BLOCK=block, num_warps=4,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -200,8 +187,7 @@ def replay(
     matrices: SequenceTensor,
     batch: FlatBatch,
 ) -> None:
-    mixed = torch.empty_like(later.rows[:, : len(batch.runs)])
-    _convolve_decodes(later.rows, taps, inputs, 0, batch, mixed)
+    mixed = convolve(later.rows[:, : len(batch.runs)], taps, inputs, 0, batch)
     _recall_decodes(mixed, later.strengths, heads, matrices, 0, batch)
 
 

@@ -122,8 +122,8 @@ class DraftLayer:
         firsts = [made.ends[i] - batch[i][0].num_drafts for i in wishing]
         hidden = hidden[to_device(firsts, torch.int64, device) + more]
         behind = [_behind(*batch[i], self.num_drafts, pool) for i in wishing]
-        counts = [batch[i][0].start + len(batch[i][0].token_ids) for i in wishing]
-        starts = [n - batch[i][0].num_drafts for n, i in zip(counts, wishing, strict=True)]
+        sequences = [batch[i][0] for i in wishing]
+        starts = [s.start + len(s.token_ids) - s.num_drafts for s in sequences]
         at = to_device(starts, torch.int32, device) + more
         if self.graphs is not None and len(behind) <= len(self._inputs[0]):
             for place, part in zip(self._inputs, (hidden, at), strict=True):

@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from epd.engine.device.copies import to_device
-from epd.engine.language.flat_batch import BatchShape, FlatBatch
+from epd.engine.language.flat_batch import FlatBatch
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.products import Foreign
 
@@ -58,6 +58,5 @@ def of_held(flat: FlatBatch, firsts: Sequence[int], held: torch.Tensor) -> FlatB
     """What layers replay: of the sequences whose decodes begin at `firsts`, so many tokens."""
     runs = torch.zeros_like(flat.runs)
     runs[to_device(firsts, torch.int64, runs.device)] = held
-    count, num_state_blocks = len(runs), flat.shape.num_state_blocks
-    shape = BatchShape(count, count, count, 0, num_state_blocks)
-    return replace(flat, shape=shape, runs=runs, seq_lens=flat.seq_lens[:count])
+    shape = flat.shape._replace(num_tiles=0)
+    return replace(flat, shape=shape, runs=runs, seq_lens=flat.seq_lens[: len(runs)])
