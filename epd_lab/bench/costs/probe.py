@@ -186,7 +186,7 @@ class Told(dict[str, float]):
 
 
 async def _measure(
-    settings: Settings, whole: str, found: Told, timed: Timings, num_drafts: int
+    settings: Settings, whole: str, found: Told, timed: Timings, num_drafts: int = 0
 ) -> None:
     """`whole`: the directory with all levels of the tower, which is timed too; empty: it is not."""
     from epd.engine.factory import build_executor
