@@ -22,7 +22,7 @@ TABLES = {
         "peer_two_h200_bf16.json",
         "topologies_two_h200.json",
     ],
-    "topologies.md": ["probes_h200.json"],
+    "topologies.md": ["formats_h200.json", "probes_h200.json"],
     "transports.md": ["hop_h200.json"],
 }
 
