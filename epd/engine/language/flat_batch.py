@@ -20,10 +20,9 @@ A kind that is seen for a while has parts of what its window reaches alone: a ta
 anything in place of the blocks before.  `limits` holds what a picture's rows see of each other.
 
 Where layers keep tensors of a sequence (`state_kinds`), the blocks of these are a row of a table.
-A sequence that only pads has -1 there: for it nothing is read or written.
-
-A sequence with drafts is as many decodes, one for each of its tokens, which follow each other.  Its
-states are read and not written (`runs`): which tokens hold is open (`drafts/replay.py`).
+A sequence that only pads has -1 there: for it nothing is read or written.  One with drafts is as
+many decodes, which follow each other.  Its states are read and not written (`runs`): which of its
+tokens hold is open (`drafts/replay.py`).
 
 The host alone has `chunks`: a mixer that reads it (`Mixer.reads_chunks`) is not captured in steps
 with prompts.

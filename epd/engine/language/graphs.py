@@ -171,8 +171,6 @@ class _Integers:
 class DecodeGraphs:
     """Graphs of `forward`, which maps a batch of decodes on the device to logits."""
 
-    last: FlatBatch
-
     def __init__(
         self,
         forward: Callable[[FlatBatch], torch.Tensor],
@@ -219,7 +217,7 @@ class DecodeGraphs:
             return None
         replay, logits = self._graphs[room]
         replay()
-        self.last = self._integers.view(room)
+        self.last: FlatBatch = self._integers.view(room)
         return logits[: len(sequences)]
 
     def follow(self) -> torch.Tensor:
