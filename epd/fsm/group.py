@@ -11,6 +11,10 @@ A step is over when every rank has executed it.  Several may be given before the
 that failed on every rank alike is a failed step.  One that failed on some ranks only is the end:
 these ranks have left collectives that the others are still in.
 
+Beside commands each rank beats: its process runs, whatever its device does.  A rank without beats is
+noticed as soon as an instance without them would be, one whose device stands still when its command
+is overdue.
+
 There is never half a group.  If a rank does not join in time, is silent for too long, answers a
 number that it was not given, or ends, the whole group is LOST.  Its ranks are killed, its leader
 ends, and the instance starts anew as a later epoch.  Everything by which ranks find each other
@@ -44,6 +48,7 @@ class Do(Effect):
     RESOLVE = "tell who gave the oldest command how it ended"
     SEND_PROBE = "give all ranks a command that computes nothing"
     ARM_PROBE = "fire ProbeDue later"
+    ARM_BEATS = "fire BeatsMissed when each rank should have beaten again"
     TELL_READY = "say that all ranks are there"
     TELL_LOST = "end the process of the leader: the group is lost"
     END_RANKS = "ask the other ranks to end when they have executed what they were given"
@@ -104,6 +109,22 @@ class AnswerMissed(Event):
 
 
 @dataclass(slots=True)
+class RankBeat(Event):
+    """Its process runs."""
+
+    rank: int
+
+
+@dataclass(slots=True)
+class BeatsMissed(Event):
+    """Some rank has not beaten since all others have; `is_late`: the leader itself stood still
+    meanwhile, and has read nothing."""
+
+    by_time = True
+    is_late: bool = False
+
+
+@dataclass(slots=True)
 class RankEnded(Event):
     """Its process is gone, or has reported that it cannot go on."""
 
@@ -129,6 +150,14 @@ def is_last_to_end(group: Group, event: RankEnded) -> bool:
     return group.present <= {event.rank}
 
 
+def is_last_to_beat(group: Group, event: RankBeat) -> bool:
+    return group.beaten | {event.rank} == group.others
+
+
+def is_late(group: Group, event: BeatsMissed) -> bool:
+    return event.is_late
+
+
 def agrees(group: Group, event: CommandExecuted) -> bool:
     """It is the rank's next command, which ended as it did on the ranks before."""
     number = event.number
@@ -142,6 +171,14 @@ def is_last(group: Group, event: CommandDone) -> bool:
 
 def add_rank(group: Group, event: RankJoined) -> None:
     group.present.add(event.rank)
+
+
+def add_beat(group: Group, event: RankBeat) -> None:
+    group.beaten.add(event.rank)
+
+
+def end_round(group: Group, event: RankBeat) -> None:
+    group.beaten.clear()
 
 
 def drop_rank(group: Group, event: RankEnded) -> None:
@@ -175,6 +212,10 @@ def keep_silent(group: Group, event: AnswerMissed) -> None:
     group.reason = f"{_ranks(silent)} not executed command {group.done + 1} in time"
 
 
+def keep_unheard(group: Group, event: BeatsMissed) -> None:
+    group.reason = f"{_ranks(group.others - group.beaten)} sent no sign of life"
+
+
 def keep_disagreement(group: Group, event: CommandExecuted) -> None:
     how = "failed in" if event.failed else "executed"
     group.reason = f"rank {event.rank} {how} command {event.number}, and another rank has not"
@@ -192,7 +233,7 @@ _OVER = (S.CLOSED, S.LOST)
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row(S.FORMING, RankJoined, S.READY, (Do.TELL_READY, Do.ARM_PROBE), add_rank, when=is_last_to_join),
+    Row(S.FORMING, RankJoined, S.READY, (Do.TELL_READY, Do.ARM_PROBE, Do.ARM_BEATS), add_rank, when=is_last_to_join),
     Row(S.FORMING, RankJoined, None, (), add_rank, when=unless(is_last_to_join)),
     Row(S.FORMING, JoinMissed, S.LOST, (Do.TELL_LOST,), keep_absent),
     Row(S.READY, CommandGiven, S.STEPPING, (Do.SEND, Do.ARM_ANSWER), give),
@@ -203,6 +244,10 @@ ROWS = (
     Row(S.STEPPING, CommandDone, S.READY, (Do.RESOLVE, Do.ARM_PROBE), pass_command, when=is_last),
     Row(S.STEPPING, CommandDone, None, (Do.RESOLVE, Do.ARM_ANSWER), pass_command, when=unless(is_last)),
     Row(S.STEPPING, AnswerMissed, S.LOST, (Do.TELL_LOST,), keep_silent),
+    Row(_TAKES, RankBeat, None, (Do.ARM_BEATS,), end_round, when=is_last_to_beat),
+    Row(_TAKES, RankBeat, None, (), add_beat, when=unless(is_last_to_beat)),
+    Row(_TAKES, BeatsMissed, None, (Do.ARM_BEATS,), when=is_late, note="all have their time from now"),
+    Row(_TAKES, BeatsMissed, S.LOST, (Do.TELL_LOST,), keep_unheard, when=unless(is_late)),
     Row(_LIVES, RankEnded, S.LOST, (Do.TELL_LOST,), keep_ended, note="never half a group"),
     Row(_LIVES, CloseRequested, S.CLOSING, (Do.END_RANKS, Do.ARM_END)),
     Row(S.CLOSING, RankEnded, S.CLOSED, (), drop_rank, when=is_last_to_end),
@@ -211,12 +256,13 @@ ROWS = (
 )
 
 IGNORES = (
+    Ignore((S.FORMING, S.CLOSING, *_OVER), (RankBeat,), "silence is counted while commands are taken"),
     Ignore((S.CLOSING, *_OVER), (RankJoined, CommandGiven, CommandExecuted, CommandDone), "nobody waits for it any more"),
     Ignore((S.CLOSING,), (CloseRequested,), "asked before"),
     Ignore(_OVER, (RankEnded, CloseRequested), "it is over"),
 )
 
-_TIMERS: Timers = {JoinMissed: (), ProbeDue: (Do.ARM_PROBE,), AnswerMissed: (Do.ARM_ANSWER,), EndMissed: (Do.ARM_END,)}
+_TIMERS: Timers = {JoinMissed: (), ProbeDue: (Do.ARM_PROBE,), AnswerMissed: (Do.ARM_ANSWER,), BeatsMissed: (Do.ARM_BEATS,), EndMissed: (Do.ARM_END,)}
 TABLE = Table("GROUP", __doc__ or "", S, S.FORMING, _OVER, ROWS, IGNORES, timers=_TIMERS)
 # fmt: on
 
@@ -225,12 +271,13 @@ class Group(Machine):
     """`key` is the instance's name; rank 0 is the leader itself."""
 
     table = TABLE
-    __slots__ = ("done", "executed", "failed", "given", "others", "present", "reason")
+    __slots__ = ("beaten", "done", "executed", "failed", "given", "others", "present", "reason")
 
     def __init__(self, key: str, size: int, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(key, journal)
         self.others = set(range(1, size))
         self.present: set[int] = set()  # of the others
+        self.beaten: set[int] = set()  # of the others, since all of them had
         self.given = 0  # commands so far
         self.executed = [0] * size  # by each rank
         self.done = 0  # by all of them, and told

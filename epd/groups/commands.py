@@ -89,6 +89,10 @@ class Executed(msgspec.Struct, frozen=True, tag=True):
     failure: str = ""
 
 
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Of a rank: its process runs."""
+
+
 class AskAnswered(msgspec.Struct, frozen=True, tag="Answered"):
     """Of a rank: what came of what it was asked."""
 
@@ -97,7 +101,7 @@ class AskAnswered(msgspec.Struct, frozen=True, tag="Answered"):
 
 
 Order = Numbered | AskSent
-Reply = Present | Executed | AskAnswered
+Reply = Present | Executed | Beat | AskAnswered
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda tensor: tensor.tolist()).encode
 decode_order = msgspec.msgpack.Decoder(Order).decode

@@ -19,6 +19,7 @@ from epd.errors import explain
 from epd.groups.commands import (
     AskAnswered,
     AskSent,
+    Beat,
     Executed,
     Numbered,
     Present,
@@ -33,6 +34,7 @@ from epd.records import rank_name
 from epd.runtime import heap
 from epd.runtime.in_thread import in_thread
 from epd.runtime.loading import LoadedRank, load_rank
+from epd.runtime.system import SystemClock
 from epd.runtime.worker import open_transfers
 from epd.transport.routing import data_host
 
@@ -166,9 +168,13 @@ async def follow(
     engine = own.language.engine if own.language is not None else None
     prefills = config.prefill if "prefill" in config.roles else None
     part = RankPart(engine, transfers, prefills, takes_kv="decode" in config.roles)
-    follower = Follower(own, lambda *executed: tell(Executed(*executed)))
+    follower = Follower(
+        own, lambda *executed: tell(Executed(*executed)), lambda: tell(Beat()), SystemClock(),
+        config.timing.heartbeat_interval_s,
+    )  # fmt: skip
     heap.keep()
     tell(Present(part.joined()))
+    follower.beat()
     on_present()
 
     async def answer(asked: AskSent) -> None:

@@ -23,6 +23,7 @@ from epd.config import Timing
 from epd.engine.base import DeviceLost, EngineError, Patches, StepSequence
 from epd.fsm.group import (
     AnswerMissed,
+    BeatsMissed,
     CloseRequested,
     CommandDone,
     CommandExecuted,
@@ -96,6 +97,11 @@ class _Given:
     resolve: Callable[[], None]  # tell who gave it
 
 
+def silence_s(timing: Timing) -> float:
+    """Of a rank: its group ends before its instance would, if its own heart had stopped."""
+    return max(timing.suspect_after_s, timing.lost_after_s - 2 * timing.heartbeat_interval_s)
+
+
 class InOrder:
     """Reports ends of commands, with an empty failure where they were done, in the order in which
     they were given. One may end before an earlier one, whose rows are still on their way. The loss
@@ -159,6 +165,7 @@ class Leader:
             Do.KILL_RANKS: lambda event: ranks.kill(),
             Do.ARM_ANSWER: lambda event: self._arm_answer(),
             Do.ARM_PROBE: lambda event: self._arm(ProbeDue, timing.lost_after_s),
+            Do.ARM_BEATS: lambda event: self._arm(BeatsMissed, silence_s(timing), self._missed),
             Do.ARM_END: lambda event: self._arm(EndMissed, END_S),
         }
         self._arm(JoinMissed, timing.group_join_timeout_s)
@@ -221,15 +228,22 @@ class Leader:
         bound_s = self._timing.group_step_timeout_s
         self._arm(AnswerMissed, max(0.0, given_s + bound_s - self._clock.now_s()))
 
-    def _arm(self, kind: type[Event], delay_s: float) -> None:
+    def _missed(self, late_s: float) -> BeatsMissed:
+        return BeatsMissed(is_late=late_s > self._timing.heartbeat_interval_s)
+
+    def _arm(
+        self, kind: type[Event], delay_s: float, made: Callable[[float], Event] | None = None
+    ) -> None:
+        """`made`: of how late it comes."""
         if kind in self._armed:
             self._armed.pop(kind).cancel()
+        due_s = self._clock.now_s() + delay_s
 
         def ring() -> None:
             del self._armed[kind]
-            self.fire(kind())
+            self.fire(kind() if made is None else made(self._clock.now_s() - due_s))
 
-        self._armed[kind] = self._clock.call_at(self._clock.now_s() + delay_s, ring)
+        self._armed[kind] = self._clock.call_at(due_s, ring)
 
 
 def _resolve(over: asyncio.Future[T], own: asyncio.Future[T]) -> None:
@@ -265,12 +279,27 @@ class Rank(Protocol):
 
 class Follower:
     """A rank that executes commands: `answer(number, failure)`, an empty failure where it was
-    done; of number 0, why it cannot go on."""
+    done; of number 0, why it cannot go on.  `tell_beat`: again and again, from `beat` on."""
 
-    def __init__(self, rank: Rank, answer: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        answer: Callable[[int, str], None],
+        tell_beat: Callable[[], None],
+        clock: Clock,
+        interval_s: float,
+    ) -> None:
         self._rank = rank
+        self._tell_beat = tell_beat
+        self._clock = clock
+        self._interval_s = interval_s
         self._answers = InOrder(answer)
         self._last = 0
+
+    def beat(self) -> None:
+        """Now and at each interval, as long as its process runs."""
+        self._tell_beat()
+        self._clock.call_at(self._clock.now_s() + self._interval_s, self.beat)
 
     def execute(self, number: int, command: Command) -> None:
         """In the order in which they were given; none is left out."""

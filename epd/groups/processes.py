@@ -30,12 +30,13 @@ import msgspec
 
 from epd.config import InstanceConfig
 from epd.engine.base import EngineError
-from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
+from epd.fsm.group import CommandExecuted, RankBeat, RankEnded, RankJoined
 from epd.fsm.story import RecordingJournal
 from epd.groups.asks import Answer, AnyAsk, Fault, GroupLost, Joined, RankLost, RankPlace
 from epd.groups.commands import (
     AskAnswered,
     AskSent,
+    Beat,
     Executed,
     Present,
     Reply,
@@ -164,6 +165,8 @@ class RankProcesses:
                 future = self._ranks[number].asked.pop(reply.serial)
                 if not future.done():
                     future.set_result(reply.answer)
+            case Beat():
+                self.leader.fire(RankBeat(number))
             case Executed(number=0):
                 self.leader.fire(RankEnded(number, reply.failure))
             case Executed():

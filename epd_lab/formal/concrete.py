@@ -162,6 +162,7 @@ def _of_offer(machine: Any) -> Values:
 def _group(values: Values) -> group.Group:
     made = machines.make_group()
     made.present = {rank for rank in (1, 2) if values[f"in_{rank}"]}
+    made.beaten = {rank for rank in (1, 2) if values[f"beat_{rank}"]}
     made.given = values["given"]
     made.executed = [values[f"by_{rank}"] for rank in range(3)]
     made.failed = dict.fromkeys(range(1, max(made.executed) + 1), False)
@@ -172,6 +173,7 @@ def _of_group(machine: Any) -> Values:
     """Numbers count from the oldest command that is under way."""
     return {
         **{f"in_{rank}": rank in machine.present for rank in (1, 2)},
+        **{f"beat_{rank}": rank in machine.beaten for rank in (1, 2)},
         "given": machine.given - machine.done,
         **{f"by_{rank}": machine.executed[rank] - machine.done for rank in range(3)},
     }

@@ -39,14 +39,15 @@ def _laws() -> tuple[Law, ...]:
             7,
             "who waits for ranks does not wait for ever",
             "(state != FORMING or joining) and (state != STEPPING or answering)"
-            " and (state != READY or probing) and (state != CLOSING or ending)",
+            " and (state != READY or probing) and (state != CLOSING or ending)"
+            f" and (state not in {TAKES} or beating)",
         ),
     )
 
 
 def _part(table: Table) -> Part:
     silent = ("SEND", "SEND_PROBE", "SETTLE", "TELL_READY", "END_RANKS")
-    reasons = ("keep_ended", "keep_absent", "keep_silent", "keep_disagreement")
+    reasons = ("keep_ended", "keep_absent", "keep_silent", "keep_unheard", "keep_disagreement")
     return Part(
         table, guards={"is_last": "given == 1"},
         actions={
@@ -54,17 +55,18 @@ def _part(table: Table) -> Part:
             "pass_command": (
                 "given = given - 1", *(f"by_{rank} = by_{rank} - 1" for rank in range(3)),
             ),
+            "end_round": ("beat_1 = False", "beat_2 = False"),
         },
         effects={
             "RESOLVE": ("fresh = True",), "TELL_LOST": ("told = True",),
             "KILL_RANKS": ("lives_1 = False", "lives_2 = False"),
             "ARM_ANSWER": ("answering = True",), "ARM_PROBE": ("probing = True",),
-            "ARM_END": ("ending = True",),
+            "ARM_BEATS": ("beating = True",), "ARM_END": ("ending = True",),
         },
         silent=frozenset((*silent, *reasons)),
         timers={
             "joining": g.JoinMissed, "answering": g.AnswerMissed, "probing": g.ProbeDue,
-            "ending": g.EndMissed,
+            "beating": g.BeatsMissed, "ending": g.EndMissed,
         },
     )  # fmt: skip
 
@@ -77,6 +79,11 @@ def _of_rank(rank: int, other: int) -> tuple[Happening, ...]:
             f"rank_{rank}_joins", "fault", f"{lives} and state == FORMING and not in_{rank}",
             g.RankJoined, guards={"is_last_to_join": f"in_{other}"},
             event_fields={"rank": str(rank)}, actions={"add_rank": (f"in_{rank} = True",)},
+        ),
+        Happening(
+            f"rank_{rank}_beats", "fault", f"{lives} and state in {TAKES}", g.RankBeat,
+            guards={"is_last_to_beat": f"beat_{other}"}, event_fields={"rank": str(rank)},
+            actions={"add_beat": (f"beat_{rank} = True",)},
         ),
         Happening(
             f"rank_{rank}_ends", "fault", lives, g.RankEnded, before=(f"lives_{rank} = False",),
@@ -99,12 +106,14 @@ def _executes(rank: int) -> Happening:
 def _variables() -> tuple[Variable, ...]:
     return (
         *(Variable(f"in_{rank}", (False, True), "it has joined") for rank in _OTHERS),
+        *(Variable(f"beat_{rank}", (False, True), "since both have") for rank in _OTHERS),
         *(Variable(f"lives_{rank}", (True, False), "its process") for rank in _OTHERS),
         Variable("given", _COUNT, "commands under way"),
         *(Variable(f"by_{rank}", _COUNT, "of these, executed by it") for rank in range(3)),
         Variable("joining", (True, False), "armed"),
         Variable("answering", (False, True), "armed"),
         Variable("probing", (False, True), "armed"),
+        Variable("beating", (False, True), "armed"),
         Variable("ending", (False, True), "armed"),
         Variable("fresh", (False, True), "a command was over just now"),
         Variable("told", (False, True), "the process of the leader ends"),
@@ -133,6 +142,15 @@ def _happenings() -> tuple[Happening, ...]:
             "answer_is_missed", "time", "answering", g.AnswerMissed, before=("answering = False",),
         ),
         Happening("probe_is_due", "time", "probing", g.ProbeDue, before=("probing = False",)),
+        Happening(
+            "beats_are_missed", "time", "beating", g.BeatsMissed, before=("beating = False",),
+            guards={"is_late": "False"}, event_fields={"is_late": "False"},
+        ),
+        Happening(
+            "beats_are_missed_late", "time", "beating", g.BeatsMissed,
+            before=("beating = False",), guards={"is_late": "True"},
+            event_fields={"is_late": "True"},
+        ),
         Happening("end_is_missed", "time", "ending", g.EndMissed, before=("ending = False",)),
     )  # fmt: skip
 
@@ -140,7 +158,7 @@ def _happenings() -> tuple[Happening, ...]:
 def group_model(table: Table = g.TABLE) -> Model:
     """The model; `table` is GROUP's, or one with a bug put back."""
     return Model(
-        name="GROUP", nodes=(414,), about="an instance of three ranks, as their leader sees them",
+        name="GROUP", nodes=(1224,), about="an instance of three ranks, as their leader sees them",
         parts=(_part(table),), variables=_variables(), happenings=_happenings(), laws=_laws(),
         promises=(
             Promise(

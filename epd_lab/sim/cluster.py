@@ -121,7 +121,9 @@ class Cluster:
         for number in others:  # no clock of theirs is another's
             world.set_s[f"{GATEWAY}{number}"] = -DAY_S * number
         self.desk = Desk(world)
-        self.groups = Groups(world, topology, settings.rank_lingers_s, settings.prefill)
+        self.groups = Groups(
+            world, topology, settings.rank_lingers_s, settings.prefill, settings.timing
+        )
         if settings.ranks_elsewhere:
             self.groups.hosts.use(self.groups.sizes, settings.timing.lost_after_s)
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories

@@ -246,12 +246,12 @@ class Injector:
     def do_hang(self, fault: Fault, target: str) -> bool:
         """The device takes work and finishes none."""
         node = self.cluster.node(target)
-        if node is None or not node.devices:
-            return False
-        for device in node.devices:
+        member = self.cluster.groups.member(self.world.processes[target])
+        devices = node.devices if node is not None else [member.device] if member else []
+        for device in devices:
             device.hung = True
             self._later(fault, device.release)
-        return True
+        return bool(devices)
 
     def do_wedge(self, fault: Fault, target: str) -> bool:
         """Its step loop takes no turn any more."""

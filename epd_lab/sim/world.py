@@ -188,6 +188,7 @@ class World:
         if not process.alive or process.stalled:
             return False
         self.trace("stall", process.name)
+        process.stalled_s = self.loop.now_s
         self.loop.stall(process)
         return True
 

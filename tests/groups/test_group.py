@@ -18,7 +18,7 @@ from epd.engine.base import (
     StepResult,
     StepSequence,
 )
-from epd.fsm.group import CommandExecuted, RankEnded, RankJoined, S
+from epd.fsm.group import CommandExecuted, RankBeat, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
 from epd.groups.asks import RankLost
 from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine
@@ -239,6 +239,31 @@ async def test_a_rank_that_hangs_is_found_while_nothing_is_asked() -> None:
     assert group.sent == [(1, Probe())]
 
 
+async def test_a_rank_that_stands_still_is_found_before_its_instance_would_be() -> None:
+    """Whatever its command may take."""
+    group, clock = Played(lost_after_s=5.0, heartbeat_interval_s=0.5), ManualClock()
+    group.leader._clock = clock
+    group.joined().step()
+    for beat in range(1, 21):
+        clock.run_until(0.5 * beat)
+        group.leader.fire(RankBeat(2))
+        if beat <= 10:
+            group.leader.fire(RankBeat(1))
+        assert (group.state is S.LOST) is (beat >= 18)
+    assert await group.leader.lost == "rank 1 has sent no sign of life"
+
+
+async def test_a_leader_that_stood_still_has_not_listened() -> None:
+    group, clock = Played(lost_after_s=5.0, heartbeat_interval_s=0.5), ManualClock()
+    group.leader._clock = clock
+    group.joined().step()
+    clock.at_s = 12.0
+    clock.run_until(15.9)
+    assert group.state is S.STEPPING
+    clock.run_until(16.0)
+    assert await group.leader.lost == "ranks 1, 2 have sent no sign of life"
+
+
 async def test_it_is_closed_when_no_rank_is_left() -> None:
     group = Played().joined()
     closing = asyncio.ensure_future(group.leader.close())
@@ -374,7 +399,13 @@ class Executes:
 async def test_a_follower_executes_in_order_and_says_how_it_ended() -> None:
     rank = Executes()
     answers: list[tuple[int, str]] = []
-    follower = Follower(rank, lambda number, failure: answers.append((number, failure)))
+    beats, clock = [], ManualClock()
+    follower = Follower(
+        rank, lambda *answer: answers.append(answer), lambda: beats.append(clock.at_s), clock, 0.5
+    )
+    follower.beat()
+    clock.run_until(1.2)
+    assert beats == [0.0, 0.5, 1.0]
     follower.execute(1, Step(BATCH))
     follower.execute(2, Encode([]))
     assert not answers

@@ -3,8 +3,8 @@
 Every rank's steps are compared with the other ranks' commands of the same number.  Results that
 roles have must have been computed by every rank of this very life, with the same tokens.  No rank
 waits in a collective longer than the bound for one that does not come, nor that long for a leader
-whose device was reported lost.  Slots that a rank reads rows from have an image whose rows are here
-and in use, also where they are read again.
+whose device was reported lost, or for a rank that stands still.  Slots that a rank reads rows from
+have an image whose rows are here and in use, also where they are read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from epd.engine.base import Outcome, Patches, RowSpan, SlotRows, StepSequence
 from epd.fsm import embedding, group
 from epd.fsm.kernel import Event, Machine, State
-from epd.groups.leader import Command, Encode, Step
+from epd.groups.leader import Command, Encode, Step, silence_s
 from epd.messages import TokenLogprobs
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.core.process import SimProcess
@@ -22,6 +22,7 @@ from epd_lab.sim.ranks.groups import SimRanks, Watch
 from epd_lab.sim.ranks.hosts import Cable, Led
 
 SLACK_S = 0.1
+BEATS = 1.5  # the last one before a silence, and the way of the one before
 
 Told = tuple[tuple[object, ...], ...]
 
@@ -32,6 +33,7 @@ class Groups(Checker, Watch):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._timing = context.cluster.settings.timing
+        self._beat_s = self._timing.heartbeat_interval_s
         self._told: dict[tuple[SimRanks, int], Told] = {}
         self._last: Counter[tuple[SimRanks, int]] = Counter()
         self._images: dict[tuple[SimProcess, int], embedding.Embedding] = {}  # by slot
@@ -55,6 +57,10 @@ class Groups(Checker, Watch):
         device = self.context.cluster.nodes[process.name].devices[0]
         if any(machine.failed.values()) and (device.lost or device.dead):
             self.violate(f"{process.name}: others waited for a rank whose device is lost")
+        for member in self.context.cluster.groups.at[process.name].members.values():
+            still_s = self.world.loop.now_s - member.process.stalled_s
+            if member.process.stalled and still_s > silence_s(self._timing) + BEATS * self._beat_s:
+                self.violate(f"{process.name} waited for {member.process.name}, which stood still")
 
     def _begun(self, group: Led, epochs: dict[int, int]) -> None:
         """Ranks of other hosts have their places in this life."""
@@ -122,8 +128,8 @@ class Groups(Checker, Watch):
         """A step that some rank entered long ago; who stood still since has not been asked."""
         process = group.process
         rests = process.stalled or process.resumed_s > since_s or not process.alive
-        inside = group.inside[number]
-        if inside and len(inside) < group.size and not rests:
+        inside, executed = group.inside[number], group.executed.get(number, ())
+        if any(0 < len(ranks) < group.size for ranks in (inside, executed)) and not rests:
             self.violate(f"{process.name}: ranks {sorted(inside)} wait in step {number} for others")
 
     def at_end(self) -> None:

@@ -24,7 +24,7 @@ class SimProcess:
     __slots__ = (
         "alive", "breaks", "clock_offset_s", "clock_rate", "context", "epoch", "exited",
         "instance_id", "is_stranger", "name", "parked", "pid", "resumed_s", "runs", "slowness",
-        "stalled", "wall_skew_s",
+        "stalled", "stalled_s", "wall_skew_s",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +39,7 @@ class SimProcess:
         self.exited = False  # ended by itself, in order
         self.stalled = False
         self.runs = True  # alive and not stalled: what the loop asks before each callback
+        self.stalled_s = 0.0  # when it last stood still, of the world's time
         self.resumed_s = 0.0  # when it went on after it had stood still, of the world's time
         self.slowness = 1.0  # factor on what its engines take
         self.clock_offset_s = 0.0  # its monotonic clock against the world's

@@ -57,7 +57,12 @@ GROUP_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "rank-hangs", ("F29", "F15"), topology="1e2pd:tp2", work=MIXED, settings=AHEAD,
-        faults=(Fault("stall", "pd0.1", point=STEP, nth=12),), fires=("GROUP:AnswerMissed",),
+        faults=(Fault("stall", "pd0.1", point=STEP, nth=12),), fires=("GROUP:BeatsMissed",),
+        mutants=("beats_are_not_looked_at",),
+    ),
+    Drill(
+        "device-of-a-rank-hangs", ("F29", "F15"), topology="1e2pd:tp2", work=MIXED, settings=AHEAD,
+        faults=(Fault("hang", "pd0.1", point=STEP, nth=12),), fires=("GROUP:AnswerMissed",),
         mutants=("a_silent_rank_is_waited_for",),
     ),
     Drill(

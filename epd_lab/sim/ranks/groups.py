@@ -17,7 +17,7 @@ from functools import partial
 
 from epd.config import PrefillConfig, Timing
 from epd.engine.base import OnLayers, Outcome, Patches, SlotRows, StepResult
-from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
+from epd.fsm.group import CommandExecuted, RankBeat, RankEnded, RankJoined
 from epd.groups.asks import Answer, AnyAsk
 from epd.groups.data import RankPart
 from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine
@@ -57,10 +57,11 @@ class Groups:
     """Those of a cluster."""
 
     def __init__(
-        self, world: World, topology: str, linger_s: float, prefill: PrefillConfig
+        self, world: World, topology: str, linger_s: float, prefill: PrefillConfig, timing: Timing
     ) -> None:
         """`linger_s`: ranks whose leader has died live on for so long, at most."""
         self.prefill = prefill
+        self.timing = timing
         parsed = parse_groups(topology)
         names = [name for name, _ in name_instances([roles for roles, _ in parsed])]
         self.sizes = dict(zip(names, (num_ranks for _, num_ranks in parsed), strict=True))
@@ -199,7 +200,8 @@ class SimRanks(SimAsks):
 
         def begin(rank: int, process: SimProcess) -> None:
             device = SimDevice(world.loop, process, world.random, "device")
-            SimFollower(self._groups, self.process, rank, process, make(self.process, rank, device))
+            engines = make(self.process, rank, device)
+            SimFollower(self._groups, self.process, rank, process, device, engines)
 
         if self._groups.hosts:
             self._groups.hosts.start(self, begin)
@@ -304,9 +306,16 @@ class SimFollower:
     """A rank without roles: a process that executes commands."""
 
     def __init__(
-        self, groups: Groups, leader: SimProcess, rank: int, process: SimProcess, engines: Engines
+        self,
+        groups: Groups,
+        leader: SimProcess,
+        rank: int,
+        process: SimProcess,
+        device: SimDevice,
+        engines: Engines,
     ) -> None:
         self.process = process
+        self.device = device
         self.leader = leader  # which started it
         self.rank = rank
         self.engines = engines
@@ -315,7 +324,8 @@ class SimFollower:
         self._groups = groups
         self._group: SimRanks
         self._tower: SimTowerShare
-        self._follower = Follower(self, self._answer)
+        clock, beat_s = groups.world.clock(process), groups.timing.heartbeat_interval_s
+        self._follower = Follower(self, self._answer, self._tell_beat, clock, beat_s)
         transfers = transfers_of(groups.world.fabric, process)
         self.part = RankPart(engines.language, transfers, groups.prefill, takes_kv=True)
         self.answers = SimAnswers(self.part, self._answer_ask)
@@ -334,6 +344,7 @@ class SimFollower:
             if isinstance(vision := self.engines.vision, SimVisionEngine):
                 self._tower = SimTowerShare(group.gather, self.rank, vision, self._begins)
             group.join(self.rank, self)
+            self._follower.beat()
 
     def take(self, number: int, command: Command) -> None:
         self._open += 1
@@ -362,6 +373,9 @@ class SimFollower:
     def change_adapters(self, dropped: Sequence[str], held: str) -> Awaitable[None]:
         assert self.engines.language is not None
         return self.engines.language.change_adapters(dropped, held)
+
+    def _tell_beat(self) -> None:
+        self._group.to_leader(self.rank, self._group.leader.fire, RankBeat(self.rank))
 
     def _answer_ask(self, serial: int, answer: Answer) -> None:
         self._group.to_leader(self.rank, self._group.answered, self.rank, serial, answer)

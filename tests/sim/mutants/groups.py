@@ -142,6 +142,12 @@ def a_silent_rank_is_waited_for() -> Planted:
 
 
 @mutant
+def beats_are_not_looked_at() -> Planted:
+    """F29: a rank that stands still is found by its command alone."""
+    return patched(Leader, "_missed", lambda self, late_s: group.BeatsMissed(is_late=True))
+
+
+@mutant
 def a_number_is_not_looked_at() -> Planted:
     """F29: a rank that has missed a command executes the next one."""
     return patched(Follower, "_is_next", lambda self, number: True)
@@ -159,10 +165,10 @@ def ranks_of_all_lives_meet() -> Planted:
 
 @mutant
 def a_silent_host_is_waited_for() -> Planted:
-    """F29: no kernel probes a connection between hosts."""
+    """F29: no kernel probes a connection between hosts, and no beat is missed."""
     ends = Cable._ends
     waits = lambda self, now_s: self.cut_since_s is None and ends(self, now_s)  # noqa: E731
-    return patched(Cable, "_ends", waits)
+    return several(patched(Cable, "_ends", waits), beats_are_not_looked_at())
 
 
 @mutant
