@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from typing import ClassVar
 
@@ -17,6 +18,13 @@ class Told(Exception):
 
 class MediaError(Told):
     """An image or video cannot be used (truncated, too big); the text is for the client."""
+
+
+def is_of_this_host(error: BaseException) -> bool:
+    """Whether no file could be opened, or no module loaded, whatever a client has sent."""
+    return isinstance(error, ImportError) or (
+        isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    )
 
 
 def explain(error: BaseException) -> tuple[int, str]:

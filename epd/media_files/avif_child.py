@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from epd.errors import MediaError
+from epd.errors import MediaError, is_of_this_host
 from epd.media_files.image_opening import load_pillow, open_image
 
 if TYPE_CHECKING:
@@ -26,10 +27,13 @@ Buffer = bytes | memoryview
 BASE_NBYTES = 64 << 20  # for the file, and a decoder's threads; beyond what the child has at first
 PIXEL_NBYTES = 16
 NUM_THREADS = 2
+DAMAGED = 65  # a status of the child: its file is bad (EX_DATAERR)
+JUDGED = {DAMAGED, *(-number for number in signal.valid_signals())}  # a file can kill a decoder
 
 
 def decode_avif(data: Buffer, width: int, height: int, timeout_s: float) -> Image:
-    """The pixels of an AVIF as an image of Pillow, as it is stored.  Raises MediaError."""
+    """The pixels of an AVIF as an image of Pillow, as it is stored.  Raises MediaError,
+    and OSError or SubprocessError of this host."""
     source, target = os.memfd_create("image"), os.memfd_create("pixels")
     with open(source, "wb") as image, open(target, "rb") as pixels:
         image.write(data)
@@ -52,7 +56,9 @@ def decode_avif(data: Buffer, width: int, height: int, timeout_s: float) -> Imag
             if [*map(int, size)] != [width, height]:
                 raise ValueError(size)
             found = load_pillow().frombytes(mode, (width, height), pixels.read())
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except (ValueError, subprocess.SubprocessError) as error:
+            if getattr(error, "returncode", DAMAGED) not in JUDGED:
+                raise
             raise MediaError("the image is damaged; send the whole file") from error
     return found
 
@@ -68,9 +74,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
     with open(source, "rb") as file, open(target, "wb") as pixels:
         file.seek(0)
-        image = open_image(file.read(), 60.0)
-        pixels.write(f"{image.mode} {image.width} {image.height}\n".encode())
-        pixels.write(image.tobytes())
+        try:
+            image = open_image(file.read(), 60.0)
+            pixels.write(f"{image.mode} {image.width} {image.height}\n".encode())
+            pixels.write(image.tobytes())
+        except Exception as error:
+            sys.exit(1 if is_of_this_host(error) else DAMAGED)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,17 @@ def read_header(data: bytes | memoryview, container: str, hide: Hide | None = No
     return header
 
 
+def load_av() -> Any:
+    """The package.  Raises MediaError, a sentence without its subject."""
+    try:
+        import av
+    except ModuleNotFoundError:
+        raise MediaError(
+            "cannot be decoded: the package av is not installed at the encoder (pip install av)"
+        ) from None
+    return av
+
+
 def open_container(
     data: Any, container: str, max_pixels: int, timeout_s: float, hwaccel: Any = None
 ) -> Any:
@@ -65,14 +76,7 @@ def open_container(
     Raises MediaError, a sentence without its subject; `av.FFmpegError` or another OSError, and
     ValueError.
     """
-    try:
-        import av
-    except ImportError:
-        raise MediaError(
-            "cannot be decoded: the package av is not installed at the encoder (pip install av)"
-        ) from None
-
-    file = DeadlineFile(data, timeout_s)
+    av, file = load_av(), DeadlineFile(data, timeout_s)
     with file.getbuffer() as buffer:
 
         def hide(at: int, data: bytes) -> None:

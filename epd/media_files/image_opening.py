@@ -10,7 +10,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from epd.errors import MediaError
+from epd.errors import MediaError, is_of_this_host
 from epd.media_files.deadline_file import DeadlineFile
 from epd.media_files.image_header import check_header
 
@@ -22,13 +22,14 @@ _STILL = ("JPEG", "MPO", "BMP")
 def open_image(data: Any, timeout_s: float) -> Any:
     """Pillow's image, still unread; nor may reading it take longer than `timeout_s` from now.
 
-    Raises MediaError, a sentence without its subject.
+    Raises MediaError, a sentence without its subject; OSError and ImportError of this host.
     """
+    pillow = load_pillow()
     from PIL import UnidentifiedImageError
 
     check_header(data)
     try:
-        image = load_pillow().open(DeadlineFile(data, timeout_s), formats=FORMATS)
+        image = pillow.open(DeadlineFile(data, timeout_s), formats=FORMATS)
         # not n_frames: it walks through the whole file, which may hold millions of frames
         is_animated = image.format not in _STILL and bool(getattr(image, "is_animated", False))
     except UnidentifiedImageError as error:
@@ -36,6 +37,8 @@ def open_image(data: Any, timeout_s: float) -> Any:
             f"is not an image in a known format; send one of {', '.join(FORMATS)}"
         ) from error
     except Exception as error:  # a hostile header can trip any parser
+        if is_of_this_host(error):
+            raise
         raise MediaError("cannot be read as an image; send a valid file") from error
     if is_animated:
         raise MediaError("is animated; send one frame as PNG or JPEG")

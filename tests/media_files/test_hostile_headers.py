@@ -234,3 +234,34 @@ def test_pictures_take_a_dozen_bytes_per_pixel() -> None:
     done = subprocess.run(command, capture_output=True, check=True, timeout=100)
     each = [float(line) for line in done.stdout.split()]
     assert len(each) == 3 and max(each) < 13.5, each
+
+
+WITHOUT_FILES = """
+import os
+import resource
+import sys
+from epd.engine.vision.image_pixels import decode_image
+from epd.errors import MediaError
+
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+for picture in map(bytes.fromhex, sys.argv[1:]):
+    for most in (0, len(os.listdir("/proc/self/fd")) + 3):  # none, and too few for a child
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        try:
+            decode_image(picture)
+            print("read")
+        except MediaError as error:
+            print("blamed", error)
+        except Exception as error:
+            print("failed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    decode_image(picture)
+"""
+
+
+def test_a_picture_is_not_blamed_where_no_file_can_be_opened() -> None:
+    """In the first request of a process, which imports what it needs."""
+    pictures = [headers.bases(form)[0].hex() for form in ("JPEG", "AVIF")]
+    command = [sys.executable, "-c", WITHOUT_FILES, *pictures]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=100, text=True)
+    assert "blamed" not in done.stdout and done.stdout.splitlines()[::2] == ["failed", "failed"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from epd.errors import MediaError
+from epd.errors import MediaError, is_of_this_host
 from epd.media_files.image_opening import load_pillow, open_image
 
 MAX_PIXELS = 64_000_000
@@ -26,7 +26,8 @@ _DARK = 1 << 12  # of 16 bits; a page of fewer is one of 12 bits or less, and wo
 
 
 def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
-    """Compressed bytes to a decoded PIL image, upright.  Raises MediaError, for the client."""
+    """Compressed bytes to a decoded PIL image, upright.  Raises MediaError, for the client;
+    OSError and ImportError of this host."""
     from PIL import ImageOps
 
     try:
@@ -46,6 +47,8 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     try:
         image.load()
     except Exception as error:  # truncated or corrupt data: decoders raise many types
+        if is_of_this_host(error):
+            raise
         raise MediaError("the image is damaged; send the whole file") from error
     tags = getattr(image, "tag_v2", {})
     with contextlib.suppress(Exception):  # broken EXIF is no reason to refuse a readable image

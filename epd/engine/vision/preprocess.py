@@ -11,6 +11,7 @@ Where the device prepares images itself (`image_ops`), this ends with pixels.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,9 @@ from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
 from epd.engine.vision.image_ops import rgb_bytes
 from epd.engine.vision.image_pixels import MAX_PIXELS, decode_image
-from epd.errors import MediaError
+from epd.errors import MediaError, is_of_this_host
+from epd.media_files.container import load_av
+from epd.media_files.image_opening import load_pillow
 from epd.messages import Clip, PixelBounds
 from epd.model_files.geometry import bounded, image_geometry
 
@@ -42,6 +45,9 @@ class Preprocessor:
         self.video_ops = adapter.video_ops()
         self.image_ops = adapter.image_ops(self._processor) if on_device else None
         self.films: FilmDevice | None = None  # which decodes what it can
+        load_pillow()  # now, and not in a request, when no more file may be to open
+        with contextlib.suppress(MediaError):  # it is not installed; films are refused
+            load_av()
 
     def __call__(
         self, data: Any, grid_thw: Grid, clip: Clip | None = None, bounds: PixelBounds | None = None
@@ -90,6 +96,8 @@ class Preprocessor:
                 pixels, found = self._adapter.to_patches(self._processor, image, bounds)
                 pixels = _pinned(pixels) if self._pinned else pixels
         except Exception as error:  # an exotic pixel format, for one
+            if is_of_this_host(error):
+                raise
             raise MediaError("the image cannot be processed; send RGB") from error
         if found != geometry.grid_thw:
             raise MediaError(

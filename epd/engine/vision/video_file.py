@@ -24,7 +24,7 @@ from epd.engine.vision.film_device import brought_down
 from epd.engine.vision.image_ops import rgb_bytes
 from epd.engine.vision.image_pixels import decode_image
 from epd.engine.vision.needed_packets import NeededPackets, PacketNeed, needed_packets
-from epd.errors import MediaError
+from epd.errors import MediaError, is_of_this_host
 from epd.media_files.container import open_container
 from epd.media_files.film_header import FilmHeader
 from epd.media_files.video import FRAMES
@@ -144,6 +144,8 @@ def _film(data: Buffer, clip: Clip, max_pixels: int, device: FilmDevice | None) 
     except MediaError as error:
         raise MediaError(f"the video {error}") from error
     except Exception as error:  # damaged data: decoders raise many types
+        if is_of_this_host(error):
+            raise
         raise MediaError("the video cannot be decoded; encode it again") from error
 
 
