@@ -22,7 +22,7 @@ from epd.fsm.group import CommandExecuted, RankBeat, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
 from epd.groups.asks import RankLost
 from epd.groups.engines import Encoded, GroupLanguageEngine, GroupVisionEngine
-from epd.groups.leader import Batch, Command, Encode, Follower, GoOn, Leader, Probe, Step
+from epd.groups.leader import Batch, Command, Encode, GoOn, Leader, Probe, Step
 from epd.roles.compose import Engines
 from epd.runtime.system import SystemClock
 from epd_lab.bench.gateway.null_engine import NullLanguage, NullVision
@@ -375,48 +375,6 @@ class PlayedTower:
 def towers(group: Played, num_turns: int) -> tuple[GroupVisionEngine, PlayedTower]:
     share = PlayedTower(num_turns)
     return GroupVisionEngine(NullVision(), share, group.leader), share
-
-
-class Executes:
-    """A rank whose work ends when a test says so."""
-
-    def __init__(self) -> None:
-        self.under_way: list[asyncio.Future[None]] = []
-
-    def step(self, batch: Batch) -> asyncio.Future[None]:
-        if len(self.under_way) == 2:
-            raise EngineError("full")
-        self.under_way.append(asyncio.get_running_loop().create_future())
-        return self.under_way[-1]
-
-    def encode(self, batch: Sequence[Patches], num_turns: int) -> asyncio.Future[None]:
-        return self.step([])
-
-    def go_on(self) -> asyncio.Future[None]:
-        return self.step([])
-
-
-async def test_a_follower_executes_in_order_and_says_how_it_ended() -> None:
-    rank = Executes()
-    answers: list[tuple[int, str]] = []
-    beats, clock = [], ManualClock()
-    follower = Follower(
-        rank, lambda *answer: answers.append(answer), lambda: beats.append(clock.at_s), clock, 0.5
-    )
-    follower.beat()
-    clock.run_until(1.2)
-    assert beats == [0.0, 0.5, 1.0]
-    follower.execute(1, Step(BATCH))
-    follower.execute(2, Encode([]))
-    assert not answers
-    rank.under_way[0].set_result(None)
-    rank.under_way[1].set_exception(EngineError("out of memory"))
-    await settled()
-    follower.execute(3, Step(BATCH))
-    follower.execute(4, Probe())
-    follower.execute(6, Step(BATCH))
-    missing = "command 5 has not come"
-    assert answers == [(1, ""), (2, "out of memory"), (3, "full"), (4, ""), (6, missing)]
 
 
 async def test_an_instance_goes_on_in_the_journal_of_its_group() -> None:
