@@ -278,7 +278,8 @@ async def test_streams_of_a_killed_server_are_compared_to_their_ends(
     if goes_on:
         assert cell.counts == {"right": 2 * faults.STREAMS}
     else:
-        assert cell.counts["cut: no end"] >= faults.STREAMS and not cell.counts["right"]
+        assert cell.counts["cut: no end"] >= faults.STREAMS // 2
+        assert cell.counts.keys() <= {"cut: no end", "502"}
 
 
 async def test_what_was_not_started_here_is_skipped() -> None:
