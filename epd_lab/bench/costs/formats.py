@@ -54,7 +54,7 @@ MODELS = {  # of `shape`, and the numbers of layers; hybrids repeat every four
     "Qwen3-VL-32B": ("32b", (4, 12)),
     "Qwen3-VL-30B-A3B": ("30b-a3b", (4, 12)),
     "Qwen3.6-27B": ("qwen3.6-27b", (4, 12)),
-    "Qwen3.6-35B-A3B": ("qwen3.6-35b-a3b", (4, 12)),
+    "Qwen3.6-35B-A3B": ("qwen3.6-35b-a3b", (8, 16)),
 }
 DRAFTING = {"qwen3.6-27b", "qwen3.6-35b-a3b"}  # shapes with a layer for drafts
 HEADER = [

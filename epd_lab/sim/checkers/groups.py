@@ -3,8 +3,8 @@
 Every rank's steps are compared with the other ranks' commands of the same number.  Results that
 roles have must have been computed by every rank of this very life, with the same tokens.  No rank
 waits in a collective longer than the bound for one that does not come.  Nor does one wait that long
-for a leader whose device was reported lost, or for a rank that stands still.  Slots that a rank reads rows from
-have an image whose rows are here and in use, also where they are read again.
+for a leader whose device was reported lost, or for a rank that stands still.  Slots that a rank
+reads rows from have an image whose rows are here and in use, also where they are read again.
 """
 
 from __future__ import annotations
