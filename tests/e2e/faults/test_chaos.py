@@ -26,10 +26,7 @@ WISHES = {
         "2e2p2d", 2.0, 10.0, partition=True, max_pause_s=MAX_PAUSE_S, flags=("--transport", "tcp")
     ),
     "two gateways": Wish("2e2p2d", 1.0, 10.0, max_pause_s=MAX_PAUSE_S, num_gateways=2),
-    "ranks": Wish(
-        "2e2pd:tp2", 1.0, 10.0, max_pause_s=MAX_PAUSE_S,
-        flags=("--set", "timing.group_step_timeout_s=8", "--set", "timing.max_attempts=8"),
-    ),
+    "ranks": Wish("2e2pd:tp2", 1.0, 10.0, max_pause_s=MAX_PAUSE_S),
     # What is the only one comes back within the patience of those who wait.
     "the only ones": Wish(
         "1e1p:tp2,1d", 1.0, 20.0, max_pause_s=DEADLINE_S, flags=(*itertools.chain(*SET),)
