@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from unittest import mock
 
 import msgspec
@@ -132,7 +133,8 @@ def test_a_client_that_left_is_forgotten_when_all_have_confirmed() -> None:
 
 
 def lose(at: Desk, address: Address) -> None:
-    at.do(at.whole.registry.on_lost, address, False)
+    info = SimpleNamespace(address=address, host_id="")
+    at.do(at.whole.registry.on_lost, SimpleNamespace(info=info, was_lost=True, seen_s=0.0), False)
 
 
 def test_the_loss_of_an_instance_is_that_of_its_attempts() -> None:

@@ -142,7 +142,8 @@ def test_a_later_life_ends_the_earlier_which_is_answered_on_a_line_of_its_own() 
         at.role.on_lost = lost
         assert isinstance(join(at, info_of(at, "e0", 2))[0], Welcome)
         assert states(at) == {"e0:2": S.HEALTHY, "d0:1": S.HEALTHY, "p0:1": S.HEALTHY}
-        assert [call.args[0].epoch for call in lost.call_args_list] == [1]
+        assert [call.args[0].info.address.epoch for call in lost.call_args_list] == [1]
+        assert [call.args[1] for call in lost.call_args_list] == [False], "its next life came"
         with mock.patch.object(at.actor.bus, "connect") as connect:
             assert join(at, info_of(at, "e0", 1)) == []
         assert [call.args[0].instance_id for call in connect.call_args_list] == ["e0:1"]
