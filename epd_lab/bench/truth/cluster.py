@@ -13,7 +13,7 @@ class TruthCluster:
     """Of a server that was started elsewhere: what a row cannot do raises Skipped."""
 
     def ready(self, setup: str) -> None:
-        """All of it serves, whatever the last row did.  `setup`: `e+pd` or `p+d`."""
+        """All of it serves, whatever the last row did.  `setup`: of a row (table.py)."""
 
     def victims(self, role: str) -> Sequence[Callable[[], None]]:
         """Those with that role; a call is kill -9."""

@@ -16,7 +16,7 @@ class NamedRow:
     right: str  # in words: what a cell should have
     report: str  # repository and number
     ask: rows.Row
-    setup: str = "e+pd"
+    setup: str = "e+pd"  # or `2p+d`, `p+2d`, where a front has as many
 
 
 # Those that may end a server come last; a server of another setup needs its start only once.
@@ -35,7 +35,7 @@ ROWS = (
     NamedRow("kill -9 of every encoder", "right or 503", "sglang 22253", faults.killed_under_load("encode", None)),
     NamedRow("a grid without rows", REFUSED, "vllm 56432", rows.grid_without_rows),
     NamedRow("kill -9 of PD amid streams", ALL, "vllm-ascend 13165", faults.killed_amid_streams("pd")),
-    NamedRow("20 clients leave P + D", "right, memory back", "vllm 41269", rows.clients_leave, "p+d"),
-    NamedRow("kill -9 of P amid streams", ALL, "vllm-ascend 13165", faults.killed_amid_streams("prefill"), "p+d"),
-    NamedRow("kill -9 of D amid streams", ALL, "vllm-ascend 13165", faults.killed_amid_streams("decode"), "p+d"),
+    NamedRow("20 clients leave P + D", "right, memory back", "vllm 41269", rows.clients_leave, "2p+d"),
+    NamedRow("kill -9 of P amid streams", ALL, "vllm-ascend 13165", faults.killed_amid_streams("prefill"), "2p+d"),
+    NamedRow("kill -9 of D amid streams", ALL, "vllm-ascend 13165", faults.killed_amid_streams("decode"), "p+2d"),
 )  # fmt: skip

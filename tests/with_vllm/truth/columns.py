@@ -17,7 +17,7 @@ import psutil
 from safetensors.torch import load_file, save_file
 
 from epd.cli.start.ports import any_free
-from epd.vllm.command import transfer_config
+from epd.vllm.command import kv_transfer_config, transfer_config
 from epd_lab.bench.chaos.process import ClusterFailed, Command, wait_for
 from epd_lab.bench.truth.cluster import Skipped, TruthCluster
 from epd_lab.bench.truth.ours import DTYPE, OurCluster
@@ -25,8 +25,6 @@ from epd_lab.bench.truth.run import TOPOLOGY
 from tests.with_vllm.server import START_S, VllmServer
 from tests.with_vllm.truth.files import LEFT, RowFiles, leave_rows
 from tests.with_vllm.truth.proxy import ExampleProxy
-
-NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 
 
 class TruthServer(VllmServer):
@@ -46,10 +44,6 @@ class TruthServer(VllmServer):
             *("--limit-mm-per-prompt", '{"image": 16, "video": 0}', "--enable-scale-out"),
             *(word for pair in given for word in pair),
         )
-
-    def environment(self, program: tuple[str, ...]) -> dict[str, str]:
-        side = str(any_free("127.0.0.1"))
-        return super().environment(program) | {"VLLM_NIXL_SIDE_CHANNEL_PORT": side}
 
     def kill(self) -> None:
         for process in self.processes():
@@ -112,9 +106,14 @@ def our_column(directory: Path, model: Path) -> OurColumn:
 
 
 class FrontCluster(OurColumn):
-    """Gateway and encoders of this project; two vLLM servers compute prompts and answers."""
+    """Gateway and encoders of this project; vLLM servers compute prompts and answers."""
 
-    names = ("pd0", "pd1")
+    names: ClassVar = {
+        "e+pd": ("pd0", "pd1"),
+        "2p+d": ("p0", "p1", "d0"),
+        "p+2d": ("p0", "d0", "d1"),
+    }
+    roles: ClassVar = {"p": "prefill", "d": "decode"}
 
     def __init__(self, directory: Path, model: Path) -> None:
         endpoint = f"tcp://127.0.0.1:{any_free('127.0.0.1')}"
@@ -122,32 +121,34 @@ class FrontCluster(OurColumn):
         self._endpoint, self.servers = endpoint, Servers(self._make)
 
     def _make(self, name: str) -> TruthServer:
+        role, port = self.roles.get(name[:-1]), any_free("127.0.0.1")
         run_dir = f"{self.gateway.run_dir}-{name}"
-        port = any_free("127.0.0.1")
         flags = f"--join {self._endpoint} --id {name} --run-dir {run_dir}"
+        flags += f" --role {role}" if role else ""
         config = transfer_config(f"http://127.0.0.1:{port}", flags)
+        kv = kv_transfer_config("cpu") if role else None
         assert self.model is not None
-        return TruthServer(self.model, ec=config, port=port)
+        return TruthServer(self.model, ec=config, kv=kv, port=port)
 
     def ready(self, setup: str) -> None:
-        if setup == "p+d":
-            raise Skipped("prompts and answers are computed by one server: see PD")
-        self.servers.serve(*self.names)
-        self.gateway.wait_healthy(4)
+        self.servers.serve(*self.names[setup])
+        self.gateway.wait_healthy(2 + len(self.names[setup]))
 
     def victims(self, role: str) -> Sequence[Callable[[], None]]:
-        if role == "pd":
-            return [self.servers[name].kill for name in self.names]
-        return super().victims(role)
+        if role == "encode":
+            return super().victims(role)
+        kind = role if role == "pd" else role[0]
+        return [one.kill for name, one in self.servers.by_name.items() if name[:-1] == kind]
 
     def encoder_url(self) -> str:
         raise Skipped("its encoders have no port for clients")
 
     def engine_url(self) -> str:
-        return self.servers[self.names[0]].url
+        return self.servers["pd0"].url
 
     def metrics_urls(self) -> Sequence[str]:
-        return [self.gateway.base_url, *(self.servers[name].url for name in self.names)]
+        servers = self.servers.by_name.values()
+        return [self.gateway.base_url, *(server.url for server in servers)]
 
     def close(self) -> None:
         self.servers.close()
@@ -157,7 +158,7 @@ class FrontCluster(OurColumn):
 class VllmCluster(TruthCluster):
     """vLLM alone, in two setups."""
 
-    names: ClassVar = {"e+pd": ("e0", "e1", "pd"), "p+d": ("p", "d")}
+    names: ClassVar = {"e+pd": ("e0", "e1", "pd"), "2p+d": ("p", "d"), "p+2d": ("p", "d")}
     roles: ClassVar = {"encode": ("e0", "e1"), "pd": ("pd",), "prefill": ("p",), "decode": ("d",)}
 
     def __init__(self, directory: Path, model: Path) -> None:
@@ -168,8 +169,8 @@ class VllmCluster(TruthCluster):
         self.proxy = ExampleProxy(any_free("127.0.0.1"))
 
     def _make(self, name: str) -> TruthServer:
-        if name in self.names["p+d"]:
-            return TruthServer(self._model, kv=NIXL)
+        if name in {"p", "d"}:
+            return TruthServer(self._model, kv=kv_transfer_config("cpu"))
         role = "ec_producer" if name in self.roles["encode"] else "ec_consumer"
         store = {"shared_storage_path": str(self.files.directory)}
         ec = {"ec_connector": "ECExampleConnector", "ec_role": role}
