@@ -196,6 +196,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     prompt_lookup_max: Annotated[CountOrNone, about("and of so many at most; the longest that is found wins")] = 0
     model: Annotated[str, about("of eagle3: the directory of its head, which must have been made for this model, on every host")] = ""
 
+    @property
+    def has_layer(self) -> bool:
+        """Whether a layer drafts, whose KV is one more layer's."""
+        return self.method not in ("", "ngram")
+
 
 class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Adapters of the language model and the tower, each chosen by the `model` of a request; flags are vLLM's, but the last."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -25,6 +27,19 @@ def is_of_this_host(error: BaseException) -> bool:
     return isinstance(error, ImportError) or (
         isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
     )
+
+
+@contextmanager
+def refusing(text: str) -> Iterator[None]:
+    """Around a decoder: any error of it is a MediaError with this text, but those of this host."""
+    try:
+        yield
+    except MediaError:
+        raise
+    except Exception as error:  # of hostile or damaged data decoders raise many types
+        if is_of_this_host(error):
+            raise
+        raise MediaError(text) from error
 
 
 def explain(error: BaseException) -> tuple[int, str]:

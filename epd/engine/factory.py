@@ -209,7 +209,7 @@ def build_language(
 
 def _language_adapter(model_dir: Path | str, config: EngineConfig, shard: Shard) -> ModelAdapter:
     adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
-    adapter.has_drafts = config.speculative.method not in ("", "ngram")
+    adapter.has_drafts = config.speculative.has_layer
     if config.speculative.model:
         adapter.head = _load_head(adapter, config, shard)
     attention.register()

@@ -12,8 +12,8 @@ that failed on every rank alike is a failed step.  One that failed on some ranks
 these ranks have left collectives that the others are still in.
 
 Beside commands each rank beats: its process runs, whatever its device does.  A rank without beats is
-noticed as soon as an instance without them would be, one whose device stands still when its command
-is overdue.
+noticed before an instance without them would be, one whose device stands still when its command is
+overdue.
 
 There is never half a group.  If a rank does not join in time, is silent for too long, answers a
 number that it was not given, or ends, the whole group is LOST.  Its ranks are killed, its leader

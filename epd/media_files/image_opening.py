@@ -10,7 +10,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from epd.errors import MediaError, is_of_this_host
+from epd.errors import MediaError, refusing
 from epd.media_files.deadline_file import DeadlineFile
 from epd.media_files.image_header import check_header
 
@@ -28,18 +28,15 @@ def open_image(data: Any, timeout_s: float) -> Any:
     from PIL import UnidentifiedImageError
 
     check_header(data)
-    try:
-        image = pillow.open(DeadlineFile(data, timeout_s), formats=FORMATS)
+    with refusing("cannot be read as an image; send a valid file"):
+        try:
+            image = pillow.open(DeadlineFile(data, timeout_s), formats=FORMATS)
+        except UnidentifiedImageError as error:
+            raise MediaError(
+                f"is not an image in a known format; send one of {', '.join(FORMATS)}"
+            ) from error
         # not n_frames: it walks through the whole file, which may hold millions of frames
         is_animated = image.format not in _STILL and bool(getattr(image, "is_animated", False))
-    except UnidentifiedImageError as error:
-        raise MediaError(
-            f"is not an image in a known format; send one of {', '.join(FORMATS)}"
-        ) from error
-    except Exception as error:  # a hostile header can trip any parser
-        if is_of_this_host(error):
-            raise
-        raise MediaError("cannot be read as an image; send a valid file") from error
     if is_animated:
         raise MediaError("is animated; send one frame as PNG or JPEG")
     return image

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,6 +43,30 @@ ROLES = ("prefill", "decode")
 PATIENCE_S = 20.0
 
 
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def answer_of(
+    gateway: Gateway, params: SamplingParams, begun: Callable[[], None] = lambda: None
+) -> list[int] | GenerationError:
+    """Tokens of the answer to 7, 8, 9; `begun` is called behind the third."""
+    stream = gateway.role.admit()
+    gateway.role.start_generation(stream, Generation((7, 8, 9), (), params))
+    tokens: list[int] = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for update in stream:
+            if update.error is not None:
+                return update.error
+            before = len(tokens)
+            tokens += update.token_ids
+            if before < 3 <= len(tokens):
+                begun()
+    return tokens
+
+
 @dataclass
 class Cluster:
     gateway: Gateway
@@ -50,22 +74,12 @@ class Cluster:
     server: FakeServer
 
     async def ask(self, max_tokens: int = 4, **sampling: Any) -> list[int] | GenerationError:
-        """Tokens of the answer to 7, 8, 9."""
-        stream = self.gateway.role.admit()
-        params = SamplingParams(max_tokens=max_tokens, **sampling)
-        self.gateway.role.start_generation(stream, Generation((7, 8, 9), (), params))
-        tokens: list[int] = []
-        async with asyncio.timeout(PATIENCE_S):
-            async for update in stream:
-                if update.error is not None:
-                    return update.error
-                tokens += update.token_ids
-        return tokens
+        return await answer_of(self.gateway, SamplingParams(max_tokens=max_tokens, **sampling))
 
     async def settle(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while self.gateway.is_busy() or self.instance.is_busy() or self.server.num_open:
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: not (self.gateway.is_busy() or self.instance.is_busy() or self.server.num_open)
+        )
 
 
 @contextlib.asynccontextmanager
@@ -88,9 +102,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         await instance.test()
         instance.start()
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not gateway.role.ready().stages.get("decode"):
-                    await asyncio.sleep(0.01)
+            await until(lambda: gateway.role.ready().stages.get("decode"))
             yield Cluster(gateway, instance, fake)
         finally:
             await instance.close()

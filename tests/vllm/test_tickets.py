@@ -22,7 +22,7 @@ from epd.vllm.server import EngineServer
 from epd.vllm.shelf import Shelf
 from epd.vllm.tickets import LAYOUT, MAX_NBYTES, NUM_TICKETS, TicketRequests
 from tests.vllm.fake_server import FakeServer, fake_server
-from tests.vllm.test_requests import CONTRACT, PATIENCE_S
+from tests.vllm.test_requests import CONTRACT, PATIENCE_S, answer_of, until
 
 ROLES = {"p": ("prefill",), "d": ("decode",)}
 TIMING = Timing(
@@ -39,30 +39,20 @@ class Apart:
     async def ask(
         self, max_tokens: int = 4, begun: Callable[[], None] = lambda: None, **sampling: Any
     ) -> list[int] | GenerationError:
-        """Tokens of the answer to 7, 8, 9; `begun` is called behind the third."""
-        stream = self.gateway.role.admit()
         params = SamplingParams(max_tokens=max_tokens, **sampling)
-        self.gateway.role.start_generation(stream, Generation((7, 8, 9), (), params))
-        tokens: list[int] = []
-        async with asyncio.timeout(PATIENCE_S):
-            async for update in stream:
-                if update.error is not None:
-                    return update.error
-                before = len(tokens)
-                tokens += update.token_ids
-                if before < 3 <= len(tokens):
-                    begun()
-        return tokens
+        return await answer_of(self.gateway, params, begun)
 
     async def settle(self) -> None:
         """All is given back, at both ends."""
-        async with asyncio.timeout(PATIENCE_S):
-            while (
-                self.gateway.is_busy()
-                or any(one.is_busy() for one in self.instances.values())
-                or any(one.num_open for one in self.servers.values())
-            ):
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: (
+                not (
+                    self.gateway.is_busy()
+                    or any(one.is_busy() for one in self.instances.values())
+                    or any(one.num_open for one in self.servers.values())
+                )
+            )
+        )
 
     def bodies(self, name: str) -> list[dict[str, Any]]:
         return self.servers[name].bodies
@@ -93,9 +83,7 @@ async def apart(*names: str) -> AsyncIterator[Apart]:
             await instance.test()
             instance.start()
             held.push_async_callback(instance.close)
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(map(len, gateway.role.ready().stages.values())) < len(names):
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(map(len, gateway.role.ready().stages.values())) >= len(names))
         yield at
 
 
@@ -160,9 +148,7 @@ async def test_a_first_token_that_decode_does_not_sample_is_computed_behind() ->
         for name in ("d0", "d1"):
             at.servers[name].shift = 5
         asked = asyncio.ensure_future(at.ask())
-        async with asyncio.timeout(PATIENCE_S):
-            while len(at.bodies("p")) < 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(at.bodies("p")) >= 2)
         for name in ("d0", "d1"):
             at.servers[name].shift = 0
         tokens = await asked
@@ -218,10 +204,8 @@ async def test_a_lost_prefill_instance_costs_a_pause() -> None:
         for name in ("p0", "p1"):
             at.servers[name].pause_s = 0.5
         asked = asyncio.ensure_future(at.ask())
-        async with asyncio.timeout(PATIENCE_S):
-            while not (names := [n for n in ("p0", "p1") if at.bodies(n)]):
-                await asyncio.sleep(0.001)
-        (lost,) = names
+        await until(lambda: at.bodies("p0") or at.bodies("p1"))
+        (lost,) = (name for name in ("p0", "p1") if at.bodies(name))
         await at.instances[lost].close()
         assert await asked == [10, 11, 12, 13]
         (other,) = {"p0", "p1"} - {lost}

@@ -68,7 +68,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> _Group:
     group.add_argument(
         "--speculative-config", metavar="JSON",
         help='draft tokens from the text so far: {"method":"ngram","num_speculative_tokens":4,'
-        '"prompt_lookup_min":2,"prompt_lookup_max":4}; answers stay the same; default: none',
+        '"prompt_lookup_min":2,"prompt_lookup_max":4}; by the checkpoint\'s own layer (mtp); or by '
+        'that of a head (eagle3, with "model":"DIR"); answers stay the same; default: none',
     )  # fmt: skip
     return group
 

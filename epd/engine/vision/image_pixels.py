@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from epd.errors import MediaError, is_of_this_host
+from epd.errors import MediaError, refusing
 from epd.media_files.image_opening import load_pillow, open_image
 
 MAX_PIXELS = 64_000_000
@@ -44,12 +44,8 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
         image.info = info  # how it is turned
     elif image.format == "WEBP":
         _forget_canvas(image)
-    try:
+    with refusing("the image is damaged; send the whole file"):
         image.load()
-    except Exception as error:  # truncated or corrupt data: decoders raise many types
-        if is_of_this_host(error):
-            raise
-        raise MediaError("the image is damaged; send the whole file") from error
     tags = getattr(image, "tag_v2", {})
     with contextlib.suppress(Exception):  # broken EXIF is no reason to refuse a readable image
         image = ImageOps.exif_transpose(image)

@@ -20,7 +20,7 @@ from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
 from epd.engine.vision.image_ops import rgb_bytes
 from epd.engine.vision.image_pixels import MAX_PIXELS, decode_image
-from epd.errors import MediaError, is_of_this_host
+from epd.errors import MediaError, refusing
 from epd.media_files.container import load_av
 from epd.media_files.image_opening import load_pillow
 from epd.messages import Clip, PixelBounds
@@ -46,7 +46,7 @@ class Preprocessor:
         self.image_ops = adapter.image_ops(self._processor) if on_device else None
         self.films: FilmDevice | None = None  # which decodes what it can
         load_pillow()  # now, and not in a request, when no more file may be to open
-        with contextlib.suppress(MediaError):  # it is not installed; films are refused
+        with contextlib.suppress(MediaError, ImportError):  # not there: films are refused
             load_av()
 
     def __call__(
@@ -89,16 +89,12 @@ class Preprocessor:
                 f"the image decodes to {width} x {height} pixels, which is not what its header "
                 "says; save it again"
             )
-        try:
+        with refusing("the image cannot be processed; send RGB"):  # an exotic pixel format, for one
             if self.image_ops is not None:
                 pixels, found = _pinned(rgb_bytes(image)), geometry.grid_thw
             else:
                 pixels, found = self._adapter.to_patches(self._processor, image, bounds)
                 pixels = _pinned(pixels) if self._pinned else pixels
-        except Exception as error:  # an exotic pixel format, for one
-            if is_of_this_host(error):
-                raise
-            raise MediaError("the image cannot be processed; send RGB") from error
         if found != geometry.grid_thw:
             raise MediaError(
                 f"the image gives patches {found} where {geometry.grid_thw} were computed; "

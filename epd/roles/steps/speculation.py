@@ -80,7 +80,7 @@ class Speculation:
         if not self._pays:
             record.drafts = ()
             return False
-        if self._config.method != "ngram":
+        if self._config.has_layer:
             return self._proposed(request, record) and has_room
         if record.lookup is None:
             placeholders = {request.prompt[item.offset] for item in request.message.items}
@@ -109,7 +109,7 @@ class Speculation:
 
     def wanted(self, request: Request) -> int:
         """Drafts that its next step is to make, for the one behind it."""
-        if self._config.method in ("", "ngram") or not (request.decode_here and self._pays):
+        if not self._config.has_layer or not (request.decode_here and self._pays):
             return 0
         left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
         return max(0, min(self._config.num_speculative_tokens, left - 2))
