@@ -140,8 +140,14 @@ class GatewayPlaces(Component[MembershipMachine]):
         if not self._hears(received):
             return
         place = self._at(received)
-        if message.version <= place.version:
-            return
+        present = {(i.address.instance_id, i.address.epoch) for i in message.instances}
+        if message.version > place.version:
+            self._take_list(place, received, present)
+        if present & self.actor.lost:  # maybe since it was asked, whose answer this is
+            self.fire(place.machine, LostOneListed())
+
+    def _take_list(self, place: GatewayPlace, received: Received, present: Lives) -> None:
+        message: Membership = received.message
         if received.epoch != place.registry_epoch:
             place.registry_epoch, place.listed = received.epoch, set()
             self.fire(place.machine, RegistryBegan())
@@ -161,14 +167,11 @@ class GatewayPlaces(Component[MembershipMachine]):
             self.actor.peers[key] = info
         for address in message.lost:
             self._note_lost(address, place)
-        present = {(i.address.instance_id, i.address.epoch) for i in message.instances}
         self._forget_old(place, present)
         place.listed |= present
         place.counted |= present
         self._count_listed()
         self.on_list(message.instances)
-        if present & self.actor.lost:
-            self.fire(place.machine, LostOneListed())
 
     def _count_listed(self) -> None:
         self.actor.listed = set().union(*(place.counted for place in self._places.values()))

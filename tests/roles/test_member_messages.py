@@ -263,6 +263,15 @@ def test_news_count_once_and_only_newer_ones() -> None:
         assert ("e0", 1) not in at.actor.lost
 
 
+def test_a_list_without_news_of_one_that_is_lost_elsewhere_is_answered() -> None:
+    """It may answer a join from before that was learned: nothing else would report it."""
+    with member() as at:
+        at.actor.lost.add(("p0", 1))
+        (join,) = joins(news(at, more=0))
+        assert join.lost == (("p0", 1),)
+        assert not joins(news(at, "p0", more=0))
+
+
 def test_who_is_missing_with_a_new_registry_has_not_left_it() -> None:
     with member() as at:
         news(at, more=50)

@@ -163,11 +163,14 @@ class Attempts(Component[Request]):
         self.actor.counters["device_hangs"] += 1
         self.actor.log.warning("an aborted request still waits for its step", request=request.key)
 
+    def fired(self, machine: Request, event: Event) -> None:
+        if machine.terminal and machine.key in self._requests:
+            self._bury(machine.key, ended_here=not isinstance(event, request_fsm.KvDelivered))
+        super().fired(machine, event)
+
     def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:
             del self._records[machine.key]
-            goes_on = not (machine.decode_here or machine.finish_reason or machine.failure)
-            self._bury(machine.key, ended_here=not goes_on)
             self.actor.times.note_stages(machine)
             self.reports.forget(machine)
             self._alive.closed(machine.key)

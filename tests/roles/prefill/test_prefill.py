@@ -100,6 +100,16 @@ def loses_decode(cluster: Simulated) -> Record:
     return record
 
 
+def has_another_gateway(cluster: Simulated) -> Record:
+    """This one was silent for long, and reads again."""
+    record = cluster.ask(Image("slow0"), max_tokens=3)
+    cluster.pass_time(0.01)
+    requests = cluster.instance("p0").requests
+    assert requests is not None
+    cluster.within("p0", requests.peer_lost, Address(GATEWAY, 1, ""))
+    return record
+
+
 def told_of(cluster: Simulated, record: Record) -> list[Any]:
     """What p0 tells who asks after a request that is no more there."""
     requests, epoch = cluster.instance("p0").requests, cluster.gateway.actor.address.epoch
@@ -111,7 +121,8 @@ def told_of(cluster: Simulated, record: Record) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "fails", [breaks_a_step, cannot_have_an_image, is_refused_by_decode, loses_decode]
+    "fails",
+    [breaks_a_step, cannot_have_an_image, is_refused_by_decode, loses_decode, has_another_gateway],
 )
 def test_what_has_failed_at_prefill_goes_on_nowhere(fails: Callable[[Simulated], Record]) -> None:
     """Who asks after it, because the message was lost, is told; not taken for one that decodes."""
