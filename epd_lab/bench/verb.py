@@ -7,6 +7,7 @@ import argparse
 from epd.cli.configure.options import size
 from epd_lab.bench.verbs import (
     accuracy,
+    calibrate,
     chaos,
     formats,
     gpu,
@@ -41,12 +42,13 @@ EXAMPLES = (
     ("epd bench probe --device cuda", "models of true size, by few of their layers; minutes"),
     ("epd bench formats --device cuda --only 8b", "weights in 16, 8 and 4 bits; three minutes"),
     ("epd bench truth", "right answers under faults; two minutes"),
+    ("epd bench calibrate --device cuda", "a card's costs, for epd plan; a minute"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 
 ALONE = {  # verbs that have a module of their own
-    "accuracy": accuracy, "chaos": chaos, "formats": formats, "gpu": gpu, "peer": peer,
-    "probe": probe, "reuse": reuse, "serve": serve, "truth": truth,
+    "accuracy": accuracy, "calibrate": calibrate, "chaos": chaos, "formats": formats, "gpu": gpu,
+    "peer": peer, "probe": probe, "reuse": reuse, "serve": serve, "truth": truth,
 }  # fmt: skip
 
 GATEWAY = """the gateway, the bus and the roles with engines that make tokens without a model,
@@ -95,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     peer.add_to(kinds)
     accuracy.add_to(kinds)
     gpu.add_to(kinds)
+    calibrate.add_to(kinds)
     probe.add_to(kinds)
     formats.add_to(kinds)
     reuse.add_to(kinds)

@@ -16,20 +16,29 @@ The host's part is the launch, the decoding of images, and what the event loop d
 sequence of a step.  Threads that decode images hold the interpreter now and then, so what is
 launched one by one meanwhile takes longer.
 
-`epd bench gpu --costs` writes such a file; the bundled one names the sources of its figures.
+`epd bench calibrate` writes such a file; a bundled one names the sources of its figures.  It holds
+for its card and model, for sequences up to `step.longest`, and for images up to the last point of
+`tower.patches_ms`; nothing beyond is planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from epd.config import ConfigError
 
 BUNDLED = Path(__file__).parent / "h200_qwen3_vl_4b.json"
+
+_TEXT = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "num_experts moe_intermediate_size"
+).split()
+_VISION = "depth hidden_size intermediate_size patch_size".split()
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -41,6 +50,7 @@ class ModelCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes that decide what moves and what fits."""
 
     name: str
+    sizes: tuple[int, ...]  # `sizes_of` its config.json
     kv_token_nbytes: Count  # of one token in all layers
     kv_tokens: Count  # that fit the KV pool of one device
     row_nbytes: Count  # of an image's row, with its deepstack levels
@@ -70,6 +80,17 @@ class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pair_ns: NotNegative  # a prompt, per pair of a token and one that it looks back at
     mixed_ms: NotNegative
     launch: Launch
+    longest: Count  # tokens of a sequence, as far as was measured
+
+
+class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step that no cost was made of, as it was measured."""
+
+    decodes: int
+    context: int  # behind each
+    prompt: int
+    history: int  # behind that
+    measured_ms: Positive
 
 
 class Tower(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,6 +132,18 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hops: dict[str, HopTimes]  # by transport; the first is taken where none is named
     gap_ms: NotNegative = 0.0  # that the device stands still behind a slice, or a step with prompts
     sustained: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    checks: tuple[StepCheck, ...] = ()
+
+    def error(self, check: StepCheck) -> float:
+        """By how much of the measured time the costs are off, alone on the card."""
+        alone = msgspec.structs.replace(self, sustained=1.0)
+        tokens, pairs = (
+            check.decodes + check.prompt,
+            check.prompt * (check.history + check.prompt / 2),
+        )
+        mixed = bool(check.decodes and check.prompt)
+        took_s = alone.step_s(tokens, check.decodes * check.context, pairs, mixed=mixed)
+        return 1e3 * took_s / check.measured_ms - 1
 
     def step_s(self, num_tokens: int, num_context: int, num_pairs: float, *, mixed: bool) -> float:
         """A step of so many tokens: decodes look back at `num_context`, prompts at `num_pairs`."""
@@ -136,6 +169,12 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.hops[name]
 
 
+def sizes_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """What tells models apart that take other times: 0 for what a config.json lacks."""
+    text, vision = (config.get(f"{part}_config") or config for part in ("text", "vision"))
+    return (*(int(text.get(n) or 0) for n in _TEXT), *(int(vision.get(n) or 0) for n in _VISION))
+
+
 def between(points: Points, size: int) -> float:
     """By a line between two points; below the first as the first, beyond the last in proportion."""
     low_size, low = points[0]
@@ -154,11 +193,11 @@ def read(path: Path) -> Costs:
         costs = msgspec.json.decode(path.read_bytes(), type=Costs)
     except OSError as error:
         raise ConfigError(
-            f"--costs {path}: {error.strerror}; `epd bench gpu --costs FILE` writes such a file"
+            f"--costs {path}: {error.strerror}; `epd bench calibrate --out FILE` writes such a file"
         ) from error
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"--costs {path} is no cost file: {error}; `epd bench gpu --costs FILE` writes one, "
+            f"--costs {path} is no cost file: {error}; `epd bench calibrate` writes one, "
             f"and {BUNDLED} is an example"
         ) from error
     for name, points in (
@@ -173,4 +212,6 @@ def read(path: Path) -> Costs:
 
 
 def write(costs: Costs, path: Path) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")
+    """A line for each part."""
+    parts = [f'"{name}": {json.dumps(part)}' for name, part in msgspec.to_builtins(costs).items()]
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")

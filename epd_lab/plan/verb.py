@@ -18,7 +18,7 @@ and between tokens (ITL). The roles that serve run on virtual time, with their p
 slices, prefix cache and run-ahead; how long steps, towers and hops take comes from a cost file, and
 what users send from the workloads of `epd bench`. Some seconds per topology and workload.
 
-A cost file is written by `epd bench gpu --costs FILE`, for one model on one kind of GPU. Without
+A cost file is written by `epd bench calibrate`, for one model on one kind of GPU. Without
 --costs it is the bundled one: one NVIDIA H200, the shape of Qwen3-VL-4B in bfloat16.
 
 Settings that change what a step costs, such as --quantization, need a cost file of their own.

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from epd import tiny
 from epd.cli.configure.settings import build_settings
+from epd.cli.main import main
 from epd.config import ConfigError, Settings
-from epd_lab.bench import gpu
 from epd_lab.bench.costs import step_costs
-from epd_lab.bench.verbs import gpu as verb_gpu
 from epd_lab.bench.workload import Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, Costs, read, write
 from epd_lab.plan.run import ForecastPlan, run
 
 SMALL = {
     "QUEUED": 2, "REPEATS": 1, "DECODES": 4, "CONTEXT": 128, "CHUNK": 64, "HISTORY": 256,
-    "LONGEST": 64, "SIZES": (32, 128), "IMAGES": ((64, 64), (128, 128)),
+    "LONGEST": 64, "SIZES": (32, 128), "BATCHES": (2,), "IMAGES": ((64, 64), (128, 128)),
+    "CHECKS": ((2, 64, 32, 0), (9999, 1, 0, 0)),
 }  # fmt: skip
 
 
@@ -33,16 +31,31 @@ async def test_measured_on_a_cpu_and_planned_with(
 ) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(step_costs, name, value)
-    settings = settings_for(tiny.CHECKPOINT)
-    found = await step_costs.measure(settings, sustained_s=0.0)
+    found = await step_costs.measure(settings_for(tiny.CHECKPOINT), budget_s=60.0)
     write(found, tmp_path / "costs.json")
     assert read(tmp_path / "costs.json") == found
     assert found.model.kv_token_nbytes == 4096
-    assert [size for size, _ in found.step.tokens_ms] == [1, 4, 32, 128]
+    assert [size for size, _ in found.step.tokens_ms] == [1, 2, 4, 32, 64, 128]
     assert [size for size, _ in found.tower.patches_ms] == [64, 256]
     # Of few repeats: beside other work 4 tokens took as long as 128 once.
     assert found.step_s(128, 0, 0, mixed=False) > found.step_s(1, 0, 0, mixed=False)
+    assert found.step.longest == 64 + 256
+    (check,) = found.checks
+    assert (check.decodes, check.prompt) == (2, 32)
+    assert found.error(check) > -1
     assert any("not measured" in source for source in found.sources)
+    assert not any("left out" in source for source in found.sources)
+
+
+async def test_a_budget_ends_it_and_the_file_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SMALL.items():
+        monkeypatch.setattr(step_costs, name, value)
+    found = await step_costs.measure(settings_for(tiny.CHECKPOINT), budget_s=1e-9)
+    assert [size for size, _ in found.step.tokens_ms] == [1, 4, 64], "what is needed is there"
+    assert not found.checks
+    told = found.sources[2]
+    assert "left out for time: a step of 32 tokens, a step of 128 tokens, 2 decodes, " in told
+    assert "images of 128 x 128" in told
 
 
 def test_a_plan_runs_with_measured_costs() -> None:
@@ -61,26 +74,26 @@ def test_noise_does_not_make_more_cost_less() -> None:
 async def test_a_family_of_other_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="Qwen-VL only"):
-        await step_costs.measure(settings_for(tmp_path))
+        await step_costs.measure(settings_for(tmp_path), 1.0)
 
 
-def test_the_flag_writes_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Settings] = []
+def test_the_verb_writes_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Settings, float]] = []
 
-    def measured(settings: Settings) -> Costs:
-        asked.append(settings)
+    def measured(settings: Settings, budget_s: float) -> Costs:
+        asked.append((settings, budget_s))
         return read(BUNDLED)
 
-    def ran(*args: Any, **flags: Any) -> int:
-        return 0
-
     monkeypatch.setattr(step_costs, "measured", measured)
-    monkeypatch.setattr(gpu, "run", ran)
-    parser = argparse.ArgumentParser()
-    verb_gpu.add_to(parser.add_subparsers())
-    given = ["gpu", "--gpus", "1", "--device", "cpu", "--out", str(tmp_path / "out")]
-    args = parser.parse_args([*given, "--costs", str(tmp_path / "costs.json")])
-    (tmp_path / "out").mkdir()
-    assert verb_gpu.run(args) == 0
-    assert read(tmp_path / "costs.json") == read(BUNDLED)
-    assert asked[0].engine.load_format == "dummy"
+    out = tmp_path / "costs.json"
+    assert main(["bench", "calibrate", "--out", str(out), "--device", "cuda"]) == 0
+    assert read(out) == read(BUNDLED)
+    ((settings, budget_s),) = asked
+    assert settings.engine.load_format == "dummy"
+    assert Path(settings.model_dir).name == "qwen3-vl-4b-shape"
+    assert budget_s == 60
+    assert "qwen3-vl-4b-shape on NVIDIA H200" in capsys.readouterr().out
+    assert main(["bench", "calibrate", "--budget-s", "0"]) == 2
+    assert main(["bench", "calibrate", "--out", str(tmp_path / "none" / "costs.json")]) == 2

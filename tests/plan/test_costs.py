@@ -87,7 +87,7 @@ def test_sizes_must_rise(tmp_path: Path) -> None:
 
 
 def test_no_file_names_who_writes_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"No such file.*epd bench gpu --costs"):
+    with pytest.raises(ConfigError, match=r"No such file.*epd bench calibrate"):
         read(tmp_path / "none.json")
 
 

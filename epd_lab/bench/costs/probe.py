@@ -286,9 +286,6 @@ async def _step_ms(
     def sleep() -> Sequence[Awaitable[object]]:
         return [executor.launch(torch.cuda._sleep, SLEEP_CYCLES)] if on_gpu else ()  # noqa: SLF001
 
-    if on_gpu:  # what other steps left there is read as keys, and some of it is no number
-        language.pool.tensor.zero_()
-        torch.cuda.synchronize()
     context, repeats = (0, 1) if prompt else (CONTEXT, None)
     return await step_costs.step_ms(
         language, decodes, context, *prompt, repeats=repeats, before=sleep, num_drafts=num_drafts

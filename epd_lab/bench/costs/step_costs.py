@@ -1,14 +1,16 @@
-"""The cost file of `epd sim plan`, measured: steps, towers and images of one model on one device.
+"""A card, measured in a minute: steps, towers, images and hops of one model, as a cost file.
 
 Theory of operation
 -------------------
 Each cost is a time, or the difference of two, of steps made up for it, with nothing else on the
 device.  Several equal ones are queued at once, so that the host prepares one while the device
 computes another; the first is not counted.  What is attended to is taken out of the table of
-tokens, by the costs that were found before.
+tokens, by the costs that were found before.  What is needed comes first; the budget ends further
+points of the tables, and the sources name those that it left out.  Steps that no cost was made of
+are timed last, and the file has them beside what its costs make of them.
 
-Costs of a service and not of steps (the gateway's part, gaps, hops between devices) are taken over
-from the bundled file, which the sources note.
+Costs of a service and not of steps (the gateway's part, gaps, hops of one GPU) are taken over from
+the bundled file, which the sources note.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,8 @@ from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.geometry import image_geometry, images_of
 from epd_lab.bench.machine import describe, gpus, sentence
 from epd_lab.bench.workload import noise_jpeg
-from epd_lab.plan.costs import BUNDLED, Costs, Launch, ModelCosts, StepTimes, Tower, between, read
+from epd_lab.plan import costs
+from epd_lab.plan.costs import Costs, HopTimes, Launch, StepCheck, StepTimes, Tower, between
 
 if TYPE_CHECKING:
     from epd.engine.device.executor import DeviceExecutor
@@ -42,50 +45,114 @@ if TYPE_CHECKING:
 
 QUEUED = 5  # equal calls at once
 REPEATS = 3  # of that
-SUSTAINED_S = 3.0
+SUSTAINED_S = 4.0
+BATCHES = (8, 32, 128, 256)  # decodes of the table, beside 1 and `DECODES`
 DECODES = 64
 CONTEXT = 1024
 CHUNK = 512
-HISTORY = 4096
+HISTORY = 16_384
 LONGEST = 1024  # tokens of one prompt in the table
-SIZES = (64, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 4096, 8192)  # tokens of prompts
-IMAGES = ((224, 224), (560, 560), (1120, 1120), (1920, 1080))
+SIZES = (256, 1024, 4096, 512, 2048, 768, 384, 1536, 8192, 1280, 3072)  # tokens of prompts
+IMAGES = ((224, 224), (560, 560), (1120, 1120), (1920, 1080), (4096, 2304))
+CHECKS = (  # decodes, what is behind each, tokens of a prompt, what is behind it
+    (64, 1024, 448, 0), (16, 2048, 1024, 1024), (8, 8192, 0, 0), (24, 1024, 2048, 0),
+    (4, 9216, 1020, 4608), (32, 2048, 0, 0),
+)  # fmt: skip
 GREEDY = SamplingParams(max_tokens=1 << 20)
 Points = list[tuple[int, float]]
 
 
-def measured(settings: Settings, sustained_s: float = SUSTAINED_S) -> Costs:
-    """In a process of its own, whose end gives the device back.  Raises ConfigError, ModelError."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return msgspec.json.decode(
-            pool.submit(_measured, settings, sustained_s).result(), type=Costs
-        )
+@dataclass(slots=True)
+class Budget:
+    """The seconds for all that is measured, from the time when the engines stand."""
+
+    seconds: float
+    began_s: float = field(default_factory=time.perf_counter)
+    left_out: list[str] = field(default_factory=list)
+
+    def has_time(self, what: str) -> bool:
+        """Else `what` is noted as left out."""
+        if time.perf_counter() - self.began_s < self.seconds:
+            return True
+        self.left_out.append(what)
+        return False
 
 
-def _measured(settings: Settings, sustained_s: float) -> bytes:
-    return msgspec.json.encode(asyncio.run(measure(settings, sustained_s)))
+def measured(settings: Settings, budget_s: float) -> Costs:
+    """In processes of their own, whose ends give the devices back.  Raises ConfigError,
+    ModelError."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        found = msgspec.json.decode(pool.submit(_measured, settings, budget_s).result(), type=Costs)
+        if "," in settings.engine.device:
+            hops, told = pool.submit(_hop).result()
+            found = msgspec.structs.replace(
+                found, hops={**found.hops, "cuda": hops}, sources=(*found.sources, told)
+            )
+    return found
 
 
-async def measure(settings: Settings, sustained_s: float = SUSTAINED_S) -> Costs:
-    """Here.  Raises ConfigError, ModelError."""
+def _measured(settings: Settings, budget_s: float) -> bytes:
+    return msgspec.json.encode(asyncio.run(measure(settings, budget_s)))
+
+
+def _hop() -> tuple[HopTimes, str]:
+    """Between the first two GPUs: by a megabyte, and by the KV of a prompt."""
+    import uvloop
+
+    from epd_lab.bench.transports.hop_device import few_and_many
+
+    (few, few_s), (many, many_s) = uvloop.run(few_and_many())
+    rate = (many - few) / (many_s - few_s)
+    times = HopTimes(latency_ms=1e3 * max(0.0, few_s - few / rate), gb_per_s=rate / 1e9)
+    return times, f"hops.cuda: measured here, {few >> 20} and {many >> 20} MiB between two GPUs"
+
+
+async def measure(settings: Settings, budget_s: float) -> Costs:
+    """Here, of the first device.  Raises ConfigError, ModelError."""
     directory = Path(settings.model_dir)
     config, preprocessor = read_config(directory), read_preprocessor(directory)
     images = images_of(config)
     if not (images and images.takes_bounds):
         raise ConfigError(
-            f"--costs: {directory} is of no family whose images are resized between two areas; "
-            "costs are known for Qwen-VL only"
+            f"{directory} is of no family whose images are resized between two areas; costs are "
+            "known for Qwen-VL only"
         )
     engine = msgspec.structs.replace(
         settings.engine, device=settings.engine.device.split(",")[0], max_quantum_ms=0.0
     )
     settings = msgspec.structs.replace(settings, engine=engine)
+    began_s = time.perf_counter()
     meter = _meter(settings)
+    load_s = time.perf_counter() - began_s
+    meter.budget = budget = Budget(budget_s)
     step = await meter.step()
     tower, pixel_ns = await meter.tower(config, preprocessor)
-    sustained = await meter.sustained(sustained_s)
+    known = costs.read(costs.BUNDLED)
+    found = Costs(
+        sources=(),
+        device=next(iter(gpus()), "no GPU") if engine.device != "cpu" else "cpu",
+        model=_model_costs(settings, meter, config, preprocessor),
+        step=step,
+        tower=tower,
+        host=msgspec.structs.replace(known.host, pixel_ns=pixel_ns),
+        hops=known.hops,
+        gap_ms=known.gap_ms,
+        sustained=await meter.sustained(min(SUSTAINED_S, budget_s / 8)),
+    )
+    found = msgspec.structs.replace(found, checks=await meter.checks())
     await meter.executor.close()
-    return _told(settings, meter, step, tower, pixel_ns, sustained, (config, preprocessor))
+    left_out = f"left out for time: {', '.join(budget.left_out)}; " * bool(budget.left_out)
+    took_s = time.perf_counter() - budget.began_s
+    quantized = f", {engine.quantization}" * bool(engine.quantization)
+    return msgspec.structs.replace(
+        found,
+        sources=(
+            f"step, tower, sustained, host.pixel_ns: {time.strftime('%F')}, {sentence(describe())}",
+            f"{engine.dtype}{quantized}, KV {engine.kv_cache_dtype}",
+            f"{left_out}{took_s:.0f} s, and {load_s:.0f} s of load",
+            f"the rest of host, hops of one GPU, gap_ms: not measured, those of {known.device}",
+        ),
+    )
 
 
 def _meter(settings: Settings) -> StepMeter:
@@ -107,20 +174,13 @@ def _meter(settings: Settings) -> StepMeter:
     return StepMeter(executor, language, vision, settings)
 
 
-def _told(
-    settings: Settings,
-    meter: StepMeter,
-    step: StepTimes,
-    tower: Tower,
-    pixel_ns: float,
-    sustained: float,
-    configs: tuple[dict[str, Any], dict[str, Any]],
-) -> Costs:
-    config, preprocessor = configs
-    layout, known = meter.language.kv_layout, read(BUNDLED)
-    size, engine = preprocessor.get("size") or {}, settings.engine
-    model = ModelCosts(
+def _model_costs(
+    settings: Settings, meter: StepMeter, config: dict[str, Any], preprocessor: dict[str, Any]
+) -> costs.ModelCosts:
+    layout, size = meter.language.kv_layout, preprocessor.get("size") or {}
+    return costs.ModelCosts(
         name=Path(settings.model_dir).name,
+        sizes=costs.sizes_of(config),
         kv_token_nbytes=layout.block_nbytes // layout.block_size,
         kv_tokens=meter.language.num_blocks * layout.block_size,
         row_nbytes=meter.vision.contract.row_nbytes,
@@ -129,22 +189,6 @@ def _told(
         merge_size=int(preprocessor["merge_size"]),
         min_pixels=int(preprocessor.get("min_pixels") or size["shortest_edge"]),
         max_pixels=int(preprocessor.get("max_pixels") or size["longest_edge"]),
-    )
-    quantized = f", {engine.quantization}" * bool(engine.quantization)
-    return Costs(
-        sources=(
-            f"step, tower, sustained, host.pixel_ns: measured here, {sentence(describe())}",
-            f"{engine.dtype}{quantized}, KV {engine.kv_cache_dtype}",
-            f"the rest of host, hops, gap_ms: not measured, those of {known.device}",
-        ),
-        device=next(iter(gpus()), "no GPU") if engine.device != "cpu" else "cpu",
-        model=model,
-        step=step,
-        tower=tower,
-        host=msgspec.structs.replace(known.host, pixel_ns=pixel_ns),
-        hops=known.hops,
-        gap_ms=known.gap_ms,
-        sustained=sustained,
     )
 
 
@@ -190,6 +234,12 @@ async def step_ms(
     """Of the device.  `before`: what is launched ahead of each repeat.  Raises ConfigError where a
     step fails."""
     batch = batch_of(language, decodes, context, prompts, num_drafts)
+    if not language.kv_in_place:
+        # What other steps left there is read as keys, and some of it is no number.
+        import torch
+
+        language.pool.tensor.zero_()
+        torch.cuda.synchronize()
     await language.step(batch)  # the first compiles
     found: list[float] = []
     for _ in range(repeats or REPEATS):
@@ -224,12 +274,20 @@ class StepMeter:
     language: TorchLanguageEngine
     vision: TorchVisionEngine
     settings: Settings
+    budget: Budget = field(default_factory=lambda: Budget(0.0))
 
     # --- the language model -----------------------------------------------------------------------
 
-    def _fits(self, tokens: int) -> bool:
-        capacity = self.language.num_blocks * self.language.kv_layout.block_size
-        return tokens <= min(self.settings.engine.max_step_tokens, capacity)
+    def _fits(self, decodes: int, context: int, prompt: int = 0, history: int = 0) -> bool:
+        language, settings = self.language, self.settings
+        block = language.kv_layout.block_size
+        needed = decodes * (context + 2 * block) + prompt + history + block
+        return (
+            decodes + prompt <= settings.engine.max_step_tokens
+            and decodes <= settings.decode.max_running
+            and needed <= language.num_blocks * block
+            and max(context, prompt + history) < language.max_context
+        )
 
     async def step(self) -> StepTimes:
         """All costs of steps."""
@@ -237,23 +295,30 @@ class StepMeter:
         capacity = language.num_blocks * language.kv_layout.block_size
         context = min(CONTEXT, language.max_context // 2, capacity // DECODES // 2)
         least = language.kv_layout.block_size
-        few_ms = await step_ms(self.language, DECODES, least)
-        many_ms = await step_ms(self.language, DECODES, context)
+        few_ms = await step_ms(language, DECODES, least)
+        many_ms = await step_ms(language, DECODES, context)
         context_ms = max(0.0, many_ms - few_ms) / (DECODES * (context - least))
         history = min(HISTORY, language.max_context - CHUNK, capacity - CHUNK)
         chunk = min(CHUNK, self.settings.engine.max_step_tokens)
-        alone_ms = await step_ms(self.language, 0, 0, (chunk, 0))
-        behind_ms = await step_ms(self.language, 0, 0, (chunk, history))
+        alone_ms = await step_ms(language, 0, 0, (chunk, 0))
+        behind_ms = await step_ms(language, 0, 0, (chunk, history))
         pair_ms = max(0.0, behind_ms - alone_ms) / (chunk * history)
-        one_ms = await step_ms(self.language, 1, least)
-        points: Points = [(1, one_ms), (DECODES, few_ms)]
-        for tokens in filter(self._fits, SIZES):
-            pieces = [(min(LONGEST, tokens - at), 0) for at in range(0, tokens, LONGEST)]
-            took_ms = await step_ms(self.language, 0, 0, *pieces)
-            points.append((tokens, took_ms - pair_ms * sum(n * n / 2 for n, _ in pieces)))
+        one_ms = await step_ms(language, 1, least)
+        less_ms = context_ms * least
+        points: Points = [(1, one_ms), (DECODES, few_ms - DECODES * less_ms)]
+        points.append((chunk, alone_ms - pair_ms * chunk**2 / 2))
+        for tokens in (size for size in SIZES if self._fits(0, 0, size)):
+            if self.budget.has_time(f"a step of {tokens} tokens"):
+                pieces = [(min(LONGEST, tokens - at), 0) for at in range(0, tokens, LONGEST)]
+                took_ms = await step_ms(language, 0, 0, *pieces)
+                points.append((tokens, took_ms - pair_ms * sum(n * n / 2 for n, _ in pieces)))
+        for decodes in (count for count in BATCHES if self._fits(count, least)):
+            if self.budget.has_time(f"{decodes} decodes"):
+                took_ms = await step_ms(language, decodes, least)
+                points.append((decodes, took_ms - decodes * less_ms))
         table = rising(points)
         few, prompt = 16, chunk - 16
-        both_ms = await step_ms(self.language, few, context, (prompt, 0))
+        both_ms = await step_ms(language, few, context, (prompt, 0))
         parts_ms = between(table, chunk) + context_ms * few * context + pair_ms * prompt**2 / 2
         return StepTimes(
             tokens_ms=table,
@@ -261,7 +326,17 @@ class StepMeter:
             pair_ns=1e6 * pair_ms,
             mixed_ms=max(0.0, both_ms - parts_ms),
             launch=await self._step_launch(chunk),
+            longest=history + chunk,
         )
+
+    async def checks(self) -> tuple[StepCheck, ...]:
+        """Steps that no cost was made of."""
+        found: list[StepCheck] = []
+        for shape in CHECKS:
+            if self._fits(*shape) and self.budget.has_time(f"the check {shape}"):
+                prompts = [shape[2:]] * bool(shape[2])
+                found.append(StepCheck(*shape, await step_ms(self.language, *shape[:2], *prompts)))
+        return tuple(found)
 
     async def _step_launch(self, chunk: int) -> Launch:
         engine = self.settings.engine
@@ -291,7 +366,7 @@ class StepMeter:
         """How many times as long a step with a prompt takes when the device has no rest."""
         chunk = min(2048, self.settings.engine.max_step_tokens, self.language.max_context)
         batch = batch_of(self.language, 0, 0, [(chunk, 0)])
-        if for_s <= 0:
+        if for_s <= 0 or not self.budget.has_time("sustained"):
             return 1.0
         await asyncio.sleep(1.0)
         found: list[float] = []
@@ -314,6 +389,8 @@ class StepMeter:
             geometry = image_geometry(config, preprocessor, width, height)
             if images and geometry.num_patches <= images[-1].num_patches:
                 continue
+            if images and not self.budget.has_time(f"images of {width} x {height}"):
+                break
             jpeg = noise_jpeg((width, height), 1)
             for _ in range(REPEATS):
                 began_s = time.perf_counter()

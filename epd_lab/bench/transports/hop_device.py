@@ -230,6 +230,16 @@ async def measure(count: int, transport: str = "cuda") -> list[Figure]:
     return found
 
 
+async def few_and_many(count: int = 50) -> list[tuple[int, float]]:
+    """Bytes and seconds: of rows of a megabyte, and of a prompt's KV at once, over `cuda`."""
+    hop = DeviceHop("cuda")
+    await hop.open()
+    few, *_ = [one async for one in hop.rows(ROWS_NBYTES[0], count)]
+    many, *_ = [one async for one in hop.hand_overs(1, count)]
+    await hop.close()
+    return [(ROWS_NBYTES[0], few.p50_us / 1e6), (KV_NBYTES, many.p50_us / 1e6)]
+
+
 def table(figures: list[Figure]) -> str:
     lines = ["what          MB  fly     p50 us     p99 us     GB/s   cpu us"]
     lines += [

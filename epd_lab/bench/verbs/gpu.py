@@ -59,10 +59,6 @@ def add_to(kinds: Any) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help="default bench-gpu"
     )
-    parser.add_argument(
-        "--costs", type=Path, metavar="FILE",
-        help="also time steps, towers and images alone, and write them there for epd sim plan",
-    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_place_flags(parser)
     options.add_model_flags(parser)
@@ -70,7 +66,6 @@ def add_to(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd import tiny
     from epd_lab.bench import gpu
     from epd_lab.bench.costs import shape
     from epd_lab.bench.machine import gpus
@@ -89,11 +84,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not device:
         given["engine.device"] = ",".join(f"cuda:{index}" for index in range(number))
-    if not given.get("model_dir"):
-        family = "" if args.shape.startswith("qwen") else "qwen3-vl-"
-        name = f"{family}{args.shape}-shape"
-        directory = shape.write(args.out.absolute() / name, tiny.CHECKPOINT, args.shape)
-        given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
+    with_model(args, args.out.absolute())
     topologies, workloads = gpu.SUITES[number]
     for flag in ("requests", "users", "times"):
         count = given[flag]
@@ -116,13 +107,19 @@ def run(args: argparse.Namespace) -> int:
         slo_of(args.slo),
     )
     rooflines = _rooflines(args, gpus(), plan.targets)
-    status = gpu.run(plan, args.out, rooflines, as_json=args.json)
-    if args.costs is not None:
-        from epd_lab.bench.costs import step_costs
-        from epd_lab.plan.costs import write
+    return gpu.run(plan, args.out, rooflines, as_json=args.json)
 
-        write(step_costs.measured(options.settings_of(args)), args.costs)
-    return status
+
+def with_model(args: argparse.Namespace, out: Path) -> None:
+    """Without --model, --shape with random weights, whose directory is made in `out`."""
+    from epd import tiny
+    from epd_lab.bench.costs import shape
+
+    given = vars(args)
+    if not given.get("model_dir"):
+        family = "" if args.shape.startswith("qwen") else "qwen3-vl-"
+        directory = shape.write(out / f"{family}{args.shape}-shape", tiny.CHECKPOINT, args.shape)
+        given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
 
 
 def _rooflines(
