@@ -10,7 +10,7 @@ from epd import tiny
 from epd.cli.configure.settings import build_settings
 from epd.cli.main import main
 from epd.config import ConfigError, Settings
-from epd_lab.bench.costs import step_costs
+from epd_lab.bench.costs import calibration, step_costs
 from epd_lab.bench.workload import Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, Costs, read, write
 from epd_lab.plan.run import ForecastPlan, run
@@ -31,7 +31,7 @@ async def test_measured_on_a_cpu_and_planned_with(
 ) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(step_costs, name, value)
-    found = await step_costs.measure(settings_for(tiny.CHECKPOINT), budget_s=60.0)
+    found = await calibration.measure(settings_for(tiny.CHECKPOINT), budget_s=60.0)
     write(found, tmp_path / "costs.json")
     assert read(tmp_path / "costs.json") == found
     assert found.model.kv_token_nbytes == 4096
@@ -50,7 +50,7 @@ async def test_measured_on_a_cpu_and_planned_with(
 async def test_a_budget_ends_it_and_the_file_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(step_costs, name, value)
-    found = await step_costs.measure(settings_for(tiny.CHECKPOINT), budget_s=1e-9)
+    found = await calibration.measure(settings_for(tiny.CHECKPOINT), budget_s=1e-9)
     assert [size for size, _ in found.step.tokens_ms] == [1, 4, 64], "what is needed is there"
     assert not found.checks
     told = found.sources[2]
@@ -74,7 +74,7 @@ def test_noise_does_not_make_more_cost_less() -> None:
 async def test_a_family_of_other_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="Qwen-VL only"):
-        await step_costs.measure(settings_for(tmp_path), 1.0)
+        await calibration.measure(settings_for(tmp_path), 1.0)
 
 
 def test_the_verb_writes_the_file(
@@ -86,7 +86,7 @@ def test_the_verb_writes_the_file(
         asked.append((settings, budget_s))
         return read(BUNDLED)
 
-    monkeypatch.setattr(step_costs, "measured", measured)
+    monkeypatch.setattr(calibration, "measured", measured)
     out = tmp_path / "costs.json"
     assert main(["bench", "calibrate", "--out", str(out), "--device", "cuda"]) == 0
     assert read(out) == read(BUNDLED)

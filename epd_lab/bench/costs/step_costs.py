@@ -1,4 +1,4 @@
-"""A card, measured in a minute: steps, towers, images and hops of one model, as a cost file.
+"""Made-up steps, timed: what the costs of a card are made of.
 
 Theory of operation
 -------------------
@@ -6,11 +6,7 @@ Each cost is a time, or the difference of two, of steps made up for it, with not
 device.  Several equal ones are queued at once, so that the host prepares one while the device
 computes another; the first is not counted.  What is attended to is taken out of the table of
 tokens, by the costs that were found before.  What is needed comes first; the budget ends further
-points of the tables, and the sources name those that it left out.  Steps that no cost was made of
-are timed last, and the file has them beside what its costs make of them.
-
-Costs of a service and not of steps (the gateway's part, gaps, hops of one GPU) are taken over from
-the bundled file, which the sources note.
+points of the tables.
 """
 
 from __future__ import annotations
@@ -20,23 +16,15 @@ import itertools
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from epd.config import ConfigError, Settings
 from epd.engine.base import Patches, StepSequence
 from epd.messages import SamplingParams
-from epd.model_files.checkpoint import read_config, read_preprocessor
-from epd.model_files.geometry import image_geometry, images_of
-from epd_lab.bench.machine import describe, gpus, sentence
+from epd.model_files.geometry import image_geometry
 from epd_lab.bench.workload import noise_jpeg
-from epd_lab.plan import costs
-from epd_lab.plan.costs import Costs, HopTimes, Launch, StepCheck, StepTimes, Tower, between
+from epd_lab.plan.costs import Launch, StepCheck, StepTimes, Tower, between
 
 if TYPE_CHECKING:
     from epd.engine.device.executor import DeviceExecutor
@@ -45,7 +33,6 @@ if TYPE_CHECKING:
 
 QUEUED = 5  # equal calls at once
 REPEATS = 3  # of that
-SUSTAINED_S = 4.0
 BATCHES = (8, 32, 128, 256)  # decodes of the table, beside 1 and `DECODES`
 DECODES = 64
 CONTEXT = 1024
@@ -76,120 +63,6 @@ class Budget:
             return True
         self.left_out.append(what)
         return False
-
-
-def measured(settings: Settings, budget_s: float) -> Costs:
-    """In processes of their own, whose ends give the devices back.  Raises ConfigError,
-    ModelError."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        found = msgspec.json.decode(pool.submit(_measured, settings, budget_s).result(), type=Costs)
-        if "," in settings.engine.device:
-            hops, told = pool.submit(_hop).result()
-            found = msgspec.structs.replace(
-                found, hops={**found.hops, "cuda": hops}, sources=(*found.sources, told)
-            )
-    return found
-
-
-def _measured(settings: Settings, budget_s: float) -> bytes:
-    return msgspec.json.encode(asyncio.run(measure(settings, budget_s)))
-
-
-def _hop() -> tuple[HopTimes, str]:
-    """Between the first two GPUs: by a megabyte, and by the KV of a prompt."""
-    import uvloop
-
-    from epd_lab.bench.transports.hop_device import few_and_many
-
-    (few, few_s), (many, many_s) = uvloop.run(few_and_many())
-    rate = (many - few) / (many_s - few_s)
-    times = HopTimes(latency_ms=1e3 * max(0.0, few_s - few / rate), gb_per_s=rate / 1e9)
-    return times, f"hops.cuda: measured here, {few >> 20} and {many >> 20} MiB between two GPUs"
-
-
-async def measure(settings: Settings, budget_s: float) -> Costs:
-    """Here, of the first device.  Raises ConfigError, ModelError."""
-    directory = Path(settings.model_dir)
-    config, preprocessor = read_config(directory), read_preprocessor(directory)
-    images = images_of(config)
-    if not (images and images.takes_bounds):
-        raise ConfigError(
-            f"{directory} is of no family whose images are resized between two areas; costs are "
-            "known for Qwen-VL only"
-        )
-    engine = msgspec.structs.replace(
-        settings.engine, device=settings.engine.device.split(",")[0], max_quantum_ms=0.0
-    )
-    settings = msgspec.structs.replace(settings, engine=engine)
-    began_s = time.perf_counter()
-    meter = _meter(settings)
-    load_s = time.perf_counter() - began_s
-    meter.budget = budget = Budget(budget_s)
-    step = await meter.step()
-    tower, pixel_ns = await meter.tower(config, preprocessor)
-    known = costs.read(costs.BUNDLED)
-    found = Costs(
-        sources=(),
-        device=next(iter(gpus()), "no GPU") if engine.device != "cpu" else "cpu",
-        model=_model_costs(settings, meter, config, preprocessor),
-        step=step,
-        tower=tower,
-        host=msgspec.structs.replace(known.host, pixel_ns=pixel_ns),
-        hops=known.hops,
-        gap_ms=known.gap_ms,
-        sustained=await meter.sustained(min(SUSTAINED_S, budget_s / 8)),
-    )
-    found = msgspec.structs.replace(found, checks=await meter.checks())
-    await meter.executor.close()
-    left_out = f"left out for time: {', '.join(budget.left_out)}; " * bool(budget.left_out)
-    took_s = time.perf_counter() - budget.began_s
-    quantized = f", {engine.quantization}" * bool(engine.quantization)
-    return msgspec.structs.replace(
-        found,
-        sources=(
-            f"step, tower, sustained, host.pixel_ns: {time.strftime('%F')}, {sentence(describe())}",
-            f"{engine.dtype}{quantized}, KV {engine.kv_cache_dtype}",
-            f"{left_out}{took_s:.0f} s, and {load_s:.0f} s of load",
-            f"the rest of host, hops of one GPU, gap_ms: not measured, those of {known.device}",
-        ),
-    )
-
-
-def _meter(settings: Settings) -> StepMeter:
-    """Engines with the memory that they have in service."""
-    from epd.engine.factory import build_executor, build_language, build_vision
-
-    encode, directory = settings.encode, settings.model_dir
-    executor = build_executor(settings.engine)
-    vision = build_vision(
-        directory, settings.engine, executor, max_batch_patches=encode.max_batch_patches
-    )
-    vision.reserve(encode.cache_device_nbytes, encode.cache_host_nbytes)
-    language = build_language(
-        directory, settings.engine, executor, settings.decode.max_running, vision=vision
-    )
-    if language.kv_in_place:
-        nbytes = language.num_blocks * language.kv_layout.block_nbytes
-        language.attach_kv(memoryview(bytearray(nbytes)))
-    return StepMeter(executor, language, vision, settings)
-
-
-def _model_costs(
-    settings: Settings, meter: StepMeter, config: dict[str, Any], preprocessor: dict[str, Any]
-) -> costs.ModelCosts:
-    layout, size = meter.language.kv_layout, preprocessor.get("size") or {}
-    return costs.ModelCosts(
-        name=Path(settings.model_dir).name,
-        sizes=costs.sizes_of(config),
-        kv_token_nbytes=layout.block_nbytes // layout.block_size,
-        kv_tokens=meter.language.num_blocks * layout.block_size,
-        row_nbytes=meter.vision.contract.row_nbytes,
-        tower_layers=int(config["vision_config"]["depth"]),
-        patch_size=int(preprocessor["patch_size"]),
-        merge_size=int(preprocessor["merge_size"]),
-        min_pixels=int(preprocessor.get("min_pixels") or size["shortest_edge"]),
-        max_pixels=int(preprocessor.get("max_pixels") or size["longest_edge"]),
-    )
 
 
 def batch_of(

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Raises ConfigError, ModelError and UsageError."""
     from epd.cli.configure.hub import find_model
     from epd.cli.scratch import scratch
-    from epd_lab.bench.costs import step_costs
+    from epd_lab.bench.costs import calibration
     from epd_lab.plan.costs import write
 
     if args.budget_s <= 0:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         weights = settings.engine.load_format != "dummy"
         directory = find_model(settings.model_dir, weights=weights)
         settings = msgspec.structs.replace(settings, model_dir=str(directory))
-        found = step_costs.measured(settings, args.budget_s)
+        found = calibration.measured(settings, args.budget_s)
     write(found, args.out)
     print(f"{args.out}: {found.model.name} on {found.device}", *found.sources, sep="\n")
     print("decodes  context   prompt  history  measured ms  error")
