@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,9 @@ async def measure_all(
         "gpus": gpus(),
         "versions": {name: version(name) for name in VERSIONS},
         "machine": describe(),
+        "date": time.strftime("%Y-%m-%d"),
         "repeats": plan.repeats,
+        "slo": {name: bound for name, bound in asdict(plan.slo).items() if bound < math.inf},
         "broken": broken,
         "rows": rows,
     }

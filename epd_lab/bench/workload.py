@@ -128,12 +128,19 @@ NAMED = {
 
 
 def named(name: str) -> Workload:
-    """A workload by name, or from a file of requests, one chat-completions body per line.
+    """A workload by name, or from a file of requests, one chat-completions body per line.  `text@30`
+    is the workload `text` with 30 arrivals a second in its first stream instead of its users.
 
     Raises ValueError with what there is.
     """
     if name in NAMED:
         return NAMED[name]
+    known, _, rate = name.partition("@")
+    if known in NAMED and rate.replace(".", "", 1).isdecimal() and float(rate) > 0:
+        workload = changed(NAMED[known], Poisson(float(rate)), None)
+        first, *rest = workload.streams
+        alone = [replace(first, name=name)] if first.name == known else [first]
+        return Workload(name, (*alone, *rest))
     path = Path(name)
     if not path.is_file():
         raise ValueError(

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -319,7 +320,8 @@ def test_figures_of_known_samples() -> None:
 
 def test_bounds_of_goodput() -> None:
     assert slo_of(SLO) == Slo(1.0, 0.03)
-    assert slo_of("itl=30") == Slo(1.0, 0.03, 0.03)
+    assert slo_of("itl=30") == Slo(math.inf, math.inf, 0.03)
+    assert slo_of("ttft=1s,itl=50ms") == Slo(1.0, math.inf, 0.05)
     for wrong in ("", "ttft", "ttft=x", "ttft=1,p99=2"):
         with pytest.raises(UsageError, match="write ttft=1000,tpot=30"):
             slo_of(wrong)

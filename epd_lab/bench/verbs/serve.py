@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ workloads (text tokens in / out, images; unique noise, so that nothing is compre
   reuse-0 -20 -50 -90  3x560 with that percentage of images sent before
   pages     16/1024, a page of words of 2480x3508, 64 users
   small     64/24, one of 112x112, 4 users: for the bundled model
+  NAME@30   one of these, 30 arrivals a second instead of users (of its first stream)
   FILE      one chat-completions body per line
 """
 
@@ -51,7 +53,7 @@ def add_to(kinds: Any) -> None:
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument(
         "--slo", default=SLO, metavar="MS",
-        help=f"for goodput, in ms, default {SLO}; itl=MS: 99 of 100 gaps of an answer, too",
+        help=f"for goodput, in ms, default {SLO}; itl: of 99 of 100 gaps of an answer",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON there, too")
@@ -119,10 +121,15 @@ def _workload(args: argparse.Namespace, name: str) -> Workload:
 
 
 def slo_of(text: str) -> Any:
+    """`ttft=1s,itl=50ms`; a bare number has milliseconds.  What is not named is not bounded."""
     from epd_lab.bench.servers.figures import Slo
 
+    bounds = dict.fromkeys(("ttft_s", "tpot_s", "itl_s"), math.inf)
     try:
-        bounds = (part.split("=") for part in text.split(","))
-        return Slo(**{f"{name}_s": float(value) / 1e3 for name, value in bounds})
+        for part in text.split(","):
+            name, value = part.split("=")
+            number = value.removesuffix("ms").removesuffix("s")
+            bounds[f"{name}_s"] = float(number) / (1 if value == f"{number}s" else 1e3)
+        return Slo(**bounds)
     except (ValueError, TypeError):
-        raise UsageError(f"--slo {text!r}: write {SLO}, in milliseconds; or itl=30") from None
+        raise UsageError(f"--slo {text!r}: write {SLO}, in milliseconds; or itl=30ms") from None
