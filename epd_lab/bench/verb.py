@@ -11,11 +11,11 @@ from epd_lab.bench.verbs import (
     chaos,
     formats,
     gpu,
-    isolation,
     peer,
     probe,
     reuse,
     serve,
+    trace,
     truth,
 )
 
@@ -34,8 +34,7 @@ EXAMPLES = (
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
     ("epd bench reuse", "encodes and first tokens when images repeat; some minutes"),
     ("epd bench chaos --partition", "kills, stops and cuts under load; 15 minutes"),
-    ("epd bench isolation", "text streams beside bursts of images; three minutes"),
-    ("epd bench overlap", "encoding beside prefill; a minute"),
+    ("epd bench trace mixed --rate 2 --url URL", "chat beside bursts, open loop; a minute"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
     ("epd bench peer a=URL b=URL --save peer.json", "servers on one card, each loaded alone"),
     ("epd bench accuracy questions.jsonl 1epd 1e1p1d", "right answers of two topologies"),
@@ -48,7 +47,7 @@ EXAMPLES = (
 
 ALONE = {  # verbs that have a module of their own
     "accuracy": accuracy, "calibrate": calibrate, "chaos": chaos, "formats": formats, "gpu": gpu,
-    "peer": peer, "probe": probe, "reuse": reuse, "serve": serve, "truth": truth,
+    "peer": peer, "probe": probe, "reuse": reuse, "serve": serve, "trace": trace, "truth": truth,
 }  # fmt: skip
 
 GATEWAY = """the gateway, the bus and the roles with engines that make tokens without a model,
@@ -101,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     probe.add_to(kinds)
     formats.add_to(kinds)
     reuse.add_to(kinds)
-    isolation.add_to(kinds)
     chaos.add_to(kinds)
+    trace.add_to(kinds)
     truth.add_to(kinds)
 
 
@@ -118,10 +117,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
     if (alone := ALONE.get(args.what)) is not None:
         return int(alone.run(args))
-    if args.what == "isolation":
-        return isolation.run_isolation(args)
-    if args.what == "overlap":
-        return isolation.run_overlap(args)
     if args.what == "sim":
         from epd_lab.sim.campaigns.bench import run_bench
 

@@ -16,12 +16,11 @@ import base64
 import functools
 import io
 import json
-import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Each of `concurrency` users asks again when answered, but not after `for_s`."""
+    """Each of `concurrency` users asks again when answered."""
 
     concurrency: int
-    for_s: float = field(default=math.inf, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +186,8 @@ def users_of(num_gpus: int) -> int:
 def crowded(stream: Stream, users: int) -> Stream:
     """The same with so many times as many who ask at a time."""
     match stream.arrival:
-        case Closed(concurrency, for_s):
-            arrival: Arrival = Closed(concurrency * users, for_s)
+        case Closed(concurrency):
+            arrival: Arrival = Closed(concurrency * users)
         case Poisson(per_s):
             arrival = Poisson(per_s * users)
         case Bursts(size, every_s):
@@ -313,12 +311,15 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def chat_body(
-    text: str, image_urls: list[str], output_tokens: int, temperature: float = 0.0
+    text: str,
+    image_urls: list[str],
+    output_tokens: int,
+    temperature: float = 0.0,
+    before: str = "",
 ) -> bytes:
-    """A streamed chat completion of exactly `output_tokens`."""
-    content: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": url}} for url in image_urls
-    ]
+    """A streamed chat completion of exactly `output_tokens`; `before`: text in front of images."""
+    content: list[dict[str, Any]] = [{"type": "text", "text": before}] if before else []
+    content += [{"type": "image_url", "image_url": {"url": url}} for url in image_urls]
     content.append({"type": "text", "text": text})
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": content}],

@@ -8,9 +8,9 @@ engines take their times from a cost file, and bytes move at its rate.  Users se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,6 +38,8 @@ from epd_lab.sim.planes.network import Conditions
 from epd_lab.sim.planes.transfer import DataConditions
 from epd_lab.sim.run import rare_collections
 from epd_lab.sim.world import World
+
+T = TypeVar("T")
 
 TEMPLATE_TOKENS = 5  # what a chat template puts around a text and an image, about
 START_S = 2.0  # everybody has joined by then
@@ -113,12 +115,24 @@ def _scaled(settings: Settings) -> Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """What one user asks; `index` makes its text unlike any other."""
+class PlannedRequest:
+    """What one user asks: text, pictures, text.  A text's token makes it unlike any other."""
 
-    index: int
-    stream: Stream
-    images: Sequence[int]  # by number
+    first: Sequence[tuple[int, int]]  # token and how many
+    pictures: Sequence[tuple[int, int, int]]  # width, height, number
+    rest: tuple[int, int]
+    output_tokens: int
+
+    @property
+    def num_pixels(self) -> int:
+        return sum(width * height for width, height, _ in self.pictures)
+
+
+def _planned(index: int, stream: Stream, numbers: Sequence[int]) -> PlannedRequest:
+    token, shape = 10 + index, stream.shape
+    rest = (token, TEMPLATE_TOKENS - 1 + shape.text_tokens)
+    pictures = [(*shape.size, number) for number in numbers]
+    return PlannedRequest([(token, 1)], pictures, rest, shape.output_tokens)
 
 
 class _Users:
@@ -137,13 +151,12 @@ class _Users:
             "max_pixels": model.max_pixels,
         }
 
-    async def ask(self, request: _Request, zero_s: float) -> Sample:
+    async def ask(self, request: PlannedRequest, zero_s: float) -> Sample:
         loop = self._loop
         sample = Sample(loop.now_s - zero_s)
         generation = self._generation(request)
         sample.prompt_tokens = len(generation.token_ids)
-        host, (width, height) = self._plan.costs.host, request.stream.shape.size
-        pixels = width * height * len(request.images)
+        host, pixels = self._plan.costs.host, request.num_pixels
         await asyncio.sleep(pixels * host.way_pixel_ns / 1e9)
         await self._gateway.work(host.request_ms / 1e3 + pixels * host.gateway_pixel_ns / 1e9)
         node = self._cluster.node(GATEWAY)
@@ -169,19 +182,18 @@ class _Users:
         sample.ended_s = loop.now_s - zero_s
         return sample
 
-    def _generation(self, request: _Request) -> Generation:
-        shape, first = request.stream.shape, 10 + request.index
-        token_ids: list[int] = [first]
+    def _generation(self, request: PlannedRequest) -> Generation:
+        token_ids = [token for token, count in request.first for _ in range(count)]
         items = []
-        width, height = shape.size
-        for number in request.images:
+        for width, height, number in request.pictures:
             geometry = image_geometry({"model_type": "qwen3_vl"}, self._images, width, height)
             rows = geometry.num_rows
             name = f"{number:064x}"
             items.append(PreparedItem(name, len(token_ids), rows, geometry.grid_thw, b"image"))
             token_ids += [1] * rows
-        token_ids += [first] * (TEMPLATE_TOKENS - 1 + shape.text_tokens)
-        sampling = SamplingParams(max_tokens=shape.output_tokens)
+        token, count = request.rest
+        token_ids += [token] * count
+        sampling = SamplingParams(max_tokens=request.output_tokens)
         return Generation(tuple(token_ids), tuple(items), sampling)
 
 
@@ -208,6 +220,19 @@ def run(plan: ForecastPlan) -> list[dict[str, Any]]:
 
 
 def _run_once(plan: ForecastPlan, repeat: int) -> tuple[dict[str, list[Sample]], dict[str, float]]:
+    streams = plan.workload.streams
+
+    def asked(users: _Users, clock: Callable[[], float]) -> Awaitable[list[list[Sample]]]:
+        return _all(users, streams, repeat, clock)
+
+    samples, busy = simulate(plan, repeat, asked)
+    return {s.name: found for s, found in zip(streams, samples, strict=True)}, busy
+
+
+def simulate(
+    plan: ForecastPlan, seed: int, asked: Callable[[_Users, Callable[[], float]], Awaitable[T]]
+) -> tuple[T, dict[str, float]]:
+    """What users get who ask by virtual time, and the share of it that each device was busy."""
     hop = plan.costs.hop(plan.transport)
     data = DataConditions(
         latency_s=hop.latency_ms / 1e3,
@@ -216,7 +241,7 @@ def _run_once(plan: ForecastPlan, repeat: int) -> tuple[dict[str, list[Sample]],
         num_pieces=1,
     )
     world = World(
-        repeat, network=STEADY, data=data, max_steps=1 << 62, keep_trace=False, records=False
+        seed, network=STEADY, data=data, max_steps=1 << 62, keep_trace=False, records=False
     )
     cluster = PlannedCluster(world, plan)
     world.loop.describe = cluster.stories
@@ -224,12 +249,11 @@ def _run_once(plan: ForecastPlan, repeat: int) -> tuple[dict[str, list[Sample]],
     with no_escape(), rare_collections():
         cluster.start()
         world.loop.run_until(START_S)
-        streams = plan.workload.streams
-        samples = world.loop.run_until_complete(_all(users, streams, repeat, world.loop.time))
+        found: T = world.loop.run_until_complete(asked(users, world.loop.time))
         elapsed_s = world.loop.now_s - START_S
     busy = {name: device.busy_s / elapsed_s for name, device in cluster.planned.items()}
     world.close()
-    return {s.name: found for s, found in zip(streams, samples, strict=True)}, busy
+    return found, busy
 
 
 async def _all(
@@ -238,7 +262,7 @@ async def _all(
     zero_s, first, waiting = clock(), 0, []
     for stream in streams:
         numbers = image_numbers(stream, repeat)
-        requests = [_Request(first + n, stream, images) for n, images in enumerate(numbers)]
+        requests = [_planned(first + n, stream, images) for n, images in enumerate(numbers)]
         first += len(requests)
         waiting.append(
             send_all(users, requests, stream.arrival, zero_s, lambda sample: None, clock)

@@ -235,7 +235,7 @@ async def send_all(
 ) -> list[Sample]:
     """All of one stream; samples in the order in which they were sent."""
     if isinstance(arrival, Closed):
-        return await _closed(server, requests, arrival, zero_s, done, clock)
+        return await _closed(server, requests, arrival, zero_s, done)
     draw = random.Random(f"arrivals {arrival}")
 
     async def one(body: T) -> Sample:
@@ -261,15 +261,12 @@ async def _closed(
     arrival: Closed,
     zero_s: float,
     done: Callable[[Sample], None],
-    clock: Callable[[], float],
 ) -> list[Sample]:
     waiting = iter(enumerate(requests))
     found: dict[int, Sample] = {}
 
     async def user() -> None:
         for index, body in waiting:
-            if clock() - zero_s >= arrival.for_s:
-                return
             found[index] = await server.ask(body, zero_s)
             done(found[index])
 

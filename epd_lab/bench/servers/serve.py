@@ -36,7 +36,7 @@ from epd_lab.bench.servers.figures import (
     table,
 )
 from epd_lab.bench.servers.openai_load import Sample, Server, connected, send_all
-from epd_lab.bench.servers.trace import chrome_trace
+from epd_lab.bench.servers.timelines import chrome_trace
 from epd_lab.bench.workload import Stream, Wording, Workload, bodies
 
 PROGRESS_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from epd_lab.bench.servers.openai_load import Sample
-from epd_lab.bench.servers.trace import chrome_trace
+from epd_lab.bench.servers.timelines import chrome_trace
 
 
 def test_images_have_tracks_of_their_own_and_chunks_their_length() -> None:

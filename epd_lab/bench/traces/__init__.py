@@ -1,0 +1,1 @@
+"""`epd bench trace`: a day as it was, against a server or in the simulator."""

@@ -1,0 +1,67 @@
+"""A trace in the simulator: the roles that serve, on virtual time.
+
+In `parts`, each with the requests of `LEAD_S` before it, on as many processors.  A part begins with
+empty queues and caches, so parts are for loads that a cluster keeps up with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
+
+from epd_lab.bench.servers.openai_load import Answerer, Sample
+from epd_lab.bench.traces.form import BLOCK_TOKENS, Trace, TraceRequest, ordered
+from epd_lab.bench.traces.replay import replay
+from epd_lab.plan.run import TEMPLATE_TOKENS, ForecastPlan, PlannedRequest, simulate
+
+LEAD_S = 20.0
+TEMPLATE, OWN, SESSION, BLOCK = 2, 10, 1 << 28, 1 << 29  # tokens; numbers follow them
+
+
+def forecast(plan: ForecastPlan, trace: Trace, parts: int = 1) -> list[Sample]:
+    """What each request of the trace gets; `plan`'s workload is not asked."""
+    if parts == 1:
+        return _part(plan, trace)
+    each_s = math.nextafter(trace[-1].arrival_s / parts, math.inf)
+    begins = [number * each_s for number in range(parts)]
+    cuts = [[a for a in trace if s - LEAD_S <= a.arrival_s < s + each_s] for s in begins]
+    leads = [sum(a.arrival_s < s for a in cut) for s, cut in zip(begins, cuts, strict=True)]
+    with ProcessPoolExecutor(parts) as pool:
+        found = list(pool.map(_part, [plan] * parts, cuts))
+    return [sample for lead, samples in zip(leads, found, strict=True) for sample in samples[lead:]]
+
+
+def _part(plan: ForecastPlan, trace: Trace) -> list[Sample]:
+    moved = ordered(trace)
+
+    def asked(
+        users: Answerer[PlannedRequest], clock: Callable[[], float]
+    ) -> Awaitable[list[Sample]]:
+        return replay(users, moved, _requests(moved), lambda sample: None, clock)
+
+    samples, _ = simulate(plan, 0, asked)
+    began_s = trace[0].arrival_s if trace else 0.0
+    for sample in samples:
+        sample.sent_s += began_s
+        sample.ended_s += began_s
+    return samples
+
+
+async def _requests(trace: Trace) -> AsyncIterator[PlannedRequest]:
+    sessions: dict[str, int] = {}
+    for index, asked in enumerate(trace):
+        own = OWN + index
+        if asked.session:
+            own = SESSION + sessions.setdefault(asked.session, len(sessions))
+        yield _planned(asked, own)
+
+
+def _planned(asked: TraceRequest, own: int) -> PlannedRequest:
+    blocks = [(BLOCK + block, BLOCK_TOKENS) for block in asked.blocks]
+    return PlannedRequest(
+        [(TEMPLATE, TEMPLATE_TOKENS - 1), *blocks],
+        [(one.width, one.height, one.number) for one in asked.pictures],
+        (own, asked.own_tokens + 1),
+        asked.tokens_out,
+    )
