@@ -5,10 +5,10 @@
 - BurstGPT (HPMLL/BurstGPT, `data/*.csv`): a line has `Timestamp` in seconds, `Request tokens`,
   `Response tokens` and `Log Type`; some have a `Session ID`.  Failed ones, without a response, are
   left out.
-- ServeGen (alibaba/ServeGen, `data/CATEGORY/MODEL`): of each client a table of windows with rate,
-  variation, and the law of its gaps, Gamma or Weibull with shape and scale (`chunk-N-trace.csv`),
-  and how often which numbers of tokens and pictures are (`chunk-N-dataset.json`).  Requests are
-  drawn from these.  Its models have a token for 28 x 28 pixels.
+- ServeGen (alibaba/ServeGen, `data/CATEGORY/MODEL`): a client is a table of windows
+  (`chunk-N-trace.csv`) and one of contents (`chunk-N-dataset.json`).  A window has a rate, and the
+  law of its gaps, Gamma or Weibull with shape and scale.  Contents are shares of numbers of tokens
+  and pictures.  Requests are drawn from both.  A token of its models has 28 x 28 pixels.
 """
 
 from __future__ import annotations
