@@ -235,7 +235,12 @@ def outlook(candidates: Sequence[Candidate], *, with_images: bool) -> Outlook:
         stages["encode"] = []
     waits_s = max((min(waits) for waits in stages.values() if waits), default=0.0)
     num_ahead = min((c.backlog.num_prompts for c in candidates if "prefill" in c.roles), default=0)
-    costs = ("token_s", "patch_s") if with_images else ("token_s",)
+    needed = {
+        "token_s": True,
+        "patch_s": with_images,
+        "step_s": any(c.backlog.num_decoding for c in candidates),
+    }
+    costs = (cost for cost, is_needed in needed.items() if is_needed)
     measured = (any(getattr(c.load.costs, cost) for c in candidates) for cost in costs)
     parallel, prices = max(1, *map(len, stages.values())), (usual["patch_s"], usual["token_s"])
     return Outlook(waits_s, parallel, num_ahead, prices, all(measured))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from epd.messages import Address, InstanceInfo, KvLayout, Load, RowContract, StageCosts
 from epd.scheduling.backlog import NOTHING_WAITS, Attempt, Backlog, Books
 from epd.scheduling.placement import NOWHERE, Candidate, Image, Needs, Placement, place
-from epd.scheduling.predicted_rule import USUAL, PredictedRule, predicted_loads
+from epd.scheduling.predicted_rule import USUAL, PredictedRule, outlook, predicted_loads
 from epd.scheduling.residency import Said
 
 GPU = StageCosts(
@@ -184,6 +184,16 @@ def test_before_anything_is_measured_ratios_are_usual() -> None:
     for costs in (UNMEASURED, cpu):
         pool = [instance("e0", costs=costs), instance("ep0", waits, costs), instance("d0")]
         assert chosen(pool, pictures(1))[0] == ["e0"]
+
+
+@pytest.mark.parametrize("lacks", ["token_s", "step_s", "patch_s"])
+def test_an_outlook_counts_as_measured_by_what_its_wait_is_made_of(lacks: str) -> None:
+    """One step of one token, before any of decodes, once had a request refused for 24 s to come."""
+    costs = msgspec.structs.replace(GPU, **{lacks: 0.0})
+    for num_decoding, with_images in ((0, False), (4, False), (0, True)):
+        pool = [instance("epd0", Backlog(num_decoding=num_decoding), costs)]
+        needed = {"token_s": True, "step_s": bool(num_decoding), "patch_s": with_images}
+        assert outlook(pool, with_images=with_images).is_measured != needed[lacks]
 
 
 # --- laws -----------------------------------------------------------------------------------------
