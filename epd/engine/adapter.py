@@ -96,6 +96,16 @@ class ModelAdapter:
 
     def draft_layer(self, modelling: Foreign) -> nn.Module:
         """As `DraftLayer` takes it, of classes of this module of transformers."""
+        layer, norm = self.draft_parts(modelling)
+        size, module = int(self.text_config.hidden_size), nn.Module()
+        module.fc = nn.Linear(2 * size, size, bias=False)
+        module.layers = nn.ModuleList([layer])
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            setattr(module, name, norm(size, eps=self.text_config.rms_norm_eps))
+        return module
+
+    def draft_parts(self, modelling: Foreign) -> tuple[nn.Module, Foreign]:
+        """The decoder layer that drafts, and the class of norms."""
         raise ModelError(f"{self.model_type} has no layer for drafts; use the method ngram")
 
     @property
@@ -208,7 +218,7 @@ class ModelAdapter:
 
     def language_model(self, model: Any) -> nn.Module:
         """The decoder stack (embedding to final norm) of a loaded model."""
-        return model.model.language_model  # type: ignore[no-any-return]
+        return getattr(model.model, "language_model", model.model)  # type: ignore[no-any-return]
 
     def stacks(self, model: nn.Module) -> list[nn.Module]:
         """Decoder layers: the model's, and those of drafts."""

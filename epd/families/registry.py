@@ -47,7 +47,7 @@ def family_of(directory: object, config: Settings) -> Family:
     """Raises ModelError where the family is not supported."""
     model_type = str(config["model_type"])
     if family := family_named(model_type):
-        return family
+        return family.told(config)
     lacks = f", which is not served: {REFUSED[model_type]}" if model_type in REFUSED else ""
     raise ModelError(
         f"{directory} is a {model_type!r} model{lacks}; supported are {', '.join(sorted(ADAPTERS))}"

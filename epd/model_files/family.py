@@ -16,13 +16,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from epd.model_files.checkpoint import Settings
 
 Shape = tuple[int, ...]
 BOTH = frozenset({"full_attention", "linear_attention"})
+_DRAFTING = (  # DeepSeek-V3's names of what the others have in `mtp.*`
+    ("enorm", "pre_fc_norm_embedding"),
+    ("hnorm", "pre_fc_norm_hidden"),
+    ("eh_proj", "fc"),
+    (r"shared_head\.norm", "norm"),
+    ("", "layers.0."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,7 @@ class Family:
     skipped: tuple[str, ...] = (
         r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.[kv]_scale$"
     )  # fmt: skip
+    drafts_behind: bool = False  # layers that draft may lie behind the stack's, in its names
     layer_types: frozenset[str] = frozenset({"full_attention"})  # that it has, at most
     transposed: str = ""  # in names whose tensors may have their last two axes swapped
     sizes: Mapping[str, int] = field(default_factory=dict)  # words that config.json may leave out
@@ -114,6 +122,18 @@ class Family:
             before, name = name, re.sub(pattern, replacement, name)
             if name != before:
                 yield name
+
+    def told(self, config: Settings) -> Family:
+        """With the names of the layer that drafts behind the stack, where config.json counts one;
+        where none drafts, it is skipped.  Embedding and head are the model's, in copies."""
+        text: Any = config.get("text_config") or config
+        said = self.drafts_behind and isinstance(text, Mapping)
+        if not (said and text.get("num_nextn_predict_layers")):
+            return self
+        number = re.escape(str(text.get("num_hidden_layers")))
+        layer = rf"^(language_model\.)?model\.(language_model\.)?layers\.{number}\."
+        names = ((layer + theirs, f"mtp.{ours}") for theirs, ours in _DRAFTING)
+        return replace(self, renames=(*self.renames, *names), skipped=(*self.skipped, layer))
 
     def is_vision(self, name: str) -> bool:
         return any(name == part or name.startswith(f"{part}.") for part in self.vision)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,16 @@ from tests.engine.tiny_models import make_model
 COUNT = 3
 DRAFTING = EngineConfig(threads=1, kv_nbytes=4 << 20, speculative=SpeculativeConfig("mtp", COUNT))
 OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
+PREFIXES = {  # where the layer lies behind those of the stack
+    "deepseek_v3": "model.layers.3.",
+    "kimi_k25": "language_model.model.layers.3.",
+}
+NAMES = {
+    "fc.weight": "eh_proj.weight",
+    "norm.weight": "shared_head.norm.weight",
+    "pre_fc_norm_embedding.weight": "enorm.weight",
+    "pre_fc_norm_hidden.weight": "hnorm.weight",
+}
 
 
 class Drafting(Driver):
@@ -63,7 +74,8 @@ class Drafting(Driver):
 def make_drafting(family: str, directory: Path, *, agreeing: bool) -> Path:
     """A checkpoint of this family with `mtp.*`.  `agreeing`: what comes next depends on the last
     token more than on anything, and the layer knows that, so most drafts are right."""
-    make_model(family, directory)
+    behind = PREFIXES.get(family, "")
+    make_model(family, directory, {"num_nextn_predict_layers": 1} if behind else None)
     path = directory / "model.safetensors"
     tensors = load_file(path)
     with torch.random.fork_rng(devices=[]):
@@ -75,20 +87,60 @@ def make_drafting(family: str, directory: Path, *, agreeing: bool) -> Path:
     if agreeing:
         size = module.fc.out_features
         module.fc.weight.data = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
-        module.pre_fc_norm_embedding.weight.data.zero_()
-        module.norm.weight.data = tensors["model.language_model.norm.weight"].clone()
-    tensors |= {f"mtp.{name}": t.contiguous() for name, t in module.state_dict().items()}
+        module.pre_fc_norm_embedding.weight.data.fill_(1.0 if behind else 0.0)
+        (norm,) = (n for n in tensors if n.endswith("model.norm.weight"))
+        module.norm.weight.data = tensors[norm].clone()
+    own = {f"mtp.{name}": t.contiguous() for name, t in module.state_dict().items()}
     if agreeing:
-        for name, tensor in tensors.items():
-            if name.endswith(OUTPUTS) and "visual" not in name:
-                tensors[name] = tensor * (0.02 if name.startswith("mtp.") else 0.17)
-    save_file(tensors, path, {"format": "pt"})
+        for some, scale in ((tensors, 0.015 if behind else 0.17), (own, 0.02)):
+            some |= {
+                name: tensor * scale
+                for name, tensor in some.items()
+                if name.endswith(OUTPUTS) and "vis" not in name
+            }
+    save_file(tensors | (_published(own, behind) if behind else own), path, {"format": "pt"})
     return directory
+
+
+def _published(own: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """In DeepSeek-V3's layout: behind the last layer, experts apart, and copies that none reads."""
+    found = {
+        f"{prefix}{name}.weight": torch.ones(3) for name in ("embed_tokens", "shared_head.head")
+    }
+    for name, tensor in own.items():
+        stem = name.removeprefix("mtp.").removeprefix("layers.0.")
+        if ".experts." not in stem:
+            found[prefix + NAMES.get(stem, stem)] = tensor
+            continue
+        mlp, kind = stem.split(".experts.")
+        for number, expert in enumerate(tensor):
+            halves = zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True)
+            parts = dict(halves) if kind == "gate_up_proj" else {kind: expert}
+            for part, half in parts.items():
+                found[f"{prefix}{mlp}.experts.{number}.{part}.weight"] = half.contiguous()
+    return found
 
 
 def draft_module(adapter: ModelAdapter) -> Any:
     modelling = importlib.import_module(f"transformers.models.{adapter.modelling}")
     return adapter.draft_layer(modelling)
+
+
+@cache
+def _theirs(model_dir: Path) -> Any:
+    """Transformers' own module for layers of DeepSeek-V3's layout, as it reads the checkpoint."""
+    from transformers.modeling_layers import MtpModel, get_model_conversion_mapping
+
+    model, stored = reference_model(model_dir), load_file(model_dir / "model.safetensors")
+    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3\."]
+    if not hasattr(model.model, "language_model"):
+        return MtpModel.from_pretrained(model)
+    stored = {n.removeprefix("language_model."): t for n, t in stored.items() if ".layers.3." in n}
+    with tempfile.TemporaryDirectory() as directory:  # it reads those of text alone
+        save_file(stored, f"{directory}/model.safetensors")
+        model.config.name_or_path = directory
+        model._weight_conversions = get_model_conversion_mapping(model.model.language_model)
+        return MtpModel.from_pretrained(model)
 
 
 @cache
@@ -103,7 +155,10 @@ def _drafter(model_dir: Path) -> Any:
 @torch.no_grad()
 def reference_drafts(model_dir: Path, token_ids: Sequence[int], count: int) -> list[int]:
     """Of a text without images, of which all but the last token are computed."""
-    model, module = reference_model(model_dir), _drafter(model_dir)
+    model = reference_model(model_dir)
+    if hasattr(model.config.get_text_config(), "num_nextn_predict_layers"):
+        return _drafts_of_theirs(model_dir, token_ids, count)
+    module = _drafter(model_dir)
     stack: nn.Module = model.model.language_model
     ids = torch.tensor([list(token_ids)])
     known = model.model(input_ids=ids[:, :-1]).last_hidden_state[0]
@@ -121,3 +176,15 @@ def reference_drafts(model_dir: Path, token_ids: Sequence[int], count: int) -> l
         embeds = torch.cat([embeds, stack.embed_tokens(torch.tensor(drafts[-1:]))])
         known = torch.cat([known, hidden])
     return drafts
+
+
+def _drafts_of_theirs(model_dir: Path, token_ids: Sequence[int], count: int) -> list[int]:
+    model, module = reference_model(model_dir), _theirs(model_dir)
+    ids = torch.tensor([list(token_ids)])
+    known = model.model(input_ids=ids[:, :-1]).last_hidden_state
+    for _ in range(count):
+        places = torch.arange(1, ids.shape[1])[None]
+        hidden = module.forward_layer(0, known, places, None, input_ids=ids[:, 1:])[:, -1:]
+        best = model.lm_head(hidden).argmax(-1)
+        ids, known = torch.cat([ids, best], 1), torch.cat([known, hidden], 1)
+    return ids[0, len(token_ids) :].tolist()  # type: ignore[no-any-return]

@@ -250,6 +250,7 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         for family, name in zip(OF_GLM, ("Glm4v", "Glm46V", "GlmOcr", "Glm4vMoe"), strict=True)
     },
     "mistral4": (*_MISTRAL3, tiny_mistral.config_mistral4(_IMAGE, _TEXT, _RANGE)),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", _kimi_k25()["text_config"]),
 }
 
 

@@ -44,7 +44,9 @@ async def test_many_sequences_draft(count: int, graphs: bool, cuda: str, tmp_pat
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize(("family", "agreeing"), [("qwen3_5", True), ("qwen3_5_moe", False)])
+@pytest.mark.parametrize(
+    ("family", "agreeing"), [("qwen3_5", True), ("qwen3_5_moe", False), ("kimi_k25", True)]
+)
 async def test_the_models_layer_drafts(
     family: str, agreeing: bool, graphs: bool, cuda: str, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from tests.model_files.published_glm import CHECKPOINTS as OF_GLM
 from tests.model_files.published_glm import LAYOUTS as GLM
 from tests.model_files.published_internvl import CHECKPOINTS as OF_INTERNVL
 from tests.model_files.published_internvl import INTERNVL
-from tests.model_files.published_kimi import KIMI
+from tests.model_files.published_kimi import DEEPSEEK, KIMI
 from tests.model_files.published_mistral import CHECKPOINTS as OF_MISTRAL
 from tests.model_files.published_mistral import MISTRAL3
 from tests.model_files.published_ocr2 import CHECKPOINTS as OF_OCR2
@@ -30,7 +30,7 @@ from tests.model_files.published_smolvlm import IDEFICS3, SMOLVLM
 LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI, "qwen3_5": QWEN3_5, "qwen3_5_moe": QWEN3_5_MOE}
 LAYOUTS |= {"idefics3": IDEFICS3, "smolvlm": SMOLVLM, "internvl": INTERNVL}
 LAYOUTS |= {"gemma4": GEMMA4, "mistral3": MISTRAL3, "paddleocr_vl": PADDLE, **GLM}
-LAYOUTS |= {"deepseek_ocr2": OCR2}
+LAYOUTS |= {"deepseek_ocr2": OCR2, "deepseek_v3": DEEPSEEK}
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ _INDEX, _TABLE = (
     "its index, as scripts on GitHub check it",
     "tables of models in public repositories",
 )
+_KINDS = "its numbers by kind in public scripts, without scales"
 _CARD = "sizes: its model card; classes: transformers' documentation, as Qwen3.5's"
 PUBLISHED = {
     "Qwen/Qwen2-VL-2B-Instruct": Published(
@@ -233,6 +234,8 @@ PUBLISHED = {
         "llama", _llama(128256, False, 8192, 28672, 80, 64, 8, rope_scaling=_LLAMA3_ROPE),
         723, 70553706496,
     ),
+    "deepseek-ai/DeepSeek-V3": Published("deepseek_v3", {}, 46183, 684489845504, _KINDS),
+    "deepseek-ai/DeepSeek-R1": Published("deepseek_v3", {}, 46183, 684489845504, _KINDS),
     "moonshotai/Kimi-K2.5": Published("kimi_k25", {}, 70310, 1026879376368),
     **{name: Published("internvl", *row) for name, row in OF_INTERNVL.items()},
     **{name: Published("mistral3", *row) for name, row in OF_MISTRAL.items()},
@@ -281,6 +284,9 @@ def reduced(published: Published) -> dict[str, Any]:
     if published.family == "kimi_k25":
         text["num_key_value_heads"] = text["num_attention_heads"]
         config["projection_hidden_size"] = vision["hidden_size"]
+    if published.family == "deepseek_v3":
+        text |= {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1}
+        text["first_k_dense_replace"] = 1
     if "partial_rotary_factor" in (text.get("rope_parameters") or ()):
         text["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
     if "mrope_section" in (text.get("rope_scaling") or ()):

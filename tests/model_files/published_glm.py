@@ -60,7 +60,7 @@ _OCR_TOWER = _tower("tower_ffn", "3*out") | {
     **{f"{_BLOCK}mlp.{name}_proj.bias": "tower_ffn" for name in ("gate", "up")},
     **{f"{_BLOCK}attn.{name}_norm.weight": "tower_head" for name in "qk"},
 }
-_NEXT = f"{_STACK}layers.16."  # of GLM-OCR, behind those that count
+_NEXT = f"{_STACK}layers.{{behind}}."  # of GLM-OCR, behind those that count
 _GUESS = {
     **{f"{_NEXT}{n}": w for n, w in {**ATTENTION, **NORMS, **_BEHIND, **_JOINT}.items()},
     **{f"{_NEXT}{name}.weight": "hidden" for name in ("enorm", "hnorm", "shared_head.norm")},

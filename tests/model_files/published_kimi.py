@@ -1,8 +1,9 @@
-"""The layout of Kimi-K2.5, as `published.py` has those of the other families.
+"""The layouts of Kimi-K2.5 and DeepSeek-V3, as `published.py` has those of the other families.
 
-*Derived.*  Names from transformers' mapping for what is published, sizes from that of Kimi-K2 and
-transformers' defaults; in bfloat16.  What is published has experts of four bits
-(`stored_formats.py`), and no tokenizer.json.
+*Derived.*  Names from transformers' mapping for what is published, those of the layer that drafts
+from vLLM and SGLang; sizes from that of Kimi-K2 and transformers' defaults; in bfloat16.  What is
+published has experts of four bits, that of DeepSeek-V3 eight (`stored_formats.py`), and that of
+Kimi-K2.5 no tokenizer.json.
 """
 
 from __future__ import annotations
@@ -18,17 +19,26 @@ _LATENT = {
     "self_attn.kv_b_proj.weight": "heads*key_value rank",
     "self_attn.o_proj.weight": "hidden heads*value",
 }
-_KIMI = "language_model.model.layers."
-_KIMI_MLPS = {
-    **{f"{_KIMI}{{dense}}.{name}": shape for name, shape in MLP.items()},
+_MIXTURE = {
     **{
-        f"{_KIMI}{{sparse}}.mlp.{path}.{name.removeprefix('mlp.')}": shape.replace("ffn", "moe")
+        f"mlp.{path}.{name.removeprefix('mlp.')}": shape.replace("ffn", "moe")
         for path in ("experts.{experts}", "shared_experts")
         for name, shape in MLP.items()
     },
-    f"{_KIMI}{{sparse}}.mlp.gate.weight": "experts hidden",
-    f"{_KIMI}{{sparse}}.mlp.gate.e_score_correction_bias": "experts",
+    "mlp.gate.weight": "experts hidden",
+    "mlp.gate.e_score_correction_bias": "experts",
 }
+
+
+def _stack(prefix: str) -> dict[str, str]:
+    kinds = {"dense": MLP, "sparse": _MIXTURE}
+    return stack(prefix, _LATENT, NORMS) | {
+        f"{prefix}layers.{{{layers}}}.{name}": shape
+        for layers, mlp in kinds.items()
+        for name, shape in mlp.items()
+    }
+
+
 _MOONVIT = {
     **with_biases(
         "vision_tower.encoder.blocks.{blocks}.",
@@ -43,7 +53,7 @@ _MOONVIT = {
 }
 
 KIMI = Layout(
-    {**stack("language_model.model.", _LATENT, NORMS), **_KIMI_MLPS, **_MOONVIT},
+    {**_stack("language_model.model."), **_MOONVIT},
     {
         "model_type": "kimi_k25",
         "architectures": ["KimiK25ForConditionalGeneration"],
@@ -76,6 +86,31 @@ KIMI = Layout(
                 "in_patch_limit": 16384, "patch_size": 14, **HALVES, "merge_kernel_size": 2,
                 "fixed_output_tokens": None, "patch_limit_on_one_side": 512,
             },
+        },
+    },
+    template="tokenizer_config.json",
+)  # fmt: skip
+_DRAFTS = {
+    "eh_proj.weight": "hidden 2*hidden",
+    **{f"{name}.weight": "hidden" for name in ("enorm", "hnorm", "shared_head.norm")},
+    **{f"{name}.weight": "vocab hidden" for name in ("embed_tokens", "shared_head.head")},
+}
+DEEPSEEK = Layout(
+    {
+        **_stack("model."),
+        **{f"model.layers.{{behind}}.{name}": shape
+           for name, shape in (_LATENT | NORMS | _MIXTURE | _DRAFTS).items()},
+    },
+    {
+        **KIMI.config["text_config"],
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "vocab_size": 129280, "num_attention_heads": 128, "num_key_value_heads": 128,
+        "n_routed_experts": 256, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
+        "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-06, "num_nextn_predict_layers": 1,
+        "max_position_embeddings": 163840, "rope_theta": 10000.0,
+        "rope_scaling": KIMI.config["text_config"]["rope_scaling"] | {
+            "factor": 40.0, "beta_fast": 32.0,
         },
     },
     template="tokenizer_config.json",

@@ -59,6 +59,7 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "experts": text.get("num_experts") or text.get("n_routed_experts", 0),
         "dense": text.get("first_k_dense_replace", 0),
         "sparse": text.get("num_hidden_layers", 32),
+        "behind": text.get("num_hidden_layers", 32) + text.get("num_nextn_predict_layers", 0),
         **_latent_sizes(text),
         "value_heads": value_heads,
         "value_head": value_head,
@@ -105,6 +106,6 @@ def _product(word: str, sizes: Mapping[str, int]) -> int:
 
 def _names(pattern: str, sizes: Mapping[str, int]) -> Iterator[str]:
     ranges = re.findall(r"\{(\w+)\}", pattern)
-    first = {"sparse": sizes["dense"]}  # layers, behind the dense ones
+    first = {"sparse": sizes["dense"], "behind": sizes["layers"]}  # layers, behind others
     for numbers in itertools.product(*(range(first.get(n, 0), sizes[n]) for n in ranges)):
         yield pattern.format(**dict(zip(ranges, numbers, strict=True)))

@@ -19,7 +19,7 @@ EXAMPLE = (
 )
 PREFIX = "engine.speculative."
 DEFAULT_LOOKUP = 5
-MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp")  # vLLM's, by family
+MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp", "deepseek_mtp")  # vLLM's, by family
 
 
 def read_flag(text: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from epd.messages import KvLayout
+
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 UNIT = 64  # keys: parts are multiples of it, since kernels read as many at a time
@@ -32,9 +34,11 @@ NUM_PROGRAMS_BESIDE = 6 * 132  # beside prompts, where few fit at once
 NUM_LATENT_PROGRAMS = 132  # each has all heads, and takes a multiprocessor
 
 
-def parts_at_once(num_kv_heads: int, *, beside_prompts: bool) -> int:
-    """How many the device runs, with a program for each KV head."""
-    return max(1, (NUM_PROGRAMS_BESIDE if beside_prompts else NUM_PROGRAMS) // num_kv_heads)
+def parts_at_once(layout: KvLayout, *, beside_prompts: bool) -> int:
+    """How many the device runs, with a program for each KV head, or for all of latent rows."""
+    if layout.num_parts == 1:
+        return NUM_LATENT_PROGRAMS
+    return max(1, (NUM_PROGRAMS_BESIDE if beside_prompts else NUM_PROGRAMS) // layout.num_kv_heads)
 
 
 def room(num_decodes: int, at_once: int) -> int:

@@ -16,6 +16,7 @@ import torch
 
 from epd.engine.base import StepSequence
 from epd.engine.device.copies import to_device, upload
+from epd.engine.language.decode_parts import parts_at_once
 from epd.engine.language.drafts.made import Made
 from epd.engine.language.drafts.replay import Replay, of_held
 from epd.engine.language.flat_batch import (
@@ -322,11 +323,7 @@ class FusedForward:
         return lambda number: tell(number * per_slot) if tell is not None else None
 
     def _at_once(self, beside_prompts: bool) -> int:
-        from epd.engine.language.decode_parts import NUM_LATENT_PROGRAMS, parts_at_once
-
-        if self.pool.layout.num_parts == 1:
-            return NUM_LATENT_PROGRAMS
-        return parts_at_once(self.pool.layout.num_kv_heads, beside_prompts=beside_prompts)
+        return parts_at_once(self.pool.layout, beside_prompts=beside_prompts)
 
     def _parts(self, sequence: StepSequence, source: int) -> list[FlatSequence]:
         """One, or one for each of its tokens: their rows are written before any is read."""

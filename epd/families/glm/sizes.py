@@ -114,12 +114,12 @@ _OCR_TOWER = _tower("tower_ffn", "3*out") | {
 _BIASED, _PLAIN = (("blocks", _biased("vision_config", usual)) for usual in (True, False))
 
 
-def _family(held: dict[str, str], text: str, *skipped: str, **ranges: Range) -> Family:
+def _family(held: dict[str, str], text: str, **ranges: Range) -> Family:
     return Family(
         held,
         ("model.visual",),
         Images(_geometry, _processor, video=_video),
-        skipped=(*Family({}).skipped, *skipped),
+        drafts_behind=True,  # in GLM-OCR's files, and not read
         sizes={"frames": 2, "merge": 2, "image": 336, "patch": 14},
         text_types=(text,),
         plain=_plain,
@@ -129,12 +129,11 @@ def _family(held: dict[str, str], text: str, *skipped: str, **ranges: Range) -> 
 
 _GLM4V = tensors.stack(layers=_FOUR_NORMS | _DENSE | tensors.QKV_BIASES) | _TOWER
 _OCR = tensors.stack(layers=_FOUR_NORMS | _DENSE) | _OCR_TOWER
-_GUESS = r"^model\.language_model\.layers\.16\."  # of the next token but one, as in transformers
 _LAYERS = {"among": tensors.QKV_BIASES, "dense": tensors.MLP, "sparse": _EXPERTS}
 _MOE = tensors.stack(layers=tensors.LAYER, **_LAYERS) | _TOWER
 FAMILIES = {
     "glm4v": _family(_GLM4V, "glm4v_text"),
     "glm46v": _family(_GLM4V, "glm4v_text"),
-    "glm_ocr": _family(_OCR, "glm_ocr_text", _GUESS, tower_biased=_BIASED),
+    "glm_ocr": _family(_OCR, "glm_ocr_text", tower_biased=_BIASED),
     "glm4v_moe": _family(_MOE, "glm4v_moe_text", among=("layers", _biased("text_config", True))),
 }

@@ -1,7 +1,7 @@
-"""Kimi-K2.5: MoonViT at native resolution, latent attention, experts chosen by groups, linear rope.
+"""DeepSeek-V3: latent attention, experts chosen by groups, linear rope, a layer that drafts.
 
-The language model is DeepSeek-V3's.  Every rank of a group keeps all latent rows and has a part of
-the heads.  Videos are not taken.
+Kimi-K2.5 has MoonViT at native resolution before it; as published, no layer drafts.  Every rank of
+a group keeps all latent rows and has a part of the heads.  Videos are not taken.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from epd.engine.adapter import ModelAdapter
 from epd.engine.base import Patches
@@ -28,23 +29,21 @@ from epd.messages import PixelBounds
 from epd.model_files.geometry import image_geometry
 
 
-class KimiK25(ModelAdapter):
-    model_type = "kimi_k25"
-    modelling = "kimi_k25.modeling_kimi_k25"
-    class_name = "Kimi_K25ForConditionalGeneration"
+class DeepseekV3(ModelAdapter):
+    model_type = "deepseek_v3"
+    modelling = "deepseek_v3.modeling_deepseek_v3"
+    class_name = "DeepseekV3ForCausalLM"
     tp_plan = HEADS
 
-    def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """Published towers rotate neighbours, transformers' rotates halves."""
-        if ".v_proj." in name:
-            return stored
-        heads = int(self.config.vision_config.num_attention_heads)
-        return stored.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    def draft_parts(self, modelling: Foreign) -> tuple[nn.Module, Foreign]:
+        from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
 
-    # --- language ---------------------------------------------------------------------------------
+        if not (text := self.text_config).num_nextn_predict_layers:
+            return super().draft_parts(modelling)
+        return theirs.DeepseekV3DecoderLayer(text, text.num_hidden_layers), theirs.DeepseekV3RMSNorm
 
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
-        return latent_rows(self.text_config)
+        return latent_rows(self.text_config, self.has_drafts)
 
     @property
     def mixers(self) -> Sequence[type[Mixer]]:
@@ -53,6 +52,19 @@ class KimiK25(ModelAdapter):
     @property
     def routing(self) -> Callable[[Foreign], Routing]:
         return by_groups
+
+
+class KimiK25(DeepseekV3):
+    model_type = "kimi_k25"
+    modelling = "kimi_k25.modeling_kimi_k25"
+    class_name = "Kimi_K25ForConditionalGeneration"
+
+    def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """Published towers rotate neighbours, transformers' rotates halves."""
+        if ".v_proj." in name:
+            return stored
+        heads = int(self.config.vision_config.num_attention_heads)
+        return stored.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
     # --- vision -----------------------------------------------------------------------------------
 

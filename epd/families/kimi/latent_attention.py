@@ -31,7 +31,8 @@ from epd.engine.language.products import Foreign, side_by_side
 from epd.engine.language.state_kinds import PagedRows
 
 HEADS = {
-    f"model.language_model.layers.*.self_attn.{name}": how
+    f"{stack}layers.*.self_attn.{name}": how
+    for stack in ("model.", "model.language_model.")
     for name, how in (
         ("q_proj", "colwise"),
         ("q_b_proj", "colwise"),
@@ -43,10 +44,10 @@ ROWS_NBYTES = 128 << 20  # latent rows at once, but for a chunk that has more
 EXPANDED_NBYTES = 256 << 20  # keys and values at once, but for a head that has more
 
 
-def latent_rows(text: Foreign) -> PagedRows:
+def latent_rows(text: Foreign, num_more: int = 0) -> PagedRows:
     """A latent and a rotated key that all heads share: the same at every rank."""
     width = int(text.kv_lora_rank) + int(text.qk_rope_head_dim)
-    return PagedRows(int(text.num_hidden_layers), 1, width, num_parts=1)
+    return PagedRows(int(text.num_hidden_layers) + num_more, 1, width, num_parts=1)
 
 
 class LatentAttention:

@@ -98,17 +98,18 @@ def _processor(settings: Settings) -> dict[str, int] | str:
     return {"patch": navit.patch_size, "merge": navit.merge_size}
 
 
+_LAYERS = {
+    "layers": LATENT | tensors.NORMS,
+    "split": SPLIT_QUERY,
+    "dense": tensors.MLP,
+    "sparse": _ROUTED,
+    "whole": {"self_attn.q_proj.weight": "heads*query hidden"},
+    "biased": LATENT_BIASES,
+}
 FAMILIES = {
+    "deepseek_v3": Family(tensors.stack("model.", **_LAYERS), drafts_behind=True),
     "kimi_k25": Family(
-        tensors.stack(
-            layers=LATENT | tensors.NORMS,
-            split=SPLIT_QUERY,
-            dense=tensors.MLP,
-            sparse=_ROUTED,
-            whole={"self_attn.q_proj.weight": "heads*query hidden"},
-            biased=LATENT_BIASES,
-        )
-        | _MOONVIT,
+        tensors.stack(**_LAYERS) | _MOONVIT,
         ("model.vision_tower", "model.mm_projector"),
         Images(_geometry, _processor),
         (
@@ -130,5 +131,6 @@ FAMILIES = {
         sizes={"rows": 64, "columns": 64, "projected": 1152, "merge": 2},
         text_types=("deepseek_v3", "kimi_k2"),
         is_tied=True,
+        drafts_behind=True,
     ),
 }

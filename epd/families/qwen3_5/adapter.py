@@ -41,17 +41,12 @@ class Qwen3_5(Qwen3VL):
     def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
         return super().paged_rows(shard).of(len(self._layers("full_attention")) + self.has_drafts)
 
-    def draft_layer(self, modelling: Foreign) -> nn.Module:
+    def draft_parts(self, modelling: Foreign) -> tuple[nn.Module, Foreign]:
         text = copy.deepcopy(self.text_config)
-        text.layer_types, size = ["full_attention"], int(text.hidden_size)
+        text.layer_types = ["full_attention"]
         kind = self.class_name.removesuffix("ForConditionalGeneration")
         layer, norm = (getattr(modelling, kind + name) for name in ("DecoderLayer", "RMSNorm"))
-        module = nn.Module()
-        module.fc = nn.Linear(2 * size, size, bias=False)
-        module.layers = nn.ModuleList([layer(text, 0)])
-        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-            setattr(module, name, norm(size, eps=text.rms_norm_eps))
-        return module
+        return layer(text, 0), norm
 
     @property
     def mixers(self) -> Sequence[type[Mixer]]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
-
 from epd.engine.adapter import ModelAdapter
 
 
@@ -13,10 +9,6 @@ class Llama(ModelAdapter):
     model_type = "llama"
     modelling = "llama.modeling_llama"
     class_name = "LlamaForCausalLM"
-    language_modules = ("model", "lm_head")
-
-    def language_model(self, model: Any) -> nn.Module:
-        return model.model  # type: ignore[no-any-return]
 
 
 class Qwen3(Llama):

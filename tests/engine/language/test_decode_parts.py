@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +18,8 @@ from epd.engine.language.decode_parts import (
 )
 from epd.engine.language.flat_batch import BatchShape, FlatSequence, pack, view
 
-AT_ONCE = parts_at_once(8, beside_prompts=False)
+LAYOUT: Any = SimpleNamespace(num_parts=2, num_kv_heads=8)
+AT_ONCE = parts_at_once(LAYOUT, beside_prompts=False)
 
 
 def cut(lengths: list[int], at_once: int = AT_ONCE) -> list[list[int]]:

@@ -111,10 +111,12 @@ def test_states_are_shared_out_by_heads(
     assert found == [expected] * size
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "kimi_k25", pytest.param("qwen3_5_moe", marks=pytest.mark.long)]
+)
 def test_ranks_draft_by_the_models_layer(name: str, ranks: Ranks, tmp_path: Path) -> None:
     """All the same, as one process does; and answers are transformers'."""
-    directory = make_drafting(name, tmp_path, agreeing=name == "qwen3_5")
+    directory = make_drafting(name, tmp_path, agreeing=name != "qwen3_5_moe")
     expected = golden(directory, name)
     alone = ranks.run(1, drafted, directory, cases(name))
     assert alone[0][0] == expected

@@ -23,19 +23,21 @@ from tests.roles.topologies.test_migrated import answers
 CONFIG = EngineConfig(threads=1, max_chunk_tokens=16)
 
 
-@pytest.fixture(scope="module", params=["mtp", "eagle3"])
+@pytest.fixture(scope="module", params=["qwen3_5", "kimi_k25", "eagle3"])
 def shared(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A model, which drafts by itself or by a head that has answers to it by heart."""
     directory, is_head = tmp_path_factory.mktemp("drafting"), request.param == "eagle3"
-    model_dir = CHECKPOINT if is_head else make_drafting("qwen3_5", directory, agreeing=True)
+    model_dir = CHECKPOINT if is_head else make_drafting(request.param, directory, agreeing=True)
     asked = asyncio.run(_questions(model_dir))
     texts = [[*one.generation.token_ids, *one.token_ids] for one in asked]
     head = str(make_head(directory, model_dir, texts)) if is_head else ""
     executor = build_executor(CONFIG)
     vision = build_vision(model_dir, CONFIG, executor)
     made = {"executor": executor, "vision": vision, "model_dir": model_dir, "asked": asked}
-    nbytes = 5 * 2 * 16 * 2 * 64 * 4 if is_head else 3 * 4096  # of a block
-    return made | {"drafting": SpeculativeConfig(request.param, 3, model=head), "nbytes": nbytes}
+    latent, head_layers = 4 * 16 * 24 * 4, 5 * 2 * 16 * 2 * 64 * 4
+    nbytes = {"qwen3_5": 3 * 4096, "kimi_k25": latent, "eagle3": head_layers}[request.param]
+    drafting = SpeculativeConfig("eagle3" if is_head else "mtp", 3, model=head)
+    return made | {"drafting": drafting, "nbytes": nbytes}  # of a block
 
 
 async def _questions(model_dir: Path) -> list[Question]:

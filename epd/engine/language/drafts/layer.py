@@ -17,7 +17,7 @@ decodes both are captured.
 A draft changes no answer, so a row that the layer lacks costs drafts alone.  The last row of a
 block that the prefix cache has found may have been made with another token behind it.
 
-Source: DeepSeek-V3's report; layout of Qwen3-Next (`mtp.*`).
+Source: DeepSeek-V3's report; layout of Qwen3-Next (`mtp.*`), or of DeepSeek-V3 (`Family.told`).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class DraftLayer:
 
 
 def _at_once(pool: KvPool) -> int:
-    return parts_at_once(pool.layout.num_kv_heads, beside_prompts=False)
+    return parts_at_once(pool.layout, beside_prompts=False)
 
 
 def _behind(
