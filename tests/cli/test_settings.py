@@ -216,7 +216,7 @@ def test_a_wrong_speculative_config_says_what_to_do(text: str, said: str) -> Non
         speculative(text)
 
 
-@pytest.mark.parametrize("name", ["mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
+@pytest.mark.parametrize("name", ["mtp", "qwen3_next_mtp", "qwen3_5_mtp", "deepseek_mtp"])
 @pytest.mark.parametrize("number", [0, 3])
 def test_drafts_by_the_models_layer_have_vllms_names(name: str, number: int) -> None:
     found = speculative(f'{{"method":"{name}","num_speculative_tokens":{number}}}')
