@@ -260,6 +260,7 @@ def _play(
     if any(node.live() for node in cluster.living()):
         quiet_s += timing.request_timeout_s  # what is left must be back by its deadline
     run_until(world.loop.now_s + quiet_s, is_over)
+    run_until(world.loop.now_s + 1.0, lambda: cluster.idle)  # an idle instance may test itself now
 
 
 def _run_until(world: World, only_whether: bool, limit_s: float, done: Callable[[], bool]) -> None:
