@@ -46,16 +46,16 @@ class Wedges(Checker):
                 self._hung[machine.key] = what, now_s
             hung_s = now_s - self._hung[machine.key][1]
             is_unmeasured = any(wait.bound_s > hung_s for wait in waits)
-            have_run = all(self._has_run(one, allowed_s) for one in (process, node.process))
+            have_run = self._have_run(allowed_s, process, node.process)
             is_late = hung_s > allowed_s and have_run and not is_unmeasured
             if target is instance.S.HEALTHY and is_late:
                 self.violate(f"{machine.key} is {target.name}, and stands still: {hung_s:.2f} s")
         for wait in waits:
             ends_s = max(ENDS * wait.bound_s, self._ends_after_s) + self._beats_s
-            if wait.for_s > ends_s and self._has_run(node.process, wait.for_s):
+            if wait.for_s > ends_s and self._have_run(wait.for_s, process, node.process):
                 self.violate(f"{machine.key} lives on: {wait.what} for {wait.for_s:.2f} s")
         if target is instance.S.STUCK and source is not target:
-            self._suspected(machine, node.process)
+            self._suspected(machine, process, node.process)
 
     def _stands(self, node: Node) -> tuple[str, float]:
         """What of it stands still ("": nothing), and until when that must be noticed."""
@@ -68,14 +68,15 @@ class Wedges(Checker):
         link_s = self.context.cluster.settings.timing.link_timeout_s
         return "transfers" * held, self._seen_after_s + 2 * link_s
 
-    def _has_run(self, process: SimProcess, for_s: float) -> bool:
-        return process.resumed_s < self.world.loop.now_s - for_s
+    def _have_run(self, for_s: float, *processes: SimProcess) -> bool:
+        """Who stood still reads heartbeats of long ago."""
+        return all(one.resumed_s < self.world.loop.now_s - for_s for one in processes)
 
-    def _suspected(self, machine: instance.Instance, process: SimProcess) -> None:
+    def _suspected(self, machine: instance.Instance, *processes: SimProcess) -> None:
         name = machine.info.address.instance_id
         is_alone = self.context.cluster.groups.size_of(name) == 1  # no other rank holds it up
         over = [wait.for_s for wait in machine.load.waits if wait.for_s > wait.bound_s]
-        if is_alone and not self.context.devices_hang and self._has_run(process, max(over)):
+        if is_alone and not self.context.devices_hang and self._have_run(max(over), *processes):
             self.violate(f"{machine.key} {machine.reason}, and nothing held it up")
 
     def _placed(
